@@ -91,7 +91,7 @@ async def test_servers_bear_what_the_settings_of_now_allow_them(
     async with await Ledger.open(sqlite_url) as ledger:
         for name in ("small", "large", "of another time"):  # with limits from before
             await LlmLedger(ledger).slots.take_llm_slot(
-                name, name, "me", ttl=60, is_hot=True, first=70, most=70
+                name, name, "me", ttl=60, is_hot=True, first_limit=70, max_limit=70
             )
     scaler = Autoscaler(System(settings, Registry(), {}), supervisor, {"llm": Span(1, 4)})
     assert await scaler.look(1_000) == ["llm: 4 → 2 processes; its servers bear 14 at once"]

@@ -165,7 +165,7 @@ async def test_the_limit_of_a_server_is_its_own_and_that_of_vision_is_shown_too(
     )
     for name in ("large", "small", "vision", "of another time"):
         await LlmLedger(system.ledger).slots.take_llm_slot(
-            name, name, "me", ttl=60, is_hot=True, first=70, most=70
+            name, name, "me", ttl=60, is_hot=True, first_limit=70, max_limit=70
         )
     metrics = Metrics()
     SystemMetrics(settings, system.registry, system.ledger).install(metrics)

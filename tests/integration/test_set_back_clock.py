@@ -51,7 +51,7 @@ async def set_clock_back(ledger: Ledger) -> None:
 async def test_slots_and_pauses_of_model_servers_end(ledger: Ledger) -> None:
     async def take(slot: str, server: str = "one", *, is_hot: bool = True) -> object:
         return await LlmLedger(ledger).slots.take_llm_slot(
-            server, slot, "dead", ttl=15.0, is_hot=is_hot, first=1, most=1
+            server, slot, "dead", ttl=15.0, is_hot=is_hot, first_limit=1, max_limit=1
         )
 
     assert await take("a") == SlotAcquired()

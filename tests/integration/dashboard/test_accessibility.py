@@ -49,7 +49,9 @@ async def _filled(system: System, api: RunningApi) -> list[tuple[str, str]]:
     pause = NewPause(PauseScope.LANE, "backfill", "a test", "a reason", 3600)
     await system.ledger.pauses.pause(pause)
     llm, now = LlmLedger(system.ledger), system.ledger.clock.time()
-    await llm.slots.take_llm_slot("default", "slot", "a test", ttl=60, is_hot=True, first=4, most=4)
+    await llm.slots.take_llm_slot(
+        "default", "slot", "a test", ttl=60, is_hot=True, first_limit=4, max_limit=4
+    )
     paused = {"paused_until": now + 500, "pause_reason": "no answer"}
     await llm.slots.end_llm_slot("default", "slot", lambda state, *_: replace(state, **paused))
     await llm.history.add_minute([LlmMinute(now - now % 60, "default", 4, 3)], now)

@@ -121,7 +121,9 @@ async def test_limits_are_filtered_and_models_shown_where_there_are_servers(
         assert "Pauses of the last day" not in page
         repositories, now = LlmLedger(system.ledger), system.ledger.clock.time()
         slots, history = repositories.slots, repositories.history
-        await slots.take_llm_slot("default", "slot", "a test", ttl=60, is_hot=True, first=4, most=4)
+        await slots.take_llm_slot(
+            "default", "slot", "a test", ttl=60, is_hot=True, first_limit=4, max_limit=4
+        )
         paused = {"paused_until": now + 500, "pause_reason": "<b>no answer"}
         await slots.end_llm_slot("default", "slot", lambda state, *_: replace(state, **paused))
         await history.add_minute([LlmMinute(now - now % 60, "default", 4, 3)], now)

@@ -29,7 +29,7 @@ async def test_what_no_job_comes_for_goes_in_steps_and_frees_what_was_set_aside(
     freed: list[str] = []
 
     async def tidy(max_age: float, limit: int) -> Removal:
-        calls, removal = await records.tidy_llm_batches(max_age=max_age, limit=limit)
+        calls, removal = await records.delete_old_llm_batches(max_age=max_age, limit=limit)
         freed.extend(each.id for each in calls)
         return removal
 

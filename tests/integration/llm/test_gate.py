@@ -58,7 +58,7 @@ def waiting_are(gate: LlmGate, number: int) -> bool:
 
 async def take(ledger: Ledger, slot: str, *, limit: int = 3, ttl: float = 30.0) -> object:
     return await LlmLedger(ledger).slots.take_llm_slot(
-        "default", slot, "somebody", ttl=ttl, is_hot=True, first=limit, most=limit
+        "default", slot, "somebody", ttl=ttl, is_hot=True, first_limit=limit, max_limit=limit
     )
 
 

@@ -98,7 +98,7 @@ async def test_two_processes_together_never_exceed_the_limit(
             await eventually(lambda: app.counts.most >= 6, 120, "six requests at the server")
             # All of them are still there, and nobody else gets room beside them.
             third = await LlmLedger(ledger).slots.take_llm_slot(
-                "default", "another's", "a third", ttl=9, is_hot=True, first=6, most=6
+                "default", "another's", "a third", ttl=9, is_hot=True, first_limit=6, max_limit=6
             )
             assert third == SlotsFull(6, 6)
             app.let_go()
@@ -219,7 +219,7 @@ async def test_who_gets_room_late_does_not_begin_what_it_has_no_time_for(
             settings(url, llm_concurrency=1, llm_concurrency_min=1), plain_ledger
         ) as lane:
             await LlmLedger(plain_ledger).slots.take_llm_slot(
-                "default", "another's", "somebody", ttl=1.5, is_hot=True, first=1, most=1
+                "default", "another's", "somebody", ttl=1.5, is_hot=True, first_limit=1, max_limit=1
             )
             with pytest.raises(LlmSaturated) as refused:
                 await ask(lane, "too late", timeout=2.0)
@@ -347,7 +347,7 @@ async def test_a_server_with_a_wrong_key_is_left_alone_and_costs_no_job_its_life
             assert not waits.value.counts
 
             await LlmLedger(plain_ledger).slots.take_llm_slot(
-                "wrong", "x", "me", ttl=9, is_hot=True, first=1, most=1
+                "wrong", "x", "me", ttl=9, is_hot=True, first_limit=1, max_limit=1
             )
             await LlmLedger(plain_ledger).slots.end_llm_slot(
                 "wrong", "x", lambda state, *_: replace(state, paused_until=0.0, failures=0)

@@ -37,7 +37,7 @@ async def test_it_tells_of_a_server_on_trial_and_of_one_that_was_never_called(
     sqlite_url: str, plain_ledger: Ledger
 ) -> None:
     await LlmLedger(plain_ledger).slots.take_llm_slot(
-        "own", "a", "me", ttl=60, is_hot=True, first=16, most=50
+        "own", "a", "me", ttl=60, is_hot=True, first_limit=16, max_limit=50
     )
     await LlmLedger(plain_ledger).slots.end_llm_slot(
         "own",
@@ -63,7 +63,7 @@ async def test_it_tells_what_may_take_how_long_and_caps_limits_as_the_settings_d
     sqlite_url: str, plain_ledger: Ledger
 ) -> None:
     await LlmLedger(plain_ledger).slots.take_llm_slot(
-        "own", "a", "me", ttl=60, is_hot=True, first=40, most=50
+        "own", "a", "me", ttl=60, is_hot=True, first_limit=40, max_limit=50
     )
     given = {
         "JOBS_DATABASE_URL": sqlite_url,
@@ -108,7 +108,7 @@ async def test_the_doctor_tells_of_a_server_that_fails_again_and_again(
 
     async def failing(server: str, failures: int) -> list[str]:
         await LlmLedger(plain_ledger).slots.take_llm_slot(
-            server, "a", "me", ttl=60, is_hot=True, first=1, most=1
+            server, "a", "me", ttl=60, is_hot=True, first_limit=1, max_limit=1
         )
         await LlmLedger(plain_ledger).slots.end_llm_slot(
             server, "a", lambda state, *_: replace(state, failures=failures, pause_reason="401")
@@ -136,7 +136,7 @@ async def test_the_doctor_tells_of_a_server_that_is_to_be_left_alone_for_an_hour
     async def paused(seconds: float) -> list[Diagnostic]:
         until = plain_ledger.clock.time() + seconds
         await LlmLedger(plain_ledger).slots.take_llm_slot(
-            "own", "a", "me", ttl=60, is_hot=True, first=1, most=1
+            "own", "a", "me", ttl=60, is_hot=True, first_limit=1, max_limit=1
         )
         await LlmLedger(plain_ledger).slots.end_llm_slot(
             "own", "a", lambda state, *_: replace(state, paused_until=until, pause_reason="429")

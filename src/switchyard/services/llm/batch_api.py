@@ -154,18 +154,18 @@ class BatchApi:
         )
 
     async def get(self, remote_id: str) -> RemoteBatch:
-        """Read a batch by the server's id."""
+        """Read a batch; `remote_id` is its id at the server."""
         path = f"/batches/{remote_id}"
         return RemoteBatch.from_response(
             await _call_api(lambda: self._api.get(path, cast_to=object))
         )
 
     async def cancel(self, remote_id: str) -> None:
-        """Cancel a batch by the server's id."""
+        """Cancel a batch; `remote_id` is its id at the server."""
         await _call_api(lambda: self._api.post(f"/batches/{remote_id}/cancel", cast_to=object))
 
     async def delete(self, file_id: str) -> None:
-        """Delete a file by the server's id."""
+        """Delete a file; `file_id` is its id at the server."""
         await _call_api(lambda: self._api.delete(f"/files/{file_id}", cast_to=object))
 
     async def lines(self, file_id: str, *, most: int) -> Iterator[Any]:

@@ -3,9 +3,11 @@
 Nothing is lost and nothing sent twice, wherever the process is killed: the questions of a batch are
 chosen in the ledger before the server hears of it; our id is in the batch's metadata, and before a
 batch is created, the server is searched for it, as an earlier process may have created it. One
-process sends at a time (a fence in the ledger, which outlasts all of its requests). Each step of a
-conclusion can be done again: the answer is stored, its cost recorded under an id of its own, the
-question concluded; then its jobs are woken, again and again until they have read the answer.
+process sends a batch at a time: it has reserved that in the ledger (the fence), for longer than
+all its requests take. Each step of a conclusion can be repeated: the answer is stored, its cost
+recorded under an id of its own, the question concluded; then its jobs are woken, again and again
+until they have read the answer. Questions that no batch answers are asked live: by their jobs, with
+a call of their own.
 """
 
 from __future__ import annotations
@@ -56,8 +58,8 @@ TURN_INTERVAL = 5.0
 BATCH_POLL_INTERVAL = 60.0
 """Seconds between requests for the state of a batch that the server works on."""
 FENCE_TTL = 600.0
-"""Seconds for which one process alone may send a batch; sending ends before. The fence stays after
-an error: the server may be creating the batch all the same."""
+"""Seconds for which one process alone may send a batch; SENDING_TIMEOUT ends before. The fence
+stays after an error: the server may be creating the batch all the same."""
 SENDING_TIMEOUT = FENCE_TTL - 120.0
 MAX_SENDING_AGE = 6 * 3600.0
 """Age of a batch, in seconds, up to which its sending is tried again; then its jobs ask live."""
@@ -92,13 +94,13 @@ class BatchRunner:
     async def run(self) -> None:
         """Send and conclude batches until cancelled. Where no server gets batches, earlier ones are
         still concluded."""
-        tidied_at = float("-inf")
+        cleaned_at = float("-inf")
         while True:
             try:
                 await self.turn()
-                if time.monotonic() - tidied_at > CLEANUP_INTERVAL:
+                if time.monotonic() - cleaned_at > CLEANUP_INTERVAL:
                     await self.delete_old()
-                    tidied_at = time.monotonic()
+                    cleaned_at = time.monotonic()
             except (LedgerError, StorageError) as error:
                 self._log.warning("batch turn failed; it is tried again", error=str(error))
             await asyncio.sleep(TURN_INTERVAL if self._batch_servers else BATCH_POLL_INTERVAL)
@@ -109,7 +111,9 @@ class BatchRunner:
         calls: list[LlmCall] = []
 
         async def delete_some(limit: int) -> Removal:
-            calls[:], removal = await self._batches.tidy_llm_batches(max_age=RETENTION, limit=limit)
+            calls[:], removal = await self._batches.delete_old_llm_batches(
+                max_age=RETENTION, limit=limit
+            )
             return removal
 
         is_complete = False
@@ -144,8 +148,8 @@ class BatchRunner:
 
     async def _release_unfit_questions(self) -> None:
         """Release collected questions whose provider gets no batches any more, or whose job
-        expires soon: their jobs ask live. The reservation ends first: a crash repeats that at
-        most, which does no harm."""
+        expires soon: their jobs ask live. The reservation of the cost ends first: after a crash,
+        it is ended a second time, which changes nothing."""
         while items := await self._batches.unfit_llm_questions(
             list(self._batch_servers), expires_within=MAX_BATCH_WAIT
         ):
@@ -165,8 +169,12 @@ class BatchRunner:
                     async with asyncio.timeout(SENDING_TIMEOUT):
                         is_enabled = server.name in self._batch_servers
                         may_create = is_enabled and age <= MAX_SENDING_AGE
-                        past = age > BATCH_TIMEOUT
-                        await self._send(batch, server, may_create=may_create, is_past_timeout=past)
+                        await self._send(
+                            batch,
+                            server,
+                            may_create=may_create,
+                            is_past_timeout=age > BATCH_TIMEOUT,
+                        )
                 except TimeoutError as error:
                     raise LlmTimeout("the batch could not be sent in time") from error
         elif self._take_check_turn(batch):

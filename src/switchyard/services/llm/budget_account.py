@@ -1,8 +1,8 @@
 """The cost of calls: reserved in the budgets before each call, recorded after it.
 
-The estimate is an upper bound of the answer (`max_tokens`), and of the question as well in all but
-the oddest scripts (a token for every three bytes). So all processes together overrun a budget by at
-most the sum by which the questions under way were estimated too low.
+The estimate is an upper bound for the answer (`max_tokens`), and in nearly all scripts also for the
+question (a token for every three bytes). A budget can be overrun only by questions in the other
+scripts, and by no more than what these were estimated too low.
 """
 
 from __future__ import annotations
@@ -98,14 +98,16 @@ def max_usage_of(chat: Mapping[str, Any], *, has_answer: bool = True) -> dict[st
         others.append(chat["instructions"])
     length = len(json.dumps([messages, *others], ensure_ascii=False).encode())
     limits = [chat.get(name) for name in ANSWER_LIMITS]
-    most = max((each for each in limits if _is_count(each)), default=DEFAULT_ANSWER_TOKENS)
-    answers = [each for each in (chat.get("n"), chat.get("best_of")) if _is_count(each)]
-    prompts = count_inputs(chat.get("prompt"))
+    max_tokens = max((each for each in limits if _is_count(each)), default=DEFAULT_ANSWER_TOKENS)
+    answer_counts = [each for each in (chat.get("n"), chat.get("best_of")) if _is_count(each)]
+    prompt_count = count_inputs(chat.get("prompt"))
     prompt_tokens = -(-length // BYTES_PER_TOKEN) + input_tokens(chat, BYTES_PER_TOKEN)
     prompt_tokens += len(messages) * TEMPLATE_TOKENS
     return {
         "prompt_tokens": prompt_tokens + pictures * TOKENS_PER_PICTURE,
-        "completion_tokens": most * max(answers, default=1) * prompts if has_answer else 0,
+        "completion_tokens": (
+            max_tokens * max(answer_counts, default=1) * prompt_count if has_answer else 0
+        ),
     }
 
 

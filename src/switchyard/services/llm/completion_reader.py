@@ -1,8 +1,8 @@
 """Read a server's answer, whole or as a stream, and check and bound everything in it.
 
-The SDK does not check what a server sends. The answer is read as plain JSON (`cast_to=object`): of
-four megabytes of `{}` the SDK would make objects for a minute, in two gigabytes, and nothing else
-would run meanwhile.
+The SDK does not check what a server sends. The answer is read as plain JSON (`cast_to=object`): the
+SDK's own models of a hostile answer, four megabytes of `{}`, take it a minute and two gigabytes to
+build, and nothing else would run meanwhile.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _NO_REASONS = frozenset({"", "null", "none", "unknown"})
 """Values of `finish_reason` that stand for none: the answer goes on."""
 # The values of `finish_reason` that servers use for `length`, for `content_filter`, and for an
 # answer that the server has broken off.
-_CUT_REASONS = frozenset(
+_LENGTH_REASONS = frozenset(
     {
         "length",
         "max_tokens",
@@ -121,7 +121,7 @@ class Timing:
 
     seconds: float
     """From the request to the end of the answer."""
-    work: float
+    weighted_tokens: float
     """Tokens of the answer, plus those of the prompt / PROMPT_TOKENS_PER_TOKEN, as they take a
     server less time."""
     first_token: float | None = None
@@ -150,7 +150,8 @@ class CompletionReader:
     """The API of the server."""
     end_timeout: float = END_TIMEOUT
     _passed_on: bool = False
-    _half: str = ""
+    _half_pair: str = ""
+    """The first half of a surrogate pair, whose other half comes with the next piece."""
     _filter: ThoughtFilter = field(init=False)
     _has_thoughts: bool = False
     _refusals: list[str] = field(default_factory=list)
@@ -204,7 +205,7 @@ class CompletionReader:
                 raise
         except Exception as error:
             # The answer is complete: an error behind its end is no reason to ask again.
-            if self._finish_reason is None or not is_cut(error):
+            if self._finish_reason is None or not is_connection_lost(error):
                 raise
         if self._finish_reason is None:
             if not (self._chunks or self._refusals):
@@ -228,7 +229,7 @@ class CompletionReader:
         answer = parse_json(body)
         if not has_texts:
             return answer
-        return readable_answer(answer)
+        return encodable_answer(answer)
 
     @property
     def started_in_reasoning(self) -> bool:
@@ -239,12 +240,12 @@ class CompletionReader:
     def timing(self) -> Timing:
         """How quickly the answer came that has just been read."""
         tokens = self._usage.get("completion_tokens") or self._chunks or self._length // 4
-        work = tokens + self._usage.get("prompt_tokens", 0) / PROMPT_TOKENS_PER_TOKEN
+        weighted_tokens = tokens + self._usage.get("prompt_tokens", 0) / PROMPT_TOKENS_PER_TOKEN
         seconds = time.monotonic() - self._began_at
         if self._first_token_at is None or tokens < 2:
-            return Timing(seconds, work)
+            return Timing(seconds, weighted_tokens)
         per_token = (self._last_token_at - self._first_token_at) / (tokens - 1)
-        return Timing(seconds, work, self._first_token_at - self._began_at, per_token)
+        return Timing(seconds, weighted_tokens, self._first_token_at - self._began_at, per_token)
 
     def _read_chunk(self, chunk: Any) -> None:
         if not isinstance(chunk, dict):
@@ -348,25 +349,24 @@ class CompletionReader:
         if reason_text in _NO_REASONS:
             return
         if reason_text in _BREAK_REASONS:
-            raise LlmCut(f"the model server broke off: finish_reason {readable(reason_text)}")
-        if reason_text in _CUT_REASONS:
+            raise LlmCut(f"the model server broke off: finish_reason {encodable(reason_text)}")
+        if reason_text in _LENGTH_REASONS:
             reason_text = "length"
         elif reason_text in _DECLINED_REASONS:
             reason_text = "content_filter"
-        self._finish_reason = readable(reason_text)
+        self._finish_reason = encodable(reason_text)
 
     def _pass_on(self, text: str) -> None:
         if self.on_text is None or self.starts_in_reasoning:
             return
-        text = self._half + text
-        # Half a surrogate pair, whose other half comes with the next piece.
-        self._half = text[-1] if "\ud800" <= text[-1:] <= "\udbff" else ""
-        if whole := text.removesuffix(self._half):
+        text = self._half_pair + text
+        self._half_pair = text[-1] if "\ud800" <= text[-1:] <= "\udbff" else ""
+        if whole := text.removesuffix(self._half_pair):
             self._passed_on = True
-            self.on_text(readable(whole))
+            self.on_text(encodable(whole))
 
     def _begin_anew(self) -> None:
-        self.starts_in_reasoning, self._half = False, ""
+        self.starts_in_reasoning, self._half_pair = False, ""
         if self._passed_on:
             self._passed_on = False
             self.restart()
@@ -378,13 +378,13 @@ class CompletionReader:
         return Completion("", model, None, usage, self._chunks)
 
     def _completion(self) -> Completion:
-        text = readable(self._filter.end())
+        text = encodable(self._filter.end())
         if self._assembler is not None:
             return self._completion_with_body(text)
         refusal = "".join(self._refusals)
         if self._finish_reason == "content_filter" or (refusal and not text):
             refusal_text = f"the model declines to answer: {refusal or 'content filter'}"
-            raise LlmDeclined(readable(refusal_text[:500]), may_cost=True)
+            raise LlmDeclined(encodable(refusal_text[:500]), may_cost=True)
         if not text:
             raise self._empty_error()
         if self.on_text is not None and not self._passed_on:
@@ -407,7 +407,7 @@ class CompletionReader:
         model = whole["model"] = self._model or self.requested_model
         if text and self.on_text is not None and not self._passed_on:
             self.on_text(text)
-        body: dict[str, Any] = _readable_json(whole)
+        body: dict[str, Any] = _encodable_json(whole)
         return Completion(text, model, self._finish_reason, dict(self._usage), self._chunks, body)
 
     def _finish_choice(self, choice: dict[str, Any]) -> None:
@@ -422,7 +422,7 @@ class CompletionReader:
         reason_text = reason.strip().lower() if isinstance(reason, str) else ""
         if reason_text in _NO_REASONS:
             choice["finish_reason"] = "tool_calls" if message.get("tool_calls") else "stop"
-        elif reason_text in _CUT_REASONS:
+        elif reason_text in _LENGTH_REASONS:
             choice["finish_reason"] = "length"
         elif reason_text in _DECLINED_REASONS:
             choice["finish_reason"] = "content_filter"
@@ -440,7 +440,7 @@ class CompletionReader:
 
     def _read_metadata(self, model: object, usage: object) -> None:
         if isinstance(model, str) and model:
-            self._model = readable(model[:200])
+            self._model = encodable(model[:200])
         for name, other_name in _USAGE_NAMES.items():
             self._set_usage(name, field_of(usage, other_name))
             self._set_usage(name, field_of(usage, name))
@@ -459,7 +459,7 @@ class CompletionReader:
             )
 
 
-def readable(text: str) -> str:
+def encodable(text: str) -> str:
     """Return text that can be encoded: the halves of a surrogate pair are joined, as JSON or a
     stream may have cut between them, and single halves are replaced."""
     if text.isascii():
@@ -467,23 +467,23 @@ def readable(text: str) -> str:
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-def readable_answer(answer: Any) -> Any:
+def encodable_answer(answer: Any) -> Any:
     """Return an answer as JSON that can be encoded. Raises InvalidLlmResponse."""
     try:
-        return _readable_json(answer)
+        return _encodable_json(answer)
     except RecursionError as error:
         raise InvalidLlmResponse("the model server's answer has too many levels") from error
 
 
-def _readable_json(value: Any) -> Any:
+def _encodable_json(value: Any) -> Any:
     """Return JSON whose texts and numbers can all be encoded. Raises RecursionError."""
     if isinstance(value, str):
-        return readable(value)
+        return encodable(value)
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {readable(name): _readable_json(each) for name, each in value.items()}
-    return [_readable_json(each) for each in value] if isinstance(value, list) else value
+        return {encodable(name): _encodable_json(each) for name, each in value.items()}
+    return [_encodable_json(each) for each in value] if isinstance(value, list) else value
 
 
 def _has_answer(choice: dict[str, Any]) -> bool:
@@ -498,8 +498,8 @@ def field_of(value: object, name: str) -> Any:
     return value.get(name) if isinstance(value, dict) else None
 
 
-def is_cut(error: Exception) -> bool:
-    """Return whether an error says that the connection ended: a TransportError of httpx."""
+def is_connection_lost(error: Exception) -> bool:
+    """Return whether an error is a TransportError of httpx: the connection ended."""
     return "TransportError" in {each.__name__ for each in type(error).__mro__}
 
 
@@ -555,10 +555,10 @@ def _add_data(data: bytearray, line: bytes) -> None:
 
 
 def break_error(error: object, *, has_begun: bool) -> LlmLimited | LlmCut:
-    """Return the error for one that a server sends in a stream; `has_begun`: after a part of the
-    answer, which it may charge."""
+    """Translate an error that a server sends in a stream. `has_begun`: a part of the answer came
+    before it, which the server may charge."""
     message = field_of(error, "message") or error
-    reason = " ".join(readable(str(message)[:3_000]).split())[:300]
+    reason = " ".join(encodable(str(message)[:3_000]).split())[:300]
     if {str(field_of(error, "type")), str(field_of(error, "code"))} & _LIMIT_ERRORS:
         limited = LlmLimited(f"the model server broke off: {reason}")
         limited.may_cost = has_begun
@@ -574,7 +574,7 @@ def _without_choices(answer: Any) -> InvalidLlmResponse:
 
 def parse_json(body: bytes) -> Any:
     try:
-        # NaN and infinite numbers, which JSON does not have: for log probabilities, some send them.
+        # JSON has no NaN and no infinite numbers, but some servers send them as log probabilities.
         return json.loads(_decoded(body), parse_constant=lambda _: None)
     except (ValueError, RecursionError) as error:
         raise InvalidLlmResponse(

@@ -20,7 +20,7 @@ MIN_WINDOW_AGE = 60.0
 """Seconds after which a window that is not full is begun anew: its first calls say nothing of the
 server's present state."""
 WINDOW_AGE_CALLS = 4.0
-"""Or, if that is longer, so many times the length of a call."""
+"""The same as a multiple of the length of a call, where that is longer."""
 
 
 class CallEnd(StrEnum):
@@ -45,8 +45,8 @@ class CallSample:
     """Calls of the whole fleet under way when it ended, itself included."""
     seconds: float = 0.0
     """From the request to the end of the answer; 0 if there was no answer."""
-    work: float = 0.0
-    """Tokens of the answer and, with less weight, of the prompt (`Timing.work`); 0 if unknown."""
+    weighted_tokens: float = 0.0
+    """Tokens of the answer and, with less weight, of the prompt (`Timing`); 0 if unknown."""
     first_token: float | None = None
     """Seconds to the first token; None if the answer was not streamed."""
     per_token: float | None = None
@@ -85,7 +85,7 @@ class Window:
     seconds: float = 0.0
     """Sum over the measured answers."""
     tokens: float = 0.0
-    """Sum of `CallSample.work` over the measured answers."""
+    """Sum of `CallSample.weighted_tokens` over the measured answers."""
     timed: int = 0
     """Measured answers that were streamed."""
     first_token: float = 0.0
@@ -97,7 +97,7 @@ class Window:
         """Return the window with one more call; `is_new` if that began within the window."""
         is_answered = sample.ended is CallEnd.ANSWERED
         is_broken = sample.ended is CallEnd.BROKEN and sample.in_flight > 1
-        measured = is_answered and is_new and sample.seconds > 0 and sample.work > 0
+        measured = is_answered and is_new and sample.seconds > 0 and sample.weighted_tokens > 0
         timed = measured and sample.first_token is not None and sample.per_token is not None
         return Window(
             answered=self.answered + is_answered,
@@ -107,7 +107,7 @@ class Window:
             measured=self.measured + measured,
             in_flight=self.in_flight + sample.in_flight * measured,
             seconds=self.seconds + sample.seconds * measured,
-            tokens=self.tokens + sample.work * measured,
+            tokens=self.tokens + sample.weighted_tokens * measured,
             timed=self.timed + timed,
             first_token=self.first_token + (sample.first_token or 0.0) * timed,
             per_token=self.per_token + (sample.per_token or 0.0) * timed,
@@ -220,11 +220,11 @@ def observe(
 class FixedPolicy:
     """Keep the limit as it is."""
 
-    window: float = 60.0
+    window_seconds: float = 60.0
     counts_broken_answers: bool = False
 
     def is_over(self, state: PolicyState, seconds: float) -> bool:
-        return seconds >= self.window
+        return seconds >= self.window_seconds
 
     def next(self, state: PolicyState) -> tuple[float, Mapping[str, float]]:
         return state.limit, {}
@@ -234,11 +234,11 @@ class FixedPolicy:
 class StepPolicy:
     """Requirement L3: over 10 % time-outs → x 0.7; under 2 % with more than 50 answers → x 1.2."""
 
-    window: float = 10.0
+    window_seconds: float = 10.0
     counts_broken_answers: bool = False
 
     def is_over(self, state: PolicyState, seconds: float) -> bool:
-        return seconds >= self.window
+        return seconds >= self.window_seconds
 
     def next(self, state: PolicyState) -> tuple[float, Mapping[str, float]]:
         if state.window.timeout_share > 0.10:
@@ -261,7 +261,7 @@ class AdaptivePolicy:
     the present times become the new reference.
     """
 
-    window: float = 5.0
+    window_seconds: float = 5.0
     """Least seconds of a window, once the limit is found."""
     min_scaling: float = 0.15
     """Least log(rate after / before) / log(calls after / before) for a raise to be kept: 1 if the
@@ -285,7 +285,7 @@ class AdaptivePolicy:
         enough = window.measured >= limit / 2 or window.ended >= 3 * limit
         if not state.memory.get("found") or window.is_refusing:
             return enough or window.ended - window.answered >= 2
-        return enough and seconds >= self.window and window.ended >= min(10, 2 * limit)
+        return enough and seconds >= self.window_seconds and window.ended >= min(10, 2 * limit)
 
     def next(self, state: PolicyState) -> tuple[float, Mapping[str, float]]:
         window, memory, limit = state.window, dict(state.memory), state.limit

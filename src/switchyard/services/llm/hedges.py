@@ -23,7 +23,7 @@ MAX_CALLS = 200
 LATE_QUANTILE = 0.95
 """Part of these calls that began to answer sooner than a late one."""
 MAX_BURST = 5.0
-"""Permits for second requests that can be saved up, however many calls there were."""
+"""Second requests that can be saved up, however many calls there were."""
 OUTCOMES = ("won", "lost", "failed")
 
 T = TypeVar("T")
@@ -35,7 +35,7 @@ class Hedges:
     def __init__(self, share: float) -> None:
         """Take the part of the hot calls that may get a second request, 0 to 1; none at 0."""
         self._share = share
-        self._permits = 0.0
+        self._saved_requests = 0.0
         self._times: deque[float] = deque(maxlen=MAX_CALLS)
         self.counts = dict.fromkeys(OUTCOMES, 0)
         """Second requests that began to answer first, that did not, and that failed or could not be
@@ -45,21 +45,21 @@ class Hedges:
         """Record the seconds that a call took to its first token."""
         self._times.append(seconds)
 
-    def earn_hedge_delay(self) -> float | None:
-        """Count a hot call, which earns a part of a permit, and return the seconds after which it
-        is late; None if that is not known yet, or hedges are off."""
+    def count_hot_call(self) -> float | None:
+        """Count a hot call, which earns a part of a second request, and return the seconds after
+        which it is late; None if that is not known yet, or hedges are off."""
         if self._share <= 0:
             return None
-        self._permits = min(MAX_BURST, self._permits + self._share)
+        self._saved_requests = min(MAX_BURST, self._saved_requests + self._share)
         if len(self._times) < MIN_CALLS:
             return None
         return sorted(self._times)[int(LATE_QUANTILE * (len(self._times) - 1))]
 
-    def take_permit(self) -> bool:
-        """Use up a permit for a second request. Returns False if there is none."""
-        if self._permits < 1:
+    def take_second_request(self) -> bool:
+        """Use up one of the second requests saved up. Returns False if there is none."""
+        if self._saved_requests < 1:
             return False
-        self._permits -= 1
+        self._saved_requests -= 1
         return True
 
     async def race(
@@ -70,7 +70,7 @@ class Hedges:
         second: Callable[[OutputStream], Coroutine[Any, Any, T]],
     ) -> T:
         """Return the answer of the request that begins to answer first: `first`, or `second`, which
-        is sent when `first` has not begun after `delay` seconds and there is a permit. If one fails
+        is sent when `first` has not begun after `delay` seconds and one is saved up. If one fails
         before it begins, the answer of the other counts. Raises what the request that
         counts raises; that of `first` if both fail before they begin; and a defect of `second`."""
         race = _FirstTokenRace(output)
@@ -78,7 +78,7 @@ class Hedges:
         try:
             if await _wait_for_any(delay, runs[0], race.has_winner):
                 return await runs[0]
-            if not self.take_permit():
+            if not self.take_second_request():
                 return await runs[0]
             runs.append(asyncio.create_task(second(race.output_of(1))))
             return await self._winning_answer(runs, race)

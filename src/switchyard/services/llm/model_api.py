@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     import openai
 
 MAX_QUOTA_WAIT = 120.0
-"""Longest wait, in seconds, that a header may ask for: limits are by the minute, and clocks
-differ."""
+"""Longest wait, in seconds, that a header may ask for: servers' limits are by the minute, and their
+clocks may differ from ours by some seconds."""
 DEFAULT_ANSWER_TOKENS = 4_096
 """Tokens of an answer for which a question sets no limit."""
 

@@ -370,7 +370,7 @@ class ModelClient:
     ) -> Completion:
         """Call the server; a hot request that is late is sent again, and the answer that begins
         first counts."""
-        hedge_delay = self._hedges.earn_hedge_delay() if urgency.lane == 0 else None
+        hedge_delay = self._hedges.count_hot_call() if urgency.lane == 0 else None
         if hedge_delay is None:
             return await self._call(admitted, request, timeout, output)
         deadline = time.monotonic() + timeout

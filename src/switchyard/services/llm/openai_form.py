@@ -38,7 +38,7 @@ class OpenAiEndpoint:
     """The parameter that is a field of the job's payload; all others go into its `extra`."""
 
     def payload(self, body: Mapping[str, Any], *, fresh: bool = False) -> dict[str, Any]:
-        """Return the payload of the job that asks for the same as a request's body."""
+        """Return the payload of the job for a request with this body."""
         known_names = {"model", self.input_name, "stream", "stream_options"}
         if self.job_type == "create_embeddings":
             known_names.add("encoding_format")  # the server is asked for numbers

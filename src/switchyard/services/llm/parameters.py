@@ -1,4 +1,5 @@
-"""Find out which parameters a server takes with its model: the API's have changed over the years.
+"""Find out which parameters a server takes with its model: those of OpenAI's API have
+changed over the years.
 
 Models that reason want `max_completion_tokens` instead of `max_tokens`, and take one temperature
 only; old servers do not know `stream_options`. They answer 400 or 422 and name the parameter.
@@ -43,16 +44,16 @@ _TOO_LONG = re.compile(
     re.IGNORECASE,
 )
 """Words of errors about a length that is too large, whatever the parameter's name."""
-_NAMES = ("max_tokens", "max_completion_tokens")
+_MAX_TOKENS_NAMES = ("max_tokens", "max_completion_tokens")
 _LEARNED: Mapping[str, tuple[str | None, tuple[object, ...]]] = {
-    "max_tokens_name": ("is_name_fixed", (None, *_NAMES)),
+    "max_tokens_name": ("is_max_tokens_name_fixed", (None, *_MAX_TOKENS_NAMES)),
     "sends_temperature": ("is_temperature_fixed", (True, False)),
     "sends_stream_options": (None, (True, False)),
     "schema_format": ("is_schema_fixed", SCHEMA_FORMATS),
     "streams": ("is_stream_fixed", (True, False)),
 }
-"""Fields that a server's refusals change, each with the field that says that the settings fix it,
-and with its values."""
+"""The fields that a server's refusals change. Each has the field that says whether the settings fix
+it, and its possible values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +64,8 @@ class Parameters:
     """The parameter that limits the length of an answer; None: as the question names it."""
     sends_temperature: bool = True
     sends_stream_options: bool = True
-    is_name_fixed: bool = False
-    """Whether the settings have the name, so that no error of the server changes it."""
+    is_max_tokens_name_fixed: bool = False
+    """Whether the settings have `max_tokens_name`, so that no error of the server changes it."""
     is_temperature_fixed: bool = False
     schema_format: str = SCHEMA_FORMATS[0]
     is_schema_fixed: bool = False
@@ -80,7 +81,7 @@ class Parameters:
         return cls(
             max_tokens_name=name,
             sends_temperature=sends is not False,
-            is_name_fixed=name is not None,
+            is_max_tokens_name_fixed=name is not None,
             is_temperature_fixed=sends is not None,
             schema_format=server.schema_format or SCHEMA_FORMATS[0],
             is_schema_fixed=server.schema_format is not None,
@@ -97,8 +98,9 @@ class Parameters:
         return json.dumps({"server": server, **values}, sort_keys=True)
 
     def with_learned(self, learned: str, server: str) -> Parameters:
-        """Return these parameters with what another process has learned, but for what the settings
-        fix. Of another server or model, or of a version that kept it otherwise, nothing holds."""
+        """Return these parameters with what another process has learned, except for what the
+        settings fix. What is of another server or model, or in another version's form, is
+        ignored."""
         try:
             values = json.loads(learned)
         except ValueError:
@@ -115,7 +117,7 @@ class Parameters:
     def body(self, chat: Mapping[str, Any]) -> dict[str, Any]:
         """Return the body for a chat with these parameters."""
         body = dict(self.extra_body) | {
-            (self.max_tokens_name or name) if name in _NAMES else name: value
+            (self.max_tokens_name or name) if name in _MAX_TOKENS_NAMES else name: value
             for name, value in chat.items()
             if name not in self.left_out
         }
@@ -140,8 +142,8 @@ class Parameters:
         be changed."""
         complaint = str(error.body or error.message)[:_MAX_COMPLAINT]
         if self._is_about_schema(error.status_code, complaint, chat):
-            at = SCHEMA_FORMATS.index(self.schema_format)
-            return replace(self, schema_format=SCHEMA_FORMATS[at + 1])
+            index = SCHEMA_FORMATS.index(self.schema_format)
+            return replace(self, schema_format=SCHEMA_FORMATS[index + 1])
         if error.status_code not in _STATUSES:
             return None
         param = error.param if isinstance(error.param, str) else ""
@@ -150,11 +152,13 @@ class Parameters:
             named = param == name or re.search(rf"\b{name}\b", complaint) is not None
             return named and _UNSUPPORTED.search(complaint) is not None
 
-        sent_name = self.max_tokens_name or next((each for each in _NAMES if each in chat), None)
+        sent_name = self.max_tokens_name or next(
+            (each for each in _MAX_TOKENS_NAMES if each in chat), None
+        )
         if (
             sent_name is not None
-            and not self.is_name_fixed
-            and any(name in chat for name in _NAMES)
+            and not self.is_max_tokens_name_fixed
+            and any(name in chat for name in _MAX_TOKENS_NAMES)
             and is_about(sent_name)
             and (_other(sent_name) in complaint or not _TOO_LONG.search(complaint))
         ):
@@ -170,8 +174,8 @@ class Parameters:
 
     @staticmethod
     def is_clear(error: openai.APIStatusError) -> bool:
-        """Return whether an error says what it is about; a server's breakdown may be of a moment's,
-        whatever was asked."""
+        """Return whether an error says what it is about; one that does not (500) may be a passing
+        failure of the server, whatever was asked."""
         complaint = str(error.body or error.message)[:_MAX_COMPLAINT]
         return error.status_code < 500 or _SCHEMA_WORDS.search(complaint) is not None
 
@@ -200,4 +204,4 @@ def _has_own_schema(chat: Mapping[str, Any]) -> bool:
 
 
 def _other(name: str) -> str:
-    return _NAMES[1] if name == _NAMES[0] else _NAMES[0]
+    return _MAX_TOKENS_NAMES[1] if name == _MAX_TOKENS_NAMES[0] else _MAX_TOKENS_NAMES[0]

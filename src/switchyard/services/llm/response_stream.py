@@ -17,10 +17,10 @@ from switchyard.services.llm.completion_reader import (
     CompletionReader,
     body_or_stream,
     break_error,
+    encodable_answer,
     event_data,
     field_of,
     parse_json,
-    readable_answer,
 )
 from switchyard.services.llm.llm_errors import EmptyLlmAnswer, InvalidLlmResponse, LlmCut
 
@@ -82,7 +82,7 @@ class ResponseStreamReader:
                 response = field_of(event, "response")
                 if error := field_of(response, "error"):
                     raise break_error(error, has_begun=self._has_output)
-                return readable_answer(response)
+                return encodable_answer(response)
             if error := field_of(event, "error") or (event if kind == "error" else None):
                 raise break_error(error, has_begun=self._has_output)
             self._has_events = True
@@ -97,7 +97,7 @@ class ResponseStreamReader:
             response = event.get("response")
             short = {name: field_of(response, name) for name in _SHORT_FIELDS}
             event = {"type": kind, "response": {**short, "output": []}}
-        line = json.dumps(readable_answer(event)) + "\n"
+        line = json.dumps(encodable_answer(event)) + "\n"
         if kind.endswith(".delta"):
             self.on_token()
         self._has_output = self._has_output or kind.endswith((".delta", ".done"))

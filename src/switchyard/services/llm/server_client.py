@@ -20,7 +20,12 @@ from switchyard.services.common.settings import LlmServer
 from switchyard.services.common.tracing import span
 from switchyard.services.llm.anthropic_api import AnthropicApi
 from switchyard.services.llm.bounded_http import bounded_http
-from switchyard.services.llm.completion_reader import Completion, CompletionReader, Timing, is_cut
+from switchyard.services.llm.completion_reader import (
+    Completion,
+    CompletionReader,
+    Timing,
+    is_connection_lost,
+)
 from switchyard.services.llm.endpoint_requests import (
     NEEDS_RESPONSES,
     RESPONSES,
@@ -64,8 +69,8 @@ class ModelResponse:
 
 
 UNCLEAR_CHANGES = 3
-"""Calls in a row that the server took only with changed parameters, after an error without a clear
-cause, until these parameters are kept."""
+"""After an error without a clear cause, changed parameters are kept when the server has taken so
+many calls in a row with them, and only with them."""
 
 
 class ServerClient:
@@ -80,12 +85,12 @@ class ServerClient:
         self._model_api = MODEL_APIS[server.api]()
         key = server.api_key
         self._headers = self._model_api.headers(key.get_secret_value() if key else None)
-        self._id = content_hash([server.base_url, server.model])
+        self._server_id = content_hash([server.base_url, server.model])
         self._configured_parameters = Parameters.for_server(server)
         self._parameters = self._configured_parameters
         """The parameters that the server took last."""
-        self._learned = ""
-        """What all processes had learned of the parameters at the last call (`learned`)."""
+        self._adopted = ""
+        """What all processes had learned of the parameters at the last call (`adopt`)."""
         self._unclear_changes = 0
         """Calls in a row that the server took with changed parameters, after an error without a
         clear cause."""
@@ -103,14 +108,14 @@ class ServerClient:
         nothing."""
         if self._parameters == self._configured_parameters:
             return ""
-        return self._parameters.learned(self._id)
+        return self._parameters.learned(self._server_id)
 
     def adopt(self, learned: str) -> None:
-        """Send parameters as all processes have learned them, from now on. What they have forgotten
-        is tried again."""
-        if learned != self._learned:
-            self._learned, self._unclear_changes = learned, 0
-            self._parameters = self._configured_parameters.with_learned(learned, self._id)
+        """From now on, send parameters in the way that other processes have recorded in the ledger;
+        when that record has expired, begin with the settings' parameters again."""
+        if learned != self._adopted:
+            self._adopted, self._unclear_changes = learned, 0
+            self._parameters = self._configured_parameters.with_learned(learned, self._server_id)
 
     @classmethod
     @asynccontextmanager
@@ -146,8 +151,8 @@ class ServerClient:
         of its request.
 
         `timeout` is seconds for all tries together: keep it well under the job's time limit.
-        `on_text` gets the text of the last try piece by piece, of the Responses API its events as
-        lines of JSON; no try follows one that fails after its first piece. `restart` is called when
+        `on_text` gets the text piece by piece, or from the Responses API its events as lines of
+        JSON; a try that fails after its first piece is the last. `restart` is called when
         the text so far was not the answer, which begins anew. `on_broken` is called for each failed
         try, except the last, that the server may charge. Cancelling closes the request, so that the
         server stops.
@@ -183,7 +188,7 @@ class ServerClient:
                     raise LlmTimeout(f"the model server did not answer within {allowed}") from error
                 raise
             except Exception as error:
-                if is_cut(error):  # raised while we read a body without the SDK
+                if is_connection_lost(error):  # raised while we read a body without the SDK
                     request = error.request  # type: ignore[attr-defined]
                     raise openai.APIConnectionError(request=request) from error
                 raise
@@ -316,7 +321,7 @@ class ServerClient:
             return response
 
     async def _ask_endpoint(self, body: Mapping[str, Any], endpoint: Endpoint) -> ModelResponse:
-        """Ask an endpoint that answers no chat, without a stream."""
+        """Ask an endpoint other than that for chats, without a stream."""
         import httpx
 
         reader = CompletionReader(self.model)
@@ -334,8 +339,8 @@ class ServerClient:
         body: Mapping[str, Any],
         endpoint: Endpoint,
     ) -> ModelResponse:
-        """Check an answer that is no chat, and return it with its timing. Raises
-        InvalidLlmResponse."""
+        """Check the answer of an endpoint other than that for chats, and return it with its
+        timing. Raises InvalidLlmResponse."""
         endpoint.check(answer, count_inputs(body[endpoint.input_name]))
         wait = self._model_api.quota_wait(response.headers)
         completion = reader.completion_without_text(answer)

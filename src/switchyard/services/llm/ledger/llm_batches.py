@@ -280,7 +280,7 @@ class LlmBatchRepository(Repository):
         return [row.job_id for row in rows]
 
     @write
-    def tidy_llm_batches(
+    def delete_old_llm_batches(
         self, connection: Connection, *, max_age: float, limit: int
     ) -> tuple[list[LlmCall], Removal]:
         """Delete batches that are done and questions that are in no batch, once they are `max_age`

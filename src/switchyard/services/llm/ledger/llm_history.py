@@ -18,7 +18,8 @@ MAX_PAUSES = 100
 
 
 class LlmHistory(Repository):
-    """All methods raise LedgerUnavailable when the database is unreachable."""
+    """The minutes and pauses of each server. All methods raise LedgerUnavailable when the
+    database is unreachable."""
 
     @write
     def add_minute(self, connection: Connection, minutes: Sequence[LlmMinute], now: float) -> None:

@@ -42,14 +42,15 @@ from switchyard.services.llm.records.llm_servers import (
 from switchyard.services.llm.records.llm_spend import LlmCall, NoBudgetLeft, Reservation
 
 MAX_COUNTED = 20_000
-"""Waiting jobs that `waiting_for_servers` counts at most: a lane with more is as full."""
+"""Waiting jobs that `waiting_for_servers` counts at most: a lane with more counts as full
+as one with so many."""
 
 HOT_WAIT_TTL = 0.5
-"""Seconds for which a hot call that found no room keeps others out, unless it looks again: longer
-than between its looks."""
+"""Seconds for which a hot call that found no free slot keeps others out; longer than the interval
+at which it tries again, so that a waiting call keeps them out all the time."""
 
 LEARNED_TTL = 7 * DAY
-"""Seconds after which it is tried once more how a server takes its parameters: it may be another
+"""Seconds after which processes find out anew which parameters a server takes: it may be of another
 version by then."""
 
 Change = Callable[[LlmServerState, int, float], LlmServerState]
@@ -70,22 +71,22 @@ class LlmSlotRepository(Repository):
         *,
         ttl: float,
         is_hot: bool,
-        first: float,
-        most: int,
+        first_limit: float,
+        max_limit: int,
         reservation: Reservation | None = None,
         claim: AnswerClaimRequest | None = None,
     ) -> SlotAnswer | NoBudgetLeft | CacheHit | LeaseHeld:
         """Take a slot for `ttl` seconds, if one is free, and set aside what its call may cost. With
         `claim`, the answer is claimed first, and kept even if no slot is free; CacheHit and
         LeaseHeld mean that the call is not to be made.
-        Calls that are not hot leave a slot alone, and get none while a hot one waits, in whichever
-        process. `first` is the limit of a server that was never called, `most` what no rule may
-        exceed."""
+        The last free slot is kept for hot calls, and while a hot call waits, in whichever process,
+        others get none. `first_limit` is the limit of a server that was never called; `max_limit`
+        is the settings' maximum."""
         if claim is not None:
             claimed = claim_answer(connection, claim)
             if isinstance(claimed, CacheHit | LeaseHeld):
                 return claimed
-        state = _lock_server(connection, server, first)
+        state = _lock_server(connection, server, first_limit)
         slots = _count_slots(connection, server)
         now, in_flight = slots.now, slots.live
         state = _state_at(state, now)
@@ -95,7 +96,7 @@ class LlmSlotRepository(Repository):
             connection.execute(
                 delete(llm_slots).where(llm_slots.c.server == server, ~_is_live(now))
             )
-        limit = state.calls(most)
+        limit = state.calls(max_limit)
         is_kept_out = not is_hot and state.hot_waits_until > now
         if is_kept_out or in_flight >= max(1, limit if is_hot else limit - 1):
             if is_hot and state.hot_waits_until < now + HOT_WAIT_TTL / 2:
@@ -186,8 +187,9 @@ class LlmSlotRepository(Repository):
     @write
     def end_llm_pause(self, connection: Connection, server: str) -> PauseEnded | None:
         """End a server's pause. Jobs that wait in a delay for any server become pending, so that
-        the scheduler publishes them; of that copy and the delayed one, the second is dropped. Jobs
-        that need another server go back to wait. Returns None if no such server was called."""
+        the scheduler publishes them; of this copy and the delayed one, that which comes second is
+        dropped. Jobs that need another server go back to wait. Returns None if no such server was
+        called."""
         known = select(llm_servers.c.name).where(llm_servers.c.name == server)
         if connection.scalar(known) is None:
             return None
@@ -222,7 +224,7 @@ class LlmSlotRepository(Repository):
         )
         if not servers or connection.scalar(paused) != len(servers):
             return {}
-        away = (
+        waiting = (
             select(jobs.c.lane)
             .where(
                 jobs.c.state == State.RETRYING,
@@ -232,7 +234,7 @@ class LlmSlotRepository(Repository):
             .limit(MAX_COUNTED)
             .subquery()
         )
-        counted = select(away.c.lane, func.count()).group_by(away.c.lane)
+        counted = select(waiting.c.lane, func.count()).group_by(waiting.c.lane)
         return {row[0]: int(row[1]) for row in connection.execute(counted)}
 
 
@@ -287,12 +289,12 @@ def _count_slots(connection: Connection, server: str) -> Row[Any]:
 
 
 def _is_live(now: float) -> ColumnElement[bool]:
-    """As `_count_slots` counts them: not run out."""
+    """Return the condition for slots that have not run out, the same as in `_count_slots`."""
     until = llm_slots.c.expires_at
     return (until > now) & (until <= latest_end(now, SLOT_TTL))
 
 
-def _lock_server(connection: Connection, server: str, first: float) -> LlmServerState:
+def _lock_server(connection: Connection, server: str, first_limit: float) -> LlmServerState:
     """Lock the server's row until the end of the transaction, and return its state."""
     lock = "" if is_sqlite(connection) else " FOR UPDATE"
     query = text(
@@ -301,7 +303,13 @@ def _lock_server(connection: Connection, server: str, first: float) -> LlmServer
     )
     row = connection.execute(query, {"name": server}).one_or_none()
     if row is None:
-        new = {"name": server, "limit": first, "pace": "{}", "paused_until": 0.0, "failures": 0}
+        new = {
+            "name": server,
+            "limit": first_limit,
+            "pace": "{}",
+            "paused_until": 0.0,
+            "failures": 0,
+        }
         connection.execute(
             insert_into(connection, llm_servers).values(**new).on_conflict_do_nothing()
         )
@@ -327,7 +335,8 @@ def _note_hot_wait(connection: Connection, server: str, until: float) -> None:
 
 
 def _state_at(state: LlmServerState, now: float) -> LlmServerState:
-    """Return the state without what would last longer than it ever can."""
+    """Return the state without a pause, or a wait of a hot call, that ends later than any can: it
+    was written before the clock was set back."""
     if state.hot_waits_until > latest_end(now, HOT_WAIT_TTL):
         state = replace(state, hot_waits_until=0.0)
     if state.paused_until > latest_end(now, MAX_PAUSE * PAUSE_SPREAD):

@@ -42,10 +42,11 @@ from switchyard.services.llm.records.llm_spend import (
 )
 
 LOST_AFTER = 7200.0
-"""Seconds after which the process of a call that is still open has died: no job runs that long."""
+"""Seconds after which the process of a call that is still open is taken for dead: no job runs that
+long."""
 ROUNDING_ERROR = 1e-9
 """Amount of money by which sums of fractions may be wrong."""
-_SUMS: Columns = {
+_SUMS: Columns = {  # of the calls of an account
     "calls": "integer",
     "saved_calls": "integer",
     "unpriced_calls": "integer",
@@ -57,12 +58,13 @@ _SUMS: Columns = {
     "saved": "double precision",
 }
 _ACCOUNT: Columns = {"key": "text", "day": "text", **_SUMS}
-_COLUMNS = {
+_GROUPED_BY = {
     "type": "job_type",
     "document": "document_id",
     "job": "job_id",
     "backfill": "backfill_id",
 }
+"""The column of `llm_calls` for each grouping (`SpentBy`) of another name."""
 
 
 class LlmSpendRepository(Repository):
@@ -184,11 +186,11 @@ class LlmSpendRepository(Repository):
         limit: int = 100,
     ) -> list[SpendRow]:
         """Return what was spent on the days from `since` to `until` (`2026-11-22`), both included,
-        grouped `by` day, model …; with `names`, only of groups of these names. Days are in their
-        order, other groups with the most expensive first, up to `limit`."""
+        grouped `by` day, model …; with `names`, only the groups of these names; up to `limit`
+        groups. Days come in their order, other groups with the most expensive first."""
         query = _spend_query(by).limit(limit)
         if names is not None:
-            query = query.where(llm_calls.c[_COLUMNS.get(by, by)].in_(names))
+            query = query.where(llm_calls.c[_GROUPED_BY.get(by, by)].in_(names))
         if since is not None:
             query = query.where(llm_calls.c.day >= since)
         if until is not None:
@@ -220,7 +222,7 @@ def reserve_call(
     ttl: float | None = None,
 ) -> NoBudgetLeft | bool:
     """Do what `LlmSpendRepository.reserve_llm_call` does, within a transaction."""
-    limits = _limits(connection, call, per_day, now)
+    limits = _budget_limits(connection, call, per_day, now)
     if not limits:
         return False
     if connection.scalar(select(llm_calls.c.id).where(llm_calls.c.id == call.id)):
@@ -279,9 +281,10 @@ def settle_call(connection: Connection, call: LlmCall, now: float) -> None:
 _KEY_LIMITS = text("SELECT limits FROM api_keys WHERE id = :id")
 
 
-def _limits(
+def _budget_limits(
     connection: Connection, call: LlmCall, per_day: float | None, now: float
 ) -> dict[str, float]:
+    """Return the limits of a call's budgets, by the key of the budget's account."""
     limits = {} if per_day is None else {f"day:{_day(now)}": per_day}
     backfill = call.asked_by.backfill_id
     if backfill is not None:
@@ -289,11 +292,12 @@ def _limits(
         budget = connection.scalar(query)
         if budget is not None:
             limits[f"backfill:{backfill}"] = budget
-    key_id = key_of_source(call.asked_by.source)
+    key_id = api_key_id_of(call.asked_by.source)
     if key_id is not None:
-        known = connection.scalar(_KEY_LIMITS, {"id": key_id})
-        if known is not None:
-            limits |= _api_key_budgets(key_id, KeyLimits.from_json(json.loads(known)), _day(now))
+        key_limits = connection.scalar(_KEY_LIMITS, {"id": key_id})
+        if key_limits is not None:
+            parsed = KeyLimits.from_json(json.loads(key_limits))
+            limits |= _api_key_budgets(key_id, parsed, _day(now))
     return limits
 
 
@@ -327,8 +331,8 @@ def _add_statement(dialect: str) -> TextClause:
 
 
 def _day_of_account(key: str, day: str) -> str | None:
-    """Return the day by which an account's age counts: for a month, its last one. None for a
-    backfill."""
+    """Return the day from which an account's age is counted: for the account of a month, the last
+    of that month; None for that of a backfill, which is not deleted by age."""
     if key.startswith("backfill:"):
         return None
     return f"{day[:7]}-31" if _is_of_month(key) else day
@@ -386,18 +390,18 @@ def _tokens(call: LlmCall) -> dict[str, int]:
 
 
 def _account_keys_of_call(call: LlmCall, day: str) -> list[str]:
-    return _account_ids(call.provider, call.asked_by.backfill_id, call.asked_by.source, day)
+    return _account_keys(call.provider, call.asked_by.backfill_id, call.asked_by.source, day)
 
 
 def _account_keys_of_row(row: Row[Any]) -> list[str]:
-    return _account_ids(row.provider, row.backfill_id, row.source, row.day)
+    return _account_keys(row.provider, row.backfill_id, row.source, row.day)
 
 
-def _account_ids(provider: str, backfill: str | None, source: str | None, day: str) -> list[str]:
+def _account_keys(provider: str, backfill: str | None, source: str | None, day: str) -> list[str]:
     keys = [f"day:{day}"]
-    key_id = key_of_source(source)
+    key_id = api_key_id_of(source)
     if key_id is not None:
-        keys += _api_key_account_ids(key_id, day)
+        keys += _api_key_account_keys(key_id, day)
     if provider:
         keys.append(f"provider:{provider}/{day}")
     if backfill is not None:
@@ -405,20 +409,20 @@ def _account_ids(provider: str, backfill: str | None, source: str | None, day: s
     return keys
 
 
-def key_of_source(source: str | None) -> str | None:
+def api_key_id_of(source: str | None) -> str | None:
     """Return the id of the API key that published jobs of a source; None for other sources."""
     kind, _, rest = (source or "").partition(":")
     return rest.partition("/")[0] or None if kind == "api" else None
 
 
-def _api_key_account_ids(key_id: str, day: str) -> list[str]:
-    """Return the ids of an API key's accounts: of the day, and of its month."""
+def _api_key_account_keys(key_id: str, day: str) -> list[str]:
+    """Return the keys of an API key's accounts: of the day, and of its month."""
     return [f"key:{key_id}/{day}", f"key:{key_id}/{day[:7]}"]
 
 
 def _api_key_budgets(key_id: str, limits: KeyLimits, day: str) -> dict[str, float]:
     budgets = (limits.budget_per_day, limits.budget_per_month)
-    accounts = zip(_api_key_account_ids(key_id, day), budgets, strict=True)
+    accounts = zip(_api_key_account_keys(key_id, day), budgets, strict=True)
     return {account: budget for account, budget in accounts if budget is not None}
 
 
@@ -429,8 +433,8 @@ def _seconds_left(account: str, now: float) -> float | None:
     if not _is_of_month(account):
         return DAY - now % DAY
     today = datetime.fromtimestamp(now, UTC)
-    following = (today.replace(day=1) + timedelta(days=32)).replace(day=1)
-    return (following.replace(hour=0, minute=0, second=0, microsecond=0) - today).total_seconds()
+    next_month = (today.replace(day=1) + timedelta(days=32)).replace(day=1)
+    return (next_month.replace(hour=0, minute=0, second=0, microsecond=0) - today).total_seconds()
 
 
 def _budget_state(row: Row[Any] | None, limit: float, key: str = "") -> BudgetState:
@@ -446,9 +450,9 @@ def _round_off(reserved: float) -> float:
 
 
 def _spend_query(by: SpentBy) -> Any:
-    each = llm_calls.c
-    name = each[_COLUMNS.get(by, by)]
-    is_saved = each.state == CallState.SAVED
+    calls = llm_calls.c
+    name = calls[_GROUPED_BY.get(by, by)]
+    is_saved = calls.state == CallState.SAVED
 
     def count(condition: Any) -> Any:
         return func.count(case((condition, 1)))
@@ -456,21 +460,21 @@ def _spend_query(by: SpentBy) -> Any:
     def total(column: Any, condition: Any) -> Any:
         return func.coalesce(func.sum(case((condition, column), else_=0)), 0)
 
-    is_paid = each.state.in_([CallState.PAID.value, CallState.UNSURE.value])
-    cost = total(each.cost, is_paid)
+    is_paid = calls.state.in_([CallState.PAID.value, CallState.UNSURE.value])
+    cost = total(calls.cost, is_paid)
     query = select(
         name.label("name"),
         count(is_paid).label("calls"),
         count(is_saved).label("saved_calls"),
-        count(each.state == CallState.UNSURE).label("unsure_calls"),
-        count(is_paid & each.cost.is_(None)).label("unpriced_calls"),
+        count(calls.state == CallState.UNSURE).label("unsure_calls"),
+        count(is_paid & calls.cost.is_(None)).label("unpriced_calls"),
         # int: PostgreSQL's sums of bigint are numeric
-        total(each.input_tokens, is_paid).cast(llm_calls.c.input_tokens.type).label("input_tokens"),
-        total(each.cached_tokens, is_paid).cast(each.cached_tokens.type).label("cached_tokens"),
-        total(each.output_tokens, is_paid).cast(each.output_tokens.type).label("output_tokens"),
+        total(calls.input_tokens, is_paid).cast(calls.input_tokens.type).label("input_tokens"),
+        total(calls.cached_tokens, is_paid).cast(calls.cached_tokens.type).label("cached_tokens"),
+        total(calls.output_tokens, is_paid).cast(calls.output_tokens.type).label("output_tokens"),
         cost.label("cost"),
-        total(each.cost, each.state == CallState.OPEN).label("reserved"),
-        total(each.cost, is_saved).label("saved"),
+        total(calls.cost, calls.state == CallState.OPEN).label("reserved"),
+        total(calls.cost, is_saved).label("saved"),
     ).group_by(name)
     return query.order_by(name) if by == "day" else query.order_by(cost.desc(), name)
 

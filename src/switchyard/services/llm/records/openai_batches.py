@@ -72,7 +72,7 @@ class OpenAiBatch:
     completion_window: str
     expires_at: float
     operation_id: str
-    """The backfill that works it off."""
+    """The backfill that publishes its requests as jobs."""
     metadata: Mapping[str, str] | None = None
     source: str = "api"
     """The source of its jobs."""
