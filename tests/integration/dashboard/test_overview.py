@@ -198,7 +198,7 @@ async def test_the_dead_letters_of_a_lane_are_counted_whatever_their_reasons(
     letters = [letter(f"dead-{reason}", lane="hot", reason=reason) for reason in REASONS]
     await system.ledger.dead_letters.index_dead(letters)
     page = (await api.client.get("/dashboard")).text
-    assert "hot 3<" in page.partition('<p class="label">Dead letters</p>')[2].partition("</div>")[0]
+    assert "hot 3<" in page.partition('">Dead letters</a></p>')[2].partition("</div>")[0]
 
 
 async def test_static_files_do_not_wait_for_pages_that_are_read(

@@ -136,6 +136,14 @@ async def test_limits_are_filtered_and_models_shown_where_there_are_servers(
         page = (await other.client.get("/dashboard")).text
         assert re.search(r">0 <span class=\"of\">of 1 ready<", page)
         assert "&lt;b&gt;no answer; asked again" in page
+        await slots.take_llm_slot(
+            "default", "slot", "a test", ttl=60, is_hot=True, first_limit=4, max_limit=4
+        )
+        failed = {"paused_until": 0.0, "failures": 2}
+        await slots.end_llm_slot("default", "slot", lambda state, *_: replace(state, **failed))
+        page = (await other.client.get("/dashboard")).text
+        assert re.search(r">0 <span class=\"of\">of 1 ready<", page)
+        assert "&lt;b&gt;no answer; 2 calls in a row have failed" in page
 
         async def waits() -> bool:
             waiting = (await other.client.get("/dashboard/llm")).text

@@ -42,7 +42,7 @@ from switchyard.services.engine.ledger.short_ids import IdTable
 from switchyard.services.engine.publishing.preparing import JobRequest
 from switchyard.services.engine.records.requests import DeadLetterFilter, JobFilter, parse_tag
 from switchyard.services.engine.records.results import JobRecord, JobSummary
-from switchyard.services.engine.records.states import FINISHED, State
+from switchyard.services.engine.records.states import FINISHED, DeadLetterState, State
 
 JOBS_PATH = f"{PATH}/jobs"
 router = Pages(DashboardView("jobs", "Jobs", JOBS_PATH))
@@ -221,11 +221,13 @@ async def show_job(
     run = await reads.pipeline(record.pipeline or job_id)
     letters = DeadLetterFilter(ids=frozenset({job_id}))
     dead = await state.ledger.dead_letters.list_dead(letters, limit=1)
+    letter = next(iter(dead.items), None)
     pause = await pause_of(state.ledger, record)
     context = {
         "job": record,
         "pause": None if pause is None else view_pause(pause),
-        "traceback": next((each.traceback for each in dead.items), None),
+        "traceback": None if letter is None else letter.traceback,
+        "letter": letter if letter and letter.state == DeadLetterState.WAITING else None,
         "payload": pretty(record.payload),
         "result": None if record.result is None else pretty(record.result),
         "acts": await state.ledger.job_actions.of_job(job_id),

@@ -29,6 +29,9 @@ from switchyard.services.engine.records.states import State
 router = Pages(DashboardView("overview", "Overview", PATH))
 
 MAX_CAUSES = 5
+SHOWN_FAILURES = 2
+"""Failed calls in a row from which a model server does not count as ready: where each runs into
+its time limit, the doctor's finding takes minutes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +75,7 @@ async def show_overview(request: Request, state: Shared, readings: ReadingsOf) -
     for (lane, _), at in gauges.oldest.items():
         oldest[lane] = min(oldest.get(lane, at), at)
     groups = await state.ledger.dead_letters.dead_groups(limit=MAX_CAUSES)
+    servers = await configured_servers(state)
     context = {
         "lanes": _lanes(report, minutes, oldest, gauges.open_jobs, first),
         "minutes": [first + 60 * index for index in range(MINUTES)],
@@ -79,7 +83,10 @@ async def show_overview(request: Request, state: Shared, readings: ReadingsOf) -
         "pauses": await pauses_in_force(state.ledger),
         "waits": _waits(minutes, first),
         "retries": retries,
-        "model_servers": await configured_servers(state),
+        "model_servers": servers,
+        "failing": [
+            each for each in servers if each.paused_for or each.state.failures >= SHOWN_FAILURES
+        ],
         "causes": groups,
         "dead": sum(gauges.dead.values()),
         "dead_lanes": _by_lane(gauges.dead),

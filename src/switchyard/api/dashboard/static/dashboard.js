@@ -334,6 +334,9 @@
     if (theme) { theme.hidden = false; theme.addEventListener("click", switchTheme); }
     const help = document.querySelector("[data-help]");
     if (help) { help.hidden = false; help.addEventListener("click", () => document.getElementById("help").showModal()); }
+    // On a narrow screen the views are a row that is moved: the present one may be out of sight.
+    const view = document.querySelector(".top nav [aria-current]");
+    if (view) view.parentElement.scrollLeft = view.offsetLeft - (view.parentElement.clientWidth - view.offsetWidth) / 2;
     document.querySelectorAll("[data-upload]").forEach(upload);
     setInterval(tellTimes, 1000);
     follow();
