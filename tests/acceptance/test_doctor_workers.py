@@ -128,7 +128,7 @@ def test_no_process_is_to_be_ended_before_a_full_disk_is_ruled_out(
     assert commands(findings(jobctl)["workers-silent"], "kill")
     (small_disk / "large").write_bytes(b"\0" * (SIZE_MIB - 8) * 1024 * 1024)
     told = findings(jobctl)["workers-silent"]["remedy"]
-    assert "first mend what is told above of the full disk" in told
+    assert "first mend what is reported above of the full disk" in told
     assert "kill" not in told
 
 

@@ -13,7 +13,7 @@ from switchyard.services.engine.jobs.context import JobContext
 from switchyard.services.engine.jobs.local_fields import LocalOnly
 from switchyard.services.engine.jobs.outcomes import Done, Job, Next, Outcome
 from switchyard.services.engine.jobs.registered_types import (
-    TypeExchange,
+    JobTypeSync,
     job_type_from,
     learn_types,
     record_of,
@@ -86,8 +86,8 @@ async def ledger(database_url: str) -> AsyncIterator[Ledger]:
         yield opened
 
 
-def exchange(ledger: Ledger, *own: JobType, works: bool = True) -> TypeExchange:
-    return TypeExchange(Registry(own), ledger, own_types=own, holder="worker-1", is_worker=works)
+def sync_of(ledger: Ledger, *own: JobType, works: bool = True) -> JobTypeSync:
+    return JobTypeSync(Registry(own), ledger, own_types=own, holder="worker-1", is_worker=works)
 
 
 async def learnt(ledger: Ledger) -> Registry:
@@ -154,7 +154,7 @@ async def _publish(client: httpx.AsyncClient, payload: dict[str, Any]) -> httpx.
 
 
 async def test_what_is_local_stays_local_by_every_name_of_it(ledger: Ledger) -> None:
-    await exchange(ledger, WEIGH, SCAN).exchange()
+    await sync_of(ledger, WEIGH, SCAN).sync()
     registry = await learnt(ledger)
     weighing, scanning = registry.described("weigh"), registry.described("scan")
     for key in ("filePath", "path", "at", "where", "place"):
@@ -173,7 +173,7 @@ async def test_what_is_local_stays_local_by_every_name_of_it(ledger: Ledger) -> 
 async def test_a_module_that_is_loaded_counts_for_more_than_what_was_registered(
     ledger: Ledger,
 ) -> None:
-    await exchange(ledger, WEIGH).exchange()
+    await sync_of(ledger, WEIGH).sync()
     registry = Registry([WEIGH])
     await learn_types(registry, ledger)
     assert registry.described("weigh") is WEIGH
@@ -181,7 +181,7 @@ async def test_a_module_that_is_loaded_counts_for_more_than_what_was_registered(
 
 
 async def test_what_is_registered_can_be_published_and_not_run(ledger: Ledger) -> None:
-    await exchange(ledger, WEIGH).exchange()
+    await sync_of(ledger, WEIGH).sync()
     registry = await learnt(ledger)
     assert registry.described("weigh").lanes == ("hot", "backfill")
     assert [route.routing_key for route in registry.routes] == ["backfill.weigh", "hot.weigh"]
@@ -195,16 +195,16 @@ async def test_workers_replace_what_others_have_registered_and_nobody_replaces_w
     ledger: Ledger,
 ) -> None:
     newer = JobType(**{**_fields(WEIGH), "max_attempts": 9})
-    await exchange(ledger, WEIGH, works=False).exchange()
-    await exchange(ledger, newer).exchange()
-    await exchange(ledger, WEIGH, works=False).exchange()
+    await sync_of(ledger, WEIGH, works=False).sync()
+    await sync_of(ledger, newer).sync()
+    await sync_of(ledger, WEIGH, works=False).sync()
     assert (await learnt(ledger)).described("weigh").max_attempts == 9
 
 
 async def test_a_registry_learns_changes_and_forgets_what_is_gone(ledger: Ledger) -> None:
-    await exchange(ledger, WEIGH).exchange()
+    await sync_of(ledger, WEIGH).sync()
     registry = await learnt(ledger)
-    await exchange(ledger, JobType(**{**_fields(WEIGH), "max_attempts": 9})).exchange()
+    await sync_of(ledger, JobType(**{**_fields(WEIGH), "max_attempts": 9})).sync()
     await learn_types(registry, ledger)
     assert registry.described("weigh").max_attempts == 9
     later = ledger.clock.time() + KEPT_FOR + 1
@@ -215,12 +215,12 @@ async def test_a_registry_learns_changes_and_forgets_what_is_gone(ledger: Ledger
 
 
 async def test_a_ledger_that_was_set_back_gets_the_types_again(ledger: Ledger) -> None:
-    sharing = exchange(ledger, WEIGH)
-    await sharing.exchange()
+    sharing = sync_of(ledger, WEIGH)
+    await sharing.sync()
     await ledger.job_types.register([], ledger.clock.time() + KEPT_FOR + 1)
     assert await ledger.job_types.list_job_types() == []
     sharing._touched_at = 0.0  # as ten minutes later
-    await sharing.exchange()
+    await sharing.sync()
     assert [each.name for each in await ledger.job_types.list_job_types()] == ["weigh"]
 
 
@@ -249,7 +249,7 @@ async def test_a_pattern_that_backtracks_for_ever_is_given_up(ledger: Ledger) ->
 
 
 async def test_rows_that_somebody_has_spoilt_do_not_hide_the_others(ledger: Ledger) -> None:
-    await exchange(ledger, WEIGH).exchange()
+    await sync_of(ledger, WEIGH).sync()
     good = _record_fields((await ledger.job_types.list_job_types())[0])
     row = {**good, "lanes": '["hot"]', "payload_schema": "{}", "local_keys": "{}"}
     changes: dict[str, dict[str, Any]] = {

@@ -11,7 +11,7 @@ import pytest
 
 from switchyard.cli.process.up import NodeWatchdog
 from switchyard.cli.system.rabbitmq_node import StartError
-from switchyard.cli.system.supervisor import FIRST_BACKOFF, Child, Supervisor
+from switchyard.cli.system.supervisor import MIN_BACKOFF, Child, Supervisor
 
 
 @pytest.fixture
@@ -34,13 +34,13 @@ def test_a_child_that_ends_is_started_again_after_its_backoff(supervisor: Superv
     child = until_dead(supervisor)
     assert "No such command" in child.tail
     (news,) = supervisor.heal()
-    assert f"short ended (exit code 2); starting it again in {FIRST_BACKOFF:g} s" in news
+    assert f"short ended (exit code 2); starting it again in {MIN_BACKOFF:g} s" in news
     assert supervisor.heal() == []
     assert child.restart_at is not None
     child.restart_at = time.monotonic()
     assert supervisor.heal() == ["short runs again"]
     until_dead(supervisor)
-    assert f"again in {2 * FIRST_BACKOFF:g} s" in supervisor.heal()[0]
+    assert f"again in {2 * MIN_BACKOFF:g} s" in supervisor.heal()[0]
 
 
 @pytest.mark.parametrize("what", ["process", "reaper"])

@@ -14,7 +14,7 @@ from switchyard.broker.dead.dead_letter_headers import (
     DeadLetterInfo,
     Reason,
     letter_id,
-    read,
+    read_certificate,
 )
 from switchyard.broker.wire.envelope import Envelope, encode_publish
 
@@ -55,12 +55,12 @@ def x_death(*deaths: tuple[str, str, str]) -> dict[str, Any]:
 def test_a_certificate_survives_as_headers(certificate: DeadLetterInfo) -> None:
     headers = certificate.headers()
     assert headers["x-dead-reason"] == certificate.reason.value
-    assert read(headers, "jobs.elsewhere", None) == certificate
+    assert read_certificate(headers, "jobs.elsewhere", None) == certificate
 
 
 def test_no_header_says_that_the_broker_threw_a_job_out() -> None:
     headers = DeadLetterInfo(Reason.DISPLACED, "hot.noop").headers()
-    assert read(headers, "hot.noop", None).reason is Reason.OVERFLOWED
+    assert read_certificate(headers, "hot.noop", None).reason is Reason.OVERFLOWED
 
 
 @pytest.mark.parametrize("said", ["bad \ud800", "a\0b", "\U0001f600" * 100_000, "\x1b[2J\r\n"])
@@ -102,7 +102,7 @@ def test_long_texts_are_cut_so_that_headers_fit_into_a_frame() -> None:
 )
 def test_a_death_by_the_broker_is_read_from_its_header(broker_says: str, reason: Reason) -> None:
     headers = x_death(("hot.llm", broker_says, "hot.summarize_content"))
-    certificate = read(headers, "hot.summarize_content", None)
+    certificate = read_certificate(headers, "hot.summarize_content", None)
     assert certificate == DeadLetterInfo(
         reason,
         "hot.summarize_content",
@@ -115,26 +115,31 @@ def test_a_death_by_the_broker_is_read_from_its_header(broker_says: str, reason:
 
 def test_the_latest_death_counts() -> None:
     headers = x_death(("hot.llm", "maxlen", "hot.llm"), ("jobs.retry.5s", "expired", "hot.llm"))
-    assert read(headers, "hot.llm", None).reason is Reason.OVERFLOWED
-    assert read(headers, "hot.llm", None).queue == "hot.llm"
+    assert read_certificate(headers, "hot.llm", None).reason is Reason.OVERFLOWED
+    assert read_certificate(headers, "hot.llm", None).queue == "hot.llm"
 
 
 def test_a_retried_job_that_died_in_its_lane_can_go_back_under_its_own_key() -> None:
     """A retry returns under its queue's name, which nothing is bound to."""
     headers = x_death(("hot.llm", "expired", "hot.llm"), ("jobs.retry.5s", "expired", "hot.llm"))
-    assert read(headers, "hot.llm", "summarize_content").routing_key == "hot.summarize_content"
-    assert read(headers, "hot.llm", None).routing_key == "hot.llm"
+    assert (
+        read_certificate(headers, "hot.llm", "summarize_content").routing_key
+        == "hot.summarize_content"
+    )
+    assert read_certificate(headers, "hot.llm", None).routing_key == "hot.llm"
 
 
 def test_the_type_in_the_body_does_not_replace_the_key_that_was_published_to() -> None:
     headers = x_death(("hot.llm", "expired", "hot.summarize_content"))
-    assert read(headers, "x", "another_type").routing_key == "hot.summarize_content"
-    assert read({}, "hot.no_such_type", "another_type").routing_key == "hot.no_such_type"
+    assert read_certificate(headers, "x", "another_type").routing_key == "hot.summarize_content"
+    assert (
+        read_certificate({}, "hot.no_such_type", "another_type").routing_key == "hot.no_such_type"
+    )
 
 
 @pytest.mark.parametrize("headers", [{}, {"x-death": []}, {"x-death": None}, {"x-death": ["?"]}])
 def test_a_letter_without_a_history_found_no_queue(headers: dict[str, Any]) -> None:
-    certificate = read(headers, "hot.no_such_type", None)
+    certificate = read_certificate(headers, "hot.no_such_type", None)
     assert certificate.reason is Reason.UNROUTABLE
     assert certificate.routing_key == "hot.no_such_type"
 
@@ -142,11 +147,11 @@ def test_a_letter_without_a_history_found_no_queue(headers: dict[str, Any]) -> N
 def test_a_certificate_that_was_in_the_lane_before_the_death_does_not_count() -> None:
     theirs = DeadLetterInfo(Reason.PERMANENT, "hot.crawl", error_type="InvalidPayload")
     history = x_death(("hot.llm", "expired", "hot.llm"))
-    assert read(history | theirs.headers(), "x", None).reason is Reason.EXPIRED
+    assert read_certificate(history | theirs.headers(), "x", None).reason is Reason.EXPIRED
 
 
 def test_a_certificate_of_another_program_counts_as_far_as_it_can_be_read() -> None:
-    certificate = read(
+    certificate = read_certificate(
         {
             "x-dead-reason": "no such reason",
             "x-dead-message": b"caf\xe9",
@@ -165,16 +170,18 @@ def test_a_certificate_of_another_program_counts_as_far_as_it_can_be_read() -> N
 
 def test_a_routing_key_that_could_not_be_one_does_not_count() -> None:
     assert (
-        read({"x-dead-reason": "expired", "x-dead-routing-key": "ä" * 128}, "k", None).routing_key
+        read_certificate(
+            {"x-dead-reason": "expired", "x-dead-routing-key": "ä" * 128}, "k", None
+        ).routing_key
         == "k"
     )
     headers = x_death(("hot.llm", "expired", "k" * 256))
-    assert read(headers, "hot.crawl", None).routing_key == "hot.crawl"
+    assert read_certificate(headers, "hot.crawl", None).routing_key == "hot.crawl"
 
 
 @pytest.mark.parametrize("reason", [b"expired", 7, None])
 def test_a_reason_that_is_no_text_is_none_of_ours(reason: object) -> None:
-    assert read({"x-dead-reason": reason}, "hot.crawl", None).reason is Reason.EXHAUSTED
+    assert read_certificate({"x-dead-reason": reason}, "hot.crawl", None).reason is Reason.EXHAUSTED
 
 
 def test_a_letter_is_known_by_its_job_or_by_its_bytes() -> None:

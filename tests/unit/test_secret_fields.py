@@ -30,7 +30,7 @@ from switchyard.services.engine.jobs.secret_fields import (
     revealed,
     secret_schema,
 )
-from switchyard.services.engine.publishing.requests import refused as refused_request
+from switchyard.services.engine.publishing.requests import invalid_request_from
 from switchyard.services.engine.records.bulk import BulkOperation
 
 
@@ -269,7 +269,7 @@ def test_errors_of_a_payload_and_their_tracebacks_do_not_quote_its_secrets(
         job_type_of(quote).read(payload, version)
     failure = Failure.from_error(refused.value)
     assert "4711" not in failure.message + failure.traceback
-    told = refused_request(refused.value, by_routing_key=True)
+    told = invalid_request_from(refused.value, by_routing_key=True)
     assert told.complaints
     assert "4711" not in repr(told.complaints)
 

@@ -22,7 +22,7 @@ from switchyard.services.engine.access.rate_limit import RateLimiter
 from switchyard.services.engine.access.shares import Shares
 from switchyard.services.engine.identity.broker import guard, require_same_system
 from switchyard.services.engine.identity.claiming import claiming
-from switchyard.services.engine.jobs.registered_types import TypeExchange
+from switchyard.services.engine.jobs.registered_types import JobTypeSync
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.monitoring.job_events import EventFeed
@@ -128,7 +128,7 @@ async def open_state(
         _open_broker(settings, registry, ledger) as broker,
         open_index(settings, _purse(settings, ledger)) as index,
         _open_direct(settings, registry, ledger, metrics) as direct,
-        _exchanging_types(registry, ledger),
+        _syncing_types(registry, ledger),
         siblings.serving(metrics) if siblings is not None else nullcontext(),
     ):
         webhooks = WebhookSources.load(settings, registry)
@@ -154,9 +154,9 @@ async def open_state(
         )
 
 
-def _exchanging_types(registry: Registry, ledger: Ledger) -> AbstractAsyncContextManager[None]:
+def _syncing_types(registry: Registry, ledger: Ledger) -> AbstractAsyncContextManager[None]:
     holder = f"api {new_instance_id()}"
-    return TypeExchange(
+    return JobTypeSync(
         registry, ledger, own_types=registry, holder=holder, is_worker=False
     ).running()
 

@@ -27,9 +27,9 @@ from switchyard.broker.errors import MalformedMessage
 from switchyard.broker.times import check_moment, nearest_moment
 
 MAX_PRIORITY = 10
-MAX_FIRST_PRIORITY = MAX_PRIORITY - 1
-"""Highest AMQP priority of a job that begins a pipeline: queues know none above MAX_PRIORITY, and
-later stages go before it."""
+MAX_FIRST_STAGE_PRIORITY = MAX_PRIORITY - 1
+"""Highest AMQP priority of a job that begins a pipeline: one below MAX_PRIORITY, so that later
+stages can go before it."""
 DEFAULT_MAX_ATTEMPTS = 3
 MAX_SAFE_BRACKETS = 150
 """JSON with at most this many opening brackets is never nested too deep for a reader: some readers
@@ -75,7 +75,7 @@ def _moment(value: datetime, info: ValidationInfo) -> datetime:
 
 
 Moment = Annotated[AwareDatetime, AfterValidator(_moment)]
-"""A time with a zone that can be shown in every other: see `broker.times`."""
+"""A time with a zone, that can be shown in every other zone: see `broker.times`."""
 
 
 def now() -> datetime:
@@ -105,8 +105,8 @@ class Metadata(BaseModel):
     expires_at: Moment | None = None
     """Not started after this time: the job is dead-lettered as `expired`."""
     not_before: Moment | None = None
-    """A delivery before this time waits again, whatever brought it: for a Retry-After longer than
-    the longest retry level."""
+    """The job does not begin before this time; a delivery that comes earlier is put off again. Set
+    for a Retry-After longer than the longest retry level."""
     sent_on: int = Field(default=0, ge=0, le=1_000_000)
     """A count: how often a worker that did not know the job's type has passed it on."""
     parent_id: JobId | None = None
@@ -115,9 +115,9 @@ class Metadata(BaseModel):
     pipeline: JobId | None = None
     """Identifies the run of a pipeline that the job belongs to (the first job's id)."""
     is_later_stage: bool = False
-    """Whether the same kind of worker has run a job of another type just before it in its pipeline;
-    False after a stage of another kind. True delivers it before jobs that begin there, so that
-    documents end one after the other."""
+    """Whether the stage just before it was a job of another type for the same kind of worker. Then
+    it is delivered before jobs that are the first for that kind of worker in their pipeline, so
+    that documents are finished one after the other."""
     operation_id: JobId | None = None
     """The backfill or rerun that the job, or the job that it follows from, was published by."""
     rerun_of: JobId | None = None
@@ -182,7 +182,7 @@ class JobMessage(BaseModel):
         """The AMQP priority, 0 to MAX_PRIORITY: `priority`, and one more for a later stage."""
         if self.metadata.is_later_stage:
             return self.priority + (self.priority < MAX_PRIORITY)
-        return MAX_FIRST_PRIORITY if self.priority == MAX_PRIORITY else self.priority
+        return MAX_FIRST_STAGE_PRIORITY if self.priority == MAX_PRIORITY else self.priority
 
     @property
     def generation(self) -> tuple[int, int]:

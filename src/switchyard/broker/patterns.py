@@ -2,7 +2,8 @@ r"""Patterns of names, ids and keys, and what each allows in words, for error me
 
 A field's `pattern=` is one of these, so that no error shows a regular expression. Parts with a
 repeat count (`{0,63}`) are ASCII: pydantic compiles a repeated `\w` or `.` to a thousand states for
-each repeat, megabytes in every process that knows the field. A field's `max_length` bounds those.
+each repeat, megabytes in every process that knows the field. The length of a text in any characters
+is bounded by the field's `max_length` instead.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ SHORT_NAME = r"^[a-z][a-z0-9_]{0,39}$"
 """Names of kinds of document classes, and of the classes."""
 WORD = r"^[a-z_]{1,40}$"
 """Names of states and events."""
-PLAIN_WORD = r"^[a-z]{2,20}$"
+LOWER_CASE_WORD = r"^[a-z]{2,20}$"
 PROBLEM_NAME = r"^[a-z-]{1,40}$"
 FIELD_NAME = r"^[A-Za-z_][A-Za-z0-9_ -]{0,63}$"
 CLASS = r"^[a-z][a-z0-9_]{0,39}:[a-z][a-z0-9_]{0,39}$"
@@ -56,7 +57,7 @@ LANGUAGE = r"^[a-z]{2,20}(_[a-z]{2,10})?$"
 CURRENCY = r"^[A-Za-z]{1,10}$"
 HEADER = r"^[A-Za-z0-9-]{1,100}$"
 EMBEDDER = r"^(wordllama|hashed|minilm|/.+)$"
-VARIABLE = r"^[A-Z][A-Z0-9_]{0,99}$"
+ENVIRONMENT_VARIABLE = r"^[A-Z][A-Z0-9_]{0,99}$"
 TRACEPARENT = r"^[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$"
 GITHUB_ORG = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,38}$"
 HUB_AUTHOR = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,95}$"
@@ -70,7 +71,7 @@ ALLOWED_IN_WORDS: Mapping[str, str] = MappingProxyType(
         "characters",
         SHORT_NAME: f"use {_NAME}, at most 40 characters",
         WORD: "use lower-case letters and _, at most 40 characters",
-        PLAIN_WORD: "use 2 to 20 lower-case letters",
+        LOWER_CASE_WORD: "use 2 to 20 lower-case letters",
         PROBLEM_NAME: "use lower-case letters and -, at most 40 characters",
         FIELD_NAME: "use letters, digits, spaces, _ and -, beginning with a letter or _, at most "
         "64 characters",
@@ -114,8 +115,8 @@ ALLOWED_IN_WORDS: Mapping[str, str] = MappingProxyType(
         HEADER: "give the name of an HTTP header: letters, digits and -, at most 100 characters",
         EMBEDDER: "write wordllama, hashed or minilm, or the absolute path of a sentence model's "
         "folder",
-        VARIABLE: "give the name of an environment variable: upper-case letters, digits and _, "
-        "beginning with a letter, at most 100 characters",
+        ENVIRONMENT_VARIABLE: "give the name of an environment variable: upper-case letters, "
+        "digits and _, beginning with a letter, at most 100 characters",
         TRACEPARENT: "give a W3C trace context: 00-<32 hexadecimal digits>-<16>-<2>, lower case",
         GITHUB_ORG: "give the name of an organisation on GitHub: letters, digits, - and _, at most "
         "39 characters",
@@ -134,9 +135,8 @@ def describe_field_error(error: Mapping[str, Any]) -> str:
         return "there is no such field"
     if error["type"] == "string_pattern_mismatch":
         pattern = (error.get("ctx") or {}).get("pattern")
-        return ALLOWED_IN_WORDS.get(
-            str(pattern), message
-        )  # a pattern of a user's own job type: itself
+        # The pattern of a user's own job type is not among these: pydantic's message shows it.
+        return ALLOWED_IN_WORDS.get(str(pattern), message)
     if error["type"] == "union_tag_not_found":
         return f"{error['ctx']['discriminator']} is missing"
     if error["type"] == "union_tag_invalid":

@@ -9,7 +9,7 @@ import pytest
 
 from switchyard.broker.lanes import EVENTS_EXCHANGE
 from switchyard.broker.publish import no_listener_cache as unheard
-from switchyard.broker.publish.no_listener_cache import MAX_KNOWN
+from switchyard.broker.publish.no_listener_cache import MAX_ENTRIES
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.task_supervisor import TaskSupervisor
 from switchyard.broker.wire.channel import PipelinedChannel
@@ -138,9 +138,9 @@ async def test_no_more_than_so_many_keys_are_remembered(
 ) -> None:
     async with Publisher(of(lanes)) as publisher:
         await publisher.publish(job(), HOT)
-        for number in range(MAX_KNOWN + 50):
+        for number in range(MAX_ENTRIES + 50):
             announce(publisher, "dead", job_id="a", job_type=f"type{number}", lane="hot", attempt=1)
             if number % 100 == 0:
                 await publisher.probe()
         await publisher.probe()
-        assert 0 < len(publisher._no_listeners._entries) <= MAX_KNOWN
+        assert 0 < len(publisher._no_listeners._entries) <= MAX_ENTRIES

@@ -22,10 +22,10 @@ from switchyard.services.engine.access.api_keys import Scope
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.publishing.requests import RequestFieldError
 from switchyard.services.engine.records.pauses import (
-    MAX_PAUSE,
+    MAX_PAUSE_SECONDS,
     MAX_PAUSES,
-    MAX_REASON,
-    MAX_TARGET,
+    MAX_REASON_LENGTH,
+    MAX_TARGET_LENGTH,
     PauseScope,
 )
 
@@ -47,8 +47,8 @@ async def pause(
     request: Request,
     state: Shared,
     scope: Annotated[PauseScope, Form()],
-    target: Annotated[str, Form(max_length=MAX_TARGET, pattern=patterns.PLAIN)] = "",
-    reason: Annotated[str, Form(max_length=MAX_REASON, pattern=patterns.PLAIN)] = "",
+    target: Annotated[str, Form(max_length=MAX_TARGET_LENGTH, pattern=patterns.PLAIN)] = "",
+    reason: Annotated[str, Form(max_length=MAX_REASON_LENGTH, pattern=patterns.PLAIN)] = "",
     length: Annotated[str, Form(alias="for", max_length=100)] = "",
     back: From = "overview",
 ) -> Response:
@@ -85,6 +85,6 @@ def _seconds(text: str) -> float | None:
         seconds = seconds_of(text)
     except ValueError as error:
         raise invalid(RequestFieldError(("for",), str(error))) from error
-    if not 1 <= seconds <= MAX_PAUSE:
+    if not 1 <= seconds <= MAX_PAUSE_SECONDS:
         raise invalid(RequestFieldError(("for",), "a pause lasts from one second to 366 days"))
     return seconds

@@ -16,7 +16,7 @@ from switchyard.services.engine.publishing.preparing import InvalidJob, JobReque
 from switchyard.services.engine.publishing.publisher import Published
 from switchyard.services.engine.publishing.requests import (
     differs,
-    refused,
+    invalid_request_from,
 )
 from switchyard.services.engine.records.requests import (
     NewJob,
@@ -66,7 +66,7 @@ async def prepare_job(broker: BrokerSide, request: JobRequest, *, by_routing_key
     try:
         return await broker.jobs.prepared(request)
     except (InvalidJob, InvalidPayload, UnknownJobType) as error:
-        raise refused(error, by_routing_key=by_routing_key) from error
+        raise invalid_request_from(error, by_routing_key=by_routing_key) from error
 
 
 async def publish_job(broker: BrokerSide, job: NewJob) -> Published:

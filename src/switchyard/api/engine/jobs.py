@@ -44,8 +44,8 @@ from switchyard.services.engine.publishing.releasing import release as release_j
 from switchyard.services.engine.publishing.requests import (
     RequestFieldError,
     delay_until,
+    invalid_request_from,
     job_id_for,
-    refused,
     routing_key_of,
 )
 from switchyard.services.engine.records.errors import UnknownJob
@@ -371,7 +371,7 @@ def _check_notify_url(state: ApiState, url: str) -> None:
     try:
         check_notify_url(url, state.settings)
     except InvalidJob as error:
-        raise refused(error, by_routing_key=True) from error
+        raise invalid_request_from(error, by_routing_key=True) from error
 
 
 async def _announce_cancelled(state: ApiState, job_id: str) -> None:

@@ -21,7 +21,7 @@ from switchyard.services.engine.access.signing import PREFIX, is_signed, may_be_
 from switchyard.services.engine.publishing.preparing import JobRequest
 from switchyard.services.engine.publishing.publisher import Published
 from switchyard.services.engine.publishing.requests import job_id_for
-from switchyard.services.engine.records.requests import spaced_key
+from switchyard.services.engine.records.requests import namespaced_key
 from switchyard.services.engine.webhooks.deliveries import DeliveryJob, Ignored, github_job
 
 router = Routes(prefix="/webhooks", tags=["webhooks"], include_in_schema=False)
@@ -81,7 +81,7 @@ async def _publish(state: Shared, delivery_job: DeliveryJob, source: str) -> Pub
     """Publish the job, or record it for later. Raises Problem, InvalidRequest, LedgerError."""
     broker = state.require_broker()
     job_type = delivery_job.routing_key.partition(".")[2]
-    key = spaced_key(source, delivery_job.key)
+    key = namespaced_key(source, delivery_job.key)
     ids = await state.ledger.system.job_ids()
     request = JobRequest(
         delivery_job.routing_key,

@@ -32,7 +32,7 @@ from switchyard.services.engine.access.api_keys import Scope
 from switchyard.services.engine.jobs.registry import InvalidPayload, UnknownJobType
 from switchyard.services.engine.monitoring.job_end import wait_for_end
 from switchyard.services.engine.publishing.preparing import InvalidJob, JobRequest
-from switchyard.services.engine.publishing.requests import job_id_for, refused
+from switchyard.services.engine.publishing.requests import invalid_request_from, job_id_for
 from switchyard.services.engine.records.errors import LedgerError
 from switchyard.services.engine.records.results import JobRecord
 from switchyard.services.llm.answer_follower import AnswerStream, LlmText
@@ -245,7 +245,7 @@ def translate_refusals() -> Iterator[None]:
     try:
         yield
     except _REFUSALS as error:
-        raise refused(error, by_routing_key=False) from error
+        raise invalid_request_from(error, by_routing_key=False) from error
     except LaneFull as error:
         raise lane_full(error) from error
 

@@ -20,7 +20,7 @@ from switchyard.services.engine.access.api_keys import ApiKeyStore, Principal, S
 from switchyard.services.engine.access.rate_limit import Allowance
 from switchyard.services.engine.publishing.requests import check_source
 from switchyard.services.engine.records.errors import LedgerError, LedgerUnavailable
-from switchyard.services.engine.records.requests import spaced_key
+from switchyard.services.engine.records.requests import namespaced_key
 
 BEARER = HTTPBearer(auto_error=False, scheme_name="bearer", description="An API key.")
 HEADER = APIKeyHeader(
@@ -180,7 +180,7 @@ def own_key(request: Request, idempotency_key: str | None) -> str | None:
     principal_id = request.state.principal_id
     if idempotency_key is None or principal_id == ANYBODY.id:
         return idempotency_key
-    return spaced_key(f"api:{principal_id}", idempotency_key)
+    return namespaced_key(f"api:{principal_id}", idempotency_key)
 
 
 def starter_of(request: Request) -> str:

@@ -11,7 +11,7 @@ from switchyard.broker import patterns
 from switchyard.services.pipeline.index.search_modes import MAX_LIMIT, SearchMode
 from switchyard.services.pipeline.records.documents import checked_class
 
-SampleName = Annotated[str, Field(pattern=patterns.PLAIN_WORD)]
+SampleName = Annotated[str, Field(pattern=patterns.LOWER_CASE_WORD)]
 
 
 class FailureView(ApiModel):

@@ -7,9 +7,9 @@ from pydantic import ConfigDict, Field
 from switchyard.api.models.base import ApiModel, RequestModel, Timestamp
 from switchyard.broker import patterns
 from switchyard.services.engine.records.pauses import (
-    MAX_PAUSE,
-    MAX_REASON,
-    MAX_TARGET,
+    MAX_PAUSE_SECONDS,
+    MAX_REASON_LENGTH,
+    MAX_TARGET_LENGTH,
     PauseScope,
 )
 
@@ -32,18 +32,21 @@ class PauseRequest(RequestModel):
     scope: PauseScope
     target: str = Field(
         min_length=1,
-        max_length=MAX_TARGET,
+        max_length=MAX_TARGET_LENGTH,
         pattern=patterns.PLAIN,
         description="Name of the lane, job type or source, or `<lane>.<worker kind>` of a queue.",
         examples=["summarize_content"],
     )
     reason: str | None = Field(
-        default=None, max_length=MAX_REASON, pattern=patterns.PLAIN, description="Shown with it."
+        default=None,
+        max_length=MAX_REASON_LENGTH,
+        pattern=patterns.PLAIN,
+        description="Shown with it.",
     )
     seconds: float | None = Field(
         default=None,
         ge=1,
-        le=MAX_PAUSE,
+        le=MAX_PAUSE_SECONDS,
         description="The pause ends by itself after so many seconds; null: when somebody ends it.",
     )
 

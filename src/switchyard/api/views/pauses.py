@@ -32,4 +32,4 @@ async def pause_of(ledger: Ledger, job: JobSummary) -> PauseRecord | None:
     ended. Raises LedgerUnavailable."""
     if not job.waits:
         return None
-    return (await ledger.pauses.active()).holding(job.lane, job.worker, job.job_type, job.source)
+    return (await ledger.pauses.active()).pause_of(job.lane, job.worker, job.job_type, job.source)

@@ -18,7 +18,7 @@ from switchyard.broker.wire.channel import PipelinedChannel, open_channel
 from switchyard.broker.wire.connection import close_quietly
 from switchyard.broker.wire.failures import CHANNEL_ERRORS
 from switchyard.broker.wire.incoming import Incoming
-from switchyard.broker.wire.reconnector import FIRST_BACKOFF, LAST_BACKOFF, Reconnector
+from switchyard.broker.wire.reconnector import MAX_BACKOFF, MIN_BACKOFF, Reconnector
 
 T = TypeVar("T")
 
@@ -37,8 +37,8 @@ async def keep_listening(
     retry_on: tuple[type[Exception], ...] = (),
     **context: Any,
 ) -> None:
-    """Call `listen` whenever it has ended or failed, after a pause: from FIRST_BACKOFF seconds,
-    doubled up to LAST_BACKOFF. The next pause is the first again once `listen` has called
+    """Call `listen` whenever it has ended or failed, after a pause: from MIN_BACKOFF seconds,
+    doubled up to MAX_BACKOFF. The next pause is the first again once `listen` has called
     `reset_backoff`, or when the connection is a new one.
 
     Ends when `stopping` is set and `listen` has returned. A failure, one of CHANNEL_ERRORS or of
@@ -46,12 +46,12 @@ async def keep_listening(
     """
     stopping = stopping or asyncio.Event()
     failures: tuple[type[Exception], ...] = (*CHANNEL_ERRORS, *retry_on)
-    pause = FIRST_BACKOFF
+    pause = MIN_BACKOFF
     last_connection: object = None
 
     def reset_backoff() -> None:
         nonlocal pause
-        pause = FIRST_BACKOFF
+        pause = MIN_BACKOFF
 
     while not stopping.is_set():
         try:
@@ -59,12 +59,12 @@ async def keep_listening(
             if connection is None:
                 return
             if connection is not last_connection:
-                last_connection, pause = connection, FIRST_BACKOFF
+                last_connection, pause = connection, MIN_BACKOFF
             await listen(connection, reset_backoff)
         except failures as error:
             log.warning(event, error=str(error), next_try_in=pause, **context)
         await run_until_event(stopping, asyncio.sleep(pause))
-        pause = min(pause * 2, LAST_BACKOFF)
+        pause = min(pause * 2, MAX_BACKOFF)
 
 
 async def consume_exchange(

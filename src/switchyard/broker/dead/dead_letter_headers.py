@@ -163,11 +163,15 @@ def examine(
     """Return the information about a message in `jobs.dead`, whoever put it there, and its job;
     None if it has none, as in `job_in`. `routing_key` is the one that it was delivered with."""
     message = _decode(body)
-    certificate = read(headers, routing_key, message.job_type if message is not None else None)
+    certificate = read_certificate(
+        headers, routing_key, message.job_type if message is not None else None
+    )
     return certificate, None if _is_no_job(certificate) else message
 
 
-def read(headers: Mapping[str, Any], routing_key: str, job_type: str | None) -> DeadLetterInfo:
+def read_certificate(
+    headers: Mapping[str, Any], routing_key: str, job_type: str | None
+) -> DeadLetterInfo:
     """Read the information about a dead letter from its headers.
 
     `job_type` is the one in the body; None where the body is no job. A retried job comes to its

@@ -32,10 +32,10 @@ from switchyard.broker.publish.outcome import (
     SizeLimit,
     blocked_error,
     envelope_of,
-    held_error,
     lane_full_error,
     overflow_letter,
     unconfirmed_error,
+    unconfirmed_while_blocked_error,
     window_full_error,
 )
 from switchyard.broker.publish.session import PendingPublish, Session
@@ -168,7 +168,7 @@ class BlockingPublisher:
             if session.unconfirmed:
                 raise window_full_error(self._timeout)
             session = self._get_session()  # another one where that was lost
-        except PublishError as error:  # it had been sent before
+        except PublishError as error:  # the first sending may have arrived
             raise BrokerUnavailable(str(error), maybe_accepted=True) from error
         self._wait_for_confirm(session.publish(exchange, routing_key, envelope))
 
@@ -184,7 +184,7 @@ class BlockingPublisher:
         while not sent.done:
             waited = time.monotonic() - sent.at
             if waited >= BLOCKED_CONFIRM_TIMEOUT and sent.session.is_blocked:
-                raise held_error()
+                raise unconfirmed_while_blocked_error()
             if waited >= self._timeout:
                 if len(nodes_of(self._settings.require_amqp_url())) > 1:
                     # A node that is cut off from its cluster takes messages and confirms none:

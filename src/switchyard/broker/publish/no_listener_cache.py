@@ -1,7 +1,7 @@
 """Remember which events nobody listens to, so that they need not be sent.
 
 Half of a worker's publishes are events, and often nobody listens: the broker then returns the
-event. A new listener receives all events NO_LISTENER_TTL seconds after it has begun to listen;
+event. A new listener may miss events in its first NO_LISTENER_TTL seconds, and none after them;
 `services.engine.monitoring.job_events` waits that long before it reports that it listens.
 """
 
@@ -21,8 +21,8 @@ when it has the least time for them."""
 PROBE_INTERVAL = NO_LISTENER_TTL / 5
 """Seconds after an answer `no listener` when one event is sent as a probe: if the broker answers
 it in time, the entry is renewed before it lapses."""
-MAX_KNOWN = 1_000
-"""Routing keys that are remembered."""
+MAX_ENTRIES = 1_000
+"""Routing keys that are remembered, at most."""
 
 
 @dataclass(slots=True)
@@ -62,6 +62,6 @@ class NoListenerCache:
         if confirm.cancelled() or not isinstance(confirm.exception(), Unroutable):
             self._entries.pop(key, None)
             return
-        if len(self._entries) >= MAX_KNOWN:
+        if len(self._entries) >= MAX_ENTRIES:
             self._entries.clear()
         self._entries[key] = _NoListener(until, min(until, time.monotonic() + PROBE_INTERVAL))

@@ -144,7 +144,7 @@ def blocked_error() -> Blocked:
     )
 
 
-def held_error() -> BrokerUnavailable:
+def unconfirmed_while_blocked_error() -> BrokerUnavailable:
     """Return the outcome of a publish that was on its way when the broker raised an alarm."""
     return BrokerUnavailable(
         "the broker blocks publishers (memory or disk alarm) and has not confirmed this message: "

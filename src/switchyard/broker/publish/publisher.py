@@ -42,11 +42,11 @@ from switchyard.broker.publish.outcome import (
     blocked_error,
     counted_lane,
     envelope_of,
-    held_error,
     lane_full_error,
     outcome_name,
     overflow_letter,
     unconfirmed_error,
+    unconfirmed_while_blocked_error,
     window_full_error,
 )
 from switchyard.broker.settings import BrokerSettings
@@ -377,7 +377,7 @@ class Publisher(AsyncCloseable):
         while not confirm.done():
             waited = time.monotonic() - sent.at
             if waited >= BLOCKED_CONFIRM_TIMEOUT and is_blocked(sent.channel.connection):
-                raise held_error()
+                raise unconfirmed_while_blocked_error()
             if waited >= self._timeout:
                 if self._has_other_nodes:
                     # A node that is cut off from its cluster takes messages and confirms none:

@@ -149,7 +149,8 @@ def _lane_definition(profile: Profile, lane: Lane) -> dict[str, Any]:
         "overflow": "reject-publish",
     }
     if profile == "quorum":
-        # `overflow` stays: quorum queues have no `reject-publish-dlx`, and would drop their head.
+        # `overflow` stays `reject-publish`: quorum queues don't know `reject-publish-dlx`, and
+        # would drop their oldest message instead.
         definition["dead-letter-strategy"] = "at-least-once"
         # A job is returned unharmed whenever a worker stops or is cut off. From 4.0 the twentieth
         # return would make it a dead letter. Crashes are counted by the ledger's claims instead.

@@ -18,9 +18,10 @@ from switchyard.broker.wire.connection import close_quietly, connect, underlying
 Guard = Callable[[Connection], Awaitable[None]]
 """Checks a new connection before it is used; raises BrokerUnavailable to refuse it."""
 
-FIRST_BACKOFF, LAST_BACKOFF = 0.1, 5.0
-"""Seconds between attempts at something other than connecting (a consumer, a publish): doubled from
-the first to the last."""
+MIN_BACKOFF, MAX_BACKOFF = 0.1, 5.0
+"""Seconds before the second attempt at something (a connection, a consumer, a publish), and the
+most between later ones: doubled each time. Attempts to connect are at most MAX_RECONNECT_INTERVAL
+apart."""
 MAX_RECONNECT_INTERVAL = 0.5
 """Seconds at most between attempts to connect: a refused attempt costs next to nothing, and the
 first job after an outage waits no longer than this."""
@@ -53,7 +54,7 @@ class Reconnector:
 
     async def connection(self) -> Connection:
         """Return the open connection; waits, with backoff, for as long as the broker is away."""
-        delay = FIRST_BACKOFF
+        delay = MIN_BACKOFF
         while True:
             try:
                 return await self.connection_now()

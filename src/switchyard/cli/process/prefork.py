@@ -21,7 +21,7 @@ import structlog
 from switchyard.cli.base.errors import INTERRUPTED, WrongUsage
 from switchyard.cli.base.long_running import settle_memory
 from switchyard.cli.base.stopping import SIGNAL_DEBOUNCE, STOP_SIGNALS
-from switchyard.cli.system.supervisor import LAST_BACKOFF, RestartBackoff
+from switchyard.cli.system.supervisor import MAX_BACKOFF, RestartBackoff
 
 MAX_WAIT: Final = 60.0
 """Seconds after which the processes are checked at the latest; each that ends sends a signal
@@ -116,7 +116,7 @@ class _Parent:
         except OSError as error:
             os.close(ready)
             os.close(tell_ready)
-            place.restart_at = time.monotonic() + LAST_BACKOFF
+            place.restart_at = time.monotonic() + MAX_BACKOFF
             self._log.error("process not started", number=place.number, error=str(error))
             return None
         if pid == 0:

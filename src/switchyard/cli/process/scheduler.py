@@ -54,7 +54,7 @@ async def _schedule(settings: Settings, registry: Registry, modules: Sequence[st
     from switchyard.cli.base.stopping import stop_on_signals
     from switchyard.services.engine.bulk.runner import BulkRunner
     from switchyard.services.engine.identity.broker import require_same_system
-    from switchyard.services.engine.jobs.registered_types import TypeExchange
+    from switchyard.services.engine.jobs.registered_types import JobTypeSync
     from switchyard.services.engine.monitoring.loop_watch import LoopWatch, save_in_ledger
     from switchyard.services.engine.monitoring.metrics import Metrics, watch_ledger
     from switchyard.services.engine.monitoring.startup import wait_until_available
@@ -94,7 +94,7 @@ async def _schedule(settings: Settings, registry: Registry, modules: Sequence[st
             return None
 
         registry.process = f"the scheduler {scheduling.holder}"
-        types = TypeExchange(
+        types = JobTypeSync(
             registry, ledger, own_types=registry, holder=scheduling.holder, is_worker=False
         )
         watch = LoopWatch(

@@ -18,7 +18,7 @@ from switchyard.cli.system.spawner import ChildProcess, Spawner, SpawnerGone
 
 STOP_SECONDS = 35.0
 """Seconds that a child may take to stop: a little more than running jobs are given."""
-FIRST_BACKOFF, LAST_BACKOFF = 0.5, 30.0
+MIN_BACKOFF, MAX_BACKOFF = 0.5, 30.0
 """Seconds before a child that died is started again: doubled each time it dies soon again."""
 HEALTHY_SECONDS = 30.0
 """Seconds after which a child that has died starts again with the first backoff."""
@@ -35,7 +35,7 @@ class RestartBackoff:
     def after_death(self, ran_for: float) -> float:
         """Note a death after so many seconds; return how many it waits now."""
         self.deaths = 1 if ran_for > HEALTHY_SECONDS else self.deaths + 1
-        pause: float = min(FIRST_BACKOFF * 2 ** (self.deaths - 1), LAST_BACKOFF)
+        pause: float = min(MIN_BACKOFF * 2 ** (self.deaths - 1), MAX_BACKOFF)
         return pause
 
 
@@ -143,10 +143,10 @@ class Supervisor:
                 try:
                     self._spawn(child)
                 except OSError as error:
-                    child.restart_at = now + LAST_BACKOFF
+                    child.restart_at = now + MAX_BACKOFF
                     news.append(
                         f"{child.name} can't be started: {error.strerror or error}; "
-                        f"again in {LAST_BACKOFF:g} s"
+                        f"again in {MAX_BACKOFF:g} s"
                     )
                 else:
                     if not child.is_restarting:

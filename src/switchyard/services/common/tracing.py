@@ -149,16 +149,16 @@ def span(
         return
     from opentelemetry.trace import use_span
 
-    spanned = _start_span(active, name, kind, parent, None, attributes)
+    open_span = _start_span(active, name, kind, parent, None, attributes)
     try:
         # Its exceptions are not recorded: their text may be private.
-        with use_span(spanned.span, record_exception=False, set_status_on_exception=False):
-            yield spanned
+        with use_span(open_span.span, record_exception=False, set_status_on_exception=False):
+            yield open_span
     except BaseException as error:
-        spanned.failed(type(error).__name__)
+        open_span.failed(type(error).__name__)
         raise
     finally:
-        spanned.end()
+        open_span.end()
 
 
 def begin(

@@ -77,13 +77,17 @@ def pause(
     ```
     """
     quiet_logs()
-    from switchyard.services.engine.records.pauses import MAX_REASON, MAX_TARGET, NewPause
+    from switchyard.services.engine.records.pauses import (
+        MAX_REASON_LENGTH,
+        MAX_TARGET_LENGTH,
+        NewPause,
+    )
 
     scope, target = _target_of(lane, job_type, source, queue)
-    if not target or len(target) > MAX_TARGET:
-        raise WrongUsage(f"--{scope} takes 1 to {MAX_TARGET} characters")
-    if reason is not None and len(reason) > MAX_REASON:
-        raise WrongUsage(f"--reason takes at most {MAX_REASON} characters")
+    if not target or len(target) > MAX_TARGET_LENGTH:
+        raise WrongUsage(f"--{scope} takes 1 to {MAX_TARGET_LENGTH} characters")
+    if reason is not None and len(reason) > MAX_REASON_LENGTH:
+        raise WrongUsage(f"--reason takes at most {MAX_REASON_LENGTH} characters")
     try:
         new_pause = NewPause(
             scope, target, current_user(), reason, optional_duration(duration_text)

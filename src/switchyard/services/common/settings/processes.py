@@ -21,8 +21,8 @@ class ProcessSettings(BaseSettings, defer_build=True):
     worker_reserve: int | None = Field(
         default=None,
         ge=0,
-        description="Slots of these that only the lane with the highest priority may use. "
-        "Default: 1, or 0 if there is only one slot.",
+        description="Slots of a worker process that only the lane with the highest priority may "
+        "use. Default: 1, or 0 if there is only one slot.",
     )
     autoscale_wait: float = Field(
         default=10.0,
@@ -43,8 +43,8 @@ class ProcessSettings(BaseSettings, defer_build=True):
         default=1.5,
         gt=0,
         description="Seconds without a heartbeat after which other workers take over the jobs "
-        "of a worker. It gives four in that time while it has jobs, and else one in three seconds. "
-        "Raise it on overloaded hosts.",
+        "of a worker. A worker with jobs sends four in that time, an idle one sends one every "
+        "three seconds. Raise it on overloaded hosts.",
     )
     metrics_host: str = Field(
         default="127.0.0.1",

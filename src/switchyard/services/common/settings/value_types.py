@@ -62,8 +62,8 @@ def _with_ports(value: tuple[str, ...]) -> tuple[str, ...]:
 
 
 OrOff = Annotated[Value | None, BeforeValidator(_off_is_none)]
-"""A value, or None if the variable is `off`: for a setting with a default, which an empty variable
-leaves in place."""
+"""A value, or None if the variable is `off`. For a setting with a default: an empty variable means
+the default, so `off` is the way to say none."""
 Age = Annotated[float | None, BeforeValidator(_age), BeforeValidator(_off_is_none)]
 """Seconds for which something is kept, written as `30d`; None, for ever, if the variable is
 `off`."""

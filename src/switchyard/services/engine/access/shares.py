@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class Shares:
-    """An amount that clients take parts of: memory, or places.
+    """An amount that clients take parts of: bytes of memory, or a number of streams.
 
     No client gets more than is left for others: one alone at most half, each of two a third. These
     are the dynamic thresholds of shared buffers (Choudhury and Hahne, IEEE/ACM Transactions on
@@ -12,12 +12,12 @@ class Shares:
     those who don't come.
     """
 
-    def __init__(self, most: int, *, parent: Shares | None = None, name: str = "") -> None:
-        """`most`: the amount that there is. With `parent`, all that is taken here is also taken
+    def __init__(self, total: int, *, parent: Shares | None = None, name: str = "") -> None:
+        """`total`: the amount that there is. With `parent`, all that is taken here is also taken
         there, by the client `name`."""
-        if most < 1:
+        if total < 1:
             raise ValueError("the amount to share must be at least 1")
-        self._most = most
+        self._total = total
         self._parent = parent
         self._name = name
         self._taken: dict[str, int] = {}
@@ -26,9 +26,9 @@ class Shares:
 
     def take(self, client: str, amount: int) -> bool:
         """Take that much; False, and nothing taken, where it would be too much. A client is never
-        refused while nobody has taken anything: what is too large for ever is refused elsewhere."""
+        refused while nobody has taken anything, whatever it asks for: callers bound one request."""
         own = self._taken.get(client, 0) + amount
-        if self.used and own > self._most - self.used:
+        if self.used and own > self._total - self.used:
             return False
         if self._parent is not None and not self._parent.take(self._name, amount):
             return False

@@ -1,8 +1,8 @@
 """Run bulk actions: in batches, oldest job first, as fast as their rate and their reruns allow.
 
-A batch is noted in the ledger together with what it changes there, or its jobs have ids that follow
-from the operation's; then the place is noted. A process that goes on after a kill does the last
-batch again, which changes nothing a second time.
+The ledger notes each changed job in the transaction that changes it; new jobs of a rerun get ids
+derived from the operation's. The cursor is saved after each batch. So a process that goes on after
+a kill does the last batch again, and that changes nothing a second time.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ from switchyard.services.engine.runtime.worker_commands import send_cancel
 BATCH = 100
 """Jobs that are read, changed and recorded together."""
 
-_NOT_RERUN = (InvalidJob, InvalidPayload, NewerPayload, InvalidRedrive, UnknownJobType)
+_RERUN_ERRORS = (InvalidJob, InvalidPayload, NewerPayload, InvalidRedrive, UnknownJobType)
 """Errors that mean that a job can't be made again as requested."""
 
 
@@ -131,7 +131,7 @@ class ActionRun(ABC):
         self.progress = ActionProgress.from_operation(session.operation)
         self._rule = HaltRule(spec.canary, spec.halt_on)
         self._cursor: dict[str, Any] = dict(session.operation.cursor or {})
-        self._looked_at = float("-inf")
+        self._outcomes_read_at = float("-inf")
 
     @abstractmethod
     async def act(self, jobs: Sequence[JobSummary], noted: Collection[str]) -> None:
@@ -175,7 +175,7 @@ class ActionRun(ABC):
         await self.session.move(BulkState.RUNNING)
 
     async def _begin(self) -> None:
-        # What was changed just before a kill is noted, and not counted in the record.
+        # Jobs that were changed just before a kill are noted, but missing in the saved count.
         done = await self.ledger.job_actions.count(self.session.id)
         self.progress = replace(self.progress, done=done)
         if self.progress.total is None:
@@ -225,7 +225,7 @@ class ActionRun(ABC):
         async with nullcontext() if is_hot else traffic.turn(self.session):
             await self.act(batch, noted)
         if self.spec.canary is not None and self._canary_left is not None:
-            self._looked_at = float("-inf")  # those that have just gone count at once
+            self._outcomes_read_at = float("-inf")  # those that have just gone count at once
         self._cursor["after"] = [batch[-1].created_at, batch[-1].id]
         await self._save()
 
@@ -240,7 +240,7 @@ class ActionRun(ABC):
         return max(0, allowed if left is None else min(allowed, left))
 
     async def _check_outcomes(self) -> None:
-        if time.monotonic() - self._looked_at >= STATE_POLL_INTERVAL:
+        if time.monotonic() - self._outcomes_read_at >= STATE_POLL_INTERVAL:
             await self._read_outcomes()
         try:
             self._rule.check(*self._since_baseline(), "new jobs have died")
@@ -262,7 +262,7 @@ class ActionRun(ABC):
     async def _read_outcomes(self) -> None:
         outcomes: dict[str, Any] = await rerun_outcomes(self.ledger, self.session.operation)
         self.progress = replace(self.progress, **outcomes)
-        self._looked_at = time.monotonic()
+        self._outcomes_read_at = time.monotonic()
 
     async def _drain(self) -> None:
         """Wait for the ends of the new jobs, where the action depends on them. Raises Halted."""
@@ -340,19 +340,19 @@ class MoveRun(ActionRun):
         self, jobs: Sequence[JobSummary], noted: Collection[str]
     ) -> dict[str, JobMove]:
         """Return where each is to go; those that stay are counted."""
-        before = {}
+        earlier = {}
         if self.spec.undo_of is not None:
             ids = [job.id for job in jobs]
-            before = await self.ledger.job_actions.of_operation(self.spec.undo_of, ids)
+            earlier = await self.ledger.job_actions.of_operation(self.spec.undo_of, ids)
         moves: dict[str, JobMove] = {}
         for job in jobs:
             lane, priority = self.spec.lane or job.lane, self.spec.priority
             if self.spec.undo_of is not None:
-                place = before[job.id].before if job.id in before else None
-                if place is None:
+                moved_from = earlier[job.id].before if job.id in earlier else None
+                if moved_from is None:
                     self.skip(job.id, f"{self.spec.undo_of} has not moved it")
                     continue
-                lane, priority = place["lane"], place["priority"]
+                lane, priority = moved_from["lane"], moved_from["priority"]
             if priority is None:
                 priority = job.priority
             if (lane, priority) == (job.lane, job.priority) and job.id not in noted:
@@ -378,7 +378,7 @@ class MoveRun(ActionRun):
 
 
 class RerunRun(ActionRun):
-    """Publishes a new job for each, which does the same again or what the change makes of it."""
+    """Publishes a new job for each: the same again, or with the change that was asked for."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -393,11 +393,11 @@ class RerunRun(ActionRun):
         known = await self.ledger.job_reads.records(list(new_ids.values()))
         records = await self.ledger.job_reads.records([job.id for job in jobs])
         prepared: dict[str, NewJob] = {}
-        done: dict[str, str] = {}
+        new_id_by_job: dict[str, str] = {}
         for job_id, new_id in new_ids.items():
             if new_id in known:
                 if known[new_id].operation_id == self.session.id:  # published before a kill
-                    done[job_id] = new_id
+                    new_id_by_job[job_id] = new_id
                 else:
                     self.skip(job_id, f"an earlier undo has rerun it as {new_id}")
                 continue
@@ -407,7 +407,7 @@ class RerunRun(ActionRun):
                     self.skip(job_id, "it was removed meanwhile")
                 else:
                     prepared[job_id] = await self._prepare(record, new_id)
-            except _NOT_RERUN as error:
+            except _RERUN_ERRORS as error:
                 self.skip(job_id, f"not rerun: {error}")
         while prepared:
             await self.wait_for_room(queue_name(job.lane, job.worker) for job in prepared.values())
@@ -419,19 +419,19 @@ class RerunRun(ActionRun):
                 elif isinstance(outcome, NeverTaken):
                     self.skip(job_id, f"not rerun: {outcome}")
                 elif isinstance(outcome, (Published, LaneFull)):
-                    done[job_id] = job.message.job_id
+                    new_id_by_job[job_id] = job.message.job_id
                 else:
-                    raise outcome  # tried again by the runner, from where it is then
+                    raise outcome  # the runner goes on later, from the saved cursor
             prepared = refused
         is_ours = await self.ledger.job_actions.note_reruns(
-            self.session.id, self.session.holder, done, self.ledger.clock.time()
+            self.session.id, self.session.holder, new_id_by_job, self.ledger.clock.time()
         )
         if not is_ours:
             self.session.fail_lost()
-        self.count_done(len(done.keys() - set(noted)))
+        self.count_done(len(new_id_by_job.keys() - set(noted)))
 
     async def _prepare(self, record: JobRecord, new_id: str) -> NewJob:
-        """Make the new job. Raises one of _NOT_RERUN."""
+        """Make the new job. Raises one of _RERUN_ERRORS."""
         if record.joins:
             raise InvalidJob("it waited for other jobs: rerun the job that published those")
         before = to_message(record)

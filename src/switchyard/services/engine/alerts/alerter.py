@@ -67,8 +67,8 @@ class Alerter:
             if operation_key(operation) not in sent:
                 await self._send(of_operation(operation, system=system, at=now))
         for key in (key for key in sent if key in set(Finding) and key not in findings):
-            over = Diagnostic(key, "ok", "it is no more", finding=Finding(key))
-            if await self._deliver(of_check(over, firing=False, system=system, at=now)):
+            resolved = Diagnostic(key, "ok", "it is no more", finding=Finding(key))
+            if await self._deliver(of_check(resolved, firing=False, system=system, at=now)):
                 await self._ledger.alerts.forget_alert(key)
         await self._ledger.alerts.forget_alerts_before(
             now - 2 * RECENT_SECONDS, keep=[str(each) for each in Finding]

@@ -1,4 +1,4 @@
-"""Text of an alert, and the forms in which it is sent."""
+"""Text of an alert, and the formats in which it is sent."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Literal
 from switchyard.services.engine.monitoring.check import Diagnostic
 from switchyard.services.engine.records.bulk import BulkOperation
 
-Form = Literal["json", "slack"]
+AlertFormat = Literal["json", "slack"]
 MAX_DETAIL = 3_000
 """Characters: chat services refuse longer texts."""
 
@@ -20,7 +20,7 @@ class Alert:
     """An event to report: a finding that begins or ends, or an operation that ended."""
 
     key: str
-    """Identifies the finding or operation; the same at its begin and end."""
+    """Identifies the finding or operation; the same when it begins and when it ends."""
     status: Literal["firing", "resolved", "ended"]
     title: str
     detail: str
@@ -39,9 +39,9 @@ class Alert:
             lines.append(f"→ {self.remedy}")
         return "\n".join(line for line in lines if line)
 
-    def body(self, form: Form) -> bytes:
+    def body(self, alert_format: AlertFormat) -> bytes:
         """Return the body to send: for Slack, and services with its format, the text alone."""
-        if form == "slack":
+        if alert_format == "slack":
             content: dict[str, object] = {"text": _plain(self.text)}
         else:
             moment = datetime.fromtimestamp(self.at, UTC).isoformat(timespec="seconds")

@@ -283,7 +283,7 @@ class BackfillRun:
         there is none."""
         spec, job_type = self._plan.spec, self._plan.job_type
         pauses = await self._ledger.pauses.active()
-        pause = pauses.holding(spec.lane, job_type.worker, job_type.name, self._plan.source.name)
+        pause = pauses.pause_of(spec.lane, job_type.worker, job_type.name, self._plan.source.name)
         if pause is not None:
             return f"{pause} is paused: {pause.remedy}"
         return await find_short_budget(

@@ -83,15 +83,15 @@ async def _index_suffices(settings: BrokerSettings, ledger: Ledger, count: int) 
 
 async def _open_indexed(ledger: Ledger, which: LetterFilter, moment: datetime) -> IndexedLetters:
     letter_filter = which.for_index("waiting", moment)
-    # The group is matched by the index: those of its records are the ones that people see.
-    others = replace(which, group=None)
+    # The index alone decides on the group: people have seen and named the groups of its records.
+    conditions_beside_group = replace(which, group=None)
     after: tuple[float, str] | None = None
     while page := await ledger.dead_letters.letters_in(
         letter_filter, states=("waiting",), after=after, limit=PAGE
     ):
         for letter in page:
             stored = replace(stored_letter(letter), left_behind=letter.copies)
-            if letter.reason != REFUSED and others.matches(stored, moment):
+            if letter.reason != REFUSED and conditions_beside_group.matches(stored, moment):
                 yield stored
         after = (page[-1].dead_at, page[-1].id)
 

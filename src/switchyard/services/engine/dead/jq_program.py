@@ -125,7 +125,7 @@ class JqProgram:
         reason = (
             f"took more than {APPLY_TIMEOUT:g} s for one payload"
             if exit_code == -signal.SIGPROF
-            else f"took more than {MAX_MEMORY // 2**20} MiB, or broke down"
+            else f"took more than {MAX_MEMORY // 2**20} MiB, or crashed"
         )
         return ExpressionStopped(f"jq {self._expression!r} {reason}: it was ended")
 

@@ -9,7 +9,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from switchyard.broker.dead.dead_letter_headers import DeadLetterInfo, read
+from switchyard.broker.dead.dead_letter_headers import DeadLetterInfo, read_certificate
 from switchyard.broker.errors import NeverTaken
 from switchyard.broker.lanes import DEAD_EXCHANGE, lane_of
 from switchyard.broker.message import JobMessage
@@ -76,10 +76,10 @@ async def _undo(
     if edit.restored_at is not None:
         return UndoResult(edit.letter_id, True, "was undone before")
     original = JobMessage.decode(edit.original)
-    # The copy's generation: a copy that is delivered all the same counts as one that has died, and
-    # the next redrive is newer than it.
+    # The letter gets the copy's generation: should the copy be delivered after all, it counts as
+    # dead, and the next redrive counts as newer.
     original = original.with_metadata(redrives=edit.redrives + 1)
-    certificate = read(edit.headers, edit.routing_key, original.job_type)
+    certificate = read_certificate(edit.headers, edit.routing_key, original.job_type)
     if edit.undone_at is None:
         job = _to_new_job(original, certificate, registry)
         if not await ledger.redrives.undo_edit(

@@ -37,7 +37,7 @@ FILE_STORAGE = "file storage"
 MAX_MARKER_BYTES = 1000
 """Largest marker that is read: whoever can write there may have put anything."""
 READ_TIMEOUT = 2.0
-"""Seconds for a storage to answer. One that does not answer counts as no other system's."""
+"""Seconds for a storage to answer. One that does not answer is skipped, not refused."""
 ClaimPlace = Callable[[SystemRecord, bool], Awaitable[str | None]]
 """Marks a place as the system's, with True even if it is another's; returns that other system's
 description if it was left as it is."""
@@ -64,19 +64,19 @@ async def claim_places(
         claim, errors = await _claimer_of(url)
         try:
             async with asyncio.timeout(READ_TIMEOUT):
-                mark = await claim(system, take)
+                other_system = await claim(system, take)
         except errors as error:
             lines = str(error).splitlines() or [f"no answer within {READ_TIMEOUT:g} s"]
             reason = lines[0]
             structlog.get_logger("system").warning("system not checked", of=what, error=reason)
             away.append(what)
             continue
-        if mark is not None:
+        if other_system is not None:
             raise WrongStorage(
                 f"the ledger at {ledger.where} is of the system {system}, and the {what} at "
-                f"{without_credentials(url)} of the system {mark}: set {setting} to a place of "
-                "its own, or JOBS_DATABASE_URL to that system's ledger. If that ledger is gone "
-                "for good, `jobctl system adopt` gives the place to this one"
+                f"{without_credentials(url)} of the system {other_system}: set {setting} to a "
+                "place of its own, or JOBS_DATABASE_URL to that system's ledger. If that ledger is "
+                "gone for good, `jobctl system adopt` gives the place to this one"
             )
     return tuple(away)
 
@@ -94,8 +94,8 @@ def places(settings: Settings) -> dict[str, tuple[str, str]]:
 
 
 async def _claimer_of(url: str) -> tuple[ClaimPlace, tuple[type[Exception], ...]]:
-    """Return how to claim a place, and the errors that say that it is away. No library is loaded
-    that the place does not need, and most have directories."""
+    """Return how to claim a place, and the errors that say that it is away. Loads only the library
+    that the place needs: none for a directory, the usual case."""
     errors = (StorageUnavailable, OSError, ValueError)
     if is_postgres(url):
         await load("asyncpg")

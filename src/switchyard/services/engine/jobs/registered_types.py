@@ -45,7 +45,7 @@ MIN_LEARN_INTERVAL = 1.0
 MAX_BACKTRACKS = 100_000
 MAX_PATTERN_BYTES = 256 * 1024
 """Steps back that matching a pattern may take, and size of a compiled pattern."""
-VERSION_MARK = "x-payload-version"
+VERSION_KEYWORD = "x-payload-version"
 """Keyword in the JSON Schema of a payload with its version, if that is not the first."""
 MAX_COMPLAINTS = 5
 MAX_COMPLAINT_LENGTH = 200
@@ -134,18 +134,18 @@ def record_of(job_type: JobType, registered_by: str) -> JobTypeRecord:
 
 @lru_cache(maxsize=1024)  # pydantic makes a schema anew each time, in milliseconds
 def _schema_of(payload_model: type[BaseModel], version: int) -> Mapping[str, Any]:
-    secrets = secret_schema(payload_model)  # with all names of the fields
+    secrets = secret_schema(payload_model)
     schema = payload_model.model_json_schema() if secrets is None else dict(secrets.root)
     if version != FIRST_PAYLOAD_VERSION:
-        schema[VERSION_MARK] = version
+        schema[VERSION_KEYWORD] = version
     return schema
 
 
 def _version_of(record: JobTypeRecord) -> int:
     """Return the version in a schema. Raises RegistryError, as anybody may have registered it."""
-    version = record.payload_schema.get(VERSION_MARK, FIRST_PAYLOAD_VERSION)
+    version = record.payload_schema.get(VERSION_KEYWORD, FIRST_PAYLOAD_VERSION)
     if not isinstance(version, int) or isinstance(version, bool):
-        raise RegistryError(f"job type {record.name!r}: {VERSION_MARK} must be a number")
+        raise RegistryError(f"job type {record.name!r}: {VERSION_KEYWORD} must be a number")
     return version
 
 
@@ -178,7 +178,7 @@ def job_type_from(record: JobTypeRecord) -> JobType:
     )
 
 
-class TypeExchange:
+class JobTypeSync:
     """Registers the types of a process in the ledger, and adds those of others to its registry.
     Workers replace the registered types by theirs; other processes, which may be older or newer,
     only register types that are missing.
@@ -200,53 +200,53 @@ class TypeExchange:
         self._is_worker = is_worker
         self._log = structlog.get_logger("job types")
         self._touched_at: float | None = None
-        self._known_names: list[str] = []
-        self._mark: str | None = None
-        """Mark of the ledger's types that `note_mark` got last."""
+        self._registered_names: list[str] = []
+        self._types_version: str | None = None
+        """Version of the ledger's job types that `note_types_version` got last."""
         self._changed = asyncio.Event()
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Exchange once, if the ledger can be reached, and then regularly."""
+        """Sync once, if the ledger can be reached, and then regularly."""
         background = TaskSupervisor(self._log)
-        await self._try_to_exchange()
-        background.start("job types", self._keep_exchanging)
+        await self._try_to_sync()
+        background.start("job types", self._keep_syncing)
         try:
             yield
         finally:
             await background.close()
 
-    def note_mark(self, mark: str | None) -> None:
-        """Exchange soon, if the mark from a heartbeat differs from the last one. With a call for
-        each heartbeat, there are no regular reads in between."""
-        if mark is not None and mark != self._mark:
-            self._mark = mark
+    def note_types_version(self, version: str | None) -> None:
+        """Sync soon, if the version of the ledger's types, from a heartbeat, differs from the last
+        one. With a call for each heartbeat, there are no regular reads in between."""
+        if version is not None and version != self._types_version:
+            self._types_version = version
             self._changed.set()
 
-    async def _keep_exchanging(self) -> None:
+    async def _keep_syncing(self) -> None:
         while True:
-            pause = LEARN_INTERVAL if self._mark is None else TOUCH_INTERVAL
+            pause = LEARN_INTERVAL if self._types_version is None else TOUCH_INTERVAL
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._changed.wait()
             self._changed.clear()
-            await self._try_to_exchange()
+            await self._try_to_sync()
 
-    async def _try_to_exchange(self) -> None:
+    async def _try_to_sync(self) -> None:
         try:
-            await self.exchange()
+            await self.sync()
         except LedgerError as error:
-            self._mark = None  # so that the next heartbeat repeats it
+            self._types_version = None  # so that the next heartbeat repeats it
             self._log.warning("job types not exchanged", error=str(error))
 
-    async def exchange(self) -> None:
+    async def sync(self) -> None:
         """Register the own types if due, and read those of others. Raises LedgerError."""
         now = self._ledger.clock.time()
         if self._touched_at is None:
             await self._register(now)
         elif now - self._touched_at >= TOUCH_INTERVAL:
             # They are missing in a ledger that was restored from an older copy.
-            if not await self._ledger.job_types.touch(self._known_names, now):
+            if not await self._ledger.job_types.touch(self._registered_names, now):
                 await self._register(now)
             self._touched_at = now
         await learn_types(self._registry, self._ledger)
@@ -260,7 +260,7 @@ class TypeExchange:
                 self._log.warning("job type not registered", error=str(error))
             await asyncio.sleep(0)  # each schema takes milliseconds: let other tasks run
         await self._ledger.job_types.register(records, now, replace=self._is_worker)
-        self._known_names = [each.name for each in records]
+        self._registered_names = [each.name for each in records]
         self._touched_at = now
 
 
@@ -288,7 +288,7 @@ async def learn_types(registry: Registry, ledger: Ledger) -> None:
             except RegistryError as error:
                 log = structlog.get_logger("job types")
                 log.warning("registered job type unusable", error=str(error))
-            await asyncio.sleep(0)  # as when they are registered
+            await asyncio.sleep(0)  # making each takes milliseconds: let other tasks run
         unusable |= {name: digests[name] for name in missing if name not in usable}
     registry.set_registered(usable.values(), unusable)
 

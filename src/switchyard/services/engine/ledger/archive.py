@@ -1,8 +1,9 @@
 """Register files of the archive, and read the jobs for them.
 
 A file is registered before the first of its jobs is removed, so every job stands in the ledger or
-in a registered file. Only one file at a time may be unsettled, and its number is the next: of two
-processes that archive at the same time, one registers its file and the other throws its own away.
+in a registered file. A file is unsettled while its jobs are being removed. Only one file at a time
+may be unsettled, and its number follows the last one's: of two processes that archive at the same
+time, one registers its file and the other throws its own away.
 """
 
 from __future__ import annotations
@@ -112,15 +113,17 @@ class ArchiveRepository(Repository):
         return _find_remaining(connection, versions)
 
     @write
-    def settle(self, connection: Connection, number: int, left: Mapping[str, JobVersion]) -> None:
-        """Record that the jobs of a file were removed from the ledger, except those of `left` that
-        still exist. From now on, no process removes jobs for this file."""
+    def settle(
+        self, connection: Connection, number: int, remaining: Mapping[str, JobVersion]
+    ) -> None:
+        """Record that the jobs of a file were removed from the ledger, except those of
+        `remaining` that still exist. From now on, no process removes jobs for this file."""
         condition = (archive_files.c.number == number) & archive_files.c.settled_at.is_(None)
         # Waits for transactions that still remove jobs for this file.
         locked = select(archive_files.c.number).where(condition).with_for_update()
         if connection.scalar(locked) is None:
             return
-        kept = sorted(_find_remaining(connection, left))
+        kept = sorted(_find_remaining(connection, remaining))
         connection.execute(
             update(archive_files)
             .where(condition)
@@ -140,9 +143,9 @@ class ArchiveRepository(Repository):
         return [_to_file(row) for row in connection.execute(query)]
 
 
-def is_unsettled(connection: Connection, number: int) -> bool:
-    """Tell whether a file is unsettled, so that its jobs may be removed. Locks its row until the
-    transaction ends: nobody settles it meanwhile."""
+def lock_unsettled(connection: Connection, number: int) -> bool:
+    """Lock the row of an unsettled file until the transaction ends: its jobs may be removed, and
+    nobody settles it meanwhile. False where it is settled."""
     query = select(archive_files.c.number).where(
         archive_files.c.number == number, archive_files.c.settled_at.is_(None)
     )

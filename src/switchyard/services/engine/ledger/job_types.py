@@ -13,7 +13,7 @@ from switchyard.services.engine.ledger.sql.repository import Repository, read, w
 from switchyard.services.engine.ledger.sql.tables import job_types
 from switchyard.services.engine.records.job_types import KEPT_FOR, MAX_JOB_TYPES, JobTypeRecord
 
-TYPES_MARK = (
+TYPES_VERSION = (
     "SELECT CAST(COUNT(*) AS TEXT) || ' ' || CAST(COALESCE(MAX(registered_at), 0) AS TEXT) "
     "FROM job_types"
 )
@@ -55,8 +55,8 @@ class JobTypeRepository(Repository):
     @write
     def touch(self, connection: Connection, names: Collection[str], now: float) -> bool:
         """Record that a process knows these types. False where one is not registered any more."""
-        known = job_types.c.name.in_(names)
-        touched = connection.execute(update(job_types).where(known).values(seen_at=now))
+        is_named = job_types.c.name.in_(names)
+        touched = connection.execute(update(job_types).where(is_named).values(seen_at=now))
         return touched.rowcount == len(set(names))
 
     @read
@@ -94,12 +94,12 @@ def _row(record: JobTypeRecord, now: float) -> dict[str, Any]:
 def _record(row: RowMapping) -> JobTypeRecord | None:
     """Return the row's type; None for a row that this program can't have written."""
     parts: dict[str, Any] = {}
-    for name, form in _AS_JSON.items():
+    for name, expected in _AS_JSON.items():
         try:
             parts[name] = json.loads(row[name])
         except (ValueError, RecursionError):
             parts[name] = None
-        if not isinstance(parts[name], form):
+        if not isinstance(parts[name], expected):
             log = structlog.get_logger("ledger")
             log.warning("job type unreadable", job_type=row["name"], column=name)
             return None

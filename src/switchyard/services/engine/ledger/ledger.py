@@ -122,7 +122,7 @@ class Ledger(AsyncCloseable):
             raise LedgerMissing(self.core.database.where) from error
         if version is None:
             raise LedgerMissing(self.core.database.where)
-        version.require()
+        version.require_usable()
 
     @property
     def where(self) -> str:

@@ -134,7 +134,7 @@ class PauseRepository(Repository):
         held: Counter[str] = Counter()
         for lane, worker, job_type, source, number in connection.execute(query):
             for pause in active:
-                if ActivePauses.from_records([pause]).holding(lane, worker, job_type, source):
+                if ActivePauses.from_records([pause]).pause_of(lane, worker, job_type, source):
                     held[pause.id] += number
         return [(pause, held[pause.id]) for pause in active]
 

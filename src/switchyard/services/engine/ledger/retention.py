@@ -30,7 +30,7 @@ from sqlalchemy import (
 )
 
 from switchyard.services.common.durations import DAY
-from switchyard.services.engine.ledger.archive import is_unsettled
+from switchyard.services.engine.ledger.archive import lock_unsettled
 from switchyard.services.engine.ledger.sql.codec import to_json
 from switchyard.services.engine.ledger.sql.dialect import (
     among,
@@ -174,7 +174,7 @@ class RetentionRepository(Repository):
         with very many attempts loses these first, in several calls. With `archived`, the jobs are
         those of that file; a job that has changed since it was archived stays."""
         watch = Stopwatch(connection)
-        if archived is not None and not is_unsettled(connection, archived.file.number):
+        if archived is not None and not lock_unsettled(connection, archived.file.number):
             return Removal(Counter(), True, watch.seconds())
         query = (
             select(

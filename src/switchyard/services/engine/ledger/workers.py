@@ -11,7 +11,7 @@ from dataclasses import asdict
 
 from sqlalchemy import Connection, delete, func, insert, select, text
 
-from switchyard.services.engine.ledger.job_types import TYPES_MARK
+from switchyard.services.engine.ledger.job_types import TYPES_VERSION
 from switchyard.services.engine.ledger.sql.dialect import clock
 from switchyard.services.engine.ledger.sql.repository import Repository, read, write
 from switchyard.services.engine.ledger.sql.tables import attempts, jobs, loop_blocks, workers
@@ -90,18 +90,19 @@ class WorkerRepository(Repository):
         is_stopping: bool = False,
     ) -> str | None:
         """Record a heartbeat; `hot` when the worker took a hot job since the last one,
-        `is_stopping` once it takes no more jobs. Return a mark of the registered job types, which
-        changes when another process registers some; None when the worker is not registered."""
+        `is_stopping` once it takes no more jobs. Return the version of the registered job types,
+        which changes when another process registers some; None when the worker is not
+        registered."""
         now = clock(connection)
         changes = f", hot_at = {now}" if hot else ""
         changes += f", stopping_at = COALESCE(stopping_at, {now})" if is_stopping else ""
         beat = text(
             f"UPDATE workers SET beat = beat + 1, beat_at = {now}, memory_bytes = :memory_bytes"
-            f"{changes} WHERE worker_id = :worker_id RETURNING ({TYPES_MARK})"
+            f"{changes} WHERE worker_id = :worker_id RETURNING ({TYPES_VERSION})"
         )
         parameters = {"worker_id": worker_id, "memory_bytes": memory_bytes}
-        mark: str | None = connection.scalar(beat, parameters)
-        return mark
+        types_version: str | None = connection.scalar(beat, parameters)
+        return types_version
 
     @read
     def hot_idle(self, connection: Connection) -> float | None:

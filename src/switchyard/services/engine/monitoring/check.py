@@ -25,9 +25,11 @@ class Finding(StrEnum):
     MANAGEMENT_FORBIDS = "management-forbids"
     TOPOLOGY_MISSING = "topology-missing"
     TOPOLOGY_OTHER = "topology-other"
+    """A queue has a type or arguments that can't be changed in place."""
     MIGRATION_UNFINISHED = "migration-unfinished"
     POLICY_OVERRIDDEN = "policy-overridden"
     TYPES_UNKNOWN = "types-unknown"
+    """Jobs wait in a queue that belongs to no loaded job type."""
     LEFTOVER = "leftover"
     ALARM_MEMORY = "alarm-memory"
     ALARM_DISK = "alarm-disk"
@@ -45,6 +47,7 @@ class Finding(StrEnum):
     LEDGER_TABLES = "ledger-tables"
     LEDGER_ADDRESS = "ledger-address"
     SYSTEM_OTHER = "system-other"
+    """The broker belongs to another system, or the ledger is an old copy."""
     SYSTEM_UNKNOWN = "system-unknown"
     SYSTEM_UNMARKED = "system-unmarked"
     CLOCK_LEDGER = "clock-ledger"
@@ -199,8 +202,9 @@ _WEIGHTS = {  # 2: all others
 
 
 def worst_first(diagnostics: Iterable[Diagnostic]) -> list[Diagnostic]:
-    """Return those with a problem: the wrong ones, then the warnings, each by what stands still;
-    among equals in the order of the checks, in which one thing builds on another."""
+    """Return those with a problem: the wrong ones, then the warnings; within each, first what makes
+    the most stand still. Equals keep the order of the checks, in which a cause comes before its
+    effects."""
 
     def rank(diagnostic: Diagnostic) -> tuple[bool, int]:
         weight = 2 if diagnostic.finding is None else _WEIGHTS.get(diagnostic.finding, 2)
@@ -213,7 +217,7 @@ MAX_LISTED = 3
 """Items of a kind that a diagnostic names, at most."""
 
 
-def some(texts: list[str]) -> str:
+def first_few(texts: list[str]) -> str:
     """Join the first MAX_LISTED texts, and add how many more there are."""
     more = f"; and {len(texts) - MAX_LISTED} more" if len(texts) > MAX_LISTED else ""
     return "; ".join(texts[:MAX_LISTED]) + more

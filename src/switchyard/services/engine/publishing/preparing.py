@@ -30,7 +30,12 @@ from switchyard.services.engine.jobs.outcomes import Job
 from switchyard.services.engine.jobs.registry import InvalidPayload, JobType, Registry
 from switchyard.services.engine.records.job_ids import PUBLIC_IDS, JobIds
 from switchyard.services.engine.records.joins import Joining, WhenDead
-from switchyard.services.engine.records.requests import MAX_DELAY, MAX_NOTIFY_URL, NewJob, is_spaced
+from switchyard.services.engine.records.requests import (
+    MAX_DELAY,
+    MAX_NOTIFY_URL,
+    NewJob,
+    is_namespaced,
+)
 
 _NAMESPACE = uuid5(NAMESPACE_URL, "https://switchyard.invalid/jobs")
 _KEY_NAMESPACE = uuid5(NAMESPACE_URL, "https://switchyard.invalid/keys")
@@ -117,7 +122,11 @@ def prepare(
     if not 0 <= request.delay <= MAX_DELAY:
         text = f"delay must be 0 to {MAX_DELAY:,} seconds, not {request.delay}"
         raise InvalidJob(text, at="delay")
-    if not remote and request.idempotency_key is not None and is_spaced(request.idempotency_key):
+    if (
+        not remote
+        and request.idempotency_key is not None
+        and is_namespaced(request.idempotency_key)
+    ):
         text = "an idempotency key of this form belongs to an API key or a webhook: choose another"
         raise InvalidJob(text)
     version = job_type.version if request.payload_version is None else request.payload_version

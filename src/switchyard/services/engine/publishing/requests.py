@@ -31,14 +31,14 @@ which it was made."""
 _NAMESPACE = uuid5(NAMESPACE_URL, "https://switchyard.invalid/requests")
 
 
-NAMED_SOURCES = re.compile(
+RESERVED_SOURCES = re.compile(
     r"(api|webhook|crawl|schedule)([:/\s].*)?"
     r"|jobctl|user|python|search|demo|unknown"
     r"|arxiv|github|huggingface|file|documents",
     re.IGNORECASE,
 )
-"""The sources that this system gives to jobs itself: those of API keys, webhooks, crawls and
-schedules, of programs and of backfills."""
+"""Sources that clients may not use, as this system gives them to jobs itself: those of API keys,
+webhooks, crawls and schedules, of programs and of backfills."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +59,12 @@ class InvalidRequest(InvalidInput):
 
 
 def check_source(source: str, own: str) -> None:
-    """Raises InvalidRequest for a job's source that is somebody else's. `own` is that of the API
-    key that says it; it may be divided further, as `own/nightly`."""
+    """Refuse a job's source that belongs to this system or to another client. `own` is the source
+    of the client's API key; the client may divide it further, as `own/nightly`. Raises
+    InvalidRequest."""
     if source == own or source.startswith(f"{own}/"):
         return
-    if NAMED_SOURCES.fullmatch(source.strip()):
+    if RESERVED_SOURCES.fullmatch(source.strip()):
         text = f"source {source!r} is not yours: use {own}, {own}/NAME or another name"
         raise InvalidRequest(RequestFieldError(("source",), text))
 
@@ -86,7 +87,7 @@ def routing_key_of(routing_key: str | None, lane: str | None, job_type: str | No
     return f"{lane}.{job_type}"
 
 
-def refused(
+def invalid_request_from(
     error: InvalidJob | InvalidPayload | UnknownJobType, *, by_routing_key: bool
 ) -> InvalidRequest:
     """Return what `prepare` has found wrong with a job, with its places in the request. The target
@@ -123,8 +124,8 @@ def job_id_for(
     """Return the id of a job that is asked for: a new one, or one made of key, type and payload.
 
     So two requests for the same at the same time have one id, and are one job even where the
-    broker refuses one of the publishes; and another payload under the
-    same key meets the ledger's conflict.
+    broker refuses one of the publishes; and for another payload under the same key the ledger
+    raises IdempotencyConflict.
     """
     if idempotency_key is None:
         return str(uuid4())
@@ -150,8 +151,8 @@ def differs(
     request: JobRequest, known: JobRecord, *, expires_in: float | None = None
 ) -> str | None:
     """Return the field in which a request with a known idempotency key asks for another job than
-    the one that is there; None when it asks for the same. Type and payload the ledger has compared.
-    `expires_in`: seconds from the moment of the request, where it has said that.
+    the one that is there; None when it asks for the same. The ledger has already compared type and
+    payload. `expires_in`: the request's own, in seconds; None where it gives none.
     """
     expires_at = None if request.expires_at is None else request.expires_at.timestamp()
     expiry_tolerance = 0.001

@@ -9,12 +9,14 @@ LedgerError
 │   └── LedgerAuthError    the server refuses the user, the password or the database
 ├── LedgerMisconfigured    the address or the library can't be used for a ledger
 ├── LedgerClosed           this process has closed it
+│   └── LedgerForked       it was opened before the process was forked
 ├── SchemaOutdated         the tables are older than this program, or newer
+│   ├── ProgramOutdated    they are newer, and this program may not use them
 │   └── LedgerMissing      there is no ledger at that address
 ├── RowRejected            the database refuses this very row; a retry does not help
 └── IdempotencyConflict    the key belongs to a job with another type or payload
 
-Each is of a kind besides (`services.common.errors`); LedgerError itself is never raised.
+Each is also of one of the kinds in `services.common.errors`; LedgerError itself is never raised.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from switchyard.services.engine.records.requests import plain_key
 
 
 class LedgerError(SwitchyardError):
-    """Base of all errors of this package. The text says what to do."""
+    """Base of the errors of the ledger's database. The text says what to do."""
 
 
 class LedgerUnavailable(LedgerError, TemporarilyUnavailable):
@@ -125,4 +127,4 @@ class UnknownDeadLetter(NotFoundError):
 
 
 class InvalidCursor(InvalidInput):
-    """The cursor is none of this listing."""
+    """The cursor was not given by this listing."""

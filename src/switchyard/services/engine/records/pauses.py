@@ -12,13 +12,15 @@ from pydantic import Field
 from switchyard.broker import patterns
 from switchyard.broker.lanes import LANES, lane_of, queue_name
 
-MAX_PAUSE = 366 * 24 * 3600.0
+MAX_PAUSE_SECONDS = 366 * 24 * 3600.0
 """Seconds of a pause with an end (`--for`), at most; one without an end lasts until it is
 resumed."""
 MAX_PAUSES = 200
 """Pauses that may be in force at a time: each claim is compared with all of them."""
-MAX_TARGET = 200
-MAX_REASON = 500
+MAX_TARGET_LENGTH = 200
+"""Characters of a pause's target."""
+MAX_REASON_LENGTH = 500
+"""Characters of the reason for a pause."""
 QUEUE = r"^[a-z][a-z0-9_]{0,63}\.[a-z][a-z0-9_]{0,63}$"
 
 
@@ -37,7 +39,9 @@ class NewPause:
     """A pause as somebody asks for it. Raises ValueError for a target that its scope can't have."""
 
     scope: PauseScope
-    target: Annotated[str, Field(min_length=1, max_length=MAX_TARGET, pattern=patterns.PLAIN)]
+    target: Annotated[
+        str, Field(min_length=1, max_length=MAX_TARGET_LENGTH, pattern=patterns.PLAIN)
+    ]
     created_by: str
     reason: str | None = None
     seconds: float | None = None
@@ -50,7 +54,7 @@ class NewPause:
             raise ValueError(f"there is no lane {lane!r}: the lanes are {', '.join(lanes)}")
         if self.scope is PauseScope.QUEUE and not self.target.partition(".")[2]:
             raise ValueError("name a queue as LANE.WORKER, for example hot.llm")
-        if self.seconds is not None and not 1 <= self.seconds <= MAX_PAUSE:
+        if self.seconds is not None and not 1 <= self.seconds <= MAX_PAUSE_SECONDS:
             raise ValueError("a pause lasts from one second to 366 days")
 
 
@@ -93,7 +97,7 @@ class ActivePauses:
         records = tuple(pauses)
         return cls(records, {(each.scope, each.target): each for each in records})
 
-    def holding(self, lane: str, worker: str, job_type: str, source: str) -> PauseRecord | None:
+    def pause_of(self, lane: str, worker: str, job_type: str, source: str) -> PauseRecord | None:
         """Return a pause that holds a job of that lane, worker, type and source; None where none
         does."""
         if not self.pauses:

@@ -23,27 +23,28 @@ MAX_DELAY = 366 * 24 * 3600
 MAX_NOTIFY_URL = 2_000
 """Characters."""
 MAX_SOURCE = 2_000
-"""Characters of a document's source, and bytes: an index of PostgreSQL takes 2,704."""
+"""Bytes of a document's source in UTF-8, and so characters at most: an index of PostgreSQL takes
+2,704 bytes."""
 
 
-_SPACED_KEY = re.compile(r"(?:api|webhook):[!-~]{1,100} ")
+_NAMESPACED_KEY = re.compile(r"(?:api|webhook):[!-~]{1,100} ")
 
 
-def spaced_key(space: str, key: str) -> str:
-    """Return an idempotency key as the ledger stores it within a space: `api:KEY_ID` or
-    `webhook:SOURCE`. Keys of different spaces never collide: a key from HTTP has no blank, and
-    programs may not use this form (`is_spaced`)."""
-    return f"{space} {key}"
+def namespaced_key(namespace: str, key: str) -> str:
+    """Return an idempotency key as the ledger stores it within a namespace: `api:KEY_ID` or
+    `webhook:SOURCE`. Keys of different namespaces never collide: a key from HTTP has no blank, and
+    programs may not use this form (`is_namespaced`)."""
+    return f"{namespace} {key}"
 
 
-def is_spaced(key: str) -> bool:
-    """Return whether a key has the form that `spaced_key` makes."""
-    return _SPACED_KEY.match(key) is not None
+def is_namespaced(key: str) -> bool:
+    """Return whether a key has the form that `namespaced_key` makes."""
+    return _NAMESPACED_KEY.match(key) is not None
 
 
 def plain_key(key: str) -> str:
-    """Return a key without its space, as its owner wrote it."""
-    return _SPACED_KEY.sub("", key, count=1)
+    """Return a key without its namespace, as its owner wrote it."""
+    return _NAMESPACED_KEY.sub("", key, count=1)
 
 
 def checked_source(source: str) -> str:
@@ -111,7 +112,7 @@ class ClaimRequest:
     """Claim of a dead worker to take over, from `HeldBy`; refused if the job has another claim by
     then."""
     defers_suspects: bool = False
-    """Whether a job that was in a dying worker is left to wait: the answer is then `Suspect`."""
+    """Whether a job whose worker died while it ran is not claimed: the answer is then `Suspect`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,8 +279,9 @@ class JobFilter:
     def is_scan(self) -> bool:
         """Whether each job has to be read to know if it matches: if such jobs are rare, all jobs
         are read, or all of the filter's state."""
-        read = ("job_type", "worker", "source", "finished_since", "finished_until", "slower_than")
-        is_read = any(getattr(self, name) is not None for name in (*read, "error", "payload"))
+        without_index = ("job_type", "worker", "source", "error", "payload")
+        times = ("finished_since", "finished_until", "slower_than")
+        is_read = any(getattr(self, name) is not None for name in (*without_index, *times))
         return is_read and not self.is_indexed
 
     def to_json(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from switchyard.broker.dead.dead_letter_headers import UNBOUND, Reason, read
+from switchyard.broker.dead.dead_letter_headers import UNBOUND, Reason, read_certificate
 from switchyard.broker.dead.scan import QueuedDeadLetter
 from switchyard.broker.errors import NeverTaken, PublishError, Refused
 from switchyard.broker.lanes import LANES, Lane, lane_named, lane_of, queue_name
@@ -135,7 +135,9 @@ class DisplacedJobReturner:
     def _queue_of(self, letter: DeadLetter) -> str:
         """Find the queue where the job belongs now; its type may have been given to another kind of
         worker."""
-        former_queue = read(letter.headers, letter.routing_key or "", letter.job_type).queue
+        former_queue = read_certificate(
+            letter.headers, letter.routing_key or "", letter.job_type
+        ).queue
         lane = letter.lane or lane_of(former_queue)
         try:
             return queue_name(lane, self.registry.described(letter.job_type or "").worker)
@@ -227,14 +229,14 @@ class DisplacedJobReturner:
         lane = lane_named(lane_of(queue), self.lanes)
         return lane.dead_letters_overflow and broker_dead_letters_overflow(self.settings.profile)
 
-    async def _give_up(self, letters: Collection[DeadLetter], letter_ids: Collection[str]) -> None:
+    async def _give_up(self, letters: Collection[DeadLetter], found_ids: Collection[str]) -> None:
         """Mark letters as dropped that are missing from `jobs.dead`, and their jobs as dead;
         `jobctl dead redrive --from-ledger` can send these back."""
         moment = self.ledger.clock.time()
         given_up = [
             each
             for each in letters
-            if each.id not in letter_ids and each.updated_at < moment - ABSENCE_GRACE_SECONDS
+            if each.id not in found_ids and each.updated_at < moment - ABSENCE_GRACE_SECONDS
         ]
         if not given_up:
             return

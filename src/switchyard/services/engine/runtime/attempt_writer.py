@@ -10,7 +10,7 @@ from typing import TypeVar
 import structlog
 
 from switchyard.broker.message import JobMessage
-from switchyard.broker.wire.reconnector import FIRST_BACKOFF, LAST_BACKOFF
+from switchyard.broker.wire.reconnector import MAX_BACKOFF, MIN_BACKOFF
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.errors import LedgerUnavailable, SchemaOutdated
 from switchyard.services.engine.records.states import State
@@ -76,7 +76,7 @@ class Recorder:
     async def until_reached(self, write: Callable[[], Awaitable[T]]) -> T:
         """Call `write` until the ledger can be reached: the work is done, and its result must not
         be lost."""
-        delay = FIRST_BACKOFF
+        delay = MIN_BACKOFF
         while True:
             try:
                 return await write()
@@ -86,4 +86,4 @@ class Recorder:
                 self._log.warning("ledger unreachable", error=str(error), next_try_in=delay)
                 self.on_ledger_away()
             await asyncio.sleep(delay)
-            delay = min(delay * 2, LAST_BACKOFF)
+            delay = min(delay * 2, MAX_BACKOFF)

@@ -29,7 +29,7 @@ from switchyard.services.engine.jobs.context import JobContext, Usage, in_thread
 from switchyard.services.engine.jobs.registry import Handler
 from switchyard.services.engine.jobs.retry import Failure, RemoteError
 from switchyard.services.engine.records.errors import LedgerUnavailable
-from switchyard.services.engine.runtime.process_pool import LENGTH, READY, end_with_parent
+from switchyard.services.engine.runtime.process_pool import LENGTH_PREFIX, READY, end_with_parent
 from switchyard.services.engine.runtime.shared_memory import SharedProgressAddress, writing_to
 
 LEDGER_AWAY_PAUSE = 5.0
@@ -64,11 +64,11 @@ def serve(connection: socket.socket) -> None:
     multiprocessing.current_process().daemon = False  # a job may have processes of its own
     with connection, connection.makefile("rb") as calls, suppress(ConnectionError):
         connection.sendall(READY)
-        while header := calls.read(LENGTH.size):
-            (length,) = LENGTH.unpack(header)
+        while header := calls.read(LENGTH_PREFIX.size):
+            (length,) = LENGTH_PREFIX.unpack(header)
             answer = run_pickled(calls.read(length))
             # Fails if the parent has abandoned the call; it kills this process at once.
-            connection.sendall(LENGTH.pack(len(answer)))
+            connection.sendall(LENGTH_PREFIX.pack(len(answer)))
             connection.sendall(answer)
 
 
@@ -197,10 +197,10 @@ async def _run_with_ledger(handler: Handler, payload: BaseModel, ctx: Mapping[st
     from switchyard.services.engine.ledger import Ledger
 
     async with await Ledger.open(ctx["settings"].ledger_url) as ledger:
-        return await handler(payload, JobContext(**ctx, ledger=ledger, in_process=_InlineProcess()))
+        return await handler(payload, JobContext(**ctx, ledger=ledger, in_process=_SameProcess()))
 
 
-class _InlineProcess:
+class _SameProcess:
     """`JobContext.in_process` for a job that already has a process of its own: applies the same
     limits, to one call at a time. A call that takes too long raises TimeoutError; its thread ends
     with the job's process."""

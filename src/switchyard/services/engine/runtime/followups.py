@@ -32,7 +32,7 @@ from switchyard.broker.message import JobMessage
 from switchyard.broker.publish.outcome import Accepted, Outgoing, Result, envelope_of
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.wire.envelope import Envelope
-from switchyard.broker.wire.reconnector import FIRST_BACKOFF, LAST_BACKOFF
+from switchyard.broker.wire.reconnector import MAX_BACKOFF, MIN_BACKOFF
 from switchyard.services.engine.jobs.retry import Delayed, Died, Failure, RetryPolicy, Succeeded
 from switchyard.services.engine.publishing.recorded import (
     kept_letter,
@@ -197,7 +197,7 @@ class FollowUpPublisher:
         except (NeverTaken, RowRejected) as error:
             return await self.publish(job, end_invalid_outcome(job.message, error), ())
         remaining = [routed(each, each.message) for each in recorded]
-        backoff = FIRST_BACKOFF
+        backoff = MIN_BACKOFF
         while remaining:
             results = await self.publisher.publish_many(remaining)
             refusal = await self._record_results(remaining, results)
@@ -217,7 +217,7 @@ class FollowUpPublisher:
                     "next stages not published", jobs=len(remaining), next_try_in=backoff
                 )
                 await asyncio.sleep(backoff)
-                backoff = min(backoff * 2, LAST_BACKOFF)
+                backoff = min(backoff * 2, MAX_BACKOFF)
         return ending
 
     async def publish_due(self, job_ids: Sequence[str]) -> None:
@@ -344,7 +344,7 @@ class FollowUpPublisher:
 
     async def _send(self, exchange: str, routing_key: str, envelope: Envelope) -> None:
         """Publish, and retry until the broker confirms. Raises NeverTaken."""
-        delay = FIRST_BACKOFF
+        delay = MIN_BACKOFF
         while True:
             try:
                 return await self.publisher.send(exchange, routing_key, envelope)
@@ -353,7 +353,7 @@ class FollowUpPublisher:
             except PublishError as error:
                 self._log.warning("publish failed", error=str(error), next_try_in=delay)
             await asyncio.sleep(delay)
-            delay = min(delay * 2, LAST_BACKOFF)
+            delay = min(delay * 2, MAX_BACKOFF)
 
 
 async def record_stages(recorder: Recorder, jobs: Sequence[NewJob]) -> list[NewJob]:

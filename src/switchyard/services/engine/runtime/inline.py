@@ -97,7 +97,7 @@ class InlineRunner(AsyncCloseable):
         self._registry = registry
         self._ledger = ledger
         self._executor = Executor(min(settings.worker_concurrency, os.cpu_count() or 1))
-        self._shared = ProcessResources()
+        self._resources = ProcessResources()
         self._slots = asyncio.Semaphore(slots or settings.worker_concurrency)
         self._shared_ledger = shared_ledger
         self.worker_id = f"inline-{new_instance_id()}"
@@ -112,7 +112,7 @@ class InlineRunner(AsyncCloseable):
             kinds = {each.worker for each in registry}
             meter = AttemptMetrics(metrics, registry, kinds)
             metrics.add_source(self._metrics)
-            metrics.add_source(self._shared.metric_samples)
+            metrics.add_source(self._resources.metric_samples)
         self._reporter = Reporter(
             self._forward_output, self.worker_id, ledger.clock, meter=meter, logs=False
         )
@@ -126,7 +126,7 @@ class InlineRunner(AsyncCloseable):
             follow_up=InlineFollowUps(self._recorder, policy, max_wait),
             recorder=self._recorder,
             reporter=self._reporter,
-            shared=self._shared,
+            shared=self._resources,
         )
 
     async def close(self) -> None:
@@ -139,7 +139,7 @@ class InlineRunner(AsyncCloseable):
         if self._shared_ledger:
             await self._cancel_waiting(list(unfinished))
         await self._executor.close()
-        await self._shared.close()
+        await self._resources.close()
 
     @property
     def under_way(self) -> int:
@@ -277,8 +277,8 @@ class InlineRunner(AsyncCloseable):
         return (job_type, payload), needs, None
 
     async def _wait_for_permit(self, job: NewJob, needs: Sequence[PermitDemand]) -> Permit:
-        """Wait for permits of the job's limits. If the job expires meanwhile, the permit has no
-        hold."""
+        """Wait for permits of the job's limits. If the job expires meanwhile, the permit's
+        `hold` is None."""
         permit = Permit(needs)
         if not needs:
             return permit

@@ -137,7 +137,7 @@ class PermitClient:
             self._pauses_read_at = time.monotonic()
         lane, _, worker = queue.partition(".")
         source = message.metadata.source
-        return self._pauses.holding(lane, worker, message.job_type, source) is not None
+        return self._pauses.pause_of(lane, worker, message.job_type, source) is not None
 
     async def confirm(self, permit: Permit, job: DeliveredJob) -> None:
         """Check the permits of a claimed job. If it got none, because it ran elsewhere when it

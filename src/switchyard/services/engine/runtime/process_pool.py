@@ -33,7 +33,7 @@ CALLS_PER_PROCESS = 100
 """Calls after which a process is replaced, so that the leaks of a C library stay bounded."""
 EXIT_TIMEOUT = 5.0
 """Seconds for a process to end by itself; then it is killed."""
-LENGTH = struct.Struct("!Q")
+LENGTH_PREFIX = struct.Struct("!Q")
 """Header of each call and each answer: the number of bytes that follow."""
 PIECE_BYTES = 1024 * 1024
 """Bytes of a call that are written at once: asyncio copies, in the event loop, what the socket does
@@ -238,12 +238,12 @@ class _Process:
         """Send a request and return its answer. Raises EOFError or ConnectionError if it has
         died."""
         self.calls += 1
-        self._writer.write(LENGTH.pack(len(request)))
+        self._writer.write(LENGTH_PREFIX.pack(len(request)))
         pieces = memoryview(request)
         for start in range(0, len(request), PIECE_BYTES):
             self._writer.write(pieces[start : start + PIECE_BYTES])
             await self._writer.drain()
-        (length,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
+        (length,) = LENGTH_PREFIX.unpack(await self._reader.readexactly(LENGTH_PREFIX.size))
         return await self._reader.readexactly(length)
 
     def disconnect(self) -> None:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from switchyard.services.engine.runtime.execution import MAX_SUSPECTS
 
 MAX_SUSPECT_SLOTS = 2 * MAX_SUSPECTS
-"""Slots that suspects of one lane hold at most: as many wait for their process as run in one."""
+"""Slots that suspects of one lane hold at most: half of them run in their processes, half wait for
+one."""
 
 
 class SuspectSlots:
@@ -21,9 +22,9 @@ class SuspectSlots:
     def __init__(self, lanes: Sequence[str], slots: int) -> None:
         """`lanes`: the most urgent first."""
         free = slots - 1
-        lower = free // len(lanes)
-        shares = [free - lower * (len(lanes) - 1)] + [lower] * (len(lanes) - 1)
-        self._most = {
+        other_share = free // len(lanes)
+        shares = [free - other_share * (len(lanes) - 1)] + [other_share] * (len(lanes) - 1)
+        self._max_by_lane = {
             lane: max(1, min(share, MAX_SUSPECT_SLOTS))
             for lane, share in zip(lanes, shares, strict=True)
         }
@@ -35,7 +36,7 @@ class SuspectSlots:
         True for one that holds a slot already."""
         if claim_id in self._held:
             return True
-        if sum(each == lane for each in self._held.values()) >= self._most[lane]:
+        if sum(each == lane for each in self._held.values()) >= self._max_by_lane[lane]:
             return False
         self._held[claim_id] = lane
         return True

@@ -22,7 +22,7 @@ from switchyard.services.common.instance_ids import new_instance_id, process_mar
 from switchyard.services.common.process_memory import process_memory
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.jobs.context import ProcessResources
-from switchyard.services.engine.jobs.registered_types import TypeExchange
+from switchyard.services.engine.jobs.registered_types import JobTypeSync
 from switchyard.services.engine.jobs.registry import JobType, Registry
 from switchyard.services.engine.jobs.retry import RetryPolicy
 from switchyard.services.engine.ledger import Ledger
@@ -207,7 +207,7 @@ class Worker:
             )
             for plan, runner in zip(self._plans, self._runners, strict=True)
         ]
-        self._type_exchange = TypeExchange(
+        self._type_sync = JobTypeSync(
             registry, ledger, own_types=self._types(), holder=self.worker_id, is_worker=True
         )
         self._watch = LoopWatch(
@@ -231,7 +231,7 @@ class Worker:
         try:
             async with self._watch.watching():
                 if await self._try_to_register(stopping):
-                    async with self._type_exchange.running():
+                    async with self._type_sync.running():
                         await self._work(stopping)
         finally:
             await end_tasks(stopping)
@@ -393,14 +393,14 @@ class Worker:
     async def _beat(self) -> None:
         hot = self.counters.hot
         try:
-            mark = await self._ledger.workers.beat(
+            types_version = await self._ledger.workers.beat(
                 self.worker_id,
                 hot=hot > self._hot_reported,
                 memory_bytes=process_memory(pid for each in self._executors for pid in each.pids),
                 is_stopping=self._stopping.is_set(),
             )
             self._hot_reported = hot
-            self._type_exchange.note_mark(mark)
+            self._type_sync.note_types_version(types_version)
         except LedgerError as error:
             self._log.warning("ledger unreachable", error=str(error))
             self._on_ledger_away()

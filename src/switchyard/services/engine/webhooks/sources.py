@@ -44,7 +44,7 @@ class WebhookSource(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    secret: str = Field(pattern=patterns.VARIABLE)
+    secret: str = Field(pattern=patterns.ENVIRONMENT_VARIABLE)
     """The environment variable that has the secret."""
     routing_key: str = Field(pattern=patterns.WEBHOOK_KEY)
     payload: dict[str, Any] = Field(default_factory=dict)

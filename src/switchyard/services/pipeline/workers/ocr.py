@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import Field
 
 from switchyard.broker import patterns
-from switchyard.broker.message import MAX_FIRST_PRIORITY
+from switchyard.broker.message import MAX_FIRST_STAGE_PRIORITY
 from switchyard.services.common.errors import PermanentError
 from switchyard.services.common.files.errors import NotStored, PageTooCostly, UnsupportedDocument
 from switchyard.services.common.files.media_types import IMAGES, PDF
@@ -171,7 +171,7 @@ def _divide(payload: OcrPdf, numbers: Sequence[int], priority: int) -> Next:
         Job(
             "ocr_pages",
             shared_fields | {"pages": list(numbers[start : start + size])},
-            priority=max(0, min(priority, MAX_FIRST_PRIORITY) - 1),
+            priority=max(0, min(priority, MAX_FIRST_STAGE_PRIORITY) - 1),
         )
         for start in range(0, len(numbers), size)
     ]

@@ -24,7 +24,7 @@ MAX_SEED = 2**53 - 1
 """The largest integer that every reader of JSON reads exactly."""
 _UPLOADS = UUID("b7f5a3f2-3d0e-5c55-9a0d-2f4f8a6f1d77")
 
-Name = Annotated[str, Field(pattern=patterns.PLAIN_WORD)]
+Name = Annotated[str, Field(pattern=patterns.LOWER_CASE_WORD)]
 
 
 class GenerateDocuments(BaseModel):

@@ -113,7 +113,7 @@ class Claim:
         age or length limit nor a worker's slot."""
         message = request.message
         source = clean(message.metadata.source) or ""
-        pause = rows.pauses.holding(request.lane, request.worker, message.job_type, source)
+        pause = rows.pauses.pause_of(request.lane, request.worker, message.job_type, source)
         if pause is None:
             return None
         row.state = State.PAUSED

@@ -105,7 +105,7 @@ class InsertJob:
 
     def _is_paused(self, rows: Rows) -> bool:
         names = ("lane", "worker", "job_type", "source")
-        return rows.pauses.holding(*(self._columns[name] for name in names)) is not None
+        return rows.pauses.pause_of(*(self._columns[name] for name in names)) is not None
 
     def _answer_for(self, row: JobRow) -> Recorded:
         if rules.is_revocable_by(row, self._receipt):

@@ -1,8 +1,9 @@
 """Read the version of a ledger's tables, and decide which programs may use them.
 
 Migrations change the tables while processes of the release before are running. So a migration
-either keeps all that those use (it expands), or removes something (it contracts); then it names in
-`oldest_program` the first version of the tables whose programs no longer use that. The ledger
+either keeps all that those processes use (it expands), or removes something (it contracts). Then it
+names in `oldest_program` the first version of the tables whose programs no longer use what it
+removes. The ledger
 stores the newest `oldest_program`, so that a program knows whether it may use tables that are newer
 than itself.
 """
@@ -31,7 +32,7 @@ class TablesVersion:
         """Whether they are newer than this program."""
         return self.revision > SCHEMA_REVISION
 
-    def require(self) -> None:
+    def require_usable(self) -> None:
         """Raise SchemaOutdated or ProgramOutdated unless this program may use the tables."""
         if self.revision < SCHEMA_REVISION:
             raise SchemaOutdated("the ledger's tables are old: run `jobctl db upgrade`")

@@ -79,7 +79,7 @@ def _migrate(name: str, connection: Connection) -> bool:
         connection.execute(text(f"SELECT pg_advisory_xact_lock({LOCK})"))
     is_new = not has_tables(connection)
     if not is_new and (version := read_tables_version(connection)) and version.is_newer:
-        version.require()
+        version.require_usable()
         return False
     config = Config()
     config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))

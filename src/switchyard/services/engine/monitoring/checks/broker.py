@@ -24,8 +24,8 @@ from switchyard.services.engine.monitoring.check import (
     Finding,
     certificate_remedy,
     failure,
+    first_few,
     ok,
-    some,
     warning,
 )
 from switchyard.services.engine.monitoring.checks.doctor_context import DoctorContext
@@ -287,7 +287,8 @@ async def features(context: DoctorContext) -> list[Diagnostic]:
             warning(
                 "features",
                 Finding.FLAGS_DISABLED,
-                f"feature flags are disabled that later releases of RabbitMQ require: {some(off)}",
+                "feature flags are disabled that later releases of RabbitMQ require: "
+                f"{first_few(off)}",
                 "before the next upgrade, once all nodes have the same version: "
                 f"`rabbitmqctl -n {node} enable_feature_flag all`",
             )
@@ -297,7 +298,7 @@ async def features(context: DoctorContext) -> list[Diagnostic]:
             warning(
                 "features",
                 Finding.DEPRECATED_USED,
-                f"something uses what a later release of RabbitMQ refuses: {some(names)}",
+                f"something uses what a later release of RabbitMQ refuses: {first_few(names)}",
                 "Switchyard itself uses none of it: find who does before the next upgrade "
                 "(https://www.rabbitmq.com/docs/deprecated-features; transient queues: "
                 f"`rabbitmqctl -n {node} list_queues --vhost VHOST name durable exclusive`)",

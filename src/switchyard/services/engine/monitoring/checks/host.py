@@ -22,8 +22,8 @@ from switchyard.services.engine.monitoring.check import (
     Diagnostic,
     Finding,
     failure,
+    first_few,
     ok,
-    some,
     warning,
 )
 from switchyard.services.engine.monitoring.checks.doctor_context import DoctorContext
@@ -59,7 +59,7 @@ async def variables(context: DoctorContext) -> list[Diagnostic]:
         similar = get_close_matches(name, variables, 1)
         corrections.append(f"{name} is no setting" + (f": {similar[0]}?" if similar else ""))
     remedy = "correct or remove it: docs/settings.md lists all"
-    return [warning("settings", Finding.SETTING_UNKNOWN, some(corrections), remedy)]
+    return [warning("settings", Finding.SETTING_UNKNOWN, first_few(corrections), remedy)]
 
 
 async def disk(context: DoctorContext) -> list[Diagnostic]:
@@ -176,7 +176,7 @@ async def keys(context: DoctorContext) -> list[Diagnostic]:
     count = pluralize(len(short), "key")
     detail = f"{count} in JOBS_API_KEYS with fewer than {MIN_KEY_LENGTH} characters"
     remedy = "make better ones: `jobctl keys create NAME --scope read`"
-    return [warning("keys", Finding.KEY_WEAK, some([detail]), remedy)]
+    return [warning("keys", Finding.KEY_WEAK, first_few([detail]), remedy)]
 
 
 def load_types(

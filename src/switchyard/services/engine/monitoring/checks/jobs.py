@@ -18,8 +18,8 @@ from switchyard.services.engine.monitoring.check import (
     Diagnostic,
     Finding,
     failure,
+    first_few,
     ok,
-    some,
     warning,
 )
 from switchyard.services.engine.monitoring.checks.doctor_context import MAX_EXAMINED, DoctorContext
@@ -63,7 +63,7 @@ async def pauses(context: DoctorContext) -> list[Diagnostic]:
     if not held:
         return [ok("pauses", "nothing is paused")]
     now = ledger.clock.time()
-    examples = some([_describe_pause(pause, number, now) for pause, number in held])
+    examples = first_few([_describe_pause(pause, number, now) for pause, number in held])
     remedy = f"nothing, if that is meant; else {held[0][0].remedy}: `jobctl pauses` lists all"
     return [warning("pauses", Finding.PAUSED, examples, remedy)]
 
@@ -112,7 +112,9 @@ async def archive(context: DoctorContext) -> list[Diagnostic]:
     diagnostics = []
     if contents.missing:
         number = pluralize(len(contents.missing), "file")
-        detail = f"{number} missing, or damaged: {some([file.key for file in contents.missing])}"
+        detail = (
+            f"{number} missing, or damaged: {first_few([file.key for file in contents.missing])}"
+        )
         remedy = (
             "is JOBS_STORAGE_URL right? Put them back from a backup; where they are lost, remove "
             "what is left of them, and then `jobctl archive forget`: queries go on without them"
@@ -121,7 +123,7 @@ async def archive(context: DoctorContext) -> list[Diagnostic]:
     modified_before = ledger.clock.time() - LEFTOVER_SECONDS
     left = [each.key for each in contents.leftovers if each.modified.timestamp() < modified_before]
     if left:
-        detail = f"{pluralize(len(left), 'file')} of an interrupted step: {some(left)}"
+        detail = f"{pluralize(len(left), 'file')} of an interrupted step: {first_few(left)}"
         remedy = "delete them from the storage: nobody reads them, and their jobs are in the ledger"
         diagnostics.append(warning("archive", Finding.ARCHIVE_LEFTOVER, detail, remedy))
     if contents.files and not diagnostics:
@@ -135,7 +137,7 @@ async def timeouts(context: DoctorContext) -> list[Diagnostic]:
     timeouts_by_type = await ledger.job_reads.timed_out(ledger.clock.time() - RECENT_SECONDS)
     if not timeouts_by_type:
         return [ok("time limits", "no job has run into its limit within an hour")]
-    examples = some(
+    examples = first_few(
         [
             f"{pluralize(number, 'job')} of {name} ran into the time limit{_limit(context, name)} "
             "within an hour, and have not succeeded since"
@@ -165,7 +167,7 @@ async def overdue(context: DoctorContext) -> list[Diagnostic]:
     late = [job for job in page.items if _is_late(context, job, ledger.clock.time())]
     if not late:
         return [ok("running jobs", "none runs longer than its type may")]
-    examples = some([f"{job.job_type} {job.id} on {job.worker_id}" for job in late])
+    examples = first_few([f"{job.job_type} {job.id} on {job.worker_id}" for job in late])
     remedy = (
         "the worker's log says whether the handler goes on, or its end can't be published or "
         f"recorded: {await _advise_on_workers(context, late)}; another worker takes the job over; "
@@ -192,7 +194,7 @@ async def cancels(context: DoctorContext) -> list[Diagnostic]:
     running = await ledger.job_reads.unheeded_cancels(now - CANCEL_GRACE, MAX_EXAMINED)
     if not running:
         return [ok("cancelled jobs", "none runs on")]
-    examples = some(
+    examples = first_few(
         [
             f"{job.job_type} {job.id} on {job.worker_id}, for {now - job.cancel_asked_at:,.0f} s"
             for job in running
@@ -226,7 +228,9 @@ async def joins(context: DoctorContext) -> list[Diagnostic]:
     stuck = await context.need_ledger().joins.stuck_joins(MAX_EXAMINED)
     if not stuck:
         return [ok("joins", "no job waits for dead ones alone")]
-    examples = some([f"{each.id} waits for {each.dead:,} dead of {each.total:,}" for each in stuck])
+    examples = first_few(
+        [f"{each.id} waits for {each.dead:,} dead of {each.total:,}" for each in stuck]
+    )
     remedy = (
         f"look: `jobctl jobs show {stuck[0].id}`; redrive the dead, or without them: "
         f"`jobctl jobs release {stuck[0].id}`"
@@ -241,7 +245,7 @@ async def outbox(context: DoctorContext) -> list[Diagnostic]:
     late = await ledger.job_reads.late_pending(now - PENDING_GRACE)
     if not late:
         return [ok("outbox", "no job waits for over a minute to be published")]
-    examples = some(
+    examples = first_few(
         [f"{pluralize(number, 'job')} of {key}, for {now - at:,.0f} s" for key, number, at in late]
     )
     remedy = (
@@ -261,7 +265,7 @@ async def operations(context: DoctorContext) -> list[Diagnostic]:
     stopped = [each for each in page.items if each.updated_at >= since]
     if not stopped:
         return [ok("operations", "no backfill or redrive has stopped by itself within a week")]
-    detail = some(
+    detail = first_few(
         [f"{each.id} has {each.state}: {each.note or 'no reason is known'}" for each in stopped]
     )
     command = "backfill" if stopped[0].kind == "backfill" else "dead redrives"
@@ -398,13 +402,13 @@ async def schedules(context: DoctorContext) -> list[Diagnostic]:
             failure(
                 "schedules",
                 Finding.SCHEDULE_OVERDUE,
-                f"due and not fired for over {SCHEDULE_LATE:g} s: {some(names)}",
+                f"due and not fired for over {SCHEDULE_LATE:g} s: {first_few(names)}",
                 remedy,
             )
         )
     refused = [each for each in last.values() if each.outcome is FiringOutcome.REFUSED]
     if refused:
-        refused_names = some([f"{each.schedule} ({each.note})" for each in refused])
+        refused_names = first_few([f"{each.schedule} ({each.note})" for each in refused])
         checks.append(
             failure(
                 "schedules",

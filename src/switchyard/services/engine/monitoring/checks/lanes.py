@@ -15,8 +15,8 @@ from switchyard.services.engine.monitoring.check import (
     Diagnostic,
     Finding,
     failure,
+    first_few,
     ok,
-    some,
     warning,
 )
 from switchyard.services.engine.monitoring.checks.doctor_context import DoctorContext
@@ -59,7 +59,7 @@ def _check_full(queues: list[QueueReport]) -> list[Diagnostic]:
         (warning, filling, Finding.LANE_FILLING, "fills up"),
     ):
         if affected:
-            detail = some(
+            detail = first_few(
                 [f"{each.name} {what}: {each.ready:,} of {each.limit:,}" for each in affected]
             )
             checks.append(diagnose("lanes", finding, detail, _advise_on_room(affected)))
@@ -87,7 +87,7 @@ async def _check_unworked(context: DoctorContext, queues: list[QueueReport]) -> 
     occupied = [queue for queue in queues if queue.ready or queue.unacked]
     unworked = [queue for queue in occupied if queue.ready and not queue.consumers]
     if unworked:
-        detail = some(
+        detail = first_few(
             [
                 f"{_count_waiting(each.ready)} in {each.name} and nobody works it"
                 for each in unworked
@@ -105,7 +105,7 @@ async def _check_unworked(context: DoctorContext, queues: list[QueueReport]) -> 
     if frozen:
         kinds = {_worker_kind(each) for each in frozen}
         silent_workers = [worker for worker in silent if kinds & set(worker.kinds)]
-        detail = some(
+        detail = first_few(
             [
                 f"{pluralize(each.ready + (each.unacked or 0), 'job is', 'jobs are')} in "
                 f"{each.name}, whose workers give no sign of life"
@@ -184,7 +184,7 @@ async def missing_jobs(context: DoctorContext, report: Report) -> list[Diagnosti
         return []
     lanes = list(dict.fromkeys(lane for lane, _ in short_queues))
     commands = " and ".join(f"`jobctl jobs republish --lane {lane}`" for lane in lanes)
-    examples = some([text for _, text in short_queues])
+    examples = first_few([text for _, text in short_queues])
     return [
         failure(
             "missing jobs",

@@ -16,8 +16,8 @@ from switchyard.services.engine.monitoring.check import (
     Diagnostic,
     Finding,
     failure,
+    first_few,
     ok,
-    some,
     warning,
 )
 from switchyard.services.engine.monitoring.checks.doctor_context import DoctorContext
@@ -56,17 +56,17 @@ def _check_declared(
         return ok("topology", "exchanges, queues, bindings and policies are as declared")
     if all(each.fixable for each in differences):
         remedy = "run `jobctl topology apply`"
-        return failure("topology", Finding.TOPOLOGY_MISSING, some(texts), remedy)
+        return failure("topology", Finding.TOPOLOGY_MISSING, first_few(texts), remedy)
     other = _other_profile(context.settings.profile)
     if not any(each.blocking for each in diff(_declared_topology(context, other), live)):
-        detail = f"the lanes on the broker are those of the profile {other}: {some(texts)}"
+        detail = f"the lanes on the broker are those of the profile {other}: {first_few(texts)}"
         remedy = (
             f"`export JOBS_PROFILE={other}` for every process, or change the queues: "
             f"`jobctl topology migrate --to {context.settings.profile}`"
         )
         return failure("topology", Finding.PROFILE_WRONG, detail, remedy)
     remedy = "see docs/topology.md#changing-a-live-broker: empty it, delete it, apply"
-    return failure("topology", Finding.TOPOLOGY_OTHER, some(texts), remedy)
+    return failure("topology", Finding.TOPOLOGY_OTHER, first_few(texts), remedy)
 
 
 def _unfinished_migration(context: DoctorContext, differences: list[Difference]) -> Diagnostic:
@@ -75,7 +75,7 @@ def _unfinished_migration(context: DoctorContext, differences: list[Difference])
     names = {each.name.removeprefix(STAND_IN_PREFIX) for each in differences if each.is_extra}
     detail = (
         "queues are being changed to the other profile, or that was broken off; it has come to "
-        f"{some(sorted(names))}"
+        f"{first_few(sorted(names))}"
     )
     profile = context.settings.profile
     remedy = (
@@ -101,11 +101,11 @@ def _check_policies(
     rabbitmqctl = f"rabbitmqctl -p {shlex.quote(context.settings.vhost)}"
     if foreign:
         commands = [f"`{rabbitmqctl} clear_policy {shlex.quote(each)}`" for each in sorted(foreign)]
-        remedy = f"{some(commands)}, or narrow its pattern or lower its priority"
+        remedy = f"{first_few(commands)}, or narrow its pattern or lower its priority"
     else:
         remedy = f"`{rabbitmqctl} list_policies` and `{rabbitmqctl} list_operator_policies`"
         remedy += " show them all"
-    return failure("policies", Finding.POLICY_OVERRIDDEN, some(texts), remedy)
+    return failure("policies", Finding.POLICY_OVERRIDDEN, first_few(texts), remedy)
 
 
 async def _check_extra(context: DoctorContext, extra: list[Difference]) -> list[Diagnostic]:
@@ -127,15 +127,15 @@ async def _check_extra(context: DoctorContext, extra: list[Difference]) -> list[
             "name the modules of their job types in JOBS_MODULES, and start "
             f"`jobctl worker {kinds}`; don't remove a queue that holds a job"
         )
-        checks.append(failure("unknown jobs", Finding.TYPES_UNKNOWN, some(texts), remedy))
+        checks.append(failure("unknown jobs", Finding.TYPES_UNKNOWN, first_few(texts), remedy))
     removable = [each for each in extra if each.name not in occupied]
     if removable:
         commands = [_removal_command(context, each) for each in removable]
-        remedy = "load their job types with JOBS_MODULES; if there are none any more: " + some(
+        remedy = "load their job types with JOBS_MODULES; if there are none any more: " + first_few(
             [each for each in commands if each] or ["remove them by the management page"]
         )
         texts = [each.text for each in removable]
-        checks.append(warning("leftovers", Finding.LEFTOVER, some(texts), remedy))
+        checks.append(warning("leftovers", Finding.LEFTOVER, first_few(texts), remedy))
     return checks
 
 

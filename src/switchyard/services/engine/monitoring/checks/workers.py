@@ -20,8 +20,8 @@ from switchyard.services.engine.monitoring.check import (
     Diagnostic,
     Finding,
     failure,
+    first_few,
     ok,
-    some,
     warning,
 )
 from switchyard.services.engine.monitoring.checks.doctor_context import DoctorContext
@@ -39,7 +39,7 @@ its processes are ready, and the broker's list is some seconds old."""
 MIN_DEATHS = 2
 """Deaths, one after another, that are reported where the same job type ran each time; otherwise it
 takes one more."""
-OVER_AFTER = 900.0
+ONLY_WARNING_AFTER = 900.0
 """Seconds after the last death from which this is only a warning."""
 
 
@@ -58,7 +58,7 @@ async def workers(context: DoctorContext) -> list[Diagnostic]:
     detail = f"{len(alive)} alive ({kinds})" if alive else "none is alive"
     if silent:
         now = context.now()
-        names = some(
+        names = first_few(
             [
                 f"{worker.worker_id} (process {worker.pid} on {worker.host}, for "
                 f"{timedelta(seconds=round(now - worker.beat_at))})"
@@ -118,9 +118,9 @@ def _killed_repeatedly(
     minutes = pluralize(max(1, round(span / 60)), "minute")
     others = sorted(set.union(*types_by_worker.values()))
     if common_types:
-        what = f"always while {some(common_types)} ran"
+        what = f"always while {first_few(common_types)} ran"
     elif others:
-        what = f"while these ran, none of them each time: {some(others)}"
+        what = f"while these ran, none of them each time: {first_few(others)}"
     else:
         what = "while no job ran"
     detail = (
@@ -138,7 +138,7 @@ def _killed_repeatedly(
             f"; `jobctl jobs list --type {common_types[0]}` shows its jobs; with "
             'isolation="process" and `memory_limit_mb` in its @job it harms nobody else'
         )
-    is_over = context.now() - deaths[-1].beat_at > OVER_AFTER
+    is_over = context.now() - deaths[-1].beat_at > ONLY_WARNING_AFTER
     return (warning if is_over else failure)("workers", Finding.WORKERS_KILLED, detail, remedy)
 
 
@@ -151,14 +151,15 @@ async def blocked(context: DoctorContext) -> list[Diagnostic]:
     by_type: dict[str, list[LoopBlock]] = {}
     for block in recent_blocks:
         by_type.setdefault(block.job_type or "", []).append(block)
-    examples = some([_describe_blocks(name, blocks, now) for name, blocks in by_type.items()])
-    named = next((each for each in recent_blocks if each.job_id is not None), None)
+    examples = first_few([_describe_blocks(name, blocks, now) for name, blocks in by_type.items()])
+    longest_of_a_job = next((each for each in recent_blocks if each.job_id is not None), None)
     remedy = (
-        "meanwhile it sends no heartbeat and starts no hot job: give what computes or waits there "
-        'to `ctx.compute` or a thread, or its @job isolation="process": docs/python.md'
+        "a worker with a blocked loop sends no heartbeat and starts no hot job: move what computes "
+        'or waits there into `ctx.compute` or a thread, or give its @job isolation="process": '
+        "docs/python.md"
     )
-    if named is not None:
-        remedy += f"; the longest: `jobctl jobs show {named.job_id}`"
+    if longest_of_a_job is not None:
+        remedy += f"; the longest: `jobctl jobs show {longest_of_a_job.job_id}`"
     return [warning("event loops", Finding.LOOP_BLOCKED, examples, remedy)]
 
 
@@ -187,7 +188,7 @@ async def consuming(context: DoctorContext) -> list[Diagnostic]:
     ]
     if not lost:
         return []
-    detail = "alive, with free slots, and without a consumer on the broker: " + some(
+    detail = "alive, with free slots, and without a consumer on the broker: " + first_few(
         [f"{each.worker_id} (process {each.pid} on {each.host})" for each in lost]
     )
     remedy = f"it mends itself within 20 s; where this stays: {await advice(context, lost)}"
@@ -216,7 +217,7 @@ async def unknown_types(context: DoctorContext) -> list[Diagnostic]:
     }
     checks = []
     if reports:
-        examples = some(
+        examples = first_few(
             [
                 f"{each.worker_id} does not know {each.job_type} "
                 f"({pluralize(each.jobs, 'job')} sent on)"
@@ -226,7 +227,7 @@ async def unknown_types(context: DoctorContext) -> list[Diagnostic]:
         remedy = f"start those workers with {_modules_of(sent_on, modules)}"
         checks.append(failure("job types", Finding.TYPES_LACKING, examples, remedy))
     if unworked:
-        examples = some(
+        examples = first_few(
             [
                 f"{pluralize(count, 'job waits', 'jobs wait')} of {job_type}, which no worker of "
                 f"{kind} that lives can run"
@@ -244,7 +245,7 @@ async def outdated_types(context: DoctorContext) -> list[Diagnostic]:
     reports = await context.need_ledger().workers.find_outdated_types()
     if not reports:
         return []
-    examples = some(
+    examples = first_few(
         [
             f"{each.worker_id} knows an older version of {each.job_type} than "
             f"{pluralize(each.jobs, 'job')} that it has sent on"
@@ -261,7 +262,7 @@ async def outdated_types(context: DoctorContext) -> list[Diagnostic]:
 def _modules_of(names: Iterable[str], modules: Mapping[str, str]) -> str:
     """Return the advice which modules a worker must load for these types; `modules` has the
     registered ones by type."""
-    needed = some(sorted({modules[name] for name in names if name in modules}))
+    needed = first_few(sorted({modules[name] for name in names if name in modules}))
     return (
         f"the modules of these types: JOBS_MODULES, or --include{f' ({needed})' if needed else ''}"
     )
@@ -283,7 +284,7 @@ CAUSES = {
     Finding.LEDGER_LOCKED: "the ledger",
     Finding.LEDGER_READ_ONLY: "the ledger",
     Finding.LEDGER_TABLES: "the ledger",
-    Finding.SYSTEM_OTHER: "that ledger and broker are not of one time or system",
+    Finding.SYSTEM_OTHER: "that ledger and broker don't belong together",
     Finding.BROKER_AWAY: "the broker",
     Finding.BROKER_REFUSES: "the broker",
     Finding.ALARM_DISK: "the broker's alarm",
@@ -303,8 +304,8 @@ async def advice(
     causes = list(dict.fromkeys(CAUSES[each] for each in CAUSES if each in context.found))
     if causes:
         return (
-            f"first mend what is told above of {' and '.join(causes)}: workers wait for that and "
-            "go on by themselves; end none of them, and look again with `jobctl doctor`"
+            f"first mend what is reported above of {' and '.join(causes)}: workers wait for that "
+            "and go on by themselves; end none of them, and look again with `jobctl doctor`"
         )
     named = workers[:MAX_ADVISED]
     states = {each.worker_id: state_of_process(each.pid, each.mark) for each in named}
@@ -390,7 +391,7 @@ async def _wait_for_heartbeats(context: DoctorContext, workers: Sequence[WorkerR
 async def _describe_jobs(context: DoctorContext, worker: WorkerRecord) -> str:
     """Return a text that names the jobs of a worker, according to the ledger."""
     jobs = [f"{job.job_type} {job.id}" for job in await context.running_in(worker.worker_id)]
-    return f"it runs {some(jobs)}" if jobs else "it runs no job"
+    return f"it runs {first_few(jobs)}" if jobs else "it runs no job"
 
 
 async def _current_block(context: DoctorContext, worker: WorkerRecord) -> LoopBlock | None:
