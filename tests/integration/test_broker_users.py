@@ -90,12 +90,12 @@ async def test_jobs_are_published_worked_retried_and_buried_with_these_rights(
         await system.wait_for_state(gated, State.CANCELLED)
 
 
-@pytest.mark.parametrize("role", [each.name for each in ROLES])
-async def test_each_knows_whose_broker_it_is(system: System, users: Users, role: str) -> None:
-    settings = system.settings.model_copy(update={"amqp_url": SecretStr(users[role])})
-    mark = await read_broker(settings)
-    assert mark is not None
-    assert mark.id == (await system.ledger.system.system()).id
+async def test_each_knows_whose_broker_it_is(system: System, users: Users) -> None:
+    assert users.keys() == {each.name for each in ROLES}
+    for url in users.values():
+        mark = await read_broker(system.settings.model_copy(update={"amqp_url": SecretStr(url)}))
+        assert mark is not None
+        assert mark.id == (await system.ledger.system.system()).id
 
 
 async def test_a_worker_sees_the_depths_of_lanes(system: System, users: Users) -> None:

@@ -41,12 +41,13 @@ async def test_dry_run_changes_nothing(broker: TestBroker, sqlite_url: str) -> N
 async def test_order_of_what_stays_is_kept(broker: TestBroker, sqlite_url: str) -> None:
     async with open_system(broker, sqlite_url) as system:
         # More than a quorum queue sends to a consumer that asks for no number.
-        everything = [f"job-{number:04}" for number in range(2_200)]
+        count = 2_200 if broker.profile == "quorum" else 300
+        everything = [f"job-{number:04}" for number in range(count)]
         await bury_many(system, everything)
         for _ in range(3):
             assert await ids(system) == everything
 
-        redriven = everything[10:2_190:5]
+        redriven = everything[10:-10:5]
         progress = await redrive(system, LetterFilter(ids=frozenset(redriven)))
         assert progress.redriven == len(redriven)
         staying = sorted(set(everything) - set(redriven))

@@ -10,7 +10,7 @@ import pytest
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 from aio_pika.exceptions import DeliveryError, QueueEmpty
 
-from switchyard.broker.lanes import LANES, Route
+from switchyard.broker.lanes import LANES, Lane, Route
 from switchyard.broker.management.client import ManagementClient
 from switchyard.broker.topology.build import build
 from switchyard.broker.topology.differences import diff
@@ -34,12 +34,23 @@ RETRY_SECONDS = 0.3
 
 
 @pytest.fixture
-async def channel(broker: TestBroker) -> AsyncIterator[AbstractChannel]:
+def lanes() -> tuple[Lane, ...]:
+    """The lanes that `channel` finds; a test chooses others by `short` or `hasty`."""
+    return LANES
+
+
+short = pytest.mark.parametrize("lanes", [SHORT_LANES], ids=["short"])
+hasty = pytest.mark.parametrize("lanes", [HASTY_LANES], ids=["hasty"])
+
+
+@pytest.fixture
+async def channel(broker: TestBroker, lanes: tuple[Lane, ...]) -> AsyncIterator[AbstractChannel]:
+    await declare(broker, lanes)  # before anything else: then it is there already (vhosts.py)
     async with await aio_pika.connect(broker.amqp_url) as connection:
         yield await connection.channel(publisher_confirms=True)
 
 
-async def declare(broker: TestBroker, lanes=LANES) -> None:
+async def declare(broker: TestBroker, lanes: tuple[Lane, ...] = LANES) -> None:
     topology = build(broker.profile, ROUTES, lanes=lanes, retry_delays=[RETRY_SECONDS])
     await broker.declare(topology)
 
@@ -91,7 +102,6 @@ async def fill(channel: AbstractChannel, key: str) -> int:
 async def test_every_key_lands_in_its_queue_and_only_there(
     broker: TestBroker, channel: AbstractChannel
 ) -> None:
-    await declare(broker)
     for route in ROUTES:
         await publish(channel, "jobs.topic", route.routing_key)
     queues = [queue.name for queue in build(broker.profile, ROUTES).queues]
@@ -103,20 +113,16 @@ async def test_every_key_lands_in_its_queue_and_only_there(
     assert held == expected
 
 
-@pytest.mark.parametrize("key", ["hot.nonsense", "tepid.summarize_content", "hot", ""])
-async def test_an_unknown_key_goes_to_the_dead_letters(
-    broker: TestBroker, channel: AbstractChannel, key: str
-) -> None:
-    await declare(broker)
-    await publish(channel, "jobs.topic", key)
-    for name in ("jobs.dead", "jobs.dead.log"):
-        assert (await take(channel, name)).routing_key == key
+async def test_an_unknown_key_goes_to_the_dead_letters(channel: AbstractChannel) -> None:
+    for key in ("hot.nonsense", "tepid.summarize_content", "hot", ""):
+        await publish(channel, "jobs.topic", key)
+        for name in ("jobs.dead", "jobs.dead.log"):
+            assert (await take(channel, name)).routing_key == key
 
 
 async def test_a_dead_letter_arrives_in_the_queue_and_in_the_log(
     broker: TestBroker, channel: AbstractChannel
 ) -> None:
-    await declare(broker)
     await publish(channel, "jobs.topic", "hot.summarize_content")
     await (await get(channel, "hot.llm")).reject(requeue=False)
     for name in ("jobs.dead", "jobs.dead.log"):
@@ -125,22 +131,21 @@ async def test_a_dead_letter_arrives_in_the_queue_and_in_the_log(
         assert message.headers["x-first-death-reason"] == "rejected"
 
 
-@pytest.mark.parametrize("lane", [lane.name for lane in LANES])
-async def test_a_job_that_nobody_took_in_time_is_a_dead_letter(
-    broker: TestBroker, channel: AbstractChannel, lane: str
-) -> None:
-    await declare(broker, HASTY_LANES)
-    route = next(route for route in ROUTES if route.lane == lane)
-    await publish(channel, "jobs.topic", route.routing_key)
-    message = await take(channel, "jobs.dead")
-    assert message.routing_key == route.routing_key
-    assert message.headers["x-first-death-reason"] == "expired"
+@hasty
+async def test_a_job_that_nobody_took_in_time_is_a_dead_letter(channel: AbstractChannel) -> None:
+    keys = {route.lane: route.routing_key for route in ROUTES}
+    assert keys.keys() == {lane.name for lane in LANES}
+    for key in keys.values():
+        await publish(channel, "jobs.topic", key)
+    dead = [await take(channel, "jobs.dead") for _ in keys]
+    assert {message.routing_key for message in dead} == set(keys.values())
+    assert {message.headers["x-first-death-reason"] for message in dead} == {"expired"}
 
 
+@short
 async def test_a_full_hot_lane_tells_the_publisher_and_dead_letters_where_it_can(
     broker: TestBroker, channel: AbstractChannel
 ) -> None:
-    await declare(broker, SHORT_LANES)
     accepted = await fill(channel, "hot.summarize_content")
     dead = 1 if broker.profile == "classic" else 0
     if dead:
@@ -151,21 +156,18 @@ async def test_a_full_hot_lane_tells_the_publisher_and_dead_letters_where_it_can
     assert len(await take_all(channel, "jobs.dead.log")) == dead
 
 
-@pytest.mark.parametrize("lane", ["backfill", "maintenance", "vlm_ocr"])
-async def test_the_other_lanes_refuse_and_keep_nothing(
-    broker: TestBroker, channel: AbstractChannel, lane: str
-) -> None:
-    await declare(broker, SHORT_LANES)
-    route = next(route for route in ROUTES if route.lane == lane)
-    accepted = await fill(channel, route.routing_key)
-    assert len(await take_all(channel, route.queue)) == accepted
-    assert await take_all(channel, "jobs.dead") == []
+@short
+async def test_the_other_lanes_refuse_and_keep_nothing(channel: AbstractChannel) -> None:
+    for lane in ("backfill", "maintenance", "vlm_ocr"):
+        route = next(route for route in ROUTES if route.lane == lane)
+        accepted = await fill(channel, route.routing_key)
+        assert len(await take_all(channel, route.queue)) == accepted
+        assert await take_all(channel, "jobs.dead") == []
 
 
 async def test_a_retry_returns_to_its_one_queue_as_it_was_after_the_delay(
     broker: TestBroker, channel: AbstractChannel
 ) -> None:
-    await declare(broker)
     loop = asyncio.get_running_loop()
     sent = loop.time()
     await publish(channel, "jobs.retry.300ms", "hot.llm", priority=7, headers={"kept": "as it was"})
@@ -179,10 +181,10 @@ async def test_a_retry_returns_to_its_one_queue_as_it_was_after_the_delay(
             assert await take_all(channel, queue.name) == []
 
 
+@short
 async def test_a_retry_into_a_full_lane_waits_until_there_is_room(
     broker: TestBroker, channel: AbstractChannel
 ) -> None:
-    await declare(broker, SHORT_LANES)
     accepted = await fill(channel, "vlm_ocr.ocr_pdf")
     await publish(channel, "jobs.retry.300ms", "vlm_ocr.ocr")
     await broker.management.wait_for("jobs.retry.300ms", messages=1, messages_dlx=1)
@@ -190,11 +192,11 @@ async def test_a_retry_into_a_full_lane_waits_until_there_is_room(
     assert (await take(channel, "vlm_ocr.ocr")).body == b"vlm_ocr.ocr"
 
 
+@short
 async def test_a_retry_into_a_full_hot_lane_is_never_lost(
     broker: TestBroker, channel: AbstractChannel
 ) -> None:
     """A classic hot queue passes it on to the dead letters; a quorum queue has it wait."""
-    await declare(broker, SHORT_LANES)
     accepted = await fill(channel, "hot.summarize_content")
     await take_all(channel, "jobs.dead")
     await publish(channel, "jobs.retry.300ms", "hot.llm")
@@ -223,7 +225,6 @@ async def test_a_job_that_is_returned_often_stays_in_its_lane(
     broker: TestBroker, channel: AbstractChannel
 ) -> None:
     """From RabbitMQ 4.0 a quorum queue gives up after twenty returns, unless told not to."""
-    await declare(broker)
     for exchange, key, name in (
         ("jobs.topic", "hot.summarize_content", "hot.llm"),
         ("jobs.dlx", "hot.summarize_content", "jobs.dead"),

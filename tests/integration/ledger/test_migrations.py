@@ -1,4 +1,5 @@
 import asyncio
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -178,28 +179,32 @@ def test_the_program_knows_the_newest_migration() -> None:
     assert REVISIONS[-1] == SCHEMA_REVISION
 
 
-@pytest.mark.parametrize("before", REVISIONS[:-1])
+@pytest.mark.parametrize("versions", [REVISIONS[:1], REVISIONS[:-1]], ids=["first", "each"])
 async def test_a_ledger_of_an_earlier_version_keeps_its_jobs(
-    empty_database_url: str, before: str
+    empty_database_url: str, versions: list[str]
 ) -> None:
+    """Of the first version; and one that had each version in turn, with a job of each."""
     database = await connect(empty_database_url, create=True)
-
-    def migrate(connection: Connection) -> None:
-        config = migrations()
-        config.attributes["connection"] = connection
-        command.upgrade(config, before)
-
-    await database.write(migrate)
     job = text(
         "INSERT INTO jobs (id, job_type, lane, routing_key, worker, priority, state, source, "
         "attempts, max_attempts, redrives, crashes, created_at, updated_at, payload, metadata) "
-        "VALUES ('job-1', 'noop', 'hot', 'hot.noop', 'llm', 5, 'queued', '', 0, 3, 0, 0, 1, 1, "
+        "VALUES (:id, 'noop', 'hot', 'hot.noop', 'llm', 5, 'queued', '', 0, 3, 0, 0, 1, 1, "
         "'{}', '{}')"
     )
-    await database.write(lambda connection: connection.execute(job))
+
+    def migrate(connection: Connection, to: str) -> None:
+        config = migrations()
+        config.attributes["connection"] = connection
+        command.upgrade(config, to)
+        connection.execute(job, {"id": f"job-{to}"})
+
+    for version in versions:
+        await database.write(partial(migrate, to=version))
     await database.close()
     await upgrade(empty_database_url)
     async with await Ledger.open(empty_database_url, check=True) as ledger:
-        record = await ledger.job_reads.get("job-1")
+        states = await ledger.job_reads.states([f"job-{version}" for version in versions])
+        assert states == {f"job-{version}": State.QUEUED for version in versions}
+        record = await ledger.job_reads.get(f"job-{versions[-1]}")
         assert record is not None
-        assert (record.id, record.state) == ("job-1", State.QUEUED)
+        assert record.payload == {}
