@@ -22,7 +22,7 @@ from switchyard.services.pipeline.index.lance_store import LanceStore
 from switchyard.services.pipeline.index.local_model import is_minilm_installed
 from switchyard.services.pipeline.index.open_index import generation_of
 from switchyard.services.pipeline.index.search_modes import SearchMode
-from switchyard.services.pipeline.text.chunks import Chunk, split
+from switchyard.services.pipeline.text.chunks import Chunk, split_into_chunks
 from switchyard.services.pipeline.text.plain_text import content_words
 from switchyard.services.pipeline.text.stems import forms
 
@@ -62,7 +62,7 @@ async def evaluate(embedder: Embedder) -> dict[SearchMode, Found]:
         async with LanceStore(directory).table(generation_of(embedder, FIRST_TABLE)) as index:
             for document in documents():
                 pages = [{"page": 1, "text": document.text}]
-                chunks = split(document.name, pages)
+                chunks = split_into_chunks(document.name, pages)
                 vectors = await embedder.embed([chunk.text for chunk in chunks])
                 await index.put(document.title, chunks, vectors)
             await index.compact()
@@ -120,7 +120,7 @@ async def compare(collection: Collection, embedder: Embedder) -> dict[str, float
         async with LanceStore(directory).table(generation_of(embedder, FIRST_TABLE)) as index:
             batch: list[Chunk] = []
             for name, text in collection.documents.items():
-                batch += split(name, [{"page": 1, "text": text}])
+                batch += split_into_chunks(name, [{"page": 1, "text": text}])
                 if len(batch) >= _BATCH:
                     await _write(index, embedder, batch)
                     batch = []

@@ -13,7 +13,7 @@ import time
 from switchyard.services.engine.dead.causes import cause_of
 from switchyard.services.pipeline.index.hashed_embedder import HashedEmbedder
 from switchyard.services.pipeline.index.word_index import full_text_query
-from switchyard.services.pipeline.text.chunks import split
+from switchyard.services.pipeline.text.chunks import split_into_chunks
 from switchyard.services.pipeline.text.extractive_summary import summarize
 from switchyard.services.pipeline.text.plain_text import (
     clean,
@@ -70,7 +70,7 @@ def read(text: str) -> None:
     content_words(text)
     full_text_query(text)
     shorten(text, 300)
-    chunks = split("d", [{"page": 1, "text": cleaned}])
+    chunks = split_into_chunks("d", [{"page": 1, "text": cleaned}])
     summarize([cleaned], "A title")
     shown, _ = fit(sections_of([cleaned]), 24_000)
     summary_messages("A title", shown + text[:24_000])

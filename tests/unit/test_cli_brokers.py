@@ -27,7 +27,7 @@ def test_the_one_that_is_set_is_taken(tmp_path: Path) -> None:
 def test_with_nothing_at_hand_it_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(brokers, "_on_localhost", _nobody)
+    monkeypatch.setattr(brokers, "_accepts_guest", _nobody)
     monkeypatch.setattr(node, "find_installed", lambda: None)
     monkeypatch.setattr(brokers, "_can_install", lambda: False)
     monkeypatch.setattr(shutil, "which", lambda name: None)

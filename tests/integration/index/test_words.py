@@ -197,8 +197,8 @@ async def test_an_index_from_before_words_were_normalised_is_used_and_told_of(
     made = embedder_for(settings)
     with monkeypatch.context() as before:
         before.setattr(
-            "switchyard.services.pipeline.index.lance_store.columns_of",
-            partial(lance_table.columns_of, has_words=False),
+            "switchyard.services.pipeline.index.lance_store.table_schema",
+            partial(lance_table.table_schema, has_words=False),
         )
         before.setattr("switchyard.services.pipeline.index.lance_store.WORDS_COLUMN", "text")
         before.setattr("switchyard.services.pipeline.index.lance_store.TOKENIZER_VERSION", 0)

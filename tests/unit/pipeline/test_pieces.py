@@ -10,7 +10,7 @@ from PIL import Image
 
 from switchyard.services.llm.vision_model import picture_chat
 from switchyard.services.pipeline.text.figures import MAX_SIDE, _pieces
-from switchyard.services.pipeline.text.ocr_pieces import PIECE, _join_boxes, _starts
+from switchyard.services.pipeline.text.ocr_pieces import PIECE_SIZE, _join_boxes, _starts
 from switchyard.services.pipeline.text.pdf_pages import shrink_factor
 
 
@@ -18,13 +18,13 @@ def box(x0: float, y0: float, x1: float, y1: float) -> np.ndarray:
     return np.array([[x0, y0], [x1, y0], [x1, y1], [x0, y1]], np.float32)
 
 
-@pytest.mark.parametrize("size", [10, PIECE, PIECE + 1, 2_000, 14_000])
+@pytest.mark.parametrize("size", [10, PIECE_SIZE, PIECE_SIZE + 1, 2_000, 14_000])
 def test_pieces_cover_the_picture_and_overlap_by_more_than_a_line(size: int):
     starts = list(_starts(size))
     assert starts[0] == 0
-    assert starts[-1] + PIECE >= size
+    assert starts[-1] + PIECE_SIZE >= size
     for before, after in pairwise(starts):
-        assert before < after <= before + PIECE - 200
+        assert before < after <= before + PIECE_SIZE - 200
 
 
 def test_a_line_that_two_pieces_have_is_there_once_and_whole():

@@ -1,8 +1,9 @@
 """Print results to stdout and everything else to stderr; listings as a table or as JSON.
 
 A table is for people; `--json` is for programs: it prints models of `api/models/`, made in
-`api/views/`. Commands print by nothing but what is here, so whatever they print has passed
-`services/common/printable.py`: ruff knows no other way out (`banned-api` in pyproject.toml).
+`api/views/`. Commands print only with the functions of this module, so all that they print has
+passed `services/common/printable.py`. Ruff refuses every other way to print (`banned-api` in
+pyproject.toml).
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ def echo(text: str = "", *, err: bool = False, nl: bool = True) -> None:
 
 
 def say(text: str) -> None:
-    """Print a message to stderr, which is not the result."""
+    """Print a message that is not part of the result: to stderr."""
     echo(text, err=True)
 
 
@@ -125,10 +126,10 @@ def require_answer(verb: str) -> None:
 
 
 def table(*columns: str, flexible: Sequence[str] = (), right: Sequence[str] = ()) -> Table:
-    """Make a table without lines, one line for each row; fill it with `add_row`.
+    """Make a table without borders; fill it with `add_row`. A row is one line, never wrapped.
 
     Where the terminal is too narrow, the columns in `flexible` are cut off, the others never;
-    those in `right` are numbers.
+    those in `right` are aligned to the right.
     """
     from rich.table import Table
 
@@ -169,7 +170,7 @@ def cell(text: str | None) -> str:
 def print_json(value: Any) -> None:
     """Print one JSON document: a model of `api/models/` as the HTTP API answers it, a list of them,
     or plain JSON."""
-    echo(shown_json(_dump_models(value)))
+    echo(indented_json(_dump_models(value)))
 
 
 def _dump_models(value: Any) -> Any:
@@ -178,7 +179,7 @@ def _dump_models(value: Any) -> Any:
     return value.model_dump(mode="json") if hasattr(value, "model_dump") else value
 
 
-def shown_json(value: Any) -> str:
+def indented_json(value: Any) -> str:
     """Write a JSON document over several lines, for people and programs: valid, whatever it
     contains."""
     return printable_json(to_json(value, indent=2, default=str))

@@ -111,11 +111,13 @@ def parse_lines(lines: list[tuple[int, str]]) -> Iterator[InputLine]:
             yield InputLine(number, None, str(error))
 
 
-def parse_whole_document(first: list[tuple[int, str]], rest: str) -> dict[str, Any] | None:
+def parse_whole_document(read_lines: list[tuple[int, str]], rest: str) -> dict[str, Any] | None:
     """Return the payload when the input is one JSON object written over several lines; None when it
     is JSON Lines whose first line is damaged. Raises WrongUsage when it is neither.
+
+    `read_lines` are the lines that were read so far, with their numbers; `rest` is all after them.
     """
-    text = "\n".join([line for _, line in first] + [rest])
+    text = "\n".join([line for _, line in read_lines] + [rest])
     try:
         return parse_payload(text, "standard input")
     except WrongUsage:
@@ -128,9 +130,9 @@ def _number_lines(text: str) -> list[tuple[int, str]]:
     return list(enumerate(text.split("\n"), start=1))
 
 
-def renumber_lines(first: list[tuple[int, str]], rest: str) -> list[tuple[int, str]]:
+def renumber_lines(read_lines: list[tuple[int, str]], rest: str) -> list[tuple[int, str]]:
     """Return the lines read so far and those of the rest, with numbers."""
-    return _number_lines("\n".join([line for _, line in first] + [rest]))
+    return _number_lines("\n".join([line for _, line in read_lines] + [rest]))
 
 
 def _name_json_type(value: object) -> str:

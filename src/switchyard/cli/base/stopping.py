@@ -42,7 +42,7 @@ def run(work: Coroutine[Any, Any, T]) -> T:
 
 
 def run_enduring(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine with foreign code in its tasks to its end, as `run` does.
+    """Run a coroutine to its end, as `run` does, even if a task of it raises SystemExit.
 
     Normally, a task that raises SystemExit or KeyboardInterrupt ends its event loop, and with it
     all other tasks, even if the task is awaited. With `stop_on_signals`, no such exception comes
@@ -55,8 +55,8 @@ def run_enduring(work: Coroutine[Any, Any, T]) -> T:
             try:
                 return loop.run_until_complete(main)
             except (KeyboardInterrupt, SystemExit) as error:
-                is_signal = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-                if main.done() or is_signal:
+                may_be_signal = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+                if main.done() or may_be_signal:
                     raise
                 name = type(error).__name__
                 structlog.get_logger("process").error("exit refused", error_type=name)

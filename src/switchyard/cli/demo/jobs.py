@@ -1,5 +1,6 @@
 """Job types of `jobctl demo`: one that takes a moment, two that fail on purpose, one that loads
-what documents need last while their first stages run, and one that searches them."""
+the index and the embedder while the first stages of documents run, as only their last stages need
+both, and one that searches the documents."""
 
 from __future__ import annotations
 
@@ -53,7 +54,7 @@ class DemoSearch(BaseModel):
 
     query: str
     limit: int = Field(default=3, ge=1, le=10)
-    """Passages, each of another document."""
+    """Passages at most, each from a different document."""
 
 
 @job("demo_page", worker="llm", lanes=("hot", "backfill"), timeout=120)

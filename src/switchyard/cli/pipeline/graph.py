@@ -34,8 +34,8 @@ app = typer.Typer(
 )
 
 
-class CitedName(StrEnum):
-    """What can be cited."""
+class CitedKind(StrEnum):
+    """Kinds of nodes that can be cited."""
 
     DOCUMENT = "document"
     WORK = "work"
@@ -116,7 +116,7 @@ def neighbours(
             near = client.neighbourhood(
                 node, depth=depth, kinds=kinds, direction=direction, limit=limit
             )
-            _print_near(near, as_json)
+            _print_neighbourhood(near, as_json)
             return
         listing = client.neighbours(node, kinds=kinds, direction=direction)
         near_nodes = list(islice(listing, limit + 1))
@@ -204,7 +204,7 @@ def coupled(
 @app.command()
 def cited(
     kind: Annotated[
-        CitedName | None,
+        CitedKind | None,
         typer.Option(help="Only documents, or only works that are not stored as a document."),
     ] = None,
     community: Annotated[
@@ -260,7 +260,7 @@ def draw(
     limit: Annotated[int, typer.Option(min=1, max=500, help="Maximum number of nodes.")] = 60,
 ) -> None:
     """Draw the neighbourhood of a node as an SVG image."""
-    from switchyard.services.pipeline.graph.svg import draw as drawn
+    from switchyard.services.pipeline.graph.svg import draw as draw_svg
 
     if out.suffix.lower() != ".svg":
         raise WrongUsage(f"{out.name}: its name must end with .svg")
@@ -270,7 +270,7 @@ def draw(
             node, depth=depth, kinds=kinds, direction=direction, limit=limit
         )
         with writing(out):
-            out.write_text(drawn(near, [each.distance for each in near.nodes]), encoding="utf-8")
+            out.write_text(draw_svg(near, [each.distance for each in near.nodes]), encoding="utf-8")
     say(f"{out}: {pluralize(len(near.nodes), 'node')}, {pluralize(len(near.edges), 'edge')}")
 
 
@@ -287,14 +287,14 @@ def export(
 
     Reads the ledger directly, not over HTTP. The file appears only when it is complete.
     """
-    from switchyard.services.pipeline.graph.exports import export as exported
+    from switchyard.services.pipeline.graph.exports import export as write_graph
 
     settings = load_settings()
 
     async def work() -> tuple[int, int]:
         async with open_ledger(settings) as ledger:
             with writing(file):
-                return await exported(ledger, file)
+                return await write_graph(ledger, file)
 
     nodes, edges = run(work())
     say(
@@ -321,7 +321,7 @@ def _print_summary(summary: models.GraphView, as_json: bool) -> None:
         say("Not ranked yet: jobctl publish maintenance.recompute_graph --payload '{}'")
 
 
-def _print_near(near: models.NeighbourhoodView, as_json: bool) -> None:
+def _print_neighbourhood(near: models.NeighbourhoodView, as_json: bool) -> None:
     if as_json:
         print_json(near)
         return
@@ -331,7 +331,7 @@ def _print_near(near: models.NeighbourhoodView, as_json: bool) -> None:
         add_row(rows, str(each.distance), each.kind, *map(cell, shown))
     console().print(rows)
     if near.truncated:
-        say("Only a part is drawn: raise --limit, or narrow it with --kind.")
+        say("Only a part is shown: raise --limit, or narrow it with --kind.")
 
 
 def _print_related(related: models.RelatedList, heading: str, as_json: bool) -> None:

@@ -184,7 +184,7 @@ def main(modules: Sequence[str]) -> None:
         error = str(wrong)
     for name in set(sys.modules).difference(before):
         path = getattr(sys.modules[name], "__file__", None)
-        if path is not None and _is_the_users(Path(path)):
+        if path is not None and _is_user_file(Path(path)):
             files.add(str(Path(path).absolute()))
     echo(json.dumps({"files": sorted(files), "error": error}))
 
@@ -200,7 +200,7 @@ def _origins(modules: Iterable[str]) -> Iterable[str]:
             yield str(Path(spec.origin).absolute())
 
 
-def _is_the_users(path: Path) -> bool:
+def _is_user_file(path: Path) -> bool:
     roots = [Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")]
     roots.append(Path(__file__).parents[2])  # ours
     return path.suffix == ".py" and not any(path.is_relative_to(root) for root in roots)

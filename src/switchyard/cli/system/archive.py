@@ -111,10 +111,11 @@ def query(
         ),
     ] = False,
     since: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Only jobs made within it, such as 90d.")
+        str | None,
+        typer.Option(metavar="TIME", help="Only jobs created within this time, such as 90d."),
     ] = None,
     until: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Only jobs made before it.")
+        str | None, typer.Option(metavar="TIME", help="Only jobs created longer ago than this.")
     ] = None,
     limit: Annotated[
         int, typer.Option(min=1, max=100_000, metavar="N", help="Maximum number of rows.")
@@ -123,7 +124,7 @@ def query(
     include: IncludeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Ask the archive by SQL, as DuckDB has it. Only one SELECT; it reads nothing else.
+    """Query the archive in the SQL of DuckDB. One SELECT, which can read nothing else.
 
     ```
     jobctl archive query "SELECT job_type, count(*) FROM jobs GROUP BY ALL"

@@ -28,8 +28,11 @@ if TYPE_CHECKING:
 LOCALHOST_URL = "amqp://guest:guest@localhost:5672/"
 IMAGE = "rabbitmq:3-management"
 INSTALL_TIMEOUT = 600.0
+"""Seconds that one command of apt-get or docker may take."""
 CONTAINER_TIMEOUT = 60.0
+"""Seconds until a started container must take connections."""
 CONNECT_TIMEOUT = 2.0
+"""Seconds for a TCP connection to localhost."""
 QUIET_INSTALL = "#!/bin/sh\nexit 101\n"
 """Content of policy-rc.d: the package must not start a service of its own."""
 
@@ -78,7 +81,7 @@ def any_broker(
     if _listens():
         meanwhile()
         meanwhile = _do_nothing
-        if asyncio.run(_on_localhost()):
+        if asyncio.run(_accepts_guest()):
             management = "http://guest:guest@localhost:15672"
             yield FoundBroker("the broker on localhost:5672", LOCALHOST_URL, management, False)
             return
@@ -121,7 +124,7 @@ def _listens() -> bool:
     return True
 
 
-async def _on_localhost() -> bool:
+async def _accepts_guest() -> bool:
     """Tell whether a broker with its management API accepts guest on localhost."""
     from switchyard.broker.errors import BrokerUnavailable, ManagementError
     from switchyard.broker.management.client import ManagementClient
@@ -181,8 +184,8 @@ def _install(tell: Tell) -> None:
     """Install rabbitmq-server with apt-get, without starting its service."""
     tell("RabbitMQ is not installed: installing it with apt-get …")
     policy = Path("/usr/sbin/policy-rc.d")
-    ours = not policy.exists()
-    if ours:
+    is_ours = not policy.exists()
+    if is_ours:
         policy.write_text(QUIET_INSTALL)
         policy.chmod(0o755)
     environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
@@ -205,7 +208,7 @@ def _install(tell: Tell) -> None:
     except subprocess.TimeoutExpired:
         tell("apt-get took too long")
     finally:
-        if ours:
+        if is_ours:
             policy.unlink()
 
 

@@ -44,8 +44,9 @@ if TYPE_CHECKING:
     from switchyard.services.engine.records.results import JobSummary
 
 MAX_LISTED = 20
-"""Jobs that had started when their backfill was cancelled with its jobs: so many are listed."""
+"""Jobs that `cancel --jobs` lists at most, of those that had already started."""
 MAX_COUNTED = 100_000
+"""Jobs that it counts at most."""
 app = typer.Typer(
     no_args_is_help=True,
     help="Backfills (bulk publishing): start, list, show, watch, pause, resume, cancel, set.",
@@ -145,29 +146,29 @@ def cancel(
                 settings, load_registry(settings, include), ledger, include
             )
             full_id = (await require_bulk(ledger, operation_id, *VIEW.kinds)).id
-            number = await backfills.cancel(full_id, jobs=jobs)
+            cancelled_jobs = await backfills.cancel(full_id, jobs=jobs)
             if not jobs or as_json:
-                return full_id, number, [], 0
-            started_filter = (
+                return full_id, cancelled_jobs, [], 0
+            matching = (
                 JobFilter(operation_id=full_id),
                 {State.RUNNING, State.SUCCEEDED, State.DEAD},
             )
             return (
                 full_id,
-                number,
-                await ledger.job_reads.matching_jobs(*started_filter, limit=MAX_LISTED),
-                await ledger.job_reads.count_matching(*started_filter, at_most=MAX_COUNTED),
+                cancelled_jobs,
+                await ledger.job_reads.matching_jobs(*matching, limit=MAX_LISTED),
+                await ledger.job_reads.count_matching(*matching, at_most=MAX_COUNTED),
             )
 
-    operation_id, number, started_jobs, total = run(work())
+    operation_id, cancelled_jobs, started_jobs, total = run(work())
     if as_json:
         from switchyard.api.models.backfills import CancelledBackfill
         from switchyard.services.engine.records.bulk import BulkState
 
         state = BulkState.CANCELLED
-        print_json(CancelledBackfill(id=operation_id, state=state, cancelled_jobs=number))
+        print_json(CancelledBackfill(id=operation_id, state=state, cancelled_jobs=cancelled_jobs))
         return
-    say(f"{operation_id} is cancelled" + (f", and {number:,} of its jobs" if jobs else ""))
+    say(f"{operation_id} is cancelled" + (f", and {cancelled_jobs:,} of its jobs" if jobs else ""))
     if started_jobs:
         _print_started(operation_id, started_jobs, total)
 

@@ -136,9 +136,12 @@ class BackfillDisplay(BulkDisplay["BackfillProgress"]):
         state = styled(operation.state)
         if total:
             done, sent = progress.finished + progress.skipped, progress.read
-            full, half = (min(BAR_WIDTH, round(BAR_WIDTH * part / total)) for part in (done, sent))
-            bar = f"[green]{'━' * full}[/][cyan]{'━' * max(0, half - full)}[/]"
-            rest = f"[dim]{'━' * (BAR_WIDTH - max(full, half))}[/]"
+            done_width, sent_width = (
+                min(BAR_WIDTH, round(BAR_WIDTH * part / total)) for part in (done, sent)
+            )
+            sent_only = max(0, sent_width - done_width)
+            bar = f"[green]{'━' * done_width}[/][cyan]{'━' * sent_only}[/]"
+            rest = f"[dim]{'━' * (BAR_WIDTH - max(done_width, sent_width))}[/]"
             lines.append(f"{state}  {bar}{rest}  {done:,}/{total:,} ({done / total:.0%})")
         else:
             lines.append(f"{state}  {progress.published:,} published")

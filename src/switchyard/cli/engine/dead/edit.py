@@ -27,10 +27,10 @@ from switchyard.cli.base.output import (
     YesOption,
     confirm,
     echo,
+    indented_json,
     print_json,
     require_answer,
     say,
-    shown_json,
 )
 from switchyard.cli.engine.dead.letters import bring_up_to_date
 from switchyard.cli.engine.dead.options import IdsArgument, full_letter_id
@@ -120,7 +120,7 @@ def _edit_payload(letter: DeadLetter, registry: Any, *, yes: bool) -> dict[str, 
         raise CommandFailed(why_no_job(stored))
     secrets = registry.secrets_of(stored.message.job_type)
     before = hidden(stored.message.payload, secrets)
-    text = shown_json(before)
+    text = indented_json(before)
     while True:
         text = in_editor(HEADER + text).removeprefix(HEADER)
         try:

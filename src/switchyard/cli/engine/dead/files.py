@@ -21,7 +21,7 @@ from switchyard.cli.base.common import (
     run,
 )
 from switchyard.cli.base.errors import FAILED, CommandFailed, WrongUsage, writing
-from switchyard.cli.base.output import JsonOption, echo, inline_json, print_json, say, shown_json
+from switchyard.cli.base.output import JsonOption, echo, indented_json, inline_json, print_json, say
 from switchyard.cli.engine.dead.changes import JqOption, MergeOption, SetOption, change_of
 from switchyard.cli.engine.dead.letters import bring_up_to_date, known_state
 from switchyard.cli.engine.dead.options import (
@@ -265,7 +265,7 @@ def print_replay(registry: Registry, attempt: Attempt) -> None:
             echo(f"would be dead again: {reason}")
         case _:
             echo(f"succeeds, in {attempt.seconds:.2f} s")
-            echo(shown_json(attempt.result))
+            echo(indented_json(attempt.result))
     for job in attempt.following:
         payload = inline_json(_shown_payload(registry, job))
         echo(f"would publish {job.routing_key} {payload}")

@@ -26,11 +26,11 @@ from switchyard.cli.base.output import (
     cell,
     console,
     echo,
+    indented_json,
     inline_json,
     print_json,
     print_rows,
     say,
-    shown_json,
     table,
 )
 from switchyard.cli.base.shared_options import MAX_LIMIT, LimitOption
@@ -210,7 +210,7 @@ def _print_letter(
     if message is None:
         echo(body.decode("utf-8", "backslashreplace"))
     else:
-        echo(shown_json(message))
+        echo(indented_json(message))
     from switchyard.broker.dead.dead_letter_headers import PROPERTIES_HEADER
 
     # The headers of the certificate are shown above, in words.
@@ -221,7 +221,7 @@ def _print_letter(
     }
     if others:
         _section("Headers")
-        echo(shown_json(others))
+        echo(indented_json(others))
     if letter.traceback:
         _section("Traceback")
         echo(letter.traceback.rstrip())

@@ -48,8 +48,8 @@ def doctor(include: IncludeOption = None, as_json: JsonOption = False) -> None:
         raise CommandFailed(f"{len(wrong)} of {len(diagnostics)} checks failed: {names}")
     if as_json:
         return
-    if odd := [each.name for each in diagnostics if each.status == "warning"]:
-        echo(f"Nothing is wrong; worth a look: {', '.join(odd)}.")
+    if warnings := [each.name for each in diagnostics if each.status == "warning"]:
+        echo(f"Nothing is wrong; worth a look: {', '.join(warnings)}.")
     else:
         echo("Everything is as it must be.")
 

@@ -165,12 +165,12 @@ def _queue_cells(queue: QueueReport) -> tuple[str, ...]:
     percent = queue.percent_full
     style = "" if percent is None else "red" if percent >= FULL else "yellow"
     full = "" if percent is None else f"{percent:.0f}%"
-    idle = queue.ready and not queue.consumers and queue.limit is not None
+    is_unserved = queue.ready and not queue.consumers and queue.limit is not None
     return (
         queue.name,
         f"{queue.ready:,}",
         "–" if queue.unacked is None else f"{queue.unacked:,}",
-        f"[red]{queue.consumers}[/]" if idle else str(queue.consumers),
+        f"[red]{queue.consumers}[/]" if is_unserved else str(queue.consumers),
         "" if queue.limit is None else f"{queue.limit:,}",
         f"[{style}]{full}[/]" if percent is not None and percent >= FILLING else full,
         _age(queue),

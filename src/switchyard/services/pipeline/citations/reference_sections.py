@@ -30,8 +30,8 @@ _NAMES_OF_THE_LIST = (
 )
 _NUMBERED = r"(?:#{1,6} )?\*{0,2}(?:(?:\d\d?|[A-Z]|[IVX]{1,5})(?:\.\d\d?){0,3}[.):]? +)?"
 _HEADING = re.compile(rf"{_NUMBERED}(?:{_NAMES_OF_THE_LIST})\*{{0,2}}[ .:]{{0,3}}", re.IGNORECASE)
-# The list's heading and its first entry, where a PDF's block was made one line.
-_HEADED = re.compile(
+# The list's heading and its first entry in one line, which a whole block of a PDF may be.
+_HEADING_AND_ENTRY = re.compile(
     rf"({_NUMBERED}(?:{_NAMES_OF_THE_LIST})[.:]?) (?=\[[^\]]{{1,16}}\] |1[.)] )", re.IGNORECASE
 )
 _WHAT_FOLLOWS = (
@@ -51,8 +51,8 @@ _STARTS_LIKE_AUTHORS = re.compile(
     r"|(?:[^\W\d_][\w’'-]+(?: [^\W\d_]\.)? [^\W\d_][\w’'-]+(?:,| and | & |\. ))"  # John Smith,
     r"|(?:—{2,}|_{3,}|-{3,})"  # the same author once more
 )
-# Where an entry may begin inside of a line: before a number, or before a name with initials.
-_WITHIN = re.compile(
+# Where an entry may begin within a line: before a number, or before a name with initials.
+_ENTRY_START = re.compile(
     r" (?=\[[0-9]{1,4}\] |[0-9]{1,3}\. [^\W\d_a-z])"
     r"|(?<=[.)\]\d]) (?=[^\W\d_a-z][\w’'-]+, [^\W\d_a-z]\.)"
 )
@@ -105,25 +105,25 @@ def split_references(pages: Sequence[str]) -> SplitPaper:
     """
     lines = _lines(pages)
     references: list[RawReference] = []
-    numbers: set[int] = set()
+    in_lists: set[int] = set()  # indices of lines
     for section in _sections(lines):
         entries = _entries(lines[section.start : section.stop])
         references += entries
         if entries:
-            numbers.update(section)
+            in_lists.update(section)
     body: list[list[str]] = [[] for _ in pages]
     for place, line in enumerate(lines):
-        if place not in numbers:
+        if place not in in_lists:
             body[line.page - 1].append(line.text)
     return SplitPaper(references[:MAX_REFERENCES], ["\n".join(page) for page in body])
 
 
 def _lines(pages: Sequence[str]) -> list[_Line]:
     lines = (
-        _Line(part.strip(), number)
-        for number, page in enumerate(pages, start=1)
+        _Line(part.strip(), page_number)
+        for page_number, page in enumerate(pages, start=1)
         for line in page.splitlines()
-        for part in _HEADED.sub(r"\1\n", line.strip(), count=1).split("\n")
+        for part in _HEADING_AND_ENTRY.sub(r"\1\n", line.strip(), count=1).split("\n")
     )
     return list(itertools.islice((line for line in lines if line.text), _MAX_LINES))
 
@@ -164,12 +164,12 @@ def _entries(section: Sequence[_Line]) -> list[RawReference]:
     lines = [
         _Line(part, line.page)
         for line in section
-        for part in _WITHIN.split(_RAISED_LABEL.sub(_lowered_label, line.text))
+        for part in _ENTRY_START.split(_RAISED_LABEL.sub(_lowered_label, line.text))
     ]
     starts = _by_brackets(lines) or _by_numbers(lines) or _by_authors(lines)
     entries: list[RawReference] = []
-    for begin, (place, label, skip) in enumerate(starts):
-        end = starts[begin + 1][0] if begin + 1 < len(starts) else len(lines)
+    for at, (place, label, skip) in enumerate(starts):
+        end = starts[at + 1][0] if at + 1 < len(starts) else len(lines)
         first, *others = [line.text for line in lines[place:end]]
         text = "\n".join([first[skip:], *others])[:MAX_REFERENCE_CHARS].strip()
         if _is_reference(text):
@@ -180,7 +180,7 @@ def _entries(section: Sequence[_Line]) -> list[RawReference]:
 def _is_reference(text: str) -> bool:
     """Return whether a text can be a reference. A text without a digit, or of one or two words, is
     a page's header or the like."""
-    return len(text) >= 12 and any(sign.isdigit() for sign in text)
+    return len(text) >= 12 and any(char.isdigit() for char in text)
 
 
 def _lowered_label(match: re.Match[str]) -> str:
@@ -248,8 +248,8 @@ def find_citations(
     labels = {reference.label: place for place, reference in enumerate(raw) if reference.label}
     named = _group_by_name(parsed)
     citations: Iterator[Citation] = (
-        Citation(marker, sentence, number, cited)
-        for number, page in enumerate(body, start=1)
+        Citation(marker, sentence, page_number, cited)
+        for page_number, page in enumerate(body, start=1)
         for sentence in sentences(" ".join(page.split()))
         for marker, cited in _cited_references(sentence, labels, named)
     )
@@ -259,13 +259,13 @@ def find_citations(
 
 
 def _raised_citations(body: Sequence[str], labels: Mapping[str, int]) -> Iterator[Citation]:
-    for number, page in enumerate(body, start=1):
+    for page_number, page in enumerate(body, start=1):
         for sentence, markers in sentences_with_markers(page):
             for marker in markers:
                 cited = [labels.get(label) for label in _numbers(lowered(marker))]
                 known = tuple(place for place in cited if place is not None)
                 if len(known) == len(cited):
-                    yield Citation(marker, sentence, number, known)
+                    yield Citation(marker, sentence, page_number, known)
 
 
 def cites_by_number(body: Sequence[str]) -> bool:

@@ -38,7 +38,9 @@ class KeywordLabel(_Part):
     """A label that a document gets by keywords."""
 
     at_least: float = Field(gt=0, le=1e6)
+    """Points of its keywords, in all, from which a document gets it."""
     keywords: dict[Annotated[str, Field(max_length=200)], Annotated[float, Field(gt=0, le=1e6)]]
+    """The points of each keyword, for each of its first three occurrences."""
 
     @field_validator("keywords")
     @classmethod
@@ -68,6 +70,7 @@ class RuleKind(_Part):
 
     by: Literal["rules"]
     otherwise: ClassName | None = None
+    """Label of a document that no label fits."""
     labels: dict[ClassName, KeywordLabel] = Field(min_length=1, max_length=100)
     """A document gets the first label that fits."""
 
@@ -77,6 +80,7 @@ class MeaningKind(_Part):
 
     by: Literal["meaning"]
     otherwise: ClassName | None = None
+    """As in RuleKind; it may have a description of its own, among the labels."""
     at_least: float = Field(default=0.05, ge=0, le=2)
     """Least lead of a label's similarity over that of `otherwise`, or over the median of all labels
     where `otherwise` has no description."""
@@ -114,19 +118,19 @@ def read_definitions(path: Path | None) -> ClassDefinitions:
     """Read the definitions in a file; the package's own where `path` is None. Raises BadClasses if
     the file is missing, too large, no TOML, or not valid."""
     if path is None:
-        own = files(__package__).joinpath("classes.toml").read_text("utf-8")
-        return _parse(tomllib.loads(own), "its own")
+        text = files(__package__).joinpath("classes.toml").read_text("utf-8")
+        return _parse(tomllib.loads(text), "classes.toml")
     try:
         return _parse(read_toml(path), repr(str(path)))
     except InvalidToml as error:
         raise BadClasses(f"JOBS_CLASSES: {error}") from error
 
 
-def _parse(tables: dict[str, Any], name: str) -> ClassDefinitions:
+def _parse(tables: dict[str, Any], file: str) -> ClassDefinitions:
     try:
         return ClassDefinitions.model_validate(tables)
     except ValidationError as error:
-        raise BadClasses(f"JOBS_CLASSES: {name}: {describe(error, _as_in_the_file)}") from error
+        raise BadClasses(f"JOBS_CLASSES: {file}: {describe(error, _as_in_the_file)}") from error
 
 
 def _as_in_the_file(steps: Sequence[str | int]) -> Sequence[str | int]:

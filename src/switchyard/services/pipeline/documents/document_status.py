@@ -133,9 +133,9 @@ def _find_position(
     if active:
         job = active[-1]
         stage = _stage_of(job.job_type)
-        waits_at_first = job.state is not State.RUNNING and set(completed) <= {INGEST.name}
-        if stage is None or waits_at_first:
-            state = QUEUED if waits_at_first or document is None else document.state
+        waits_for_ingest = job.state is not State.RUNNING and set(completed) <= {INGEST.name}
+        if stage is None or waits_for_ingest:
+            state = QUEUED if waits_for_ingest or document is None else document.state
         else:
             begun = any(
                 each.state in (State.RUNNING, State.SUCCEEDED)
@@ -151,8 +151,8 @@ def _find_position(
         # this one exist.
         return _PipelinePosition(COMPLETED, None)
     if document.state == FAILED:
-        lost = StageFailure("unknown", None, "the job that failed is not known", None, 0)
-        return _PipelinePosition(FAILED, document.current_stage, lost)
+        unknown_failure = StageFailure("unknown", None, "the job that failed is not known", None, 0)
+        return _PipelinePosition(FAILED, document.current_stage, unknown_failure)
     return _PipelinePosition(document.state, document.current_stage)
 
 

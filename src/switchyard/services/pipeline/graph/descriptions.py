@@ -110,13 +110,13 @@ def describe_document(
         if name := tidy(topic, MAX_KEY):
             about = NodeDescription(NodeKind.TOPIC, name, (bounded_key("topic", name.casefold()),))
             edges.append(NewEdge(EdgeKind.ABOUT, about, provenance="metadata"))
-    words = normalize_name(label)
-    title_key = _title_key(words, family, year)
+    normal_title = normalize_name(label)
+    title_key = _title_key(normal_title, family, year)
     return NodeDescription(
         NodeKind.DOCUMENT,
         label or document_id,
         (*keys, *_distinct_keys([title_key])),
-        title=words if title_key or identifies_work(words) else "",
+        title=normal_title if title_key or identifies_work(normal_title) else "",
         author=family,
         year=year,
         provenance="document",
@@ -131,11 +131,11 @@ def citation_edges(
     """Return the edges to the works that a document cites, from the result of `process_references`.
     An edge's weight is the number of places that cite the work, 1 at least. References that name no
     work are left out."""
-    places: dict[int, int] = {}
+    citation_counts: dict[int, int] = {}
     for citation in citations:
         for at in _as_list(citation.get("references")):
             if isinstance(at, int):
-                places[at] = places.get(at, 0) + 1
+                citation_counts[at] = citation_counts.get(at, 0) + 1
     edges = []
     for at, reference in enumerate(references[:MAX_CITED]):
         link = reference.get("link") or {}
@@ -145,7 +145,7 @@ def citation_edges(
         )
         if work is not None:
             provenance = tidy(link.get("provider")) if linked else ""
-            weight = float(max(1, places.get(at, 0)))
+            weight = float(max(1, citation_counts.get(at, 0)))
             edges.append(NewEdge(EdgeKind.CITES, work, weight, provenance or "reference"))
     return edges
 
@@ -170,12 +170,12 @@ def describe_work(
     people = [each for each in _as_list(reference.get("authors")) if isinstance(each, Mapping)]
     names = [(tidy(each.get("family")), tidy(each.get("given"))) for each in people[:MAX_AUTHORS]]
     family = normalize_name(names[0][0]) if names else ""
-    words = normalize_name(title)
-    title_key = _title_key(words, family, year)
-    if not keys and title_key is None and not identifies_work(words):
+    normal_title = normalize_name(title)
+    title_key = _title_key(normal_title, family, year)
+    if not keys and title_key is None and not identifies_work(normal_title):
         return None
     if title_key is None and not keys:
-        title_key = bounded_key("title", words)
+        title_key = bounded_key("title", normal_title)
     edges = [
         NewEdge(EdgeKind.WRITTEN_BY, person)
         for name in names
@@ -187,7 +187,7 @@ def describe_work(
         NodeKind.WORK,
         title or tidy(reference.get("text")) or keys[0],
         (*keys, *_distinct_keys([title_key])),
-        title=words if title_key or identifies_work(words) else "",
+        title=normal_title if title_key or identifies_work(normal_title) else "",
         author=family,
         year=year,
         provenance=provenance,

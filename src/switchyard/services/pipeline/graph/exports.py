@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # the job types are imported without a database
 PAGE_SIZE = 5_000
 """Nodes or edges that are in memory at once, at most."""
 
-_NO_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_ILLEGAL_IN_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _NODE_FIELDS = ("kind", "label", "year", "cited", "rank", "community", "documents", "provenance")
 _EDGE_FIELDS = ("kind", "weight", "provenance")
 _TYPES = {"year": "int", "cited": "long", "rank": "double", "community": "long", "weight": "double"}
@@ -165,5 +165,5 @@ class _Xml:
 
 
 def _replace_illegal(text: str) -> str:
-    """Remove the characters that XML does not allow."""
-    return _NO_XML.sub("\ufffd", text)
+    """Replace each character that XML does not allow by U+FFFD."""
+    return _ILLEGAL_IN_XML.sub("\ufffd", text)

@@ -40,8 +40,8 @@ _TRUST_POWER = 4
 _FEEDBACK_CHUNKS = 5
 """Number of the best chunks, with which all candidates are compared."""
 _MIN_CAPITAL_WORDS = 3
-"""A query of at least so many words, all in capitals, has no abbreviations, but is written that
-way."""
+"""A query of at least so many words, all in capitals, is searched in lower case; a shorter one may
+be an abbreviation."""
 _WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)*")
 
 
@@ -109,8 +109,8 @@ async def search(
         )
     else:
         vector = (await embedder.embed([query_text]))[0]
-        each = max(candidate_count, _CANDIDATES)
-        candidates = await index.candidates(vector, query, each, document_ids=document_ids)
+        fetched_count = max(candidate_count, _CANDIDATES)
+        candidates = await index.candidates(vector, query, fetched_count, document_ids=document_ids)
         fitting = list(_filter_fitting(candidates, least))
         scored = await _rank(index, fitting, terms, embedder.calibration.vector_weight)
         # All of the first ones may be of one document.
@@ -131,12 +131,12 @@ async def search(
 
 
 async def _read_first(
-    index: ChunkIndex, scored: Iterator[tuple[Key, float]], number: int
+    index: ChunkIndex, scored: Iterator[tuple[Key, float]], count: int
 ) -> list[_Ranked]:
-    """Read the first `number` candidates. Those that were deleted meanwhile are replaced by the
+    """Read the first `count` candidates. Those that were deleted meanwhile are replaced by the
     next ones."""
     first: list[_Ranked] = []
-    while rest := list(islice(scored, number - len(first))):
+    while rest := list(islice(scored, count - len(first))):
         known = await index.read_candidates([key for key, _ in rest])
         first += [
             _Ranked(known[key].chunk, known[key].title, score)
@@ -187,12 +187,12 @@ async def _rank(
     likenesses = await index.likenesses(
         [key for key, _ in ordered], [key for key, _ in ordered[:_FEEDBACK_CHUNKS]]
     )
-    nearer = []
+    with_feedback = []
     for each in candidates:
         likeness = max(likenesses.get(each.key, 0.0), 0.0)
         similarity = (max(each.similarity, 0.0) + trust * likeness) / (1 + trust)
-        nearer.append(replace(each, similarity=similarity))
-    return _weigh(nearer, trust, weight)
+        with_feedback.append(replace(each, similarity=similarity))
+    return _weigh(with_feedback, trust, weight)
 
 
 def _weigh(
@@ -217,11 +217,11 @@ def _weigh(
 def _trust(candidates: Iterable[ChunkCandidate], terms: Sequence[tuple[str, ...]]) -> float:
     """Return how far the words of a query are trusted, from 0 to 1, by the share of them in the
     chunk that is best by words. A query in other words than the texts finds a word by chance."""
-    worded = [each for each in candidates if each.relevance]
-    if not worded:
+    found_by_words = [each for each in candidates if each.relevance]
+    if not found_by_words:
         return 0.0
     # The index gives the text of the best chunk by words: of equal ones, take one with text.
-    best = min(worded, key=lambda each: (-each.relevance, not each.text, each.key))
+    best = min(found_by_words, key=lambda each: (-each.relevance, not each.text, each.key))
     known = set(stems(best.text))
     # The index finds words also where no spaces are written: it found one even if we see none.
     number = max(sum(not known.isdisjoint(word) for word in terms), 1)

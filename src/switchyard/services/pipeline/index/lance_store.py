@@ -33,7 +33,7 @@ from switchyard.services.pipeline.index.generations import (
     encode_state,
 )
 from switchyard.services.pipeline.index.lance_commits import FIRST_RETRY_DELAY
-from switchyard.services.pipeline.index.lance_table import WORDS_COLUMN, LanceTable, columns_of
+from switchyard.services.pipeline.index.lance_table import WORDS_COLUMN, LanceTable, table_schema
 from switchyard.services.pipeline.index.native_memory import configure_malloc
 from switchyard.services.pipeline.index.word_index import TOKENIZER_VERSION, add_word_index
 
@@ -215,7 +215,7 @@ class LanceStore:
                             _EMBEDDER: generation.embedder.encode(),
                             _WORDING: str(TOKENIZER_VERSION).encode(),
                         }
-                        schema = columns_of(generation.dimensions).with_metadata(metadata)
+                        schema = table_schema(generation.dimensions).with_metadata(metadata)
                         table = await connection.create_table(generation.table, schema=schema)
                         await add_word_index(table, WORDS_COLUMN)
                     return table

@@ -74,11 +74,11 @@ class LanceTable:
     """A table of LanceDB as a ChunkIndex. Cheap enough to open per job."""
 
     def __init__(self, table: Any, dimensions: int, text_index_version: int) -> None:
-        self._table = table
-        self.dimensions = dimensions
-        self._words = WORDS_COLUMN if text_index_version else "text"
         """Use an open table. One from before there was a column of stems is searched by its
         text."""
+        self._table = table
+        self.dimensions = dimensions
+        self._words_column = WORDS_COLUMN if text_index_version else "text"
         self._has_stems = text_index_version >= STEMMED_FROM
 
     async def put(
@@ -89,10 +89,10 @@ class LanceTable:
             await retry_on_conflict(lambda: self._upsert(rows))
 
     async def drop_from(self, document_id: str, number: int) -> None:
-        orphans = f"document_id = {_quote(document_id)} AND index >= {number}"
+        where = f"document_id = {_quote(document_id)} AND index >= {number}"
         # A delete that finds nothing is a commit nevertheless, with which others may conflict.
-        if await self._table.count_rows(orphans):
-            await retry_on_conflict(lambda: self._table.delete(orphans))
+        if await self._table.count_rows(where):
+            await retry_on_conflict(lambda: self._table.delete(where))
 
     async def delete_document(self, document_id: str) -> None:
         await retry_on_conflict(lambda: self._table.delete(f"document_id = {_quote(document_id)}"))
@@ -211,7 +211,7 @@ class LanceTable:
     ) -> dict[int, float]:
         """Return BM25 of the rows with words of a text, by their ids. Of rows with equal scores the
         first in the table are taken, as LanceDB's own choice varies."""
-        search = await self._keyword_search(text, limit + _MAX_EQUAL, document_ids)
+        search = await self._keyword_query(text, limit + _MAX_EQUAL, document_ids)
         if search is None:
             return {}
         rows = await search.select(["_score"]).with_row_id().to_arrow()
@@ -220,7 +220,7 @@ class LanceTable:
         )
         return dict(sorted(scores, key=lambda each: (-each[1], each[0]))[:limit])
 
-    async def _keyword_search(
+    async def _keyword_query(
         self, text: str, limit: int, document_ids: Collection[str] | None
     ) -> Any | None:
         """Build a query for the rows with words of a text; None where there can be none. A table
@@ -228,9 +228,11 @@ class LanceTable:
         query = full_text_query(text, has_stems=self._has_stems)
         if query is None or (document_ids is not None and not document_ids):
             return None
-        if not await has_word_index(self._table, self._words):
-            await retry_on_conflict(lambda: add_word_index(self._table, self._words))
-        search = self._table.query().nearest_to_text(query, columns=[self._words]).limit(limit)
+        if not await has_word_index(self._table, self._words_column):
+            await retry_on_conflict(lambda: add_word_index(self._table, self._words_column))
+        search = (
+            self._table.query().nearest_to_text(query, columns=[self._words_column]).limit(limit)
+        )
         return search if document_ids is None else search.where(_is_in(document_ids))
 
     async def candidates(
@@ -306,8 +308,8 @@ class LanceTable:
 
     async def needs_compaction(self) -> bool:
         stats = await self._table.stats()
-        pieces = int(stats["fragment_stats"]["num_small_fragments"])
-        return pieces >= max(_MIN_FRAGMENTS, math.isqrt(int(stats["num_rows"])) // 2)
+        fragments = int(stats["fragment_stats"]["num_small_fragments"])
+        return fragments >= max(_MIN_FRAGMENTS, math.isqrt(int(stats["num_rows"])) // 2)
 
     async def compact(self) -> None:
         """Merge small files, drop versions older than _VERSION_RETENTION, and index the column that
@@ -322,8 +324,8 @@ class LanceTable:
 
         # First of all, as it moves rows and then updates all indexes.
         await retry_on_conflict(lambda: self._table.optimize(cleanup_older_than=_VERSION_RETENTION))
-        number = await self._table.count_rows()
-        if not number:
+        row_count = await self._table.count_rows()
+        if not row_count:
             return
         indexed = {index.columns[0]: index for index in await self._table.list_indices()}
         if "document_id" not in indexed:
@@ -334,7 +336,7 @@ class LanceTable:
             await self._drop_duplicates()
             await retry_on_conflict(partial(self._table.drop_index, indexed["id"].name))
         segments = await self._count_segments(indexed.get("vector"))
-        if number >= APPROXIMATE_FROM and not 0 < segments < _MAX_SEGMENTS:
+        if row_count >= APPROXIMATE_FROM and not 0 < segments < _MAX_SEGMENTS:
             # Into as many parts as LanceDB takes by itself: smaller ones it would join again.
             config = IvfSq(distance_type="cosine")
             await retry_on_conflict(partial(self._table.create_index, "vector", config=config))
@@ -365,7 +367,7 @@ class LanceTable:
         import pyarrow as pa
 
         require_pairs(chunks, vectors)
-        keep = stemmed if self._has_stems else normalised
+        to_words = stemmed if self._has_stems else normalised
         rows = [
             {
                 "id": chunk.id,
@@ -375,17 +377,17 @@ class LanceTable:
                 "text": chunk.text,
                 "title": title,
                 "vector": list(vector),
-                WORDS_COLUMN: keep(chunk.text),
+                WORDS_COLUMN: to_words(chunk.text),
             }
             for chunk, vector in zip(chunks, vectors, strict=True)
         ]
-        schema = columns_of(self.dimensions, has_words=self._words == WORDS_COLUMN)
+        schema = table_schema(self.dimensions, has_words=self._words_column == WORDS_COLUMN)
         return pa.Table.from_pylist(rows, schema=schema)
 
 
-def columns_of(dimensions: int, *, has_words: bool = True) -> Any:
-    """Return the schema; with `has_words` False, that of tables from before there was a column of
-    stems."""
+def table_schema(dimensions: int, *, has_words: bool = True) -> Any:
+    """Return the schema of a table; with `has_words` False, that of tables from before
+    there was a column of stems."""
     import pyarrow as pa
 
     # Without a primary key, two upserts of the same new id at once insert it twice.

@@ -89,7 +89,7 @@ def same_by_title(node: Node, other: NodeDescription | Node) -> bool:
     return len(years) + len(authors) == 4 or identifies_work(node.title)
 
 
-def is_weak(node: Node) -> bool:
+def has_only_title(node: Node) -> bool:
     """Return whether nothing but its title identifies a work."""
     return not any(scheme_of(key) in UNIQUE_SCHEMES for key in node.keys)
 

@@ -17,7 +17,7 @@ from switchyard.services.pipeline.ledger.graph_identity import (
     Node,
     best_key,
     contradict,
-    is_weak,
+    has_only_title,
     same_by_key,
     same_by_title,
     trust_of,
@@ -199,7 +199,9 @@ class GraphNodes:
                 continue
             if node_id is None:
                 node_id = other
-            elif is_weak(self.node(other)) and same_by_title(self.node(other), self.node(node_id)):
+            elif has_only_title(self.node(other)) and same_by_title(
+                self.node(other), self.node(node_id)
+            ):
                 node_id = self._merge(node_id, other)
         return node_id
 

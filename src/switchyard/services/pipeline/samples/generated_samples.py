@@ -110,7 +110,7 @@ def _sample(
         prose,
         columns=kind.columns,
         running_head=title if kind.has_running_head else None,
-        size=kind.size,
+        size=kind.font_size,
     )
     kind.fill(canvas, title)
     with canvas.finish(title, prose.person()) as document:

@@ -1,4 +1,5 @@
-"""Generate the text of sample documents, in several languages, from lists; the same for a seed."""
+"""Generate the text of sample documents, in several languages, from lists of phrases; the same seed
+gives the same text."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ class TextGenerator:
         self._subject: dict[str, Any] = random.choice(self._lists["subjects"])
         self.language = language
         self.is_spaced: bool = self._lists.get("spaced", True)
-        """Words stand apart, so that a line breaks between them."""
+        """Whether spaces separate words, so that a line can break between them."""
         self.is_rtl = language in RIGHT_TO_LEFT
 
     @property
@@ -41,7 +42,7 @@ class TextGenerator:
         return name
 
     def word(self, name: str) -> str:
-        """Return a word of the language that documents need: `abstract`, `figure`, `total`, …."""
+        """Return a fixed word of documents, in this language: `abstract`, `figure`, `total`, …."""
         word: str = self._lists["words"][name]
         return word
 

@@ -21,7 +21,8 @@ class SampleKind:
     has_running_head: bool = False
     is_scan: bool = False
     """Whether its pages are pictures without text."""
-    size: float = 10.5
+    font_size: float = 10.5
+    """Of its text, in points."""
     is_photo: bool = False
     """Whether it is a picture as a camera makes it: a JPEG instead of a PDF."""
 
@@ -80,11 +81,11 @@ def _tables(canvas: Canvas, title: str) -> None:
         canvas.paragraph(prose.paragraph(2, 4))
         years = [str(2018 + at) for at in range(random.randint(2, 4))]
         # The second table is longer than a page.
-        lines = random.randint(40, 60) if number == 2 else random.randint(4, 9)
+        row_count = random.randint(40, 60) if number == 2 else random.randint(4, 9)
         items = prose.items()
         rows = [(prose.word("item"), *years)]
-        for line in range(lines):
-            name = items[line] if line < len(items) else f"{items[line % len(items)]} {line}"
+        for row in range(row_count):
+            name = items[row] if row < len(items) else f"{items[row % len(items)]} {row}"
             rows.append((name, *(f"{random.randint(10, 9999)}" for _ in years)))
         caption = f"{prose.word('table')} {number}. {prose.title()}"
         canvas.table(caption, rows, ruled=random.random() < 0.6)
@@ -193,12 +194,12 @@ def _picture(random: Random, page: Any, shape: Any, frame: Any) -> list[str]:
 KINDS: Mapping[str, SampleKind] = {
     "text": SampleKind(_text),
     "report": SampleKind(_report, has_running_head=True),
-    "paper": SampleKind(_paper, columns=2, has_running_head=True, size=9.5),
-    "magazine": SampleKind(_magazine, columns=3, has_running_head=True, size=9),
+    "paper": SampleKind(_paper, columns=2, has_running_head=True, font_size=9.5),
+    "magazine": SampleKind(_magazine, columns=3, has_running_head=True, font_size=9),
     "tables": SampleKind(_tables),
     "figures": SampleKind(_figures),
     "invoice": SampleKind(_invoice),
-    "letter": SampleKind(_letter, size=11.5),
-    "scan": SampleKind(_text, is_scan=True, size=12),
-    "image": SampleKind(_letter, is_photo=True, size=13),
+    "letter": SampleKind(_letter, font_size=11.5),
+    "scan": SampleKind(_text, is_scan=True, font_size=12),
+    "image": SampleKind(_letter, is_photo=True, font_size=13),
 }

@@ -103,7 +103,7 @@ class GithubBackfill(PagedSource):
         if isinstance(entry, _RestOfSearch):
             why = (
                 f"GitHub gives the first {MAX_SEARCH_RESULTS:,} results of {entry.total:,}: "
-                "divide it"
+                "divide the search"
             )
             return Unusable("the rest of the search", why, cursor)
         name = repository_name(entry["full_name"])
@@ -113,8 +113,8 @@ class GithubBackfill(PagedSource):
         numbers = {"per_page": str(size), "page": str(page)}
         if self.options.query is not None:
             # GitHub can't sort a search by creation: pages may shift while it is read.
-            asked_for = {"q": self.options.query, **numbers}
-            answer = await client.get("/search/repositories", asked_for, accept=_JSON)
+            params = {"q": self.options.query, **numbers}
+            answer = await client.get("/search/repositories", params, accept=_JSON)
             return dict(mapping(answer.json(), "search", "GitHub"))
         order = {"sort": "created", "direction": "asc"}
         path = f"/orgs/{quote(self.options.org or '')}/repos"

@@ -36,8 +36,8 @@ class HuggingfaceOptions(BaseModel):
 
 
 class HuggingfaceBackfill(PagedSource):
-    """Models or data sets by creation, oldest first. A page is its address, as the hub's pages have
-    no numbers."""
+    """Models or data sets by creation, oldest first. The cursor's page is an address, as the
+    hub's pages have no numbers."""
 
     name: ClassVar[str] = "huggingface"
     Options = HuggingfaceOptions
@@ -59,14 +59,16 @@ class HuggingfaceBackfill(PagedSource):
                     page or f"/api/{self.options.kind}s", None if page else params
                 )
             except ValueError as error:
-                raise InvalidSourceResponse("Hugging Face names a next page elsewhere") from error
+                raise InvalidSourceResponse(
+                    "Hugging Face's next page is on another server"
+                ) from error
             entries = answer.json()
             yield page, entries
             following = _NEXT.search(answer.headers.get("link", ""))
             if following is None or not entries:
                 return
             if following[1] == page:
-                raise InvalidSourceResponse("Hugging Face names a page as the one behind itself")
+                raise InvalidSourceResponse("Hugging Face names a page as its own next page")
             page = following[1]
 
     def item_of(self, entry: Any, cursor: Cursor) -> Item:

@@ -46,10 +46,10 @@ def chunk_id(document_id: str, index: int) -> str:
 
 
 def figure_chunks(
-    document_id: str, first: int, figures: Sequence[Mapping[str, Any]]
+    document_id: str, first_index: int, figures: Sequence[Mapping[str, Any]]
 ) -> list[Chunk]:
-    """Make a chunk for each figure that was described, numbered from `first`, behind those of the
-    text."""
+    """Make a chunk for each figure that was described, numbered from `first_index`, behind
+    those of the text."""
     texts = [
         (each["page"], f"{each.get('caption') or ''}\n\n{each['description']}".strip())
         for each in figures
@@ -57,11 +57,11 @@ def figure_chunks(
     ]
     return [
         Chunk(chunk_id(document_id, index), document_id, index, page, text[:_MAX_FIGURE_CHARACTERS])
-        for index, (page, text) in enumerate(texts, first)
+        for index, (page, text) in enumerate(texts, first_index)
     ]
 
 
-def split(document_id: str, pages: Sequence[Mapping[str, Any]]) -> list[Chunk]:
+def split_into_chunks(document_id: str, pages: Sequence[Mapping[str, Any]]) -> list[Chunk]:
     """Split a document's pages, each with `page` (a number) and `text`, into chunks.
 
     Chunks are whole sentences in their order, with overlap; a paragraph begins a new chunk once the

@@ -44,20 +44,20 @@ def extract(
     outline: list[dict[str, Any]] = []
     if media_type == PDF:
         read = read_pdf(data, extractor=extractor, drafts=drafts, on_page=on_page)
-        pages, page_title, metadata = read.pages, read.title, read.metadata
+        pages, own_title, metadata = read.pages, read.title, read.metadata
         needs_ocr, repaired = read.needs_ocr, read.repaired
         outline = [asdict(entry) for entry in read.outline]
     elif media_type in IMAGES:
         limits = Limits()
         count = count_pages(data, pixels=limits.page_pixels, pages=limits.pages)
         pages = tuple(PdfPage(number, "", is_scan=True) for number in range(1, count + 1))
-        page_title, metadata, needs_ocr, repaired = None, {}, True, False
+        own_title, metadata, needs_ocr, repaired = None, {}, True, False
     else:
         pages = (PdfPage(1, _read_plain_text(data)),)
-        page_title, metadata, needs_ocr, repaired = None, {}, False, False
+        own_title, metadata, needs_ocr, repaired = None, {}, False, False
     texts = [page.text for page in pages]
     return {
-        "title": _title(title, page_title, texts, filename),
+        "title": _title(title, own_title, texts, filename),
         "media_type": media_type,
         "metadata": metadata,
         "page_count": len(pages),
@@ -70,45 +70,49 @@ def extract(
 
 
 def with_ocr(
-    text: Mapping[str, Any],
-    read: Mapping[int, str | None],
+    extracted: Mapping[str, Any],
+    ocr_texts: Mapping[int, str | None],
     *,
     errors: Mapping[int, str],
     title: str | None,
     filename: str | None,
 ) -> dict[str, Any]:
-    """Return the output of `extract_text` with `read`, the texts of OCR by page.
+    """Return `extracted`, the output of `extract_text`, with the texts of OCR by page.
 
-    A page whose text is None can't be read, for the reason in `errors`, and keeps its earlier text.
-    Titles are as in `extract`; one that was only the file's name is replaced by a headline.
+    A page whose text in `ocr_texts` is None can't be read, for the reason in `errors`, and keeps
+    its earlier text. Titles are as in `extract`; one that was only the file's name is replaced by
+    a headline.
     """
-    by_ocr = set(text.get("ocr_pages", ()))
-    unreadable = set(text.get("unreadable_pages", ()))
-    broken, scanned = set(text.get("broken_pages", ())), set(text.get("scanned_pages", ()))
-    problems = text.get("page_errors", {})
+    by_ocr = set(extracted.get("ocr_pages", ()))
+    unreadable = set(extracted.get("unreadable_pages", ()))
+    broken, scanned = (
+        set(extracted.get("broken_pages", ())),
+        set(extracted.get("scanned_pages", ())),
+    )
+    problems = extracted.get("page_errors", {})
     pages = []
-    for page in text["pages"]:
+    for page in extracted["pages"]:
         number = page["page"]
-        ocr_text = read.get(number)
+        ocr_text = ocr_texts.get(number)
         is_read_anew = ocr_text is not None and not is_gibberish(ocr_text)
         is_unreadable = number in unreadable and not (is_read_anew and has_words(ocr_text or ""))
         page_text = page["text"] if ocr_text is None or is_unreadable else ocr_text
-        why = errors.get(number, _UNKNOWN) if number in read and ocr_text is None else None
-        if number not in read and number in broken:
+        why = errors.get(number, _UNKNOWN) if number in ocr_texts and ocr_text is None else None
+        if number not in ocr_texts and number in broken:
             why = problems.get(str(number), _UNKNOWN)
         is_broken = not page_text or number in scanned or number in broken
-        is_scan = number in scanned and number not in read
+        is_scan = number in scanned and number not in ocr_texts
         pages.append(PdfPage(number, page_text, why if is_broken else None, is_scan, is_unreadable))
     texts = [page.text for page in pages]
-    if len(texts) and text["title"] == _title(None, None, [], filename):
+    if len(texts) and extracted["title"] == _title(None, None, [], filename):
         new_title = _title(title, None, texts, filename)
     else:
-        new_title = text["title"]
-    return dict(text) | {
+        new_title = extracted["title"]
+    return dict(extracted) | {
         "title": new_title,
         **_count_pages(pages),
         "needs_ocr": False,
-        "ocr_pages": sorted(by_ocr | {number for number, text in read.items() if text}),
+        "ocr_pages": sorted(by_ocr | {number for number, text in ocr_texts.items() if text}),
         "pages": [{"page": page.number, "text": page.text} for page in pages],
     }
 
@@ -135,12 +139,10 @@ def _read_plain_text(data: bytes) -> str:
     return text
 
 
-def _title(
-    metadata_title: str | None, page_title: str | None, texts: Sequence[str], filename: str | None
-) -> str:
+def _title(given: str | None, own: str | None, texts: Sequence[str], filename: str | None) -> str:
     candidates = (
-        clean(metadata_title or ""),
-        page_title or "",
+        clean(given or ""),
+        own or "",
         _first_line(texts),
         clean((filename or "").rpartition("/")[2]),
     )

@@ -18,30 +18,31 @@ from itertools import pairwise
 from switchyard.services.common.files.charset_choice import is_rare_char
 from switchyard.services.pipeline.text.layout import Line
 
-UNREADABLE = 0.15
+MAX_UNREADABLE = 0.15
 """A page can't be read if this part of its characters, or of the area of its text, is unreadable.
 Bullets and symbols of private fonts take some 3 %."""
 _UNREADABLE_CATEGORIES = frozenset(("Cc", "Cn", "Co", "Cs"))
-_MIN_LETTERS = 120
+_MIN_PAIRS = 120
 """Pairs of neighbouring letters, at least, from which anything is concluded."""
-_FEW_LETTERS = 20
-_CONSONANTS = 0.46
+_MIN_PAIRS_OF_GUESSED = 20
+"""The same, for a short text whose letters were guessed."""
+_MAX_CONSONANT_PAIRS = 0.46
 """A cipher has more than this part of pairs of letters of Latin words that are two consonants;
 languages have 0.15 to 0.4."""
-_VOWELS = 0.5
+_MAX_VOWEL_PAIRS = 0.5
 """A cipher has more than this part of pairs that are two vowels; languages have 0.3 at most."""
-_CASE = 0.15
+_MAX_CASE_CHANGES = 0.15
 """A cipher has more than this part of pairs that are a small letter and a capital; programs have up
 to 0.05."""
-_FOREIGN = 0.6
+_MAX_BEYOND_ASCII = 0.6
 """Limit for the part of Latin letters that are beyond ASCII: 0.3 in Vietnamese, almost all in a
 text in Cyrillic or Arabic that was taken for Latin."""
-_MIXED = 0.15
+_MAX_MIXED_PAIRS = 0.15
 """Limit for the part of neighbouring letters that are of two scripts."""
-_RARE = 0.5
+_MAX_RARE_CHARS = 0.5
 """Limit for the part of Chinese characters or Korean syllables that are in no list of those in
 use."""
-_VOWELS_OF = {
+_VOWELS_BY_SCRIPT = {
     "LATIN": (frozenset("aeiouy"), re.compile("[a-z]{3,30}")),
     "CYRILLIC": (frozenset("аеиоуыэюяієѣ"), re.compile("[а-яѐ-џ]{3,30}")),
     "GREEK": (frozenset("αεηιουω"), re.compile("[α-ω]{3,30}")),
@@ -52,24 +53,24 @@ _MIN_WORDS = 30
 """Different words, at least, from which vowels are determined."""
 _MIN_ALPHABET = 14
 """Different letters of a language's text, at least; numbers written with letters have fewer."""
-_ALTERNATION = 0.6
+_MIN_ALTERNATION = 0.6
 """Part of pairs, at least, that are a vowel and a consonant: 0.7 to 0.9 in languages."""
-_OTHER_VOWELS = ((0.45, 0.15), (0.6, 0.25))
+_EXCHANGED_LIMITS = ((0.45, 0.15), (0.6, 0.25))
 """Two pairs of limits. Letters are exchanged if, of those that alternate like vowels, a smaller
 part than the first are the script's vowels (0.6 and more in languages), and the script's vowels
 alternate less by more than the second (0 to 0.25 in languages)."""
-_MUTE = 0.1
+_MAX_VOWELLESS_WORDS = 0.1
 """Part of Latin words without a vowel, up to which they may be names in programs."""
 _ONE_BYTE_CHARSETS = ("cp1252", "latin-1", "cp1251", "koi8-r", "cp866", "mac-roman")
 _UTF8 = re.compile(rb"[\xc2-\xdf][\x80-\xbf]|[\xe0-\xef][\x80-\xbf]{2}|[\xf0-\xf4][\x80-\xbf]{3}")
 _MIN_SEQUENCES = 5
-_MOST_SEQUENCES = 0.8
+_MOJIBAKE_SHARE = 0.8
 """Part of the characters beyond ASCII, from which on they are UTF-8 read in another charset."""
 _LATIN_RUN = re.compile("[A-Za-z\u00c0-\u024f\u1e00-\u1eff]+")
 _MAX_WORD = 30
 """Letters of a word at most; a longer one is a sequence or a code."""
 _CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f\x7f-\x9f]")
-_MIXED_SCRIPTS = frozenset(("LATIN", "GREEK", "CJK", "COPTIC"))
+_MIXABLE_SCRIPTS = frozenset(("LATIN", "GREEK", "CJK", "COPTIC"))
 """Scripts that may stand in one word: in formulas, and in Chinese, Japanese and Korean."""
 
 
@@ -82,19 +83,19 @@ def is_unreadable(lines: Sequence[Line]) -> bool:
         letters = len(text) - text.count(" ")
         if not letters:
             continue
-        count = 0 if text.isascii() else sum(map(_is_unreadable, text))
+        count = 0 if text.isascii() else sum(map(_is_unreadable_char, text))
         size = max(line.x1 - line.x0, 0.0) * max(line.y1 - line.y0, 0.0)
         bad, total = bad + count, total + letters
         bad_area, area = bad_area + size * count / letters, area + size
     if not total:
         return False
-    if bad > UNREADABLE * total or bad_area > UNREADABLE * area > 0:
+    if bad > MAX_UNREADABLE * total or bad_area > MAX_UNREADABLE * area > 0:
         return True
     return is_gibberish(" ".join(line.text for line in lines))
 
 
 def mark_controls(text: str) -> str:
-    """Return a line of the file, with U+FFFD for control characters that stand for letters: where a
+    """Return a line of a page, with U+FFFD for control characters that stand for letters: where a
     font has no map, there are many of them."""
     controls = _CONTROL.findall(text)
     if 10 * len(controls) < len(text):
@@ -102,7 +103,7 @@ def mark_controls(text: str) -> str:
     return _CONTROL.sub("\ufffd", text)
 
 
-def is_gibberish(text: str, *, least: int = _MIN_LETTERS) -> bool:
+def is_gibberish(text: str, *, least: int = _MIN_PAIRS) -> bool:
     """Return whether a text can't be in any language; False where it is too short to tell, with
     fewer than `least` pairs of neighbouring letters."""
     return (
@@ -110,22 +111,22 @@ def is_gibberish(text: str, *, least: int = _MIN_LETTERS) -> bool:
         or _is_foreign(text, least)
         or _is_rare(text, least)
         or _is_mojibake(text)
-        or any(_has_other_vowels(text, script, least) for script in _VOWELS_OF)
+        or any(_has_exchanged_letters(text, script, least) for script in _VOWELS_BY_SCRIPT)
     )
 
 
-def is_text(text: str) -> bool:
+def may_be_language(text: str) -> bool:
     """Return whether a short text in Latin letters, which were guessed, may be in a language."""
     pairs = _latin_pairs(text)
-    has_unreadable = any(map(_is_unreadable, text))
+    has_unreadable = any(map(_is_unreadable_char, text))
     return (
-        len(pairs) >= _FEW_LETTERS
+        len(pairs) >= _MIN_PAIRS_OF_GUESSED
         and not has_unreadable
-        and not is_gibberish(text, least=_FEW_LETTERS)
+        and not is_gibberish(text, least=_MIN_PAIRS_OF_GUESSED)
     )
 
 
-def _is_unreadable(char: str) -> bool:
+def _is_unreadable_char(char: str) -> bool:
     if char.isalnum() or char == " ":
         return False
     return char == "\ufffd" or (
@@ -145,33 +146,35 @@ def _is_cipher(text: str, least: int) -> bool:
     pairs = _latin_pairs(text)
     if len(pairs) < least:
         return False
-    if len(pairs) >= _MIN_LETTERS and len({a.lower() for a, _ in pairs}) < _MIN_ALPHABET:
+    if len(pairs) >= _MIN_PAIRS and len({a.lower() for a, _ in pairs}) < _MIN_ALPHABET:
         return False
     vowels = [(a.lower() in "aeiouy", b.lower() in "aeiouy") for a, b in pairs]
     consonants = sum(not a and not b for a, b in vowels)
     both = sum(a and b for a, b in vowels)
-    turns = sum(a.islower() and b.isupper() for a, b in pairs)
+    case_changes = sum(a.islower() and b.isupper() for a, b in pairs)
     return (
-        consonants > _CONSONANTS * len(pairs)
-        or both > _VOWELS * len(pairs)
-        or turns > _CASE * len(pairs)
+        consonants > _MAX_CONSONANT_PAIRS * len(pairs)
+        or both > _MAX_VOWEL_PAIRS * len(pairs)
+        or case_changes > _MAX_CASE_CHANGES * len(pairs)
     )
 
 
-def _has_other_vowels(text: str, script: str, least: int) -> bool:
+def _has_exchanged_letters(text: str, script: str, least: int) -> bool:
     """Return whether other letters than the script's vowels alternate with the rest as vowels do in
     every language: then each letter stands for another one, as with a wrong map of a font or a
     wrong charset. Sukhotin's algorithm finds the letters that alternate."""
-    vowels, letters = _VOWELS_OF[script]
+    vowels, letters = _VOWELS_BY_SCRIPT[script]
     if script != "LATIN" and text.isascii():
         return False
     words = _distinct_words(text, letters)
-    mute = sum(vowels.isdisjoint(word) for word in words)
-    if len(words) < _MIN_WORDS or (script == "LATIN" and mute <= _MUTE * len(words)):
+    vowelless = sum(vowels.isdisjoint(word) for word in words)
+    if len(words) < _MIN_WORDS or (
+        script == "LATIN" and vowelless <= _MAX_VOWELLESS_WORDS * len(words)
+    ):
         return False
     pairs = Counter(pair for word in words for pair in pairwise(word))
     count = pairs.total()
-    if count < max(least, _MIN_LETTERS) or len(set().union(*words)) < _MIN_ALPHABET:
+    if count < max(least, _MIN_PAIRS) or len(set().union(*words)) < _MIN_ALPHABET:
         return False
     alternating = _alternating_letters(pairs)
     frequency: Counter[str] = Counter()
@@ -181,8 +184,8 @@ def _has_other_vowels(text: str, script: str, least: int) -> bool:
     shared_part = shared / (sum(frequency[char] for char in alternating) or 1)
     alternation = _alternation(pairs, alternating) / count
     lost = alternation - _alternation(pairs, vowels) / count
-    return alternation > _ALTERNATION and any(
-        shared_part < most and lost > least_lost for most, least_lost in _OTHER_VOWELS
+    return alternation > _MIN_ALTERNATION and any(
+        shared_part < most and lost > least_lost for most, least_lost in _EXCHANGED_LIMITS
     )
 
 
@@ -225,11 +228,11 @@ def _is_mojibake(text: str) -> bool:
     all of its characters beyond ASCII are UTF-8."""
     if text.isascii():
         return False
-    foreign = sum(char > "\x7f" for char in text)
+    beyond_ascii = sum(char > "\x7f" for char in text)
     for charset in _ONE_BYTE_CHARSETS:
         data = text.encode(charset, "replace")
         lengths = [len(each) for each in _UTF8.findall(data)]
-        if len(lengths) >= _MIN_SEQUENCES and sum(lengths) > _MOST_SEQUENCES * foreign:
+        if len(lengths) >= _MIN_SEQUENCES and sum(lengths) > _MOJIBAKE_SHARE * beyond_ascii:
             return True
     return False
 
@@ -240,17 +243,19 @@ def _is_foreign(text: str, least: int) -> bool:
     if text.isascii():
         return False
     latin = [char for char in text if char.isalpha() and "A" <= char < "\u0250"]
-    if len(latin) >= least and sum(char > "\x7f" for char in latin) > _FOREIGN * len(latin):
+    if len(latin) >= least and sum(char > "\x7f" for char in latin) > _MAX_BEYOND_ASCII * len(
+        latin
+    ):
         return True
     scripts = [_script(char) if char.isalpha() else "" for char in text]
     pairs = [(a, b) for a, b in pairwise(scripts) if a and b]
-    mixed = sum(a != b and not _MIXED_SCRIPTS.issuperset((a, b)) for a, b in pairs)
-    return len(pairs) >= least and mixed > _MIXED * len(pairs)
+    mixed = sum(a != b and not _MIXABLE_SCRIPTS.issuperset((a, b)) for a, b in pairs)
+    return len(pairs) >= least and mixed > _MAX_MIXED_PAIRS * len(pairs)
 
 
 def _is_rare(text: str, least: int) -> bool:
     han = [char for char in text if "\u3400" <= char <= "\u9fff" or "\uac00" <= char <= "\ud7a3"]
-    return 2 * len(han) >= least and sum(map(is_rare_char, han)) > _RARE * len(han)
+    return 2 * len(han) >= least and sum(map(is_rare_char, han)) > _MAX_RARE_CHARS * len(han)
 
 
 @lru_cache(maxsize=4_096)

@@ -13,7 +13,7 @@ from switchyard.services.common.errors import PermanentError
 from switchyard.services.common.files.errors import CorruptDocument, EncryptedDocument
 from switchyard.services.pipeline.text.bidi import RIGHT_TO_LEFT, Glyph, text_in_order
 from switchyard.services.pipeline.text.layout import Line
-from switchyard.services.pipeline.text.legibility import is_text
+from switchyard.services.pipeline.text.legibility import may_be_language
 from switchyard.services.pipeline.text.markdown import Heading, PageLines, cleaned
 from switchyard.services.pipeline.text.pdf_pages import (
     NEEDS_PASSWORD,
@@ -289,7 +289,7 @@ def _lines(library: Any, page: Any) -> list[Line]:
         # A font without a map to Unicode, whose codes may be those of letters all the same.
         guessing = flags | library.TEXT_CID_FOR_UNKNOWN_UNICODE
         guessed = _lines_with(guessing, page)
-        if is_text(" ".join(line.text for line in guessed)):
+        if may_be_language(" ".join(line.text for line in guessed)):
             lines, flags = guessed, guessing
     if any(RIGHT_TO_LEFT.search(line.text) for line in lines if not line.text.isascii()):
         return _lines_with(flags, page, by_glyphs=True)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     Picture = NDArray[np.uint8]
     Box = tuple[float, float, float, float]
 
-PIECE = 1_600
+PIECE_SIZE = 1_600
 """Height and width of a piece in pixels, at most."""
 _OVERLAP = 240
 """Pixels that pieces share, so that a line is whole in one of them."""
@@ -56,7 +56,7 @@ def detect(engine: Any, picture: Picture) -> tuple[Picture, Any, Sequence[Pictur
 
 
 def _are_small(boxes: Sequence[Any]) -> bool:
-    heights = sorted(min(x1 - x0, y1 - y0) for x0, y0, x1, y1 in map(_around, boxes))
+    heights = sorted(min(x1 - x0, y1 - y0) for x0, y0, x1, y1 in map(_bounding_box, boxes))
     return heights[len(heights) // _SMALL_LINES_ALLOWED] < _MIN_LINE_HEIGHT
 
 
@@ -65,23 +65,23 @@ def _in_pieces(engine: Any, picture: Picture, rough: Sequence[Any]) -> list[Any]
     they are used for lines that are higher than the overlap, which no piece may have whole."""
     from rapidocr.main import RapidOCRError
 
-    high, wide = picture.shape[:2]
+    height, width = picture.shape[:2]
     boxes: list[Any] = []
     for box in rough:
-        x0, y0, x1, y1 = _around(box)
+        x0, y0, x1, y1 = _bounding_box(box)
         if min(x1 - x0, y1 - y0) > _OVERLAP:
             boxes.append(box)
-    for top in _starts(high):
-        for left in _starts(wide):
-            piece = picture[top : top + PIECE, left : left + PIECE]
+    for top in _starts(height):
+        for left in _starts(width):
+            piece = picture[top : top + PIECE_SIZE, left : left + PIECE_SIZE]
             part, record = engine.preprocess_img(piece)
             scale = max(part.shape[:2]) / max(piece.shape[:2])
             try:
-                _, there = engine.detect_and_crop(part, record)
+                _, detected = engine.detect_and_crop(part, record)
             except RapidOCRError:  # raised for a piece without text
                 continue
             padding = record.get("padding_1", {}).get("top", 0)
-            for box in there.boxes:
+            for box in detected.boxes:
                 moved = (box - (0, padding)) / scale + (left, top)
                 boxes.append(moved.astype("float32"))
     return _join_boxes(boxes)
@@ -89,9 +89,9 @@ def _in_pieces(engine: Any, picture: Picture, rough: Sequence[Any]) -> list[Any]
 
 def _starts(size: int) -> Iterator[int]:
     """Return the pixels at which pieces of equal length begin that together cover `size`."""
-    count = 1 + max(0, -(-(size - PIECE) // (PIECE - _OVERLAP)))
+    count = 1 + max(0, -(-(size - PIECE_SIZE) // (PIECE_SIZE - _OVERLAP)))
     for number in range(count):
-        yield round(number * (size - PIECE) / (count - 1)) if count > 1 else 0
+        yield round(number * (size - PIECE_SIZE) / (count - 1)) if count > 1 else 0
 
 
 def _join_boxes(boxes: Sequence[Any]) -> list[Any]:
@@ -100,11 +100,11 @@ def _join_boxes(boxes: Sequence[Any]) -> list[Any]:
     import numpy as np
 
     joined_boxes: list[Any] = []
-    for box in sorted(boxes, key=lambda box: -_area(_around(box))):
-        x0, y0, x1, y1 = _around(box)
+    for box in sorted(boxes, key=lambda box: -_area(_bounding_box(box))):
+        x0, y0, x1, y1 = _bounding_box(box)
         joined = False
         for at, other in enumerate(joined_boxes):
-            a0, b0, a1, b1 = _around(other)
+            a0, b0, a1, b1 = _bounding_box(other)
             across, down = min(x1, a1) - max(x0, a0), min(y1, b1) - max(y0, b0)
             if across <= 0 or down <= 0:
                 continue
@@ -127,7 +127,7 @@ def _join_boxes(boxes: Sequence[Any]) -> list[Any]:
     return joined_boxes
 
 
-def _around(box: Any) -> Box:
+def _bounding_box(box: Any) -> Box:
     """Return the upright rectangle around a box: left, top, right, bottom."""
     xs, ys = box[:, 0], box[:, 1]
     return float(xs.min()), float(ys.min()), float(xs.max()), float(ys.max())

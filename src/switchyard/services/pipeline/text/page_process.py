@@ -41,7 +41,7 @@ class PageProcess:
     """
 
     def __init__(self, work: Callable[..., Any], limits: Limits) -> None:
-        """Set the work: a function of a page's number, from 1, and further arguments. Arguments and
+        """`work` is a function of a page's number, from 1, and further arguments. Arguments and
         result must be picklable."""
         self._work = work
         self._limits = limits
@@ -65,13 +65,13 @@ class PageProcess:
             connection.send((seconds, number, args, kwargs))
             answer = connection.recv_bytes()
         except (EOFError, ConnectionError):
-            self._end()
+            self._forget_child()
             return self._raise_loss(number, seconds, os.waitpid(pid, 0)[1])
-        has_given, came, used_seconds = pickle.loads(answer)
+        has_returned, result, used_seconds = pickle.loads(answer)
         self._used_seconds += used_seconds
-        if has_given:
-            return came
-        raise came
+        if has_returned:
+            return result
+        raise result
 
     def __enter__(self) -> Self:
         return self
@@ -84,7 +84,7 @@ class PageProcess:
     ) -> None:
         if self._child is not None:
             pid, _ = self._child
-            self._end()
+            self._forget_child()
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
 
@@ -99,7 +99,7 @@ class PageProcess:
         self._child = pid, ours
         return self._child
 
-    def _end(self) -> None:
+    def _forget_child(self) -> None:
         if self._child is not None:
             self._child[1].close()
             self._child = None
@@ -179,8 +179,8 @@ def _answer(work: Callable[..., Any], seconds: int, number: int, args: Any, kwar
         resource.RLIMIT_CPU, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard)
     )
     try:
-        came: Any = work(number, *args, **kwargs)
-        return pickle.dumps((True, came, _processor_seconds() - began), pickle.HIGHEST_PROTOCOL)
+        result: Any = work(number, *args, **kwargs)
+        return pickle.dumps((True, result, _processor_seconds() - began), pickle.HIGHEST_PROTOCOL)
     except Exception as error:
         error.add_note(f"In the process of its page:\n{traceback.format_exc()}")
         return pickle.dumps((False, _portable(error), _processor_seconds() - began))

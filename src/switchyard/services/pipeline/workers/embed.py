@@ -16,7 +16,7 @@ from switchyard.services.pipeline.text.chunks import (
     CHUNK_WORDS,
     OVERLAP_WORDS,
     figure_chunks,
-    split,
+    split_into_chunks,
 )
 from switchyard.services.pipeline.workers.stage_outputs import DocumentFiles, StageOutput
 from switchyard.services.pipeline.workers.stages import (
@@ -53,7 +53,7 @@ async def embed_document(payload: DocumentJob, ctx: JobContext) -> StageOutput:
 
         async def work() -> dict[str, Any]:
             chunks = await ctx.compute(
-                split,
+                split_into_chunks,
                 document_id,
                 text.result["pages"],
                 characters=text.result["character_count"],

@@ -1,4 +1,5 @@
-"""Job types that update the knowledge graph: all of it, for quiet hours, or one document."""
+"""Job types that update the knowledge graph: for one document, or all of it, for which there is the
+lane `maintenance`."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ DOWNLOAD_TIMEOUT = 180.0
 
 @dataclass(frozen=True, slots=True)
 class IngestedVersion:
-    """The version of a paper that a document has, and whether it has the whole text."""
+    """The version of a paper that a document has, and whether it has the full text."""
 
     version: int
     full_text: bool
@@ -51,7 +51,7 @@ class IngestedVersion:
 
 def takes_over(known: IngestedVersion | None, offered: IngestedVersion) -> bool:
     """Return whether the offered version replaces the known one: a newer version does, and so does
-    the whole text of the same version."""
+    the full text of the same version."""
     if known is None:
         return False
     if offered.version != known.version:
@@ -68,15 +68,15 @@ async def ingest_paper(entry: Entry, ctx: JobContext, *, full_text: bool, force:
     """
     source = entry.arxiv_id.source
     known, claim = await document_of_source(ctx, source)
-    before = IngestedVersion.from_filename(known.filename) if known else None
-    whole = full_text or (before is not None and before.full_text)
+    known_version = IngestedVersion.from_filename(known.filename) if known else None
+    wants_full_text = full_text or (known_version is not None and known_version.full_text)
     offered = IngestedVersion(
-        entry.version, whole and not entry.withdrawn and entry.pdf_url is not None
+        entry.version, wants_full_text and not entry.withdrawn and entry.pdf_url is not None
     )
-    renews = known is not None and takes_over(before, offered)
+    renews = known is not None and takes_over(known_version, offered)
     if known is not None and not renews and not force:
-        same = before is not None and before.version == offered.version
-        if not same or await is_taken(ctx, known):
+        is_same = known_version is not None and known_version.version == offered.version
+        if not is_same or await is_taken(ctx, known):
             return duplicate_outcome(known)
     data, identity = await _paper_content(entry, ctx, offered)
     incoming = IncomingDocument(
@@ -94,15 +94,15 @@ async def ingest_paper(entry: Entry, ctx: JobContext, *, full_text: bool, force:
         await incoming.store(ctx, document_id)
     else:
         async with source_lease(ctx.ledger, source):
-            placement = await incoming.take_place(ctx, ctx.ledger, known, claim)
-        if not isinstance(placement, str):
-            return placement
-        document_id = placement
-    again = known is not None and known.pipeline != ctx.pipeline
+            id_or_outcome = await incoming.take_place(ctx, ctx.ledger, known, claim)
+        if not isinstance(id_or_outcome, str):
+            return id_or_outcome
+        document_id = id_or_outcome
+    is_of_other_run = known is not None and known.pipeline != ctx.pipeline
     return extract_next(
         document_id,
         force=force,
-        duplicate=again and not renews and not force,
+        duplicate=is_of_other_run and not renews and not force,
         source=source,
         version=entry.version,
         full_text=offered.full_text,

@@ -74,7 +74,7 @@ class IngestDocument(BaseModel):
     """Run the stages again although the document is finished."""
 
     @model_validator(mode="after")
-    def _one_place(self) -> IngestDocument:
+    def _check_one_given(self) -> IngestDocument:
         if (self.path is None) == (self.key is None):
             raise ValueError("give either path or key")
         return self
@@ -84,9 +84,10 @@ class IngestDocument(BaseModel):
 async def ingest_document(payload: IngestDocument, ctx: JobContext) -> Outcome:
     """Check a file, keep it under its document's id, and start the pipeline.
 
-    The same content, or the same source, again is the existing document: nothing runs then, unless
-    its pipeline has stopped before its end. In that case the same content goes on under its id, and
-    other content from its source becomes a document of its own, which takes over the source.
+    A file with the content or the source of an existing document is a duplicate: nothing runs then,
+    unless that document's pipeline has stopped before its end. In that case the same content goes
+    on under its id, and other content from its source becomes a document of its own, which takes
+    over the source.
     """
     storage = Storage(ctx.settings.files_url)
     name = payload.filename or (payload.path or "").replace("\\", "/").rpartition("/")[2] or None
@@ -101,7 +102,7 @@ async def ingest_document(payload: IngestDocument, ctx: JobContext) -> Outcome:
             below=ctx.settings.ingest_paths,
         )
     identity = await asyncio.to_thread(identify, data, name)
-    arrival = IncomingDocument(
+    incoming = IncomingDocument(
         data,
         identity,
         source=payload.source,
@@ -111,14 +112,14 @@ async def ingest_document(payload: IngestDocument, ctx: JobContext) -> Outcome:
     )
     document_id, duplicate = document_id_of(identity.sha256), False
     if ctx.ledger is not None:
-        document, created = await arrival.upsert(ctx.ledger, document_id)
+        document, created = await incoming.upsert(ctx.ledger, document_id)
         if document.content_hash != identity.sha256:
             if await is_taken(ctx, document):
                 return duplicate_outcome(document)
             claimed = document if is_claim(document) else None
             if claimed is None:  # the source keeps its own document, although that has failed
-                arrival = replace(arrival, source=None)
-            document, created = await arrival.upsert(ctx.ledger, document_id, instead_of=claimed)
+                incoming = replace(incoming, source=None)
+            document, created = await incoming.upsert(ctx.ledger, document_id, instead_of=claimed)
             if not created:
                 return duplicate_outcome(document)
         elif not created:
@@ -127,18 +128,18 @@ async def ingest_document(payload: IngestDocument, ctx: JobContext) -> Outcome:
             # A redelivery finds the document that it made itself.
             duplicate = document.pipeline != ctx.pipeline
             is_paper = document.id != document_id  # its filename says its version
-            arrival = replace(
-                arrival,
+            incoming = replace(
+                incoming,
                 filename=document.filename if is_paper else name or document.filename,
                 title=document.title if is_paper else payload.title or document.title,
             )
             if duplicate:
-                renewed = await arrival.renew(ctx.ledger, document)
+                renewed = await incoming.renew(ctx.ledger, document)
                 if renewed is None:
                     return duplicate_outcome(document)
                 document = renewed
-            document_id, arrival = document.id, replace(arrival, source=document.source)
-    await arrival.store(ctx, document_id)
+            document_id, incoming = document.id, replace(incoming, source=document.source)
+    await incoming.store(ctx, document_id)
     return extract_next(document_id, force=payload.force, duplicate=duplicate)
 
 
@@ -183,7 +184,7 @@ def extract_text(payload: ExtractText, ctx: JobContext) -> Outcome:
     from switchyard.services.pipeline.text.extraction import extract
 
     if payload.document_id is None:
-        return _extract_alone(payload, ctx)
+        return _extract_upload(payload, ctx)
     following_payload = {"document_id": payload.document_id, "force": payload.force}
     files = DocumentFiles.for_document(ctx, payload.document_id)
     original = files.output_of(INGEST)
@@ -191,13 +192,13 @@ def extract_text(payload: ExtractText, ctx: JobContext) -> Outcome:
 
     extractor = ctx.settings.pdf_extractor
     input_hash = content_hash([original.input_hash, about["title"], about["filename"], extractor])
-    keeps = ctx.settings.document_references
+    keeps_drafts = ctx.settings.document_references
     drafts = drafts_of(
         files.storage,
         payload.document_id,
         original.content,
         extractor,
-        keep=keeps,
+        keep=keeps_drafts,
         run=ctx.pipeline if payload.force else "",
     )
 
@@ -218,7 +219,7 @@ def extract_text(payload: ExtractText, ctx: JobContext) -> Outcome:
         )
     except ContentReplaced:
         return superseded_outcome(payload.document_id)
-    if not keeps:
+    if not keeps_drafts:
         drafts.delete()
     needs_ocr = output.result["needs_ocr"]
     result = {
@@ -245,7 +246,8 @@ def _page_progress(ctx: JobContext) -> Callable[[int, int], None]:
     return lambda number, count: ctx.progress(number / count, f"page {number} of {count}")
 
 
-def _extract_alone(payload: ExtractText, ctx: JobContext) -> Done:
+def _extract_upload(payload: ExtractText, ctx: JobContext) -> Done:
+    """Extract the text of an upload that becomes no document."""
     from switchyard.services.pipeline.text.extraction import extract
 
     storage = Storage(ctx.settings.files_url)

@@ -1,4 +1,4 @@
-"""Job types that take in what a server has: one document for each thing, renewed when it changes.
+"""Job types that take in items of a server: one document for each, renewed when the item changes.
 
     ingest_zenodo = ingest_job(Zenodo())
 
@@ -131,12 +131,12 @@ async def ingest_found(
         if document.data is not None
         else FileIdentity(content_hash(data), MARKDOWN, len(data))
     )
-    mark = content_hash([identity.sha256, dict(document.metadata)])[:12]
-    arrival = IncomingDocument(
+    content_mark = content_hash([identity.sha256, dict(document.metadata)])[:12]
+    incoming = IncomingDocument(
         data,
         identity,
         source=source,
-        filename=f"{_slug(document.id)}@{mark}.{_SUFFIXES.get(identity.media_type, 'txt')}",
+        filename=f"{_slug(document.id)}@{content_mark}.{_SUFFIXES.get(identity.media_type, 'txt')}",
         title=document.title[:1000],
         pipeline=ctx.pipeline,
         entry=document.metadata,
@@ -144,22 +144,22 @@ async def ingest_found(
     document_id = document_id_of(source)
     renewed = resumed = False
     if ctx.ledger is None:
-        await arrival.store(ctx, document_id)
+        await incoming.store(ctx, document_id)
     else:
         async with source_lease(ctx.ledger, source):
             known, claim = await document_of_source(ctx, source)
             if known is not None:
-                same = f"@{mark}." in (known.filename or "")
-                if same and not force and await is_taken(ctx, known):
+                is_same = f"@{content_mark}." in (known.filename or "")
+                if is_same and not force and await is_taken(ctx, known):
                     return duplicate_outcome(known)
                 resumed = known.pipeline == ctx.pipeline
-                if not same and not resumed and known.updated_at > asked_at:
+                if not is_same and not resumed and known.updated_at > asked_at:
                     return taken_by_another(source)
-                renewed = not same
-            placed = await arrival.take_place(ctx, ctx.ledger, known, claim)
-        if not isinstance(placed, str):
-            return placed
-        document_id = placed
+                renewed = not is_same
+            id_or_outcome = await incoming.take_place(ctx, ctx.ledger, known, claim)
+        if not isinstance(id_or_outcome, str):
+            return id_or_outcome
+        document_id = id_or_outcome
     return extract_next(
         document_id,
         force=force,
