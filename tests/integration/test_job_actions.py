@@ -14,7 +14,7 @@ from switchyard.services.engine.actions.spec import (
     rerun_id_of,
     settled,
     start_action,
-    undoing,
+    undo_spec,
 )
 from switchyard.services.engine.bulk import control as bulk_control
 from switchyard.services.engine.bulk.runner import BulkRunner
@@ -205,7 +205,7 @@ async def test_jobs_are_cancelled_by_a_filter_and_rerun_to_undo_it(
         await system.wait_until_all([runs, *waiting, later], State.CANCELLED)
         assert await system.state(other) is State.QUEUED
 
-        undo = undoing(ended, remote=False)
+        undo = undo_spec(ended, remote=False)
         assert undo.action is RERUN
         undone = await run(system, await start(system, undo))
         assert ActionProgress.from_operation(undone).done == 4
@@ -214,11 +214,11 @@ async def test_jobs_are_cancelled_by_a_filter_and_rerun_to_undo_it(
         ids = await system.ledger.system.job_ids()
         assert again == {rerun_id_of(ids, ended.id, each) for each in [runs, *waiting, later]}
         # Once: who clicks twice, or sends the request again, reruns none of them again.
-        twice = await run(system, await start(system, undoing(ended, remote=False)))
+        twice = await run(system, await start(system, undo_spec(ended, remote=False)))
         progress = ActionProgress.from_operation(twice)
         assert (progress.done, progress.skipped) == (0, 4)
         # And that by a cancel of the new jobs.
-        back = await run(system, await start(system, undoing(undone, remote=False)))
+        back = await run(system, await start(system, undo_spec(undone, remote=False)))
         assert back.kind == CANCEL
         await system.wait_until_all(again, State.CANCELLED)
 
@@ -245,7 +245,7 @@ async def test_jobs_move_to_another_lane_where_they_run_once_and_back(
         await system.wait_until_ready("hot.llm", 0)
         assert {await system.state(job_id) for job_id in ids} == {State.QUEUED}
 
-        back = await run(system, await start(system, undoing(ended, remote=False)))
+        back = await run(system, await start(system, undo_spec(ended, remote=False)))
         assert ActionProgress.from_operation(back).done == 6
         await system.wait_until_all(ids, State.SUCCEEDED)
         assert {start.lane for job_id in ids for start in journal.starts_of(job_id)} == {"hot"}

@@ -6,7 +6,7 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
-from switchyard.api.metrics_server import PortTaken, showing
+from switchyard.api.metrics_server import PortTaken, serve_metrics
 from switchyard.services.common.settings import LlmServer
 from switchyard.services.engine.dead.indexing import index_waiting
 from switchyard.services.engine.monitoring.metrics import Metrics, watch_ledger
@@ -224,7 +224,7 @@ async def test_other_processes_show_theirs_on_a_port_of_their_own_with_their_hea
     watch_ledger(metrics)
     ready = False
     async with (
-        showing(metrics, "127.0.0.1", 0, lambda: ready) as port,
+        serve_metrics(metrics, "127.0.0.1", 0, lambda: ready) as port,
         httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client,
     ):
         assert "switchyard_ledger_seconds" in (await client.get("/metrics")).text
@@ -241,5 +241,5 @@ async def test_a_port_that_is_taken_is_told_and_not_waited_for() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(PortTaken, match=f"127.0.0.1:{port}"):
-            async with showing(Metrics(), "127.0.0.1", port, lambda: True):
+            async with serve_metrics(Metrics(), "127.0.0.1", port, lambda: True):
                 pass

@@ -23,7 +23,9 @@ def test_all_routes_answer_alike() -> None:
 def test_every_route_knows_whom_it_lets_in_before_it_reads_a_body() -> None:
     """But those that need no key: they read none, or tell by it who sends it."""
     without_key = (health.router, contract.router, webhooks.router, signing_in.router)
-    keyless = [route for router in (*without_key, signing_in.files) for route in router.routes]
+    keyless = [
+        route for router in (*without_key, signing_in.file_router) for route in router.routes
+    ]
     for route in LISTED:
         assert isinstance(route, GuardedRoute)
         if not route.guards:

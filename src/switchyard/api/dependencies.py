@@ -1,7 +1,7 @@
 """The services of documents, extractions and references, as FastAPI dependencies.
 
 The application opens them when it starts (`open_document_services`): `app.state.document_services`.
-All are async: FastAPI runs others in a thread of their own.
+The functions are async because FastAPI would run others in a thread each.
 """
 
 from __future__ import annotations

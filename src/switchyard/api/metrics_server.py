@@ -26,10 +26,10 @@ from switchyard.services.engine.access.rate_limit import Rationed
 from switchyard.services.engine.monitoring.metrics import CONTENT_TYPE, Metrics
 
 MAX_CONNECTIONS = 100
-"""Open at once; a process has few that ask."""
+"""Connections open at once: only a few programs scrape the metrics of one process."""
 SCRAPE_RATE, SCRAPE_BURST = 2.0, 10
-"""Times a second, and at once, that metrics are collected; further requests get the last ones. No
-key is asked for, and a worker has other work."""
+"""How often metrics are collected, per second and in a burst; further requests get the latest
+result. No key is asked for, so anybody could keep a worker from its jobs otherwise."""
 
 
 class PortTaken(Misconfigured):
@@ -57,16 +57,17 @@ def _application(metrics: Metrics, is_ready: Callable[[], bool]) -> Starlette:
             Route("/health/ready", ready),
         ]
     )
-    application.router.redirect_slashes = False  # to an address made of whatever `Host` says
+    # It would redirect to any `Host` that a client sends.
+    application.router.redirect_slashes = False
     return application
 
 
 @asynccontextmanager
-async def showing(
+async def serve_metrics(
     metrics: Metrics, host: str, port: int | None, is_ready: Callable[[], bool]
 ) -> AsyncIterator[int | None]:
-    """Show them there as long as the context lasts; gives the port, which 0 leaves to the machine.
-    Without a port nothing is shown. Raises PortTaken."""
+    """Serve a process's metrics on `host` and `port` until the context ends, and yield the port; 0
+    lets the system choose one. With None, serve nothing. Raises PortTaken."""
     if port is None:
         yield None
         return
@@ -88,10 +89,10 @@ async def showing(
     except OSError as error:
         raise PortTaken(f"can't show metrics on {host}:{port}: {error.strerror}") from error
     server = WaitingServer(config)
-    chosen = listening.getsockname()[1]
-    structlog.get_logger("metrics").info("showing metrics", host=host, port=chosen)
+    chosen_port = listening.getsockname()[1]
+    structlog.get_logger("metrics").info("showing metrics", host=host, port=chosen_port)
     async with _serve(server, listening):
-        yield chosen
+        yield chosen_port
 
 
 @asynccontextmanager

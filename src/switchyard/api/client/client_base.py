@@ -30,7 +30,7 @@ from switchyard.services.common.printable import quoted_answer
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 FIRST_POLL_INTERVAL, MAX_POLL_INTERVAL = 0.1, 2.0
-"""Seconds between polls of a job or document: half as much again each time."""
+"""Seconds between polls of a job or document; each interval is 1.5 times the one before."""
 
 T = TypeVar("T")
 
@@ -47,10 +47,10 @@ class Retries:
 
     def pause(self, call: Call[Any], tries: int, error: ApiError) -> float | None:
         """Return the seconds after which the call is made again; None if it is not."""
-        got_no_answer = isinstance(error, ApiUnavailable)
-        if tries >= self.max_retries or not call.can_repeat(refused=not got_no_answer):
+        is_refused = not isinstance(error, ApiUnavailable)  # else there was no answer
+        if tries >= self.max_retries or not call.can_repeat(refused=is_refused):
             return None
-        if got_no_answer:
+        if not is_refused:
             wait: float = 0.2 * 2**tries
         elif not isinstance(error, RateLimited) and error.status != 503:
             return None
@@ -102,16 +102,16 @@ class ClientBase(Operations, ABC):
         if not _fits_header(key):
             # The message does not show it: it is a secret.
             raise ValueError("the API key has a character that is not printable ASCII")
-        here = is_loopback(self.base_url.host)
+        is_local = is_loopback(self.base_url.host)
         self._open(
             base_url=self.base_url,
             headers={"Authorization": f"Bearer {key}"} if key else {},
             timeout=timeout,
             # The proxy of HTTP_PROXY can't reach this machine's loopback.
-            trust_env=not here,
+            trust_env=not is_local,
             # For HTTPS also on loopback, where SSL_CERT_FILE may name a certificate of one's own.
             # Loading certificates takes 30 ms: not for plain HTTP to loopback.
-            verify=httpx.create_ssl_context() if self.base_url.scheme == "https" else not here,
+            verify=httpx.create_ssl_context() if self.base_url.scheme == "https" else not is_local,
         )
 
     @abstractmethod
@@ -167,9 +167,9 @@ def _fits_header(text: str) -> bool:
 
 
 def poll_intervals(what: str, timeout: float | None) -> Iterator[float]:
-    """Yield the seconds to wait after each look. Raises WaitTimeout."""
+    """Yield the seconds to wait after each poll. Raises WaitTimeout."""
     pauses = PollPauses(FIRST_POLL_INTERVAL, MAX_POLL_INTERVAL, timeout)
     while (pause := pauses.next()) is not None:
         yield pause
-    yield 0.0  # a last look at the end of the time
+    yield 0.0  # for a last poll when the time is over
     raise WaitTimeout(f"{what} has not ended within {timeout:g} s")

@@ -37,9 +37,9 @@ PAGE_SIZE = 20
 PUBLISH = [allows(Scope.PUBLISH)]
 SHOWN_JOBS = 5
 """Jobs of a preview that are written out."""
-OPTIONS = ("job_type", "lane", "weight", "rate", "max_open", "budget", "reason")
-"""Fields of a backfill's plan in its form, besides the options of the source."""
-NUMBERS = ("weight", "rate", "max_open", "budget")
+PLAN_FIELDS = ("job_type", "lane", "weight", "rate", "max_open", "budget", "reason")
+"""Fields of the form that are fields of the plan; the others are options of the source."""
+NUMBER_FIELDS = ("weight", "rate", "max_open", "budget")
 BackfillId = Annotated[str, Path(pattern=patterns.BACKFILL_ID)]
 
 
@@ -176,9 +176,9 @@ async def _plan_of(request: Request, state: ApiState) -> BackfillPlan:
     source = form.get("source", "")
     schema = _sources(state).get(source).Options.model_json_schema()
     fields: dict[str, Any] = {"source": source, "options": read_fields(schema, {}, form)}
-    for name in OPTIONS:
+    for name in PLAN_FIELDS:
         if text := form.get(name, "").strip():
-            fields[name] = _number(text, name) if name in NUMBERS else text
+            fields[name] = _number(text, name) if name in NUMBER_FIELDS else text
     if text := form.get("payload", "").strip():
         try:
             fields["payload"] = json.loads(text)

@@ -71,7 +71,7 @@ def _none_if_empty(value: Any) -> Any:
     return None if value == "" else value
 
 
-GivenName = Annotated[
+NameInQuery = Annotated[
     Annotated[str, Field(pattern=patterns.NAME)] | None, BeforeValidator(_none_if_empty), Query()
 ]
 GroupId = Annotated[str, Path(pattern=patterns.GROUP_ID)]
@@ -89,16 +89,16 @@ async def _chosen(
     job_type: Name = None,
     lane: Name = None,
 ) -> LetterFilter:
-    """Return which letters a form means."""
+    """Return the filter for the letters that a form is about."""
     ids = frozenset() if letter is None else frozenset({letter})
     return LetterFilter(ids=ids, group=group, reason=reason, job_type=job_type, lane=lane)
 
 
-Chosen = Annotated[LetterFilter, Depends(_chosen)]
+ChosenLetters = Annotated[LetterFilter, Depends(_chosen)]
 
 
 async def _build_redrive(
-    which: Chosen,
+    which: ChosenLetters,
     limit: Annotated[int | None, Form(ge=1, le=2_000_000_000)] = None,
     canary: Annotated[int | None, Form(ge=1, le=100_000)] = None,
     rate: Annotated[float | None, Form(ge=MIN_RATE, le=MAX_RATE)] = None,
@@ -119,18 +119,19 @@ async def _build_redrive(
     )
 
 
-Ordered = Annotated[NewRedrive, Depends(_build_redrive)]
+RequestedRedrive = Annotated[NewRedrive, Depends(_build_redrive)]
 
 
 @router.get("")
 async def show_dead(
     request: Request,
     state: Shared,
-    reason: GivenName = None,
-    job_type: GivenName = None,
-    lane: GivenName = None,
+    reason: NameInQuery = None,
+    job_type: NameInQuery = None,
+    lane: NameInQuery = None,
 ) -> DashboardPage:
-    """Show the causes of which letters died, the largest first, and what was done about them."""
+    """Show the causes of dead letters, those with most letters first, and what was done about
+    them."""
     chosen = {"reason": reason, "job_type": job_type, "lane": lane}
     letter_filter = DeadLetterFilter(
         reason=reason, job_type=job_type, lane=lane, state=DeadLetterState.WAITING
@@ -139,7 +140,7 @@ async def show_dead(
         letter_filter=letter_filter, limit=MAX_GROUPS
     )
     context = {
-        "groups": [_cause(each) for each in groups],
+        "groups": [_group_context(each) for each in groups],
         "is_capped": len(groups) == MAX_GROUPS,
         "waiting": await state.ledger.dead_letters.count_dead(letter_filter),
         "chosen": {name: value for name, value in chosen.items() if value is not None},
@@ -165,22 +166,22 @@ async def show_group(
     waiting = DeadLetterFilter(group=group_id, state=DeadLetterState.WAITING)
     anything = DeadLetterFilter(group=group_id)
     groups = await reads.dead_groups(letter_filter=waiting, limit=1)
-    known = groups or await reads.dead_groups(letter_filter=anything, limit=1)
-    if not known:
+    found = groups or await reads.dead_groups(letter_filter=anything, limit=1)
+    if not found:
         raise Problem("not-found", f"no dead letter is of group {group_id}")
     page = await reads.list_dead(
         waiting if letters == "waiting" else anything, limit=PAGE_SIZE, cursor=cursor
     )
     older = f"?letters={letters}&cursor={page.next_cursor}" if page.next_cursor else None
     context = {
-        "group": _cause(known[0]),
+        "group": _group_context(found[0]),
         "waiting": groups[0].count if groups else 0,
         "which": letters,
         "letters": page.items,
         "older": older,
         "newer": f"?letters={letters}" if cursor else None,
         "presets": PRESETS,
-        **await _operations(request, state, group=known[0].fingerprint),
+        **await _operations(request, state, group=found[0].fingerprint),
     }
     return DashboardPage("dead_group.html", context, title="Dead letters of one cause")
 
@@ -203,7 +204,7 @@ async def show_letter(state: Shared, letter_id: LetterId) -> DashboardPage:
 
 
 @router.post("/redrives/plan", dependencies=ADMIN)
-async def show_plan(request: Request, state: Shared, order: Ordered) -> DashboardPage:
+async def show_plan(request: Request, state: Shared, order: RequestedRedrive) -> DashboardPage:
     """Count what a redrive would send where, without sending anything."""
     plan = await count_redrive(state, order)
     context = {
@@ -217,7 +218,7 @@ async def show_plan(request: Request, state: Shared, order: Ordered) -> Dashboar
 
 
 @router.post("/redrives", dependencies=ADMIN)
-async def start_redrive(request: Request, state: Shared, order: Ordered) -> Response:
+async def start_redrive(request: Request, state: Shared, order: RequestedRedrive) -> Response:
     """Start the redrive; a scheduler runs it."""
     operation = await record_redrive(state, request, order)
     return done(f"{HERE}/redrives/{operation.id}", f"{operation.id} has begun.")
@@ -254,7 +255,9 @@ async def control_redrive(
 
 
 @router.post("/purges", dependencies=ADMIN)
-async def start_purge(request: Request, state: Shared, which: Chosen, why: Why = None) -> Response:
+async def start_purge(
+    request: Request, state: Shared, which: ChosenLetters, why: Why = None
+) -> Response:
     """Throw letters away; a scheduler does it. Their record stays."""
     if which.is_empty:
         raise Problem("invalid", "name a group or a letter: this form throws no others away")
@@ -292,8 +295,8 @@ async def _operations(
     }
 
 
-def _cause(group: DeadGroup) -> dict[str, Any]:
-    """Return a group, which are the letters of one cause, with its latest letter."""
+def _group_context(group: DeadGroup) -> dict[str, Any]:
+    """Return what a page shows of a group, the letters of one cause; some is of the latest one."""
     view = view_group(group)
     return {
         "id": group.fingerprint,
@@ -314,7 +317,7 @@ def _cause(group: DeadGroup) -> dict[str, Any]:
 
 
 def _page_of(which: LetterFilter) -> str:
-    """Return where the letters that are meant are shown."""
+    """Return the address of the page with the letters that fit a filter."""
     if which.group is not None:
         return f"{HERE}/groups/{which.group}"
     return f"{HERE}/letters/{next(iter(which.ids))}" if len(which.ids) == 1 else HERE

@@ -58,7 +58,7 @@ async def show_difference(request: Request, state: Shared, letter_id: LetterId) 
         return await _form(state, letter, stored, before, values=form)
     try:
         after = read_fields(_schema(state, stored), before, form)
-        make_copy(stored, _change_of(before, after).change(), state.registry, remote=True)
+        make_copy(stored, _change_of(before, after).to_change(), state.registry, remote=True)
     except (Problem, InvalidRedrive) as error:
         reason = str(error.detail if isinstance(error, Problem) else error)
         return await _form(state, letter, stored, before, values=form, trouble=reason)
@@ -68,7 +68,7 @@ async def show_difference(request: Request, state: Shared, letter_id: LetterId) 
         "lines": lines[2 : MAX_DIFFERENCE + 2],
         "more": max(0, len(lines) - MAX_DIFFERENCE - 2),
         "payload": json.dumps(after),
-        "said": {name: text for name, text in form.items() if name.startswith(PREFIX)},
+        "sent_fields": {name: text for name, text in form.items() if name.startswith(PREFIX)},
     }
     return DashboardPage("dead_difference.html", context, title="Redrive it with these changes?")
 
@@ -87,7 +87,7 @@ async def retry(
     if not isinstance(after, dict):
         raise Problem("invalid", "the payload must be a JSON object")
     change = _change_of(before, after)
-    make_copy(stored, change.change(), state.registry, remote=True)
+    make_copy(stored, change.to_change(), state.registry, remote=True)
     order = NewRedrive(
         filter=LetterFilter(ids=frozenset({letter.id}), job_type=letter.job_type),
         change=change,
@@ -153,7 +153,7 @@ async def _form(
 
 
 def _change_of(before: dict[str, Any], after: dict[str, Any]) -> LetterChange:
-    """Return the change from `before` to `after`: a merge patch if that can say all of it, so that
+    """Return the change from `before` to `after`: a merge patch if one can express it, so that
     local-only fields stay as they are; else the whole payload."""
     patch = _patch(before, after)
     if json.dumps(merge_patch(before, patch), sort_keys=True) == json.dumps(after, sort_keys=True):

@@ -31,8 +31,8 @@ from switchyard.services.engine.records.pauses import (
 
 router = Pages(DashboardView("pauses", "Pauses", f"{PATH}/pauses", is_shown=lambda _: False))
 ADMIN = [allows(Scope.ADMIN)]
-VIEWS: dict[str, str] = {"overview": PATH, "workers": f"{PATH}/workers"}
-"""Addresses of the pages with forms for pauses, to which the forms redirect, by view."""
+RETURN_PATHS: dict[str, str] = {"overview": PATH, "workers": f"{PATH}/workers"}
+"""The page to return to after a pause has begun or ended, by the view whose form was sent."""
 From = Annotated[Literal["overview", "workers"], Form(alias="from")]
 
 
@@ -49,11 +49,11 @@ async def pause(
     scope: Annotated[PauseScope, Form()],
     target: Annotated[str, Form(max_length=MAX_TARGET_LENGTH, pattern=patterns.PLAIN)] = "",
     reason: Annotated[str, Form(max_length=MAX_REASON_LENGTH, pattern=patterns.PLAIN)] = "",
-    length: Annotated[str, Form(alias="for", max_length=100)] = "",
+    duration: Annotated[str, Form(alias="for", max_length=100)] = "",
     back: From = "overview",
 ) -> Response:
     """Pause a lane, type, source or queue, for a time or until it is resumed."""
-    seconds = _seconds(length)
+    seconds = _seconds(duration)
     if not target.strip():
         raise invalid(RequestFieldError(("target",), "say what is to be paused"))
     pause_request = PauseRequest(
@@ -61,7 +61,8 @@ async def pause(
     )
     pause_view = await make_pause(pause_request, request, Response(), state)
     return done(
-        VIEWS[back], f"The {pause_view.scope} {pause_view.target} is paused: its jobs do not begin."
+        RETURN_PATHS[back],
+        f"The {pause_view.scope} {pause_view.target} is paused: its jobs do not begin.",
     )
 
 
@@ -74,7 +75,7 @@ async def resume(
 ) -> Response:
     """End a pause."""
     ended = await end_pause(pause_id, request, state)
-    return done(VIEWS[back], f"The {ended.scope} {ended.target} goes on.")
+    return done(RETURN_PATHS[back], f"The {ended.scope} {ended.target} goes on.")
 
 
 def _seconds(text: str) -> float | None:

@@ -20,7 +20,7 @@ from switchyard.services.engine.schedules.service import Schedules
 router = Pages(DashboardView("schedules", "Schedules", "/dashboard/schedules"))
 
 Name = Annotated[str, Path(pattern=patterns.DASHED_NAME)]
-CHANGES = [allows(Scope.ADMIN)]
+ADMIN = [allows(Scope.ADMIN)]
 MAX_FIRINGS = 100
 
 
@@ -42,21 +42,21 @@ async def show_schedule(name: Name, state: Shared) -> DashboardPage:
     return DashboardPage("schedule.html", context, title=name)
 
 
-@router.post("/{name}/pause", dependencies=CHANGES)
+@router.post("/{name}/pause", dependencies=ADMIN)
 async def pause(name: Name, state: Shared) -> Response:
     """Pause a schedule."""
     await _schedules_of(state).pause(name)
     return done(f"{router.view.path}/{name}", f"{name} is paused.")
 
 
-@router.post("/{name}/resume", dependencies=CHANGES)
+@router.post("/{name}/resume", dependencies=ADMIN)
 async def resume(name: Name, state: Shared) -> Response:
     """Resume a schedule with its next due time."""
     await _schedules_of(state).resume(name)
     return done(f"{router.view.path}/{name}", f"{name} goes on.")
 
 
-@router.post("/{name}/run", dependencies=CHANGES)
+@router.post("/{name}/run", dependencies=ADMIN)
 async def run(name: Name, request: Request, state: Shared) -> Response:
     """Fire a schedule now."""
     try:

@@ -31,7 +31,7 @@ from switchyard.services.engine.records.errors import LedgerError
 
 COOKIE = "switchyard_session"
 PATH = "/dashboard"
-"""The cookie is sent to the dashboard alone."""
+"""Address of the dashboard. The cookie is sent to it and to what is below it, and nowhere else."""
 SESSION_SECONDS = 12 * 3600.0
 TOKEN_BYTES = 32
 MAX_CACHED = 1_000
@@ -49,7 +49,7 @@ class SessionStore:
         """Key of the form tokens where nobody signs in."""
         self._remembered: dict[str, tuple[str, float]] = {}
         """Hash of the key, and until when it is cached, by the hash of the token."""
-        # All open pages of a browser ask with one token.
+        # The open pages of a browser have the same token: their requests share one query.
         self._finding = SharedCalls(self._find_key_hash)
 
     async def begin(self, key: str) -> str | None:

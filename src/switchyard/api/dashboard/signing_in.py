@@ -35,11 +35,11 @@ SWAGGER_FILES = {"swagger-ui-bundle.js": "text/javascript", "swagger-ui.css": "t
 
 router = Routes(include_in_schema=False)
 router.route_class = PageRoute
-files = Routes(include_in_schema=False)
-"""Static files, which do not wait for pages that are being read."""
+file_router = Routes(include_in_schema=False)
+"""Static files, outside of the limit on pages that are read at a time (`PageRoute`)."""
 
 
-def _inside(target: str) -> str:
+def _page_of_ours(target: str) -> str:
     """Return the page to go to after signing in: `target` if it is a page of the dashboard."""
     is_ours = target == PATH or target.startswith((f"{PATH}/", f"{PATH}?"))
     return target if is_ours and target.isprintable() and "\\" not in target else PATH
@@ -50,7 +50,9 @@ async def show_login(request: Request, state: Shared, next: str = PATH) -> Respo
     """Ask for an API key; where there are no keys, go on without one."""
     if not await state.keys.has_keys():
         return RedirectResponse(PATH, 303, headers=HEADERS)
-    return DashboardPage("login.html", {"next": _inside(next), "wrong": False}, title="Sign in")
+    return DashboardPage(
+        "login.html", {"next": _page_of_ours(next), "wrong": False}, title="Sign in"
+    )
 
 
 @router.post(f"{PATH}/login", dependencies=[Depends(BodyBound(MAX_SIGN_IN_BYTES))])
@@ -58,7 +60,7 @@ async def sign_in(request: Request) -> Response:
     """Begin a session with the API key of the form."""
     require_same_origin(request)
     fields = await form_fields(request)
-    target = _inside(fields.get("next", PATH))
+    target = _page_of_ours(fields.get("next", PATH))
     store = sessions_of(request)
     token = await store.begin(fields.get("key", "")[:MAX_KEY_LENGTH].strip())
     if token is None:
@@ -79,7 +81,7 @@ async def sign_out(request: Request) -> Response:
     return response
 
 
-@files.get(f"{PATH}/static/{{name}}")
+@file_router.get(f"{PATH}/static/{{name}}")
 async def show_file(request: Request, name: str) -> Response:
     """Send a static file of the dashboard, without a session: the page to sign in needs these
     files, too."""
@@ -92,7 +94,7 @@ async def show_docs() -> Response:
     return DashboardPage("docs.html", {}, title="API")
 
 
-@files.get("/docs/{name}")
+@file_router.get("/docs/{name}")
 async def show_docs_file(name: str) -> Response:
     """Send a file of Swagger UI, from the package that ships it."""
     spec = find_spec("fastapi_offline")

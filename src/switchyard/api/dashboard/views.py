@@ -42,7 +42,7 @@ VIEWS = (
 )
 ROUTERS = (
     signing_in.router,
-    signing_in.files,
+    signing_in.file_router,
     pauses.router,
     dead_edit.router,
     job_actions.router,

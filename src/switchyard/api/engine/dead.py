@@ -130,7 +130,7 @@ async def _make_spec(state: ApiState, order: NewRedrive) -> RedriveSpec:
     state.require_broker()
     spec = RedriveSpec(
         order.filter,
-        order.change.change(),
+        order.change.to_change(),
         limit=order.limit,
         canary=order.canary,
         halt_on=order.halt_on,

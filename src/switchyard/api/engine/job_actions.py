@@ -27,7 +27,7 @@ from switchyard.services.engine.actions.spec import (
     ActionSpec,
     plan_action,
     start_action,
-    undoing,
+    undo_spec,
 )
 from switchyard.services.engine.bulk import control as bulk_control
 from switchyard.services.engine.bulk.shown import shown_operation
@@ -56,7 +56,7 @@ ActionId = Annotated[
     str,
     Path(pattern=patterns.ACTION_ID, description="The action's id.", examples=[EXAMPLE_ACTION]),
 ]
-STARTED: dict[int | str, dict[str, Any]] = {
+ACCEPTED: dict[int | str, dict[str, Any]] = {
     202: {"headers": {"Location": {"schema": {"type": "string"}}}}
 }
 
@@ -67,7 +67,7 @@ STARTED: dict[int | str, dict[str, Any]] = {
     response_model=JobActionView,
     responses={
         200: {"model": JobActionPlan, "description": "With `dry_run`: how many jobs fit."},
-        **STARTED,
+        **ACCEPTED,
         **responses("invalid", "no-broker", "ledger-away"),
     },
 )
@@ -109,12 +109,12 @@ async def cancel_job_action(action_id: ActionId, state: Shared) -> JobActionView
 @router.post(
     "/actions/{action_id}/undo",
     status_code=202,
-    responses={**STARTED, **responses("not-found", "no-broker", "ledger-away")},
+    responses={**ACCEPTED, **responses("not-found", "no-broker", "ledger-away")},
 )
 async def undo_job_action(
     action_id: ActionId, state: Shared, request: Request, response: Response
 ) -> JobActionView:
-    """Undo a bulk action by another one, as far as its jobs have not gone on: jobs that it
+    """Undo a bulk action by another one, for jobs whose state still allows it: jobs that it
     cancelled are rerun, new jobs of a rerun are cancelled, moved jobs go back."""
     operation = await undo_action(state, request, action_id)
     response.headers["Location"] = f"/jobs/actions/{operation.id}"
@@ -128,7 +128,7 @@ def action_spec(state: ApiState, order: NewJobAction) -> ActionSpec:
     spec = ActionSpec(
         order.action,
         order.filter.to_filter(),
-        order.change.change(),
+        order.change.to_change(),
         lane=order.lane,
         priority=order.priority,
         limit=order.limit,
@@ -146,7 +146,7 @@ async def undo_action(state: ApiState, request: Request, action_id: str) -> Bulk
     operation = await bulk_control.require_bulk(state.ledger, action_id, *KINDS)
     return await start_action(
         state.ledger,
-        undoing(operation, remote=True),
+        undo_spec(operation, remote=True),
         created_by=starter_of(request),
         reason=f"undoes {operation.id}",
     )

@@ -34,9 +34,9 @@ def error_of(problem: dict[str, Any]) -> tuple[HTTPStatus, dict[str, Any]]:
         "invalid_request_error" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "server_error"
     )
     kind, code = _TYPES.get(name, (default_type, name.replace("-", "_")))
-    places = [each["location"] for each in problem.get("errors", ()) if each.get("location")]
-    at = places[0][1:] if places else ()
-    param = ".".join(map(str, at[1:] if at[:1] == ["payload"] else at))
+    locations = [each["location"] for each in problem.get("errors", ()) if each.get("location")]
+    path = locations[0][1:] if locations else ()
+    param = ".".join(map(str, path[1:] if path[:1] == ["payload"] else path))
     error = {
         "message": problem.get("detail") or problem["title"],
         "type": kind,
@@ -47,18 +47,19 @@ def error_of(problem: dict[str, Any]) -> tuple[HTTPStatus, dict[str, Any]]:
     return status, {"error": error}
 
 
-def document_openai_errors(answers: dict[str, Any]) -> dict[str, Any]:
-    """Return the documented answers of an operation with errors instead of problems."""
+def document_openai_errors(responses: dict[str, Any]) -> dict[str, Any]:
+    """Return an operation's `responses` of the OpenAPI document, with OpenAI's errors instead of
+    problems."""
     errors: dict[str, Any] = {}
-    for status, answer in answers.items():
-        content = answer.get("content", {})
+    for status, response in responses.items():
+        content = response.get("content", {})
         if MEDIA_TYPE not in content:
-            errors[status] = answer
+            errors[status] = response
             continue
         for name, example in content[MEDIA_TYPE]["examples"].items():
-            sent, body = error_of(example["value"])
+            openai_status, body = error_of(example["value"])
             documented = errors.setdefault(
-                str(sent.value),
+                str(openai_status.value),
                 {
                     "description": KINDS[name].title,
                     "content": {

@@ -1,4 +1,4 @@
-"""Complete the OpenAPI document: the answers that every operation may give are added here."""
+"""Complete the OpenAPI document with the responses that every operation may give."""
 
 from __future__ import annotations
 
@@ -84,18 +84,18 @@ def _complete(document: dict[str, Any]) -> None:
         schema.pop("$defs", None)
         schemas[model.__name__] = schema
     for path, operation in _operations(document):
-        names = list(KEY_PROBLEMS) if "security" in operation else ["rate-limited"]
+        kinds = list(KEY_PROBLEMS) if "security" in operation else ["rate-limited"]
         if "requestBody" in operation:
-            names += BODY_PROBLEMS
+            kinds += BODY_PROBLEMS
         if operation.get("parameters") or "requestBody" in operation:
-            names.append("invalid")
-        answers = operation.setdefault("responses", {})
-        if _is_default(answers.get("422")):
-            del answers["422"]
-        for status, documented in responses(*names).items():
-            _merge(answers, str(status), documented)
+            kinds.append("invalid")
+        operation_responses = operation.setdefault("responses", {})
+        if _is_default(operation_responses.get("422")):
+            del operation_responses["422"]
+        for status, documented in responses(*kinds).items():
+            _merge(operation_responses, str(status), documented)
         if path.startswith(OPENAI_PREFIX):
-            operation["responses"] = document_openai_errors(answers)
+            operation["responses"] = document_openai_errors(operation_responses)
     for unused in ("HTTPValidationError", "ValidationError"):
         schemas.pop(unused, None)
     fill_in(document)
@@ -108,13 +108,14 @@ def _operations(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]
             yield path, operation
 
 
-def _is_default(answer: dict[str, Any] | None) -> bool:
-    """Return whether FastAPI has added this answer: its own errors are never sent."""
-    return answer is not None and "application/json" in answer.get("content", {})
+def _is_default(response: dict[str, Any] | None) -> bool:
+    """Return whether FastAPI has added this response, for an error of its own form, which this API
+    never sends."""
+    return response is not None and "application/json" in response.get("content", {})
 
 
-def _merge(answers: dict[str, Any], status: str, documented: dict[str, Any]) -> None:
-    known = answers.setdefault(status, documented)
+def _merge(operation_responses: dict[str, Any], status: str, documented: dict[str, Any]) -> None:
+    known = operation_responses.setdefault(status, documented)
     if known is documented:
         return
     content = known.setdefault("content", {})

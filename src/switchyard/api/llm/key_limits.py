@@ -1,6 +1,6 @@
 """Limits of API keys on the OpenAI-compatible API: models, priority, rates, budgets.
 
-One place for all endpoints below `/v1`. A key without limits costs nothing here.
+One place for all endpoints below `/v1`. For a key without limits, the ledger is not asked.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ async def admit(
     *,
     body: Mapping[str, Any] | None = None,
 ) -> AdmittedRequest:
-    """Count a request against the limits of its key: rates, and with `body` also model, tokens and
-    budgets. Raises Problem (403, 429), LedgerError."""
+    """Count a request against the rate limits of its key; with `body`, first check its model and
+    the budgets, and count its tokens, too. Raises Problem (403, 429), LedgerError."""
     principal: Principal = request.state.principal
     admission = AdmittedRequest(state, principal.id)
     limits = principal.limits
@@ -73,8 +73,8 @@ async def admit(
     setattr(request.state, LIMIT_HEADERS, limit_headers(limits, allowance))
     if allowance.short_of is not None:
         admission.taken_tokens = 0
-        most = getattr(limits, f"{allowance.short_of}_per_minute")
-        text = f"this key may use {most:,} {allowance.short_of} a minute"
+        per_minute = getattr(limits, f"{allowance.short_of}_per_minute")
+        text = f"this key may use {per_minute:,} {allowance.short_of} a minute"
         raise Problem("rate-limited", text, retry_after=allowance.retry_after)
     return admission
 
@@ -95,15 +95,15 @@ def check_model_allowed(limits: KeyLimits | None, model: str) -> None:
 
 
 def allowed_priority(limits: KeyLimits | None, priority: int | None, lane: str) -> int:
-    """Return the priority of a request: by default at most that of its key. Raises Problem (403) if
-    it names a higher one."""
-    most = None if limits is None else limits.max_priority
-    if most is None:
+    """Return the priority of a request: that which it names, else the default, capped at its key's
+    maximum. Raises Problem (403) if it names a higher one."""
+    max_priority = None if limits is None else limits.max_priority
+    if max_priority is None:
         return priority_or_default(priority, lane)
-    if priority is not None and priority > most:
-        text = f"this key has at most the priority {most}"
+    if priority is not None and priority > max_priority:
+        text = f"this key has at most the priority {max_priority}"
         raise Problem("forbidden", text, headers=NO_RETRY, error_code="priority_not_allowed")
-    return min(most, priority_or_default(priority, lane))
+    return min(max_priority, priority_or_default(priority, lane))
 
 
 def limit_headers(limits: KeyLimits, allowance: KeyAllowance) -> dict[str, str]:
@@ -113,12 +113,12 @@ def limit_headers(limits: KeyLimits, allowance: KeyAllowance) -> dict[str, str]:
         ("requests", limits.requests_per_minute, allowance.requests),
         ("tokens", limits.tokens_per_minute, allowance.tokens),
     )
-    for name, most, rest in rates:
-        if most is None or rest is None:
+    for name, per_minute, remaining in rates:
+        if per_minute is None or remaining is None:
             continue
-        headers[f"x-ratelimit-limit-{name}"] = str(most)
-        headers[f"x-ratelimit-remaining-{name}"] = str(int(rest))
-        headers[f"x-ratelimit-reset-{name}"] = f"{(most - rest) * 60 / most:.3f}s"
+        headers[f"x-ratelimit-limit-{name}"] = str(per_minute)
+        headers[f"x-ratelimit-remaining-{name}"] = str(int(remaining))
+        headers[f"x-ratelimit-reset-{name}"] = f"{(per_minute - remaining) * 60 / per_minute:.3f}s"
     return headers
 
 
@@ -149,7 +149,7 @@ def limits_of(request: Request) -> KeyLimits | None:
 
 
 async def limits_dependency(request: Request) -> KeyLimits | None:
-    """`limits_of` as a dependency, which waits for no thread."""
+    """Do what `limits_of` does, as a dependency; async, or FastAPI would run it in a thread."""
     return limits_of(request)
 
 

@@ -1,4 +1,4 @@
-"""`/llm/…`: questions to language models, with the answer at once on request; and their cost."""
+"""`/llm/…`: questions to language models, whose answers a client may wait for; and their cost."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ async def ask(
     idempotency_key: IdempotencyKey = None,
 ) -> models.AnswerOfModel | EventStream:
     """Send a request to a language model. With `wait`, the response has the model's answer. With an
-    `Idempotency-Key`, a repeated request asks nothing anew.
+    `Idempotency-Key`, a repeated request does not ask the model again.
 
     As a stream: `accepted` with its `job_id`; `text` for each piece of the answer, with its
     `offset` in the answer (0 if it starts again); `end` with the complete answer.

@@ -29,7 +29,7 @@ router = Routes(prefix=OPENAI_PREFIX.rstrip("/"), tags=["openai"])
 
 PURPOSE = "batch"
 MAX_PAGE = 100
-"""Batches of one page: each is counted."""
+"""Batches of one page: the requests of each are counted anew."""
 FileId = Annotated[str, Path(max_length=100, pattern=patterns.PLAIN, description="The file's id.")]
 BatchId = Annotated[
     str, Path(max_length=100, pattern=patterns.PLAIN, description="The batch's id.")
@@ -99,7 +99,7 @@ async def upload_file(
 
 
 def _with_fields(file: OpenAiFile, form: UploadForm) -> OpenAiFile:
-    """Return the file as the form's other fields want it. Raises Problem."""
+    """Return the file with the name and the expiry of the form's other fields. Raises Problem."""
     purpose = form.fields.get("purpose")
     if purpose != PURPOSE:
         raise invalid(RequestFieldError(("purpose",), f"only the purpose `{PURPOSE}` is supported"))
@@ -164,7 +164,7 @@ async def read_file(file_id: FileId, batches: Batches, principal: PrincipalOf) -
     """Download a file: the input of a batch, its answers, or its errors."""
     file = await batches.file(file_id, principal.id)
     parts = batches.content(file)
-    first = await anext(parts, b"")  # a client that sends no file gets an error
+    first = await anext(parts, b"")  # before the status is sent: a lost file is an error
 
     async def all_parts() -> AsyncIterator[bytes]:
         yield first
@@ -249,7 +249,7 @@ async def list_batches(
 async def show_batch(
     batch_id: BatchId, batches: Batches, principal: PrincipalOf
 ) -> models.OpenAiBatchView:
-    """Show one batch, with its requests counted."""
+    """Show one batch, with the numbers of its requests."""
     return view_batch(await batches.batch(batch_id, principal.id))
 
 

@@ -45,9 +45,9 @@ from switchyard.services.llm.openai_form import (
     answer_of,
 )
 
-MAX_TIME = 7 * 24 * 3600.0
+MAX_EXPIRES_IN = 7 * 24 * 3600.0
 """Maximum of X-Job-Expires-In, in seconds."""
-DEFAULT_TIME = 600.0
+DEFAULT_EXPIRES_IN = 600.0
 """Seconds after which a request expires by default: as long as OpenAI's clients wait."""
 
 RequestBody = (
@@ -73,7 +73,7 @@ class OpenAiRunOptions:
     idempotency_key: str | None
 
     @property
-    def options(self) -> dict[str, Any]:
+    def queue_arguments(self) -> dict[str, Any]:
         """Return the arguments for the methods of `LLMQueue`."""
         return {
             "lane": self.lane,
@@ -99,8 +99,8 @@ async def run_options_of(
     ] = None,
     x_job_expires_in: Annotated[
         float,
-        Header(gt=0, le=MAX_TIME, description="Seconds after which nobody wants the answer."),
-    ] = DEFAULT_TIME,
+        Header(gt=0, le=MAX_EXPIRES_IN, description="Seconds after which nobody wants the answer."),
+    ] = DEFAULT_EXPIRES_IN,
     x_job_background: Annotated[
         bool, Header(description="Go on when the client has gone.")
     ] = False,
@@ -136,7 +136,7 @@ async def run_request(
     """Run a request, and return its result; None when the client has gone. Raises Problem."""
     queue = request_queue(state)
     with translate_refusals():
-        submitted = await queue.open_request(job_type, payload, **run_options.options)
+        submitted = await queue.open_request(job_type, payload, **run_options.queue_arguments)
     job_id = submitted.job_id
     with closing(submitted):
         ending = asyncio.create_task(submitted.wait_for_end(timeout=run_options.expires_in))
@@ -152,16 +152,16 @@ async def run_request(
 async def run_endpoint_request(
     url: str,
     body: models.EmbeddingsBody | models.CompletionRequest | models.ResponsesBody,
-    texts: Mapping[str, Any],
+    question: Mapping[str, Any],
     run_options: OpenAiRunOptions,
     state: ApiState,
     request: Request,
 ) -> LlmResult | None:
-    """Run a request to an endpoint that answers no chat, as `run_request` does."""
+    """Run a request to an endpoint other than that for chats, as `run_request` does."""
     admitted_request = await admit_request(
-        body, texts, state, request, embeds=url == EMBEDDINGS_URL
+        body, question, state, request, embeds=url == EMBEDDINGS_URL
     )
-    payload = payload_of(url, body, texts, run_options)
+    payload = payload_of(url, body, question, run_options)
     with StreamSlot(request):
         return await run_request(
             ENDPOINTS[url].job_type, payload, run_options, state, request, admitted_request
@@ -294,7 +294,7 @@ async def start_stream(
     queue = request_queue(state)
     job_type = ENDPOINTS[url].job_type
     with translate_refusals():
-        answer_stream = await queue.open_stream(job_type, payload, **run_options.options)
+        answer_stream = await queue.open_stream(job_type, payload, **run_options.queue_arguments)
     job_id = answer_stream.job_id
     headers = {"X-Job-Id": job_id}
     ending = queue.wait_for_end(job_id, timeout=run_options.expires_in)

@@ -1,4 +1,4 @@
-"""Give every request an id, check the limit for its address, add headers, write the access log.
+"""Give every request an id, check the rate limit of its client's address, add headers, log it.
 
 Plain ASGI, outside of all other layers but `openai_form`, so that a defect is answered as a
 problem, too.

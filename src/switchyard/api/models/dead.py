@@ -107,7 +107,7 @@ class LetterChange(ApiModel):
         default=None, pattern=patterns.ROUTING_KEY, description="New routing key."
     )
 
-    def change(self) -> Change:
+    def to_change(self) -> Change:
         return Change(**self.model_dump())
 
 

@@ -21,7 +21,10 @@ router = Routes(tags=["samples"])
     status_code=202,
     dependencies=[needs(Scope.PUBLISH)],
     responses={
-        201: {"model": SamplesView, "description": "Without a broker: they are there."},
+        201: {
+            "model": SamplesView,
+            "description": "Without a broker: the documents are made already.",
+        },
         **responses(
             "invalid", "lane-full", "no-queue", "broker-away", "ledger-away", "storage-full"
         ),

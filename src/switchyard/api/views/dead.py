@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def view_letter(letter: DeadLetter) -> DeadLetterView:
-    """Show a dead letter as in the index."""
+    """Show a dead letter as a list of letters has it."""
     return DeadLetterView.from_record(letter, group=letter.fingerprint)
 
 
@@ -76,8 +76,8 @@ def shown_body(registry: Registry, body: bytes) -> bytes:
 
 
 def parse_message(body: bytes) -> Any:
-    """Return a letter's body as JSON; None if it is none."""
-    # `json.loads` has no limit to nesting but Python's own, and lets through what can't be printed.
+    """Parse a letter's body; return None if it is not JSON."""
+    # `json.loads` has no limit to nesting but Python's own, and accepts NaN and infinite numbers.
     try:
         return from_json(body, allow_inf_nan=False)
     except ValueError:

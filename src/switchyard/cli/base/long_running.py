@@ -54,7 +54,7 @@ async def showing_metrics(
         yield
         return
     # Imported only if it is needed.
-    from switchyard.api.metrics_server import showing
+    from switchyard.api.metrics_server import serve_metrics
 
-    async with showing(metrics, settings.metrics_host, settings.metrics_port, is_ready):
+    async with serve_metrics(metrics, settings.metrics_host, settings.metrics_port, is_ready):
         yield

@@ -1,4 +1,4 @@
-"""Describe calls of the operations on many jobs at once: bulk actions with a record."""
+"""Describe calls that start, follow and control bulk actions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def start_job_action(
     reason: str | None = None,
 ) -> Call[models.JobActionView]:
     """Start a bulk action: a scheduler cancels, reruns or moves the jobs that fit the filter."""
-    order = {
+    body = {
         "action": action,
         "filter": dict(filter),
         "change": change,
@@ -40,7 +40,7 @@ def start_job_action(
         "reason": reason,
     }
     read = models.JobActionView.model_validate_json
-    return Call("POST", _ACTIONS, read, json=without_none(order))
+    return Call("POST", _ACTIONS, read, json=without_none(body))
 
 
 @operation("jobs-start_job_action")
@@ -53,8 +53,8 @@ def plan_job_action(
     limit: int | None = None,
 ) -> Call[models.JobActionPlan]:
     """Show how many jobs fit, and the oldest of them. Nothing is changed."""
-    order = {"lane": lane, "priority": priority, "limit": limit}
-    body = {"action": action, "filter": dict(filter), "dry_run": True} | without_none(order)
+    options = {"lane": lane, "priority": priority, "limit": limit}
+    body = {"action": action, "filter": dict(filter), "dry_run": True} | without_none(options)
     return modify(_ACTIONS, models.JobActionPlan, body)
 
 
@@ -98,7 +98,7 @@ def cancel_job_action(action_id: str) -> Call[models.JobActionView]:
 
 @operation("jobs-undo_job_action")
 def undo_job_action(action_id: str) -> Call[models.JobActionView]:
-    """Start the action that undoes this one, for jobs that have not gone on."""
+    """Start the action that undoes this one, for jobs whose state still allows it."""
     return modify(f"{_path(action_id)}/undo", models.JobActionView)
 
 

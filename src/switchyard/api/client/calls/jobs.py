@@ -1,4 +1,4 @@
-"""Operations on jobs as values."""
+"""Describe calls that publish, list, show and cancel single jobs."""
 
 from __future__ import annotations
 
@@ -121,13 +121,14 @@ def job_status(job_id: str) -> Call[models.JobProgress]:
 
 @operation("jobs-cancel")
 def cancel(job_id: str) -> Call[models.CancelledJob]:
-    """Cancel a job; with `stopping` in the answer, it runs, and its worker was told to stop."""
+    """Cancel a job. `stopping` in the result: the job is running, and its worker was told to stop
+    it."""
     read = models.CancelledJob.model_validate_json
     return Call("DELETE", f"/jobs/{in_path(job_id)}", read)
 
 
 @operation("jobs-release")
 def release(job_id: str) -> Call[models.ReleasedJob]:
-    """Let a job that waits for others run without those that are dead."""
+    """Let a job that waits for others run although some of these are dead."""
     read = models.ReleasedJob.model_validate_json
     return Call("POST", f"/jobs/{in_path(job_id)}/release", read)

@@ -11,7 +11,7 @@ from switchyard.api.models import llm as models
 from switchyard.services.llm.records.llm_spend import SpentBy
 
 _TRANSFER_TIMEOUT = 30.0
-"""Seconds beyond its wait that an answer may take."""
+"""Seconds that an answer may take to arrive, after the `wait` for it."""
 
 
 class AskStreamOptions(TypedDict, total=False):
@@ -37,8 +37,8 @@ def ask(
     source: str | None = None,
     idempotency_key: str | None = None,
 ) -> Call[models.AnswerOfModel]:
-    """Ask a language model; with `wait`, its answer is there if it came within these seconds. With
-    an `idempotency_key`, a repeated call asks nothing anew, so it may be retried."""
+    """Ask a language model; the result has the answer if it came within `wait` seconds. With an
+    `idempotency_key`, a repeated call does not ask the model again, so it may be retried."""
     body = {
         "payload": dict(payload),
         "type": type,

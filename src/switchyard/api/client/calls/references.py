@@ -1,4 +1,4 @@
-"""Calls of the operations on references of files and texts."""
+"""Describe calls that extract and parse the references of papers."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def job_references(job_id: str) -> Call[dict[str, Any]]:
 
 @operation("jobs-references_of_job")
 def job_bibliography(job_id: str, format: BibliographyFormat = "bibtex") -> Call[str]:  # noqa: A002
-    """Return the references of a job as the text of a file for other programs."""
+    """Return the references of a job as a bibliography in the given format."""
     path = f"/jobs/{in_path(job_id)}/references"
     return Call("GET", path, bytes.decode, {"format": format}, repeatable=True)
 

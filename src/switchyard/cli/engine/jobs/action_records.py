@@ -218,13 +218,13 @@ def undo(
 
     async def start(ledger: Ledger, hold: BulkHold | None) -> BulkOperation:
         from switchyard.cli.base.common import current_user
-        from switchyard.services.engine.actions.spec import start_action, undoing
+        from switchyard.services.engine.actions.spec import start_action, undo_spec
         from switchyard.services.engine.bulk import control as bulk_control
 
         operation = await bulk_control.require_bulk(ledger, operation_id, *VIEW.kinds)
         return await start_action(
             ledger,
-            undoing(operation, remote=False),
+            undo_spec(operation, remote=False),
             created_by=current_user(),
             reason=why or f"undoes {operation.id}",
             hold=hold,

@@ -213,7 +213,7 @@ async def start_action(
     )
 
 
-def undoing(operation: BulkOperation, *, remote: bool) -> ActionSpec:
+def undo_spec(operation: BulkOperation, *, remote: bool) -> ActionSpec:
     """Return the action that undoes an earlier one: what it cancelled is rerun, what it reran is
     cancelled, and what it moved goes back, as far as those jobs have not gone on."""
     match JobAction(operation.kind):
