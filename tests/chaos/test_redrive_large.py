@@ -29,7 +29,7 @@ from tests.support.worker_process import Processes
 
 pytestmark = [pytest.mark.chaos, pytest.mark.long]
 
-LETTERS = 20_000
+LETTERS = 8_000
 """`make bench ARGS=scan` has 100,000 of them."""
 CAUSES = 20
 GROUPED_WITHIN, SCANNED_WITHIN = 10.0, 150.0

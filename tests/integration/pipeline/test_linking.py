@@ -404,15 +404,15 @@ async def test_the_references_of_a_book_are_linked_beside_other_jobs(
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-async def test_ten_thousand_references_of_a_catalogue_that_is_throttled_half_the_time(
+async def test_thousands_of_references_of_a_catalogue_that_is_throttled_half_the_time(
     linking_settings: Settings, ledger: Ledger, openalex: OpenAlexServer
 ):
     works = [
         KnownWork(10 + n, f"Harbour number {n} of the {n} th coast", 1900, f"10.3000/{n}")
-        for n in range(9_900)
+        for n in range(2_950)
     ]
     plain = [
-        KnownWork(50_000 + n, f"Lighthouse {n} seen from the {n} th pier", 1900) for n in range(100)
+        KnownWork(50_000 + n, f"Lighthouse {n} seen from the {n} th pier", 1900) for n in range(50)
     ]
     openalex.works = plain
     openalex.by_doi = {work.doi: work for work in works}
@@ -435,10 +435,10 @@ async def test_ten_thousand_references_of_a_catalogue_that_is_throttled_half_the
             break
         except (SourceBusy, OutOfTime):
             continue  # as the job would, later
-    assert len(links) == 10_000
+    assert len(links) == 3_000
     assert all(link.status is LinkStatus.LINKED for link in links)
-    assert refused >= 290
-    assert len(openalex.answered) == len(set(openalex.answered)) == 10_000
+    assert refused >= 100
+    assert len(openalex.answered) == len(set(openalex.answered)) == 3_000
 
 
 async def test_references_of_no_document_are_cut_and_linked_and_their_links_are_the_result(
