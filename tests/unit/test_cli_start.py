@@ -79,7 +79,8 @@ def test_what_calls_the_api_loads_neither_database_nor_broker(arguments: list[st
     assert _under("switchyard.services.engine.records", modules) <= {
         "states",
     }
-    assert _under("switchyard.api.models", modules) <= {"base", "documents", "problems"}
+    of_models = {"base", "documents", "problems", "request_model"}
+    assert _under("switchyard.api.models", modules) <= of_models
 
 
 def test_what_reads_the_ledger_loads_no_more_of_its_libraries_than_it_uses(tmp_path: Path) -> None:
@@ -137,7 +138,8 @@ def test_the_client_brings_nothing_of_the_command_of_httpx(before: str) -> None:
 MODELS_IN_USE = """
 import json
 from switchyard.api.client.calls import documents
-from switchyard.api.models.base import ApiModel, RequestModel
+from switchyard.api.models.base import ApiModel
+from switchyard.api.models.request_model import RequestModel
 
 def known(model):
     return {model.__name__: model.__pydantic_complete__} | {

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import IO, Any, Generic, Literal, ParamSpec, Protocol, TypeVar
 from urllib.parse import quote
 
-from pydantic import BaseModel, TypeAdapter
+from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
 P = ParamSpec("P")
 
-_JSON = TypeAdapter(dict[str, Any])
+_JSON = TypeAdapter(dict[str, Any], config=ConfigDict(defer_build=True))
+"""Worked out when it is first used: pydantic then looks for plugins in all installed packages."""
 UPLOAD_TIMEOUT = 600.0
 """Seconds to wait for the answer to an upload: without a broker, it comes after all stages."""
 

@@ -6,7 +6,8 @@ from typing import Any
 
 from pydantic import ConfigDict, Field
 
-from switchyard.api.models.base import ApiModel, JsonObject, Moment, RequestModel, Timestamp
+from switchyard.api.models.base import ApiModel, JsonObject, Moment, Timestamp
+from switchyard.api.models.request_model import RequestModel
 from switchyard.broker import patterns
 from switchyard.broker.lanes import BACKFILL
 from switchyard.broker.message import MAX_PRIORITY, Tags

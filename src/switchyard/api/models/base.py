@@ -7,9 +7,16 @@ import re
 from datetime import datetime
 from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import (
+    AfterValidator,
+    AwareDatetime,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+)
 
-from switchyard.broker import message, patterns
+from switchyard.broker import patterns
 from switchyard.broker import times as moments
 
 
@@ -25,14 +32,6 @@ class ApiModel(BaseModel):
         names = cls.model_fields.keys() - others.keys()
         same = {name: getattr(record, name) for name in names if hasattr(record, name)}
         return cls.model_validate(same | others)
-
-
-class RequestModel(ApiModel):
-    """Body of a request. Built when its class is defined, not at first use: FastAPI gives a body's
-    field an alias without effect, and hides pydantic's warning about it only while it makes the
-    route."""
-
-    model_config = ConfigDict(defer_build=False)
 
 
 def _check_finite(value: Any) -> Any:
@@ -54,7 +53,9 @@ def _require_iso_8601(value: object) -> object:
     return value
 
 
-Moment = Annotated[message.Moment, BeforeValidator(_require_iso_8601)]
+Moment = Annotated[
+    AwareDatetime, AfterValidator(moments.check_moment), BeforeValidator(_require_iso_8601)
+]
 """A moment in ISO 8601, with a time zone."""
 
 

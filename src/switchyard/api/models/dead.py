@@ -6,8 +6,9 @@ from typing import Any, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from switchyard.api.models.base import ApiModel, JsonObject, RequestModel, Timestamp
+from switchyard.api.models.base import ApiModel, JsonObject, Timestamp
 from switchyard.api.models.jobs import AttemptView
+from switchyard.api.models.request_model import RequestModel
 from switchyard.broker import patterns
 from switchyard.broker.message import MAX_PRIORITY
 from switchyard.services.engine.dead.changes import Change

@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
-from switchyard.api.models.base import ApiModel, DocumentIdField, Moment, RequestModel, Timestamp
+from switchyard.api.models.base import ApiModel, DocumentIdField, Moment, Timestamp
+from switchyard.api.models.request_model import RequestModel
 from switchyard.broker import patterns
 from switchyard.services.pipeline.index.search_modes import MAX_LIMIT, SearchMode
 from switchyard.services.pipeline.records.documents import checked_class

@@ -6,8 +6,9 @@ from typing import Annotated, Any, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from switchyard.api.models.base import ApiModel, Moment, RequestModel, Timestamp
+from switchyard.api.models.base import ApiModel, Moment, Timestamp
 from switchyard.api.models.dead import LetterChange
+from switchyard.api.models.request_model import RequestModel
 from switchyard.broker import patterns
 from switchyard.broker.message import MAX_PRIORITY, Tags
 from switchyard.services.engine.records.bulk import MAX_RATE, MIN_RATE, BulkState

@@ -11,10 +11,10 @@ from switchyard.api.models.base import (
     ApiModel,
     JsonObject,
     Moment,
-    RequestModel,
     Timestamp,
 )
 from switchyard.api.models.pauses import PauseView
+from switchyard.api.models.request_model import RequestModel
 from switchyard.broker import patterns
 from switchyard.broker.message import MAX_PRIORITY, Tags
 from switchyard.services.engine.records.job_actions import JobAction

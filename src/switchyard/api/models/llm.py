@@ -6,7 +6,8 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from switchyard.api.models.base import EXAMPLE_JOB_ID, ApiModel, JsonObject, RequestModel, Timestamp
+from switchyard.api.models.base import EXAMPLE_JOB_ID, ApiModel, JsonObject, Timestamp
+from switchyard.api.models.request_model import RequestModel
 from switchyard.broker import patterns
 from switchyard.broker.message import MAX_PRIORITY
 from switchyard.services.llm.records.llm_spend import SpentBy

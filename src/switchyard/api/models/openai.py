@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from switchyard.api.models.base import ApiModel, RequestModel, is_finite
+from switchyard.api.models.base import ApiModel, is_finite
+from switchyard.api.models.request_model import RequestModel
 from switchyard.broker import patterns
 from switchyard.services.llm import endpoint_requests
 from switchyard.services.llm.records.openai_batches import OpenAiBatchState

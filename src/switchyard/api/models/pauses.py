@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pydantic import ConfigDict, Field
 
-from switchyard.api.models.base import ApiModel, RequestModel, Timestamp
+from switchyard.api.models.base import ApiModel, Timestamp
+from switchyard.api.models.request_model import RequestModel
 from switchyard.broker import patterns
 from switchyard.services.engine.records.pauses import (
     MAX_PAUSE_SECONDS,

@@ -6,7 +6,8 @@ from typing import Any
 
 from pydantic import ConfigDict, Field
 
-from switchyard.api.models.base import ApiModel, JsonObject, RequestModel, Timestamp
+from switchyard.api.models.base import ApiModel, JsonObject, Timestamp
+from switchyard.api.models.request_model import RequestModel
 from switchyard.broker import patterns
 from switchyard.broker.message import MAX_PAYLOAD_VERSION, MAX_PRIORITY, Tags
 from switchyard.services.engine.records.schedules import FiringOutcome

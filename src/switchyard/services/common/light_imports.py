@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from importlib.abc import MetaPathFinder
 from types import MappingProxyType
 
 UNUSED: Mapping[str, str] = MappingProxyType(
@@ -21,8 +20,9 @@ ALLOCATIONS = 20_000
 """Objects made before Python looks for cycles of dead ones, instead of 700."""
 
 
-class _Refused(MetaPathFinder):
-    """Lets the imports of UNUSED fail there, and nowhere else."""
+class _Refused:
+    """Lets the imports of UNUSED fail there, and nowhere else. A finder of `sys.meta_path` by its
+    method alone: `importlib.abc` would load 20 modules."""
 
     def find_spec(self, name: str, _path: object, _target: object = None) -> None:
         if (importer := UNUSED.get(name)) is not None and _is_importing(importer):

@@ -1,0 +1,16 @@
+"""The base class of the bodies of requests. Apart from base.py: programs that only read answers do
+without it, and so without pydantic's search for plugins, which comes with the first model built."""
+
+from __future__ import annotations
+
+from pydantic import ConfigDict
+
+from switchyard.api.models.base import ApiModel
+
+
+class RequestModel(ApiModel):
+    """Body of a request. Built when its class is defined, not at first use: FastAPI gives a body's
+    field an alias without effect, and hides pydantic's warning about it only while it makes the
+    route."""
+
+    model_config = ConfigDict(defer_build=False)
