@@ -55,7 +55,7 @@ NOTICE = "switchyard_notice"
 MAX_NOTICE = 500
 PRESETS = (1, 5, 20, 100)
 """Sizes of a first batch that forms offer before all letters or jobs are sent."""
-MAX_PAGE_AGE = 30.0
+MAX_PAGE_AGE = 60.0
 """Seconds after which a page is read again even if its head is unchanged, where that does not
 cover all that the page shows; and rendered again even if it shows the same data, as some texts
 depend on the time as well."""
