@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from switchyard.services.common.settings import LimitNumbers
+from switchyard.services.common.settings import KeyedLimitOverride
 from switchyard.services.engine.records.limits import LimitReport
 from switchyard.services.engine.records.states import AttemptOutcome, State
 from switchyard.services.engine.runtime import permit_batching as gathering
@@ -183,7 +183,9 @@ async def test_what_was_used_takes_the_place_of_the_estimate(system: System, job
 
 
 async def test_settings_change_a_limit(system: System) -> None:
-    numbers = LimitNumbers.model_validate({"concurrency": 1, "keys": {"acme": {"concurrency": 2}}})
+    numbers = KeyedLimitOverride.model_validate(
+        {"concurrency": 1, "keys": {"acme": {"concurrency": 2}}}
+    )
     await system.start_worker(slots=4, limits={"account": numbers})
     jobs = [await system.publish("hot.called", {"account": "acme"}) for _ in range(2)]
     await journal.started(*jobs)

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 from webencodings.labels import LABELS
 
-from switchyard.services.common.files.charset_choice import as_utf8, choose_charset
+from switchyard.services.common.files.charset_choice import choose_charset, convert_to_utf8
 from switchyard.services.common.files.charsets import (
     Charset,
     charset_in,
@@ -240,7 +240,7 @@ async def test_a_file_with_a_wrong_charset_becomes_utf_8_by_its_own(
             yield data[start : start + 700]
 
     latin = Charset("windows-1252")
-    found = b"".join([part async for part in as_utf8(parts(), lambda _: latin)])
+    found = b"".join([part async for part in convert_to_utf8(parts(), lambda _: latin)])
     assert found.decode() == text
 
 
@@ -276,7 +276,7 @@ async def test_a_file_becomes_utf_8_wherever_its_pieces_end(
         for start in range(0, len(data), size):
             yield data[start : start + size]
 
-    found = b"".join([part async for part in as_utf8(parts(), lambda _: Charset(name))])
+    found = b"".join([part async for part in convert_to_utf8(parts(), lambda _: Charset(name))])
     assert found.decode() == text
 
 
@@ -285,5 +285,5 @@ async def test_a_text_that_is_not_what_it_is_declared_to_be_is_an_error() -> Non
         yield b"a" * 5000 + b"\xff\xff"
 
     with pytest.raises(UnicodeDecodeError):
-        async for _ in as_utf8(parts(), lambda _: Charset("gbk")):
+        async for _ in convert_to_utf8(parts(), lambda _: Charset("gbk")):
             pass

@@ -6,7 +6,7 @@ import pytest
 
 from switchyard.cli.base.errors import CommandFailed, WrongUsage, writing
 from switchyard.cli.base.payloads import read_argument
-from switchyard.services.common.file_errors import unreadable
+from switchyard.services.common.file_errors import describe_read_error
 
 
 def test_a_payload_file_that_cannot_be_read_says_why(
@@ -31,8 +31,8 @@ def test_a_payload_file_that_cannot_be_read_says_why(
 
 def test_a_file_of_somebody_else_says_who_may_read_it() -> None:
     error = PermissionError(13, "Permission denied")
-    assert "has no right to: see `ls -l`" in unreadable("/etc/shadow", error)
-    assert unreadable("-", error).startswith("can't read standard input: ")
+    assert "has no right to: see `ls -l`" in describe_read_error("/etc/shadow", error)
+    assert describe_read_error("-", error).startswith("can't read standard input: ")
 
 
 def test_a_file_that_cannot_be_written_says_why(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from switchyard.services.common.settings import LimitNumbers
+from switchyard.services.common.settings import KeyedLimitOverride
 from switchyard.services.engine.jobs.context import JobContext
 from switchyard.services.engine.jobs.limits import Limit, LimitRefused, needs_of
 from switchyard.services.engine.jobs.outcomes import Done, Outcome
@@ -33,7 +33,7 @@ class Ask(BaseModel):
 
 
 def needs(limit: Limit, payload: Ask | None = None, **numbers: Any) -> list[tuple[Any, ...]]:
-    given = {limit.name: LimitNumbers.model_validate(numbers)} if numbers else {}
+    given = {limit.name: KeyedLimitOverride.model_validate(numbers)} if numbers else {}
     found = needs_of([limit], payload or Ask(), given)
     return [(each.key, each.size, each.tokens) for each in found]
 

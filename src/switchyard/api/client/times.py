@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from datetime import UTC, date, datetime, timedelta
 
-from switchyard.services.common.durations import DURATION_HELP, seconds_of
+from switchyard.services.common.durations import DURATION_HELP, parse_seconds
 
 Time = datetime | timedelta | str
 """A datetime with a time zone, one in ISO 8601, or a duration (`1h30m`): how long ago it was, or
@@ -57,6 +57,6 @@ def _moment(name: str, value: object, sign: int) -> datetime:
 
 def _parse_time(text: str) -> datetime | timedelta:
     try:
-        return timedelta(seconds=seconds_of(text))
+        return timedelta(seconds=parse_seconds(text))
     except ValueError:
         return datetime.fromisoformat(text.strip())

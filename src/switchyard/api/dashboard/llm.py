@@ -70,7 +70,7 @@ async def show_llm(state: Shared, readings: ReadingsOf) -> DashboardPage:
     settings, repositories = state.settings, LlmLedger(state.ledger)
     now = state.ledger.clock.time()
     today = datetime.fromtimestamp(now, UTC).date()
-    call_limits = {each.name: settings.most_calls(each) for each in settings.model_servers}
+    call_limits = {each.name: settings.max_calls(each) for each in settings.model_servers}
     servers = all_servers(await repositories.slots.llm_servers(), settings)
     counts = await repositories.batches.llm_batch_counts()
     begin = first_minute(now)

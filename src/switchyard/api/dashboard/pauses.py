@@ -17,7 +17,7 @@ from switchyard.api.models.pauses import PauseRequest, PauseView
 from switchyard.api.state import Shared
 from switchyard.api.views.pauses import view_pauses
 from switchyard.broker import patterns
-from switchyard.services.common.durations import seconds_of
+from switchyard.services.common.durations import parse_seconds
 from switchyard.services.engine.access.api_keys import Scope
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.publishing.requests import RequestFieldError
@@ -83,7 +83,7 @@ def _seconds(text: str) -> float | None:
     if not text.strip():
         return None
     try:
-        seconds = seconds_of(text)
+        seconds = parse_seconds(text)
     except ValueError as error:
         raise invalid(RequestFieldError(("for",), str(error))) from error
     if not 1 <= seconds <= MAX_PAUSE_SECONDS:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from switchyard.cli.base.errors import CommandFailed, WrongUsage
 from switchyard.cli.base.output import say
-from switchyard.services.common.file_errors import unreadable
+from switchyard.services.common.file_errors import describe_read_error
 
 if TYPE_CHECKING:
     from switchyard.api.client import ApiError, Client
@@ -40,7 +40,7 @@ def api_client(*, retries: int = 2) -> Iterator[Client]:
     except OSError as error:
         if error.filename is None:
             raise
-        raise CommandFailed(unreadable(error.filename, error)) from error
+        raise CommandFailed(describe_read_error(error.filename, error)) from error
 
 
 def advice(error: ApiError) -> str:

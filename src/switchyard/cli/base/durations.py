@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from switchyard.cli.base.errors import WrongUsage
-from switchyard.services.common.durations import DURATION_HELP, seconds_of
+from switchyard.services.common.durations import DURATION_HELP, parse_seconds
 
 __all__ = ["DURATION_HELP"]
 
@@ -46,7 +46,7 @@ def now() -> float:
 def parse_duration(text: str) -> float:
     """Return the seconds of `10s`, `5m`, `1h30m`; a bare number is seconds. Raises WrongUsage."""
     try:
-        return seconds_of(text)
+        return parse_seconds(text)
     except ValueError as error:
         raise WrongUsage(str(error)) from error
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from switchyard.broker.errors import BrokerError
 from switchyard.services.common import errors
 from switchyard.services.common.extras import missing_extra_hint
-from switchyard.services.common.file_errors import unwritable
+from switchyard.services.common.file_errors import describe_write_error
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 
@@ -64,7 +64,7 @@ def writing(path: str | Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise CommandFailed(unwritable(path, error)) from error
+        raise CommandFailed(describe_write_error(path, error)) from error
 
 
 def one_line(text: str) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from switchyard.cli.base.errors import WrongUsage
-from switchyard.services.common.file_errors import unreadable
+from switchyard.services.common.file_errors import describe_read_error
 
 READ_BYTES = 1 << 20
 POLL_SECONDS = 0.2
@@ -50,7 +50,7 @@ def read_argument(text: str) -> dict[str, Any]:
     try:
         content = Path(text[1:]).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise WrongUsage(unreadable(text[1:], error)) from error
+        raise WrongUsage(describe_read_error(text[1:], error)) from error
     return parse_payload(content, text[1:])
 
 

@@ -63,7 +63,7 @@ def status(as_json: JsonOption = False) -> None:
     from switchyard.services.llm.gate import all_servers, calls_allowed
 
     servers = all_servers(known_servers, settings)
-    max_calls = {each.name: settings.most_calls(each) for each in settings.model_servers}
+    max_calls = {each.name: settings.max_calls(each) for each in settings.model_servers}
     if as_json:
         from switchyard.api.views.llm import view_model_server, view_model_status
 

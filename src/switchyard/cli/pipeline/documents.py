@@ -40,7 +40,7 @@ from switchyard.cli.pipeline.classes import ClassOption, class_text, classify, u
 from switchyard.cli.pipeline.figures import figures
 from switchyard.cli.pipeline.references import bibliography, references
 from switchyard.cli.pipeline.samples import generate_documents
-from switchyard.services.common.file_errors import unreadable
+from switchyard.services.common.file_errors import describe_read_error
 
 if TYPE_CHECKING:
     from switchyard.api.client import ApiError, Client
@@ -275,7 +275,11 @@ def _wait(
 
 
 def _refusal(path: Path, error: ApiError | OSError) -> str:
-    return unreadable(path, error) if isinstance(error, OSError) else f"{path}: {advice(error)}"
+    return (
+        describe_read_error(path, error)
+        if isinstance(error, OSError)
+        else f"{path}: {advice(error)}"
+    )
 
 
 def _print_sent(document: DocumentView, path: Path, as_json: bool) -> None:

@@ -190,7 +190,7 @@ class Autoscaler:
             measured = await ledger.gauges.load(socket.gethostname())
             now = ledger.clock.time()
             servers = await LlmLedger(ledger).slots.llm_servers() if settings.llm_servers else []
-        most = {each.name: settings.most_calls(each) for each in settings.llm_servers}
+        most = {each.name: settings.max_calls(each) for each in settings.llm_servers}
         server_calls = sum(
             each.state.calls(most[each.name]) for each in servers if each.name in most
         )

@@ -1,5 +1,5 @@
-"""Lengths of time: as people write them (`10s`, `5m`, `2h30m`, `7d`), as servers do
-(`Retry-After`), and between looks at something that is waited for."""
+"""Durations: as people write them (`10s`, `5m`, `2h30m`, `7d`), as servers do (`Retry-After`), and
+as pauses between polls."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ DAY = 86_400.0
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": DAY}
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 MAX_DURATION = 100 * 365 * DAY
-"""Seconds; more is a mistake, and soon more than a date can hold."""
+"""Seconds. A longer duration is a mistake, and a much longer one is beyond the calendar."""
 DURATION_HELP = "for example 10s, 5m, 2h30m or 7d"
 
 
-def seconds_of(text: str) -> float:
+def parse_seconds(text: str) -> float:
     """Return the seconds of `10s`, `5m`, `1h30m`; a bare number is seconds. Raises ValueError."""
     bare = text[:100].strip().lower()
     if re.fullmatch(r"\d+(\.\d+)?", bare):
@@ -43,18 +43,18 @@ def duration_text(seconds: float) -> str:
     if seconds < 10:
         return f"{seconds:.1f} s"
     whole = round(seconds)
-    for size, unit, small_size, small in (
+    for size, unit, small_size, small_unit in (
         (86_400, "d", 3600, "h"),
         (3600, "h", 60, "min"),
         (60, "min", 1, "s"),
     ):
         if whole >= size:
             rest = whole % size // small_size
-            return f"{whole // size} {unit}" + (f" {rest} {small}" if rest else "")
+            return f"{whole // size} {unit}" + (f" {rest} {small_unit}" if rest else "")
     return f"{whole} s"
 
 
-MAX_RETRY_DELAY = 7 * 24 * 3600.0
+MAX_RETRY_DELAY = 7 * DAY
 """Seconds; a longer delay that a handler or a server asks for is cut to this."""
 
 
@@ -80,8 +80,8 @@ def parse_retry_after(value: str, *, date: str) -> float | None:
     """Return the seconds of a Retry-After header; None when it is invalid. Never negative, nor
     more than MAX_RETRY_DELAY.
 
-    `date` is the answer's Date header. Where Retry-After is a date, it is by the same clock, from
-    which this host's may differ.
+    `date` is the response's Date header: a Retry-After that is a date is by the server's clock,
+    from which this host's may differ.
     """
     text = value.strip()
     if text.isascii() and text.isdigit():
@@ -116,7 +116,7 @@ class PollPauses:
         self._pause = self._first
 
     def next(self) -> float | None:
-        """Return the pause until the next look; None once the timeout is over."""
+        """Return the pause until the next poll; None once the timeout is over."""
         left = self._until - time.monotonic()
         if left <= 0:
             return None

@@ -7,13 +7,13 @@ from pathlib import Path
 STANDARD_INPUT = "-"
 
 
-def unreadable(path: str | Path, error: OSError | UnicodeDecodeError) -> str:
+def describe_read_error(path: str | Path, error: OSError | UnicodeDecodeError) -> str:
     """Say in a line why a file can't be read, and what to do."""
     name = "standard input" if str(path) == STANDARD_INPUT else repr(str(path))
     return f"can't read {name}: {_read_error(Path(path), error)}"
 
 
-def unwritable(path: str | Path, error: OSError) -> str:
+def describe_write_error(path: str | Path, error: OSError) -> str:
     """Say in a line why a file can't be written, and what to do."""
     return f"can't write {str(path)!r}: {_write_error(Path(path), error)}"
 

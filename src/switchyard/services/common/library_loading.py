@@ -22,13 +22,13 @@ async def load(*modules: str, by: Callable[[], object] | None = None) -> None:
     if all(map(is_loaded, modules)):
         return
 
-    def work() -> None:
+    def import_all() -> None:
         if by is not None:
             by()
         for name in modules:
             import_module(name)
 
-    await asyncio.to_thread(work)
+    await asyncio.to_thread(import_all)
 
 
 def is_loaded(module: str) -> bool:

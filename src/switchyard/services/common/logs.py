@@ -1,8 +1,8 @@
 """Structured logs: one event a line, with the job's id and attempt where there is a job.
 
-To log never fails: a full disk or a reader that has gone costs lines, not work. Nor does an outage
-of a night fill a disk: what goes wrong again and again is a line every few seconds. Foreign text in
-a line (a message's id, an error) neither steers the terminal nor pretends to be another line.
+Logging never fails: a full disk or a reader that has gone costs lines, not work. Nor does an outage
+of a night fill a disk: an error that repeats is logged once every few seconds. Foreign text in a
+line (a message's id, an error) can't steer the terminal or look like another line.
 """
 
 from __future__ import annotations
@@ -130,11 +130,11 @@ def configure(level: str = "info", form: str = "auto") -> None:
 
 
 def quiet_libraries() -> None:
-    """Keep back the lines of libraries whose errors this system reports itself; again does
+    """Suppress the lines of libraries whose errors this system reports itself. A second call does
     nothing."""
     for name in ("aiormq", "aio_pika", "pika"):
         logger = logging.getLogger(name)
-        if logger.level != logging.CRITICAL:  # to set it visits all loggers there are
+        if logger.level != logging.CRITICAL:  # setting a level visits all loggers
             logger.setLevel(logging.CRITICAL)
 
 
@@ -168,9 +168,9 @@ _MULTI_LINE_FIELDS = ("exception", "stack")
 def _printable_value(value: Any) -> Any:
     if isinstance(value, str):
         return printable_line(value)
-    shown = repr(value)
-    safe = printable_line(shown)
-    return value if safe == shown else safe
+    text = repr(value)
+    printable_text = printable_line(text)
+    return value if printable_text == text else printable_text
 
 
 def _printable_document(_logger: Any, _method: str, line: str) -> str:

@@ -55,7 +55,7 @@ def printable_json(text: str) -> str:
 
     JSON has them only within strings, where these escapes are allowed.
     """
-    return _TEXT.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return _TEXT.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def to_json(value: Any, **options: Any) -> str:

@@ -10,15 +10,15 @@ from pathlib import Path
 _PROC = Path("/proc")
 
 
-def process_memory(others: Iterable[int] = ()) -> int | None:
-    """Return the bytes of memory in use: the resident memory of this process, and of the `others`,
-    by their PIDs, the part that is not shared or of files, which would count twice. None on systems
-    without /proc."""
-    own = _pages(os.getpid())
-    if own is None:
+def process_memory(other_pids: Iterable[int] = ()) -> int | None:
+    """Return the bytes of memory in use: the resident memory of this process, and the private part
+    of that of the processes `other_pids`; shared pages and those of files would count twice. None
+    on systems without /proc."""
+    own_pages = _pages(os.getpid())
+    if own_pages is None:
         return None
-    found = [each for each in map(_pages, others) if each is not None]
-    pages = own[0] + sum(max(0, resident - shared) for resident, shared in found)
+    others = [each for each in map(_pages, other_pids) if each is not None]
+    pages = own_pages[0] + sum(max(0, resident - shared) for resident, shared in others)
     return pages * resource.getpagesize()
 
 

@@ -1,4 +1,4 @@
-"""What another thread runs at this moment."""
+"""Read what another thread runs at this moment."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from types import FrameType
 def stack_of(thread: int) -> list[FrameType]:
     """Return the frames of a thread, the innermost first; none of a thread that has ended.
 
-    All are taken within one call of C, in which no other thread runs. If the thread went on between
-    two looks at `f_back`, a coroutine that yields meanwhile would leave a pointer to what is no
-    frame any more: with Python 3.11.7, a dict came from it, and the process may crash.
+    All frames are read within one call of C, during which no other thread runs. If the thread ran
+    on between two reads of `f_back`, a coroutine that yields meanwhile would leave a pointer to
+    memory that is no frame any more: with Python 3.11.7 it was a dict, and the process may crash.
 
     Before Python 3.11.9, `sys._current_frames` holds a lock of the interpreter while it makes its
     answer. A collection of garbage that this sets off may let another thread run, and if that one

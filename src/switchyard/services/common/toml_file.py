@@ -6,7 +6,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from switchyard.services.common.file_errors import looked_for_in, unreadable
+from switchyard.services.common.file_errors import describe_read_error, looked_for_in
 
 MAX_BYTES = 1024 * 1024
 """Bytes of one file at most: rules, prices and schedules are far smaller."""
@@ -24,7 +24,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
     except OSError as error:
-        raise InvalidToml(unreadable(path, error)) from error
+        raise InvalidToml(describe_read_error(path, error)) from error
     if len(content) > MAX_BYTES:
         raise InvalidToml(f"{str(path)!r} is larger than {MAX_BYTES:,} bytes")
     try:

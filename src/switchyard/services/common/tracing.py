@@ -58,7 +58,7 @@ class SpanHandle(Protocol):
         ...
 
     def rename(self, name: str) -> None:
-        """Rename the span: its name was known later than its beginning."""
+        """Rename the span, once its name is known."""
         ...
 
     def end(self) -> None:
@@ -245,7 +245,7 @@ def tracing(process: str) -> Iterator[None]:
         return
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-    with tracing_to(BatchSpanProcessor(_exporter()), process):
+    with tracing_to(BatchSpanProcessor(_make_exporter()), process):
         yield
 
 
@@ -255,8 +255,8 @@ def tracing_to(processor: SpanProcessor, process: str) -> Iterator[None]:
     from opentelemetry.sdk.resources import SERVICE_NAME, Resource
     from opentelemetry.sdk.trace import TracerProvider
 
-    named = {} if os.environ.get("OTEL_SERVICE_NAME") else {SERVICE_NAME: f"switchyard-{process}"}
-    provider = TracerProvider(resource=Resource.create(named), shutdown_on_exit=False)
+    service = {} if os.environ.get("OTEL_SERVICE_NAME") else {SERVICE_NAME: f"switchyard-{process}"}
+    provider = TracerProvider(resource=Resource.create(service), shutdown_on_exit=False)
     provider.add_span_processor(processor)
     try:
         with tracing_by(provider.get_tracer("switchyard")):
@@ -274,7 +274,7 @@ def _is_enabled() -> bool:
     return any(os.environ.get(name) for name in _ENABLING_VARIABLES)
 
 
-def _exporter() -> Any:
+def _make_exporter() -> Any:
     """Make the exporter that OTEL_TRACES_EXPORTER names; it reads its own variables."""
     name = os.environ.get("OTEL_TRACES_EXPORTER") or "otlp"
     name = "otlp_proto_http" if name == "otlp" else name

@@ -423,7 +423,7 @@ def calls_allowed(report: LlmServerReport, most: Mapping[str, int]) -> int:
 
 def bounds_of(settings: Settings, server: LlmServer) -> Bounds:
     """Return the bounds of the calls that a server gets at once."""
-    most = settings.most_calls(server)
+    most = settings.max_calls(server)
     start, least = settings.llm_concurrency, settings.llm_concurrency_min
     if settings.llm_pacing != "adaptive":  # the others do not find the limit of a small server
         set_names = settings.model_fields_set

@@ -137,7 +137,7 @@ def _server_samples(
     settings: Settings, reports: Iterable[LlmServerReport]
 ) -> list[tuple[Metric, Samples]]:
     """Return the samples of the settings' servers: the ledger may know others, of long ago."""
-    most = {each.name: settings.most_calls(each) for each in settings.model_servers}
+    most = {each.name: settings.max_calls(each) for each in settings.model_servers}
     known = [each for each in reports if each.name in most]
     return [
         (
@@ -200,7 +200,7 @@ async def record_minute(settings: Settings, ledger: Ledger) -> None:
     reports = await repositories.slots.llm_servers()
     if not reports:
         return
-    most = {each.name: settings.most_calls(each) for each in settings.model_servers}
+    most = {each.name: settings.max_calls(each) for each in settings.model_servers}
     now = ledger.clock.time()
     minutes = [
         LlmMinute(now - now % MINUTE, each.name, calls_allowed(each, most), each.in_flight)

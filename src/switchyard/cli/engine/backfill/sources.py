@@ -15,7 +15,7 @@ from switchyard.cli.base.errors import WrongUsage
 from switchyard.cli.base.shared_options import with_options
 from switchyard.cli.engine.backfill.options import CommonOptions, common_options
 from switchyard.cli.engine.backfill.starting import start
-from switchyard.services.common.file_errors import unreadable
+from switchyard.services.common.file_errors import describe_read_error
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -279,7 +279,7 @@ def _require_file(path: Path) -> None:
         if path.is_dir():
             raise IsADirectoryError
     except OSError as error:
-        raise WrongUsage(unreadable(path, error)) from error
+        raise WrongUsage(describe_read_error(path, error)) from error
 
 
 def _pairs(texts: list[str] | None, option: str) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from switchyard.cli.base.common import (
 )
 from switchyard.cli.base.errors import FAILED, CommandFailed
 from switchyard.cli.base.output import echo, inline_json, print_json, say
-from switchyard.services.common.file_errors import unreadable
+from switchyard.services.common.file_errors import describe_read_error
 
 if TYPE_CHECKING:
     from switchyard.cli.engine.backfill.options import CommonOptions
@@ -141,7 +141,7 @@ async def _store_file(backfills: Backfills, options: dict[str, Any]) -> dict[str
             lambda: charset_named(options.get("charset")),
         )
     except OSError as error:
-        raise CommandFailed(unreadable(path, error)) from error
+        raise CommandFailed(describe_read_error(path, error)) from error
     except FileTooLarge as error:
         raise CommandFailed(f"{path!r} is too large for a backfill: it has {error}") from error
     name = "standard input" if path == "-" else Path(path).name

@@ -31,7 +31,7 @@ from switchyard.cli.engine.dead.options import (
     full_letter_id,
     with_ids,
 )
-from switchyard.services.common.file_errors import unreadable
+from switchyard.services.common.file_errors import describe_read_error
 
 if TYPE_CHECKING:
     from switchyard.services.engine.dead.files import ImportResult
@@ -166,7 +166,7 @@ def _read_letters(file: str) -> list[StoredLetter]:
                     raise CommandFailed(f"line {number}: {error}; nothing was imported") from error
             return letters
     except OSError as error:
-        raise CommandFailed(unreadable(file, error)) from error
+        raise CommandFailed(describe_read_error(file, error)) from error
 
 
 def replay(

@@ -1,8 +1,8 @@
 """Find the charset of a text that is not UTF-8, whatever it is declared to be in.
 
-Each charset in use is tried: the characters that the bytes would be in it are weighed by how usual
-they are in the languages that are written in it. A declared charset is believed unless another one
-fits far better. Short texts can't be told apart well: their declared charset is taken.
+Each charset in use is tried: the bytes are decoded, and each character is weighed by how usual it
+is in the languages that are written in that charset. A declared charset is used unless another one
+fits far better, or the text is short, for which the difference says little.
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ _COMMON_ROWS = {"gb2312": (0xB0, 0xD7), "big5": (0xA4, 0xC6), "shift_jis": (0x88
     "euc_kr": (0xB0, 0xC8)
 }
 """First bytes of the characters that are used most, by character set."""
-_TELLING_BYTE = re.compile(rb"[\x00\x0e-\x1f\x80-\xff]")
+_DECIDING_BYTE = re.compile(rb"[\x00\x0e-\x1f\x80-\xff]")
 _TAG = re.compile(rb"<[^<>]{1,2000}>")
-_FOREIGN = re.compile(rb"[\x80-\xff]")
-_FOREIGN_CHAR = re.compile(r"[^\x00-\x7f]")
+_NON_ASCII_BYTE = re.compile(rb"[\x80-\xff]")
+_NON_ASCII_CHAR = re.compile(r"[^\x00-\x7f]")
 _SAMPLE_BYTES = 32_768
 _SAMPLE_CHARACTERS = 1_500
 """Characters of a text, from its first one beyond ASCII, that are weighed."""
@@ -87,61 +87,66 @@ that has them all."""
 
 def choose_charset(data: bytes, declared: Sequence[Charset | None] = ()) -> Charset | None:
     """Return the charset in which to read a text: the one that its bytes show, else the one that
-    fits best, of those that it is declared to be in (the first counts most) and those in use; None
-    where nothing is declared and nothing fits."""
-    named = [each for each in declared if each is not None]
-    shown = detected_charset(data, named[0] if named else None)
-    if shown is not None:
-        return shown
-    first = _FOREIGN.search(data)
+    fits best, of the declared ones (the first counts most) and those in use; None where nothing is
+    declared and nothing fits."""
+    known = [each for each in declared if each is not None]
+    detected = detected_charset(data, known[0] if known else None)
+    if detected is not None:
+        return detected
+    first = _NON_ASCII_BYTE.search(data)
     if first is None:
-        return named[0] if named else UTF_8
+        return known[0] if known else UTF_8
     sample = _TAG.sub(b" ", data[max(first.start() - 1, 0) :][:_SAMPLE_BYTES])
     samples = {True: data[:_SAMPLE_BYTES], False: sample}
-    fits = {each: _fit(each, samples[each in _UTF_16]) for each in (*named, *map(Charset, _USUAL))}
-    western = fits[WINDOWS_1252]
-    own = [each for each in named if each != UTF_8]
-    if len(_FOREIGN.findall(sample)) <= _FEW_LETTERS:
-        for charset in own:
+    candidates = (*known, *map(Charset, _USUAL))
+    fits = {each: _compute_fit(each, samples[each in _UTF_16]) for each in candidates}
+    western_fit = fits[WINDOWS_1252]
+    not_utf8 = [each for each in known if each != UTF_8]
+    if len(_NON_ASCII_BYTE.findall(sample)) <= _FEW_LETTERS:
+        for charset in not_utf8:
             if fits[charset] >= 0:
                 return charset
-        if western >= _WESTERN_FIT:
+        if western_fit >= _WESTERN_FIT:
             return WINDOWS_1252
-        if own:
-            return own[0]
-    best = max(map(Charset, _USUAL), key=lambda each: max(fits[each], _preference(each, western)))
-    for charset in own:
+        if not_utf8:
+            return not_utf8[0]
+    best = max(
+        map(Charset, _USUAL), key=lambda each: max(fits[each], _preference(each, western_fit))
+    )
+    for charset in not_utf8:
         if fits[charset] >= fits[best] - _DECLARED_BONUS:
             return charset
     if fits[best] >= _MIN_FIT:
         return best
-    return named[0] if named else None
+    return known[0] if known else None
 
 
 def _preference(charset: Charset, fit: float) -> float:
     return fit + _WESTERN_BONUS if charset == WINDOWS_1252 else -1.0
 
 
-def _fit(charset: Charset, sample: bytes) -> float:
-    """Return how usual the characters beyond ASCII are, up to 1; -1 if there is none, or no
-    decoding."""
+def _compute_fit(charset: Charset, sample: bytes) -> float:
+    """Return how usual the sample's characters beyond ASCII are, up to 1; -1 if it has none, or
+    can't be decoded."""
     if charset == UTF_8:
         return -1.0  # `detected_charset` would have found it
     try:
         text = charset.decoder("strict")(sample, False)
     except UnicodeDecodeError:
         return -1.0
-    matches = list(_FOREIGN_CHAR.finditer(text))[:_SAMPLE_CHARACTERS]
+    matches = list(_NON_ASCII_CHAR.finditer(text))[:_SAMPLE_CHARACTERS]
     if not matches:
         return -1.0
     if charset.name not in _USUAL:
         return 1.0  # nobody declares it by mistake
     usual = _USUAL[charset.name]
     text = f"  {text} "
-    return sum(_weight(text, at.start() + 2, charset.name, usual) for at in matches) / len(matches)
+    return sum(_weigh_char(text, at.start() + 2, charset.name, usual) for at in matches) / len(
+        matches
+    )
 
 
-def _weight(text: str, at: int, charset: str, usual: str) -> float:
+def _weigh_char(text: str, at: int, charset: str, usual: str) -> float:
     before, char, after = text[at - 1], text[at], text[at + 1]
     is_beside_ascii = _is_ascii_letter(before) or _is_ascii_letter(after)
     if char in _PUNCTUATION:
@@ -165,23 +170,23 @@ def _weight(text: str, at: int, charset: str, usual: str) -> float:
         is_in_word = before.isalpha() and after.isalpha()
         return -1.0 if is_in_word or category(char)[0] == "C" else 0.0
     is_alone = not (before.isalpha() or after.isalpha())
-    return _letter_weight(before, char, usual, is_beside_ascii, is_alone)
+    return _weigh_letter(before, char, usual, is_beside_ascii, is_alone)
 
 
-def _letter_weight(
+def _weigh_letter(
     before: str, char: str, usual: str, is_beside_ascii: bool, is_alone: bool
 ) -> float:
-    small = char.lower()
+    lower = char.lower()
     is_latin = char < "\u0250"
     if not is_latin and is_beside_ascii:
         return -1.0
     if is_latin and not is_beside_ascii and not is_alone:
         return -0.3
-    if char != small and before.islower():
+    if char != lower and before.islower():
         return -0.7
-    if small not in usual:
-        return 0.1 if is_latin and small not in _ICELANDIC else 0.3 if not is_latin else 0.6
-    return 1.0 if char == small else 0.8
+    if lower not in usual:
+        return 0.1 if is_latin and lower not in _ICELANDIC else 0.3 if not is_latin else 0.6
+    return 1.0 if char == lower else 0.8
 
 
 def _is_ascii_letter(char: str) -> bool:
@@ -202,7 +207,7 @@ def is_rare_char(char: str) -> bool:
     return True
 
 
-async def as_utf8(
+async def convert_to_utf8(
     parts: AsyncIterable[bytes], charset_for: Callable[[bytes], Charset | None]
 ) -> AsyncIterator[bytes]:
     """Yield the parts of a file in UTF-8. `charset_for` names the charset by the file's first
@@ -220,10 +225,10 @@ async def as_utf8(
 
 
 class _Transcoder:
-    """Turn a file into UTF-8, piece by piece.
+    """Turns a file into UTF-8, piece by piece.
 
-    Whether it is UTF-8 already is decided where its first bytes beyond ASCII are, which may be far
-    behind its beginning: up to there, ASCII passes.
+    Whether the file is UTF-8 already shows at its first bytes beyond ASCII, which may be far behind
+    its beginning: the ASCII before them is returned unchanged.
     """
 
     def __init__(self, charset_for: Callable[[bytes], Charset | None]) -> None:
@@ -252,8 +257,8 @@ class _Transcoder:
                 self._begin()
             before = b""
             if not self._is_decided:
-                telling = _TELLING_BYTE.search(self._held)
-                at = telling.start() if telling else len(self._held)
+                deciding = _DECIDING_BYTE.search(self._held)
+                at = deciding.start() if deciding else len(self._held)
                 before, self._held = self._held[:at], self._held[at:]
                 if not final and len(self._held) < BEGINNING_BYTES:
                     return before

@@ -18,9 +18,9 @@ from unicodedata import category
 from switchyard.services.common.extras import naming_extra
 
 HEAD_BYTES = 65_536
-"""How much of a page is searched for its `meta`. Browsers look at 1024 first, and on from there."""
+"""Bytes of a page that are searched for its `meta`. Browsers search the first 1,024, then more."""
 BEGINNING_BYTES = 4096
-"""How much of a file is looked at to tell whether it is text."""
+"""Bytes of a file that show whether it is text."""
 _BOMS = (
     (codecs.BOM_UTF8, "utf-8"),
     (codecs.BOM_UTF16_LE, "utf-16le"),
@@ -39,7 +39,7 @@ _UTF8_SEQUENCE = re.compile(
     rb"[\xc2-\xdf][\x80-\xbf]|[\xe0-\xef][\x80-\xbf]{2}|[\xf0-\xf4][\x80-\xbf]{3}"
 )
 """A UTF-8 sequence of two to four bytes; other charsets produce one only by chance."""
-_FOREIGN_BYTE = re.compile(rb"[\x80-\xff]")
+_NON_ASCII_BYTE = re.compile(rb"[\x80-\xff]")
 _MIN_EVIDENCE = 2
 """Continuation bytes needed to overrule a declared multi-byte charset, in which a two-byte sequence
 may be one character as well."""
@@ -59,7 +59,7 @@ _CODECS = {
     "euc-kr": "cp949",
 }
 """Python's codecs for the charsets that browsers mean by these names."""
-_CHANGES = {
+_CODEC_CORRECTIONS = {
     "koi8-u": {0xAE: "\u045e", 0xBE: "\u040e"},
     "windows-1255": {0xCA: "\u05ba"},
 }
@@ -86,14 +86,14 @@ class Charset:
             codec = codecs.getincrementaldecoder(_CODECS.get(self.name, self.name))
             return codec(f"browsers.{errors}").decode
         if self.name == "replacement":
-            return lambda data, final: _unread(data, errors) if final else ""
+            return lambda data, final: _decode_unreadable(data, errors) if final else ""
         if self.name == "x-user-defined":
             encoding = _encoding_of(self.name)
             decode_piece: Callable[[bytes, bool], str] = encoding.codec_info.incrementaldecoder(
                 errors
             ).decode
             return decode_piece
-        table = _table(self.name)
+        table = _char_table(self.name)
         return lambda data, _final: codecs.charmap_decode(data, errors, table)[0]
 
 
@@ -109,7 +109,8 @@ META_OVERRIDES = {
     Charset("utf-16be"): UTF_8,
     _X_USER_DEFINED: WINDOWS_1252,
 }
-"""A `meta` that was readable as ASCII can't be in these encodings: what it is taken for instead."""
+"""By encoding: the one that is used where a `meta` names it. A `meta` that was readable as ASCII
+can't be in the encoding that it names here."""
 
 
 def charset_named(label: str | None) -> Charset | None:
@@ -134,8 +135,8 @@ def bom_or_utf16_charset(data: bytes) -> Charset | None:
 
 
 def _unmarked_utf16(head: bytes) -> Charset | None:
-    """Return the kind of UTF-16 that a text is in: every character of ASCII has a NUL, all on the
-    same side, and nothing else in it is unusual."""
+    """Return the byte order of a text in UTF-16 without a mark; None if it is in another charset.
+    In UTF-16, each ASCII character has a NUL, all on the same side, and no character is unusual."""
     head = head[: len(head) // 2 * 2]
     low, high = head[::2].count(0), head[1::2].count(0)
     if (low == 0) == (high == 0):
@@ -158,13 +159,13 @@ def detected_charset(data: bytes, declared: Charset | None) -> Charset | None:
 
 
 def _is_utf8(data: bytes, declared: Charset | None) -> bool:
-    first = _FOREIGN_BYTE.search(data)
+    first = _NON_ASCII_BYTE.search(data)
     if first is None:
         # ASCII alone. It is not in UTF-16, if that was declared, where it has no NULs.
         return declared in _UTF_16 and b"\0" not in data
     piece = data[first.start() : first.start() + _EVIDENT_BYTES]
     lengths = [len(each) for each in _UTF8_SEQUENCE.findall(piece)]
-    strays = len(_FOREIGN_BYTE.findall(piece)) - sum(lengths)
+    strays = len(_NON_ASCII_BYTE.findall(piece)) - sum(lengths)
     strays -= _cut_bytes(piece)
     is_doubtful = declared is not None and declared.name in _MULTI_BYTE
     least = _MIN_EVIDENCE if is_doubtful else 1
@@ -237,8 +238,8 @@ def _encoding_of(label: str) -> Any:
     return webencodings.lookup(label)
 
 
-def _unread(data: bytes, errors: str) -> str:
-    """Instead of what browsers refuse to read in some old charsets."""
+def _decode_unreadable(data: bytes, errors: str) -> str:
+    """Decode a text in a charset that browsers refuse to read: to one U+FFFD."""
     if errors == "strict":
         reason = "browsers do not read it: send UTF-8"
         raise UnicodeDecodeError("replacement", data, 0, len(data), reason)
@@ -246,16 +247,16 @@ def _unread(data: bytes, errors: str) -> str:
 
 
 @lru_cache(maxsize=64)
-def _table(name: str) -> str:
+def _char_table(name: str) -> str:
     """Return the characters of a single-byte encoding. Bytes without a character become controls,
     as the standard has it; U+FFFE stands for none."""
     encoding = _encoding_of(name)
-    python = encoding.codec_info.decode
-    chars = [python(bytes([byte]), "replace")[0] for byte in range(256)]
+    decode_bytes = encoding.codec_info.decode
+    chars = [decode_bytes(bytes([byte]), "replace")[0] for byte in range(256)]
     for byte, char in enumerate(chars):
         if char == "\ufffd":
             chars[byte] = chr(byte) if 0x80 <= byte < 0xA0 else "\ufffe"
-    for byte, char in _CHANGES.get(name, {}).items():
+    for byte, char in _CODEC_CORRECTIONS.get(name, {}).items():
         chars[byte] = char
     return "".join(chars)
 

@@ -52,8 +52,8 @@ class FileDirectory:
         where there is a file and `replace` is False."""
         target = self.root / key
         target.parent.mkdir(parents=True, exist_ok=True)
-        part = target.with_name(f"{target.name}#{random.randrange(10**12)}")
-        file = part.open("xb")
+        unfinished = target.with_name(f"{target.name}#{random.randrange(10**12)}")
+        file = unfinished.open("xb")
         try:
             with file:
                 yield file
@@ -61,14 +61,14 @@ class FileDirectory:
                     file.flush()
                     os.fsync(file.fileno())
             if replace:
-                part.replace(target)
+                unfinished.replace(target)
             else:
-                target.hardlink_to(part)
+                target.hardlink_to(unfinished)
             if durable:
                 self._sync_folders(target.parent)
         finally:
             with suppress(FileNotFoundError):
-                part.unlink()
+                unfinished.unlink()
 
     def _sync_folders(self, folder: Path) -> None:
         """Sync the names in a folder to the disk, and those in the folders above it."""
@@ -93,7 +93,7 @@ class FileDirectory:
 
     def open(self, key: str, start: int = 0) -> BufferedReader:
         """Open a file from that byte on."""
-        with _as_missing():
+        with _raising_missing():
             file = (self.root / key).open("rb")
         file.seek(start)
         return file
@@ -108,7 +108,7 @@ class FileDirectory:
 
     def stat(self, key: str) -> StoredFile:
         """Return size and time of a file."""
-        with _as_missing():
+        with _raising_missing():
             status = (self.root / key).stat()
         if not S_ISREG(status.st_mode):
             raise FileNotFoundError(key)
@@ -126,7 +126,8 @@ class FileDirectory:
         (self.root / key).unlink()
 
     def list(self, prefix: str = "") -> Iterator[list[StoredFile]]:
-        """Yield the files below a folder, so many at a time, in no particular order."""
+        """Yield the files below a folder, up to MAX_BATCH_FILES at a time, in no particular
+        order."""
         batch: list[StoredFile] = []
         folders = [prefix]
         while folders:
@@ -166,7 +167,7 @@ def _stored_file(key: str, status: os.stat_result) -> StoredFile:
 
 
 @contextmanager
-def _as_missing() -> Iterator[None]:
+def _raising_missing() -> Iterator[None]:
     """Wrap code that opens a key: a folder in its place, or a file as a parent, counts as
     missing."""
     try:

@@ -69,8 +69,8 @@ class DiskFull(StorageError, TemporarilyUnavailable):
 
 
 class StorageUnavailable(StorageError, DependencyUnavailable):
-    """The object store does not answer, or not as a store should; it is unknown whether the last
-    write was done. A job that raises it uses up no attempt."""
+    """The object store does not answer, or not as a store should. The last write may or may not
+    have been done. A job that raises this error uses up no attempt."""
 
 
 class StorageAuthError(StorageUnavailable):
@@ -101,8 +101,9 @@ def is_refusal(error: Exception) -> bool:
     return is_without_bucket(error) or any(each in str(error) for each in _REFUSED)
 
 
-def trouble(error: Exception) -> str:
-    """Describe an error of a store that is not about one file, after the store's name."""
+def describe_store_error(error: Exception) -> str:
+    """Return the predicate of a sentence whose subject is the store, for an error that is not about
+    one file."""
     text = str(error)
     if is_without_bucket(error):
         return "has no bucket or container there"
@@ -112,13 +113,13 @@ def trouble(error: Exception) -> str:
     return "does not answer" + (f" as it should ({code_text})" if code_text else "")
 
 
-def away(url: str, error: Exception) -> StorageUnavailable:
+def unavailable_error(url: str, error: Exception) -> StorageUnavailable:
     """Return the error for an obstore error that is not about one file."""
-    text = f"the file storage at {url} {trouble(error)}"
+    text = f"the file storage at {url} {describe_store_error(error)}"
     return StorageAuthError(text) if is_refusal(error) else StorageUnavailable(text)
 
 
-NO_ROOM = ("os error 28)", "os error 122)")
+DISK_FULL_TEXTS = ("os error 28)", "os error 122)")
 """ENOSPC and EDQUOT in the texts of libraries in Rust, which have no error class for them."""
 
 
@@ -129,7 +130,7 @@ def mapping_disk_full() -> Iterator[None]:
         yield
     except Exception as error:
         if getattr(error, "errno", None) in (ENOSPC, EDQUOT) or any(
-            each in str(error) for each in NO_ROOM
+            each in str(error) for each in DISK_FULL_TEXTS
         ):
             raise DiskFull("the disk of the file storage is full") from error
         raise

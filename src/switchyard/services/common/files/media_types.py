@@ -70,7 +70,7 @@ _IMAGE_MAGIC = (
     (b"MM\x00+", TIFF),
 )
 
-TAKEN = "only PDF, images (PNG, JPEG, TIFF, WebP), plain text and Markdown are taken"
+SUPPORTED_TYPES = "only PDF, images (PNG, JPEG, TIFF, WebP), plain text and Markdown are taken"
 _SAVE_ANEW = "save text as UTF-8, and send it again"
 _TEXT_CONTROLS = frozenset(b"\t\n\r\x0c\x1b")
 
@@ -86,14 +86,14 @@ def refuse_unsupported(head: bytes) -> None:
         return
     other = _other_format(head)
     if other is not None:
-        raise UnsupportedDocument(f"{other}: {TAKEN}")
+        raise UnsupportedDocument(f"{other}: {SUPPORTED_TYPES}")
     if _is_pdf(head) or _has_pdf_body(head):
         return
-    marked = bom_or_utf16_charset(head)
-    if marked is None and _has_controls(head):
-        raise UnsupportedDocument(f"binary data: {TAKEN}")
+    utf_charset = bom_or_utf16_charset(head)
+    if utf_charset is None and _has_controls(head):
+        raise UnsupportedDocument(f"binary data: {SUPPORTED_TYPES}")
     try:  # not final: the last character may be cut in the middle
-        (marked or UTF_8).decoder("strict")(head, False)
+        (utf_charset or UTF_8).decoder("strict")(head, False)
     except UnicodeDecodeError as error:
         raise UnsupportedDocument(
             f"neither a PDF nor text in UTF-8 or UTF-16: {_SAVE_ANEW}"
@@ -134,13 +134,13 @@ def _other_format(head: bytes) -> str | None:
     """Return the name of an unsupported format that a file begins with. It may also contain a PDF's
     objects: readers would disagree on which of the two it is."""
     start = head.removeprefix(codecs.BOM_UTF8).lstrip()[:16].lower()
-    for magics, begins in (
+    for magics, beginning in (
         (_BINARY, head),
         (_SHORT, head if _has_controls(head) else b""),
         (_TEXTUAL, start if _PDF_LINE.search(head[:_HEADER_WITHIN]) is None else b""),
     ):
         for magic, name in magics:
-            if begins.startswith(magic):
+            if beginning.startswith(magic):
                 return name
     return None
 

@@ -1,8 +1,8 @@
 """Fetch a user's URL without being led into our own network.
 
-The name is resolved once, every address of it is checked, and the connection goes to a checked
-address: a name whose answer changes in between gains nothing. Redirects are connections like the
-first. Proxies of the environment are not used: they would resolve for themselves.
+The name is resolved once, all its addresses are checked, and the connection goes to one of them: a
+name that resolves to another address later gains nothing. Redirects are connections like the first.
+Proxies of the environment are not used: they would resolve the name again.
 
 For known servers there is `uncompressed_client`: 300 bytes that are packed three times are 4 GB,
 in one step, before anybody can count them.
@@ -52,7 +52,7 @@ _PORTS = {"http": 80, "https": 443}
 
 
 class FetchRefused(PermanentError):
-    """The URL is not fetched, or its content is not what was wanted: trying again is no use."""
+    """The URL is not fetched, or its content is not usable: trying again is no use."""
 
     def __init__(self, message: str, *, status: int | None = None) -> None:
         self.status = status
@@ -65,8 +65,8 @@ class NotPublic(FetchRefused):
 
 
 class FetchMoved(FetchRefused):
-    """The URL redirects more often than is followed. The caller decides about `target`, which may
-    be anywhere."""
+    """The URL redirects more often than is followed. The caller decides whether to fetch `target`,
+    which may be anywhere."""
 
     def __init__(self, target: str, followed: int) -> None:
         self.target = target
@@ -143,8 +143,7 @@ class SsrfGuard:
 
 
 class GuardedBackend(httpcore.AsyncNetworkBackend):
-    """Connects to what the guard has checked. TLS is still for the name: only the address is
-    pinned."""
+    """Connects to the address that the guard has checked. TLS still verifies the name."""
 
     def __init__(self, guard: SsrfGuard) -> None:
         self._guard = guard
@@ -173,7 +172,7 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
 
 
 @dataclass(frozen=True, slots=True)
-class Fetched:
+class FetchedResponse:
     """An answer whose headers have arrived."""
 
     url: str
@@ -200,7 +199,7 @@ async def fetching(
     guard: SsrfGuard | None = None,
     headers: Mapping[str, str] | None = None,
     max_redirects: int = MAX_REDIRECTS,
-) -> AsyncIterator[Fetched]:
+) -> AsyncIterator[FetchedResponse]:
     """Get a URL (http or https) within `timeout` seconds in all, at most `max_bytes` of it.
 
     Raises FetchRefused, FetchFailed, or FetchMoved after `max_redirects`.
@@ -212,15 +211,17 @@ async def fetching(
             limit,
             httpcore.AsyncConnectionPool(network_backend=backend) as pool,
         ):
-            target = checked_url(url)
+            target = parse_url(url)
             for _ in range(max_redirects + 1):
                 async with _get(pool, target, headers or {}) as response:
                     if response.status in _MOVED:
-                        target = checked_url(header_of(response, b"location"), target)
+                        target = parse_url(header_of(response, b"location"), target)
                         continue
-                    _check(response, max_bytes, bool(headers))
+                    _check_response(response, max_bytes, bool(headers))
                     parts = _limited_body(response, max_bytes)
-                    yield Fetched(str(target), response.status, _headers(response), parts)
+                    yield FetchedResponse(
+                        str(target), response.status, _headers_of(response), parts
+                    )
                     return
             raise FetchMoved(str(target), max_redirects)
     except TimeoutError as error:
@@ -249,7 +250,7 @@ async def _get(
         raise FetchFailed(f"{target.host}: {type(error).__name__}") from error
 
 
-def checked_url(url: str, base: httpx.URL | None = None) -> httpx.URL:
+def parse_url(url: str, base: httpx.URL | None = None) -> httpx.URL:
     """Parse a URL and check its form; the guard checks its host later. Raises FetchRefused."""
     try:
         parsed = httpx.URL(url) if base is None else base.join(url)
@@ -265,7 +266,7 @@ def checked_url(url: str, base: httpx.URL | None = None) -> httpx.URL:
     return parsed
 
 
-def _check(response: httpcore.Response, max_bytes: int, conditional: bool) -> None:
+def _check_response(response: httpcore.Response, max_bytes: int, conditional: bool) -> None:
     if response.status == 304 and conditional:
         return
     if response.status not in _OK:
@@ -273,7 +274,7 @@ def _check(response: httpcore.Response, max_bytes: int, conditional: bool) -> No
         if response.status in (408, 425, 429) or response.status >= 500:
             raise FetchFailed(
                 reason,
-                after=asked_delay(response),
+                after=requested_delay(response),
                 status=response.status,
             )
         raise FetchRefused(reason, status=response.status)
@@ -284,7 +285,7 @@ def _check(response: httpcore.Response, max_bytes: int, conditional: bool) -> No
         raise _too_large(max_bytes)
 
 
-def asked_delay(response: httpcore.Response) -> float | None:
+def requested_delay(response: httpcore.Response) -> float | None:
     """Return the seconds of an answer's Retry-After; None where it does not ask for a delay."""
     return parse_retry_after(header_of(response, b"retry-after"), date=header_of(response, b"date"))
 
@@ -302,7 +303,7 @@ def _too_large(max_bytes: int) -> FetchRefused:
     return FetchRefused(f"more than the {max_bytes:,} bytes allowed")
 
 
-def _headers(response: httpcore.Response) -> dict[str, str]:
+def _headers_of(response: httpcore.Response) -> dict[str, str]:
     return {
         key.decode("latin-1").lower(): value.decode("latin-1") for key, value in response.headers
     }
@@ -315,7 +316,7 @@ def header_of(response: httpcore.Response, name: bytes) -> str:
     )
 
 
-def place_of(url: str) -> tuple[str, int]:
+def host_and_port(url: str) -> tuple[str, int]:
     """Return the host and port of a URL."""
     parts = urlsplit(url)
     return parts.hostname or "", parts.port or _PORTS.get(parts.scheme, 0)
@@ -327,13 +328,13 @@ def uncompressed_client(**options: Any) -> httpx.AsyncClient:
     headers = {"Accept-Encoding": "identity", **options.pop("headers", {})}
     return httpx.AsyncClient(
         headers=headers,
-        event_hooks={"response": [_refuse_packed]},
+        event_hooks={"response": [_refuse_compressed]},
         verify=authorities(),
         **options,
     )
 
 
-async def _refuse_packed(response: httpx.Response) -> None:
+async def _refuse_compressed(response: httpx.Response) -> None:
     if response.headers.get("content-encoding", "").strip().lower() not in ("", "identity"):
         raise httpx.DecodingError(
             "the server compresses its answer although it was asked not to",

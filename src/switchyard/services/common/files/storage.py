@@ -24,9 +24,9 @@ from switchyard.services.common.files.errors import (
     FileTooLarge,
     NotStored,
     StorageUnavailable,
-    away,
     is_without_bucket,
     mapping_disk_full,
+    unavailable_error,
 )
 from switchyard.services.common.files.storage_keys import check_key
 
@@ -40,7 +40,7 @@ RETRY_TIMEOUT = timedelta(seconds=20)
 """How long requests to an object store that does not answer are repeated: jobs are tried again
 anyway. obstore gives one request up after 30 s."""
 PROMPT_TIMEOUT = 8.0
-"""Seconds that a store may be silent where a caller waits that can come again."""
+"""Seconds that a store may be silent while a caller waits, who can try again."""
 PARTS_AT_ONCE = 2
 """Parts, of 5 MiB each, that are written at the same time and so kept in memory."""
 
@@ -75,7 +75,7 @@ class _WriteTimer:
 
     @property
     def seconds(self) -> float:
-        """Seconds since the store got its last part; 0 while the sender is waited for."""
+        """Seconds since the store got its last part; 0 while the sender has not sent the next."""
         return 0.0 if self._since is None else time.monotonic() - self._since
 
 
@@ -110,10 +110,10 @@ class Storage:
         try:
             yield
         except (GenericError, PermissionDeniedError, UnauthenticatedError) as error:
-            raise away(self.url, error) from error
+            raise unavailable_error(self.url, error) from error
         except FileNotFoundError as error:
             if is_without_bucket(error):
-                raise away(self.url, error) from error
+                raise unavailable_error(self.url, error) from error
             raise
 
     @asynccontextmanager
@@ -127,20 +127,20 @@ class Storage:
             raise StorageUnavailable(f"the file storage at {self.url} does not answer") from error
 
     async def _wait_for_write(
-        self, writing: Awaitable[object], key: str, held: _WriteTimer
+        self, writing: Awaitable[object], key: str, timer: _WriteTimer
     ) -> None:
-        """Wait for a write of any length. Where a caller waits and the store holds a part for long,
-        a small request shows whether the store is slow or silent."""
+        """Wait for a write of any length. If a caller waits and the store asks for no further part
+        for a while, a small request finds out whether the store is slow or silent."""
         if not self._is_awaited:
             await writing
             return
         task = asyncio.ensure_future(writing)
         try:
             while not (await asyncio.wait((task,), timeout=PROMPT_TIMEOUT / 8))[0]:
-                if held.seconds > PROMPT_TIMEOUT * 3 / 8:
+                if timer.seconds > PROMPT_TIMEOUT * 3 / 8:
                     async with self._promptly(PROMPT_TIMEOUT / 2):
                         await self.stat_async(key)
-                    held.begin()
+                    timer.begin()
             task.result()
         finally:
             task.cancel()
@@ -202,8 +202,8 @@ class Storage:
     async def put_stream_async(
         self, key: str, parts: AsyncIterable[bytes], *, max_bytes: int, durable: bool = False
     ) -> StreamDigest:
-        """Write a file as it comes in, with a few parts in memory at a time. A `durable` file is on
-        the disk then, as it is anyway in an object store.
+        """Write a file as it comes in, with a few parts in memory at a time. With `durable`, the
+        file is synced to the disk before this returns; an object store always does so.
 
         Raises InvalidKey, FileTooLarge, DiskFull, and whatever `parts` raises; no file is left
         then.
@@ -211,29 +211,31 @@ class Storage:
         check_key(key)
         digest = hashlib.sha256()
         size = 0
-        held = _WriteTimer()
+        timer = _WriteTimer()
 
-        async def measured() -> AsyncIterator[bytes]:
+        async def measured_parts() -> AsyncIterator[bytes]:
             nonlocal size
-            held.end()
+            timer.end()
             async for part in parts:
                 size += len(part)
                 if size > max_bytes:
                     raise FileTooLarge(f"more than the {max_bytes:,} bytes allowed")
                 digest.update(part)
                 if part:
-                    held.begin()
+                    timer.begin()
                     yield part
-                    held.end()
-            held.begin()
+                    timer.end()
+            timer.begin()
 
         if (directory := self._directory) is not None:
             with mapping_disk_full():
-                await _write_in_parts(directory, key, measured(), durable=durable)
+                await _write_in_parts(directory, key, measured_parts(), durable=durable)
         else:
             with self._translate_errors():
-                writing = self._store.put_async(key, measured(), max_concurrency=PARTS_AT_ONCE)
-                await self._wait_for_write(writing, key, held)
+                writing = self._store.put_async(
+                    key, measured_parts(), max_concurrency=PARTS_AT_ONCE
+                )
+                await self._wait_for_write(writing, key, timer)
         return StreamDigest(size, digest.hexdigest())
 
     def get(self, key: str) -> bytes:
@@ -245,7 +247,7 @@ class Storage:
             with self._translate_errors():
                 return bytes(self._store.get(key).bytes())
         except FileNotFoundError as error:
-            _not_stored(key, error)
+            _raise_not_stored(key, error)
 
     async def get_async(self, key: str, *, max_bytes: int | None = None) -> bytes:
         """Return a whole file. Raises NotStored, InvalidKey, FileTooLarge (before reading it)."""
@@ -260,7 +262,7 @@ class Storage:
                         raise FileTooLarge(f"{size:,} bytes, {max_bytes:,} are allowed")
                     return bytes(await answer.bytes_async())
         except FileNotFoundError as error:
-            _not_stored(key, error)
+            _raise_not_stored(key, error)
 
     async def stream_async(self, key: str, *, start: int = 0) -> AsyncIterator[bytes]:
         """Yield a file from the byte `start` on, in parts of about 1 MiB. Raises NotStored,
@@ -282,7 +284,7 @@ class Storage:
                 async for part in answer.stream(min_chunk_size=PART_BYTES):
                     yield bytes(part)
         except FileNotFoundError as error:
-            _not_stored(key, error)
+            _raise_not_stored(key, error)
 
     async def stat_async(self, key: str) -> StoredFile | None:
         """Return the size and time of a file; None when there is none. Raises InvalidKey."""
@@ -314,7 +316,7 @@ class Storage:
             with self._translate_errors():
                 await self._store.rename_async(source, target)
         except FileNotFoundError as error:
-            _not_stored(source, error)
+            _raise_not_stored(source, error)
 
     def delete(self, key: str) -> None:
         """Remove a file; a missing one is no error. Raises InvalidKey."""
@@ -342,15 +344,15 @@ class Storage:
 
         `prefix` consists of whole path segments: `uploads` does not match `uploads2/…`.
         """
-        below = check_key(prefix.rstrip("/")) if prefix.strip("/") else None
+        folder = check_key(prefix.rstrip("/")) if prefix.strip("/") else None
         if (directory := self._directory) is not None:
-            listing = directory.list(below or "")
+            listing = directory.list(folder or "")
             while (files := await asyncio.to_thread(next, listing, None)) is not None:
                 for file in files:
                     yield file
             return
         with self._translate_errors():
-            batches = aiter(self._store.list(prefix=below))
+            batches = aiter(self._store.list(prefix=folder))
         while True:
             try:
                 with self._translate_errors():
@@ -364,7 +366,7 @@ class Storage:
     async def delete_prefix_async(self, prefix: str, *, before: datetime | None = None) -> int:
         """Remove the files below a folder; with `before`, those last put earlier than that.
 
-        Returns how many were removed. Raises InvalidKey, also for the empty prefix: nothing
+        Return how many were removed. Raises InvalidKey, also for the empty prefix, so that no call
         removes everything by accident.
         """
         check_key(prefix.rstrip("/"))
@@ -382,7 +384,7 @@ class Storage:
         return sum([stored.size async for stored in self.list_async(prefix)])
 
 
-def _not_stored(key: str, error: Exception) -> NoReturn:
+def _raise_not_stored(key: str, error: Exception) -> NoReturn:
     raise NotStored(f"there is no file {key!r} in the storage") from error
 
 

@@ -1,7 +1,7 @@
 """Clean the storage: remove files that have not been needed for a while.
 
-A file stays while a job or an operation that has not ended, or a dead letter that can be redriven,
-names it: by its key, or by the id of the document or job that it belongs to. The parts of a
+A file is needed while a job or an operation that has not ended, or a dead letter that can be
+redriven, names its key, or the id of the document or job that the file belongs to. The parts of a
 document (original, text, results) stay, unless a setting says how long they are kept.
 """
 
@@ -65,7 +65,7 @@ class FileReferences(Protocol):
 
 
 @dataclass(slots=True)
-class Cleaned:
+class CleanupCounts:
     """Counts of removed and kept files."""
 
     files: int = 0
@@ -98,36 +98,38 @@ class Expiry:
         )
 
 
-async def clean(storage: Storage, references: FileReferences, expiry: Expiry) -> Cleaned:
+async def clean(storage: Storage, references: FileReferences, expiry: Expiry) -> CleanupCounts:
     """Remove files that are old and not needed. Safe to interrupt, to repeat, and while everything
     else runs. Raises LedgerUnavailable, and whatever the store raises."""
-    done = Cleaned()
+    counts = CleanupCounts()
     needed: set[str] = set()
     since = 0.0
-    # List the old files first, the needed ones second, so that these include new jobs' files.
+    # List the old files before the needed names, so that the names include those of new jobs.
     now = min(time.time(), references.clock.time())  # a clock that is wrong makes nothing old
-    async for batch in _old(storage, expiry, now):
-        looked_at = references.clock.time()
+    async for batch in _old_files(storage, expiry, now):
+        queried_at = references.clock.time()
         needed |= await references.names_needed(since=max(0.0, since - _OVERLAP))
-        since = looked_at
+        since = queried_at
         referenced = await _listed_pictures(storage, batch)
         for stored in batch:
             if stored.key in referenced:
                 continue
             if _is_needed(stored.key, needed):
-                done.kept += 1
+                counts.kept += 1
                 continue
-            again = await storage.stat_async(stored.key)
-            if again is None or not expiry.is_over(again, now):
+            current = await storage.stat_async(stored.key)
+            if current is None or not expiry.is_over(current, now):
                 continue  # it was put again meanwhile: a job made since may need it
             await storage.delete_async(stored.key)
-            done.files += 1
-            done.bytes += stored.size
-    done.unfinished = await asyncio.to_thread(_drop_unfinished, storage, expiry, now)
-    return done
+            counts.files += 1
+            counts.bytes += stored.size
+    counts.unfinished = await asyncio.to_thread(_drop_unfinished, storage, expiry, now)
+    return counts
 
 
-async def _old(storage: Storage, expiry: Expiry, now: float) -> AsyncIterator[list[StoredFile]]:
+async def _old_files(
+    storage: Storage, expiry: Expiry, now: float
+) -> AsyncIterator[list[StoredFile]]:
     batch: list[StoredFile] = []
     for folder in _FOLDERS:
         async for stored in storage.list_async(folder):

@@ -9,8 +9,8 @@ from pathlib import Path
 from uuid import uuid4
 
 from switchyard.services.common.errors import PermanentError
-from switchyard.services.common.file_errors import unreadable
-from switchyard.services.common.files.charset_choice import as_utf8
+from switchyard.services.common.file_errors import describe_read_error
+from switchyard.services.common.files.charset_choice import convert_to_utf8
 from switchyard.services.common.files.charsets import Charset
 from switchyard.services.common.files.errors import (
     DocumentTooLarge,
@@ -56,8 +56,8 @@ async def receive(
     *,
     max_bytes: int = MAX_DOCUMENT_BYTES,
 ) -> Upload:
-    """Store an upload as it comes in, and refuse early what is no document. `charset` returns the
-    charset that the sender declares for a text, which is stored in UTF-8.
+    """Store an upload as it comes in; a file that is no document is refused by its first bytes.
+    `charset` returns the charset that the sender declares for a text, which is stored in UTF-8.
 
     For the API: the key goes into the payload of `ingest_document`. Uploads that no job takes
     up are removed by age, like everything below INCOMING.
@@ -67,7 +67,7 @@ async def receive(
     try:
         received = await storage.put_stream_async(
             key,
-            _sniff(as_utf8(parts, lambda head: charset_to_read(head, charset())), filename),
+            _sniff(convert_to_utf8(parts, lambda head: charset_to_read(head, charset())), filename),
             max_bytes=max_bytes,
         )
     except UnicodeDecodeError as error:
@@ -82,7 +82,7 @@ async def receive(
 async def _sniff(
     parts: AsyncIterable[bytes], filename: Callable[[], str | None]
 ) -> AsyncIterator[bytes]:
-    """Yield the bytes unchanged, the first part long enough to be checked, and check it."""
+    """Yield the bytes unchanged, and check the first part, which is made long enough for that."""
     head = b""
     checked = False
     async for part in parts:
@@ -127,7 +127,7 @@ def read_path(
         with file.open("rb") as stream:
             data = stream.read(max_bytes + 1)
     except OSError as error:
-        raise PermanentError(unreadable(path, error)) from error
+        raise PermanentError(describe_read_error(path, error)) from error
     except RuntimeError as error:  # of `resolve`
         raise PermanentError(f"{path!r} can't be read: its links lead in a circle") from error
     except ValueError as error:  # a NUL in the name

@@ -16,8 +16,8 @@ from switchyard.services.common.files.safe_http import (
     FetchRefused,
     GuardedBackend,
     SsrfGuard,
-    asked_delay,
-    checked_url,
+    parse_url,
+    requested_delay,
 )
 
 _ACCEPTED = range(200, 300)
@@ -34,7 +34,7 @@ async def post(
     Raises FetchRefused where another try is no use: the address is not public, redirects, or is
     gone (410). Raises FetchFailed for every other status, and for no answer.
     """
-    target = checked_url(url)
+    target = parse_url(url)
     header_fields = [("Host", target.netloc.decode()), *headers.items()]
     timeouts = dict.fromkeys(("connect", "read", "write", "pool"), timeout)
     limit = asyncio.timeout(timeout)
@@ -68,4 +68,4 @@ def _check_status(response: httpcore.Response) -> int:
         raise FetchRefused(f"{reason}, and redirects are not followed: name the address itself")
     if status == _GONE:
         raise FetchRefused(reason, status=status)
-    raise FetchFailed(reason, after=asked_delay(response), status=status)
+    raise FetchFailed(reason, after=requested_delay(response), status=status)

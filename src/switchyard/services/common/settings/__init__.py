@@ -12,8 +12,8 @@ from switchyard.services.common.settings.api import ApiSettings
 from switchyard.services.common.settings.documents import DocumentSettings
 from switchyard.services.common.settings.jobs import (
     JobSettings,
-    LimitNumbers,
-    LimitRoom,
+    KeyedLimitOverride,
+    LimitOverride,
     NoticeSettings,
     RetentionSettings,
 )
@@ -31,7 +31,7 @@ ASCENDING = (
 ADAPTING_DEFAULTS = frozenset({"llm_concurrency"})
 """Settings of these groups whose default is ignored where it does not fit its neighbours."""
 
-__all__ = ["LimitNumbers", "LimitRoom", "LlmServer", "Settings", "default_data_dir"]
+__all__ = ["KeyedLimitOverride", "LimitOverride", "LlmServer", "Settings", "default_data_dir"]
 
 
 class Settings(
@@ -94,7 +94,10 @@ class Settings(
     def model_servers(self) -> tuple[LlmServer, ...]:
         """`llm_servers`, and the servers of the vision model and of embeddings."""
         others = (self.for_vision, self.for_embeddings)
-        return (*self.llm_servers, *(x for each in others if each for x in each.llm_servers))
+        return (
+            *self.llm_servers,
+            *(server for each in others if each for server in each.llm_servers),
+        )
 
     def slots_of(self, worker: str) -> int:
         """Return how many jobs a worker of this kind runs at once by default. Jobs of the LLM

@@ -13,8 +13,9 @@ from switchyard.services.common.durations import DAY
 from switchyard.services.common.settings.value_types import Age, AgesByName, Hosts, Listed, OrOff
 
 
-class LimitRoom(BaseModel):
-    """Numbers of a named limit; null lifts what the code says."""
+class LimitOverride(BaseModel):
+    """Numbers that replace those of a named limit; null removes the limit that the code
+    declares."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -22,16 +23,16 @@ class LimitRoom(BaseModel):
     per_minute: int | None = Field(default=None, ge=1, le=100_000_000)
     tokens_per_minute: int | None = Field(default=None, ge=1, le=1_000_000_000_000)
 
-    def given(self) -> dict[str, int | None]:
+    def overrides(self) -> dict[str, int | None]:
         """Return the limits that are set, also those set to null."""
         numbers = ("concurrency", "per_minute", "tokens_per_minute")
         return {each: getattr(self, each) for each in numbers if each in self.model_fields_set}
 
 
-class LimitNumbers(LimitRoom):
+class KeyedLimitOverride(LimitOverride):
     """The value of JOBS_LIMITS for one limit."""
 
-    keys: dict[str, LimitRoom] = {}
+    keys: dict[str, LimitOverride] = {}
     """Limits of single keys, by key."""
 
 
@@ -53,7 +54,7 @@ class JobSettings(BaseSettings, defer_build=True):
         description="Whether the built-in nightly maintenance jobs are published "
         "(docs/schedules.md).",
     )
-    limits: dict[str, LimitNumbers] = Field(
+    limits: dict[str, KeyedLimitOverride] = Field(
         default={},
         description='Overrides named limits of the code, as a JSON object: `{"openai": '
         '{"concurrency": 10, "per_minute": null, "keys": {"acme": {"concurrency": '
@@ -75,7 +76,7 @@ class JobSettings(BaseSettings, defer_build=True):
     )
 
 
-def _with_known_lanes(value: dict[str, float | None]) -> dict[str, float | None]:
+def _check_lanes(value: dict[str, float | None]) -> dict[str, float | None]:
     names = [lane.name for lane in LANES]
     if unknown := [name for name in value if name not in names]:
         raise ValueError(f"{unknown[0]!r} is no lane: these are {', '.join(names)}")
@@ -88,7 +89,7 @@ class RetentionSettings(BaseSettings, defer_build=True):
     keep_succeeded: Age = Field(
         default=90 * DAY,
         description="How long succeeded jobs are kept, since their end, such as `30d` or `12h`; "
-        "`off`: for ever. With a job go its attempts and its letter (docs/retention.md).",
+        "`off`: for ever. A job's attempts and its letter are removed with it (docs/retention.md).",
     )
     keep_cancelled: Age = Field(default=90 * DAY, description="The same for cancelled jobs.")
     keep_dead: Age = Field(
@@ -96,7 +97,7 @@ class RetentionSettings(BaseSettings, defer_build=True):
         description="The same for dead jobs whose letter is not in `jobs.dead` any more, and for "
         "letters without a job.",
     )
-    keep_lanes: Annotated[AgesByName, AfterValidator(_with_known_lanes)] = Field(
+    keep_lanes: Annotated[AgesByName, AfterValidator(_check_lanes)] = Field(
         default={},
         description="The same for succeeded and cancelled jobs of single lanes, as "
         "comma-separated LANE=AGE: `hot=30d,backfill=7d`.",

@@ -40,7 +40,7 @@ class LlmServer(BaseModel):
     order: int = Field(default=0, ge=0, le=100)
     """Servers of the lowest order are used; those of the next order when these are away."""
     weight: float = Field(default=1.0, gt=0, le=1000)
-    """How often it is tried first, relative to the other servers of its order."""
+    """How often the server is tried first, relative to the others of its order."""
     most: int | None = Field(default=None, ge=1, le=10_000)
     """Maximum number of concurrent requests to it; JOBS_LLM_CONCURRENCY_MAX where unset."""
     max_tokens_name: Literal["max_tokens", "max_completion_tokens"] | None = None
@@ -251,9 +251,9 @@ class LlmSettings(BaseSettings, defer_build=True):
         """The prices of models, as the file has them now."""
         return ModelPrices.load(self.llm_prices)
 
-    def llm_call_limit(self, attempt: float) -> float:
-        """Return the seconds that one call may take in an attempt of `attempt` seconds."""
-        return min(self.llm_timeout, CALL_TIME_SHARE * attempt)
+    def llm_call_limit(self, attempt_timeout: float) -> float:
+        """Return the seconds that one call may take in an attempt of `attempt_timeout` seconds."""
+        return min(self.llm_timeout, CALL_TIME_SHARE * attempt_timeout)
 
     @property
     def llm_servers(self) -> tuple[LlmServer, ...]:
@@ -272,7 +272,7 @@ class LlmSettings(BaseSettings, defer_build=True):
             ),
         )
 
-    def most_calls(self, server: LlmServer) -> int:
+    def max_calls(self, server: LlmServer) -> int:
         """Return the maximum number of concurrent calls to a server."""
         return server.most or self.llm_concurrency_max
 

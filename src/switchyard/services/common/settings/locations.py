@@ -81,9 +81,9 @@ class LocationSettings(BaseSettings, defer_build=True):
 
     @model_validator(mode="before")
     @classmethod
-    def _no_empty_paths(cls, value: object) -> object:
-        """Refuse an empty variable. Others count as unset when empty; here that would open every
-        file to any publisher, where the operator perhaps meant to open none."""
+    def _refuse_empty_paths(cls, value: object) -> object:
+        """Refuse an empty variable. Other empty variables count as unset; for this one, that would
+        open every file to any publisher, although the operator may have meant to open none."""
         if os.environ.get("JOBS_INGEST_PATHS") == "":
             raise ValueError(
                 "JOBS_INGEST_PATHS is empty: set it to `none`, or remove it to allow any directory"

@@ -215,9 +215,9 @@ async def _of_backfill(backfill_id: str, ledger: Ledger) -> Mapping[str, Any] | 
 async def _resolve_receiver(url: str, guard: SsrfGuard) -> tuple[SsrfGuard, str]:
     """Return a guard for this URL that leads to one checked address, and that address. Raises
     FetchRefused, FetchFailed."""
-    from switchyard.services.common.files.safe_http import FetchFailed, checked_url
+    from switchyard.services.common.files.safe_http import FetchFailed, parse_url
 
-    target = checked_url(url)
+    target = parse_url(url)
     host = target.raw_host.decode()
     port = target.port or (443 if target.scheme == "https" else 80)
     try:
@@ -233,8 +233,8 @@ async def _resolve_receiver(url: str, guard: SsrfGuard) -> tuple[SsrfGuard, str]
 
 
 def _guard(settings: Settings) -> SsrfGuard:
-    from switchyard.services.common.files.safe_http import SsrfGuard, place_of
+    from switchyard.services.common.files.safe_http import SsrfGuard, host_and_port
 
     return SsrfGuard(
-        trusted=frozenset(place_of(f"http://{each}") for each in settings.notify_hosts)
+        trusted=frozenset(host_and_port(f"http://{each}") for each in settings.notify_hosts)
     )

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from switchyard.broker import patterns
-from switchyard.services.common.files.charset_choice import as_utf8
+from switchyard.services.common.files.charset_choice import convert_to_utf8
 from switchyard.services.common.files.charsets import UTF_8, Charset, bom_or_utf16_charset
 from switchyard.services.common.files.errors import NotStored, StorageError
 from switchyard.services.common.files.storage import Storage
@@ -58,7 +58,7 @@ async def store_input(
     Raises InvalidBackfill, FileTooLarge, and the errors of `parts`; then nothing is stored.
     """
     key = f"{INPUT_PREFIX}/{secrets.token_hex(8)}.{file_format}"
-    text = as_utf8(parts, lambda head: bom_or_utf16_charset(head) or charset())
+    text = convert_to_utf8(parts, lambda head: bom_or_utf16_charset(head) or charset())
     try:
         await storage.put_stream_async(key, text, max_bytes=MAX_INPUT_BYTES)
     except UnicodeDecodeError as error:

@@ -19,7 +19,7 @@ from switchyard.services.engine.jobs.retry import Failure
 from switchyard.services.engine.records.limits import LimitSize, PermitDemand
 
 if TYPE_CHECKING:  # whoever only declares a handler does not need it
-    from switchyard.services.common.settings import LimitNumbers
+    from switchyard.services.common.settings import KeyedLimitOverride
 
 MAX_KEY_LENGTH = 120
 """Characters of a key; a longer key is replaced by its hash."""
@@ -56,7 +56,9 @@ class Limit:
     def size_for(self) -> LimitSize:
         return LimitSize(self.concurrency, self.per_minute, self.tokens_per_minute)
 
-    def need(self, payload: BaseModel, numbers: Mapping[str, LimitNumbers]) -> PermitDemand | None:
+    def need(
+        self, payload: BaseModel, numbers: Mapping[str, KeyedLimitOverride]
+    ) -> PermitDemand | None:
         """Return the permit that a job with that payload needs, by the numbers of JOBS_LIMITS if it
         has any; None where nothing is limited. Raises LimitRefused."""
         key = self._key(payload)
@@ -104,7 +106,7 @@ class Limit:
 
 
 def needs_of(
-    limits: Sequence[Limit], payload: BaseModel, numbers: Mapping[str, LimitNumbers]
+    limits: Sequence[Limit], payload: BaseModel, numbers: Mapping[str, KeyedLimitOverride]
 ) -> list[PermitDemand]:
     """Return the permits that a job with that payload needs, sorted by limit and key. Raises
     LimitRefused."""
@@ -116,10 +118,10 @@ def needs_of(
     return [demands[each] for each in sorted(demands)]
 
 
-def _override(size: LimitSize, numbers: LimitNumbers | None, key: str) -> LimitSize:
+def _override(size: LimitSize, numbers: KeyedLimitOverride | None, key: str) -> LimitSize:
     if numbers is None:
         return size
-    settings = numbers.given() | (numbers.keys[key].given() if key in numbers.keys else {})
+    settings = numbers.overrides() | (numbers.keys[key].overrides() if key in numbers.keys else {})
     return LimitSize(
         concurrency=settings.get("concurrency", size.concurrency),
         per_minute=settings.get("per_minute", size.per_minute),

@@ -177,7 +177,7 @@ def check_notify_url(url: str, settings: Settings | None = None) -> None:
     """Raises InvalidJob for what is no URL; with settings also where no secret is set to sign the
     notice with. Whether the URL may be called is checked later, by the worker that sends it."""
     # Here, for most who publish name no URL, and this takes a tenth of a second.
-    from switchyard.services.common.files.safe_http import FetchRefused, checked_url
+    from switchyard.services.common.files.safe_http import FetchRefused, parse_url
 
     if settings is not None and settings.notify_secret is None:
         text = "notify_url: set JOBS_NOTIFY_SECRET first, for the workers, too"
@@ -185,7 +185,7 @@ def check_notify_url(url: str, settings: Settings | None = None) -> None:
     if len(url) > MAX_NOTIFY_URL:
         raise InvalidJob(f"notify_url has more than {MAX_NOTIFY_URL:,} characters", at="notify_url")
     try:
-        checked_url(url)
+        parse_url(url)
     except FetchRefused as error:
         raise InvalidJob(f"notify_url: {error}", at="notify_url") from error
 

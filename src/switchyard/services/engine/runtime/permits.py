@@ -29,7 +29,7 @@ from switchyard.broker.publish.outcome import envelope_of
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.task_supervisor import TaskSupervisor
 from switchyard.services.common.instance_ids import new_instance_id
-from switchyard.services.common.settings import LimitNumbers
+from switchyard.services.common.settings import KeyedLimitOverride
 from switchyard.services.engine.jobs.context import Usage
 from switchyard.services.engine.jobs.limits import LimitRefused, needs_of
 from switchyard.services.engine.jobs.registry import JobType
@@ -84,7 +84,7 @@ class PermitClient:
     ledger: Ledger
     follow_up: FollowUpPublisher
     counters: Counters
-    numbers: Mapping[str, LimitNumbers]
+    numbers: Mapping[str, KeyedLimitOverride]
     """The limits of JOBS_LIMITS, by name."""
     batcher: PermitRequestBatcher
 

@@ -40,7 +40,7 @@ class CitedWork:
     def from_json(cls, values: Mapping[str, Any]) -> Self:
         """Make it from what `as_json` returned."""
         authors = tuple(Person(**each) for each in values.get("authors", ()))
-        # Cleaned here, as earlier versions stored catalogues' answers uncleaned.
+        # CleanupCounts here, as earlier versions stored catalogues' answers uncleaned.
         texts = {
             name: without_markup(values[name]) for name in ("title", "container") if name in values
         }

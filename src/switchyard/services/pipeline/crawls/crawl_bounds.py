@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from switchyard.services.common.errors import InvalidInput
-from switchyard.services.common.files.safe_http import place_of
+from switchyard.services.common.files.safe_http import host_and_port
 from switchyard.services.pipeline.records.crawls import (
     MAX_CRAWL_SECONDS,
     MAX_DEPTH,
@@ -81,7 +81,7 @@ class CrawlBounds:
 
 def host_of(url: str) -> str:
     """Return the host as crawls name it: with its port, unless that is 80 or 443."""
-    host, port = place_of(url)
+    host, port = host_and_port(url)
     name = f"[{host}]" if ":" in host else host
     return name if port in (80, 443) else f"{name}:{port}"
 

@@ -15,7 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from switchyard.services.common.durations import PollPauses
-from switchyard.services.common.files.errors import NotStored, StorageUnavailable, trouble
+from switchyard.services.common.files.errors import (
+    NotStored,
+    StorageUnavailable,
+    describe_store_error,
+)
 from switchyard.services.common.files.storage import Storage
 from switchyard.services.common.library_loading import load
 from switchyard.services.engine.identity.postgres import without_credentials
@@ -180,14 +184,20 @@ class LanceStore:
         try:
             yield
         except StorageUnavailable as error:
-            reason = trouble(error.__cause__) if isinstance(error.__cause__, Exception) else _SILENT
+            reason = (
+                describe_store_error(error.__cause__)
+                if isinstance(error.__cause__, Exception)
+                else _SILENT
+            )
             raise IndexUnavailable(f"the index at {self.location} {reason}") from error
         except (RuntimeError, ValueError, OSError) as error:
             # Lance has no class for it; errors of this project have classes of their own.
             text = str(error)
             if type(error) not in _LANCE_RAISES or not any(each in text for each in _STORE_ERRORS):
                 raise
-            raise IndexUnavailable(f"the index at {self.location} {trouble(error)}") from error
+            raise IndexUnavailable(
+                f"the index at {self.location} {describe_store_error(error)}"
+            ) from error
 
     @asynccontextmanager
     async def _connect(self) -> AsyncIterator[Any]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from switchyard.services.common.files.charsets import charset_of, decode
 from switchyard.services.common.files.errors import NotStored
-from switchyard.services.common.files.safe_http import place_of
+from switchyard.services.common.files.safe_http import host_and_port
 from switchyard.services.common.files.storage import Storage
 from switchyard.services.common.files.storage_keys import content_hash
 from switchyard.services.engine.jobs.context import JobContext, ProcessCrashed
@@ -28,7 +28,7 @@ from switchyard.services.pipeline.sources.web.robots import MAX_BYTES, RobotsVer
 from switchyard.services.pipeline.sources.web.web_addresses import origin_of, page_address
 
 if TYPE_CHECKING:
-    from switchyard.services.common.files.safe_http import Fetched, SsrfGuard
+    from switchyard.services.common.files.safe_http import FetchedResponse, SsrfGuard
 
 MAX_HOPS = 5
 """Redirects on the way to a page."""
@@ -123,10 +123,10 @@ class WebFetcher:
         from switchyard.services.common.files.safe_http import SsrfGuard
 
         named = self._ctx.settings.web_hosts
-        return SsrfGuard(trusted=frozenset(place_of(f"http://{each}") for each in named))
+        return SsrfGuard(trusted=frozenset(host_and_port(f"http://{each}") for each in named))
 
     def _pace(self, url: str, delay: float) -> RequestPace:
-        host, _ = place_of(url)
+        host, _ = host_and_port(url)
         interval = max(self._ctx.settings.web_interval, delay)
         max_wait = max(TURN_TIMEOUT, interval + 1)
         if self._ctx.ledger is None:
@@ -226,7 +226,7 @@ class _TranslatedFetch:
             url, max_bytes=limit, timeout=timeout, guard=guard, headers=headers, max_redirects=0
         )
 
-    async def __aenter__(self) -> Fetched:
+    async def __aenter__(self) -> FetchedResponse:
         try:
             return await self._open.__aenter__()
         except Exception as error:
@@ -248,7 +248,7 @@ class _TranslatedFetch:
             NotPublic,
         )
 
-        host, port = place_of(self._url)
+        host, port = host_and_port(self._url)
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         match error:
             case FetchMoved():
@@ -278,7 +278,7 @@ def _unavailable_for(host: str, error: Exception, seconds: float) -> SourceUnava
     return SourceUnavailable(f"{host}: {error}", after=seconds)
 
 
-async def _read_body(fetched: Fetched, limit: int) -> bytes:
+async def _read_body(fetched: FetchedResponse, limit: int) -> bytes:
     """Read the whole body. Raises InvalidSourceResponse for one that is too large for its kind."""
     body = bytearray()
     is_file = False
