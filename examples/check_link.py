@@ -1,16 +1,18 @@
-"""A job that is retried, and that spares the servers which it asks.
+"""A job that is retried, and that limits its requests to each host.
 
-It tells what a link answers. A server that is away or overloaded is asked again later; no host is
-asked by more than two jobs at once, nor more than 60 times a minute, however many workers run.
+It reports the status with which a link is answered. If the server is away or overloaded, the job is
+retried later. No host is asked by more than two jobs at once, nor more than 60 times a minute,
+however many workers run.
 
-As README.md says. Nothing listens on port 9000 at first, so the first job has to be retried:
+Start the system as README.md says. Nothing listens on port 9000 at first, so the first job has to
+be retried:
 
     jobctl publish hot.check_link --payload '{"url": "http://127.0.0.1:9000/"}'
     python -m http.server 9000 --bind 127.0.0.1 &
     jobctl publish hot.check_link --payload '{"url": "http://127.0.0.1:9000/none"}' --wait || true
     jobctl jobs list --type check_link
 
-The second job is a dead letter, since a page that is missing is not asked for again. The first one
+The second job is a dead letter, since a request for a missing page is not retried. The first one
 succeeds within seconds. `jobctl limits` shows what runs now, for each host.
 """
 

@@ -1,6 +1,6 @@
-"""A source for backfills of one's own: the rows of a table, each of which becomes a job.
+"""A backfill source of your own: each row of a table becomes a job.
 
-As README.md says; the first line makes a table to try it with:
+Start the system as README.md says. The first line makes a table to try it with:
 
     python orders_source.py shop.db
     jobctl backfill start source orders --option database=$PWD/shop.db --watch
@@ -46,7 +46,7 @@ class Orders(Source):
         try:
             async with aiosqlite.connect(self.options.database) as database:
                 return list(await database.execute_fetchall(query, values))
-        except sqlite3.Error as error:  # SourceUnreachable would have it called again by itself
+        except sqlite3.Error as error:  # after SourceUnreachable, it would be tried again
             raise SourceFailed(f"{self.options.database}: {error}") from error
 
 

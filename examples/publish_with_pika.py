@@ -3,7 +3,7 @@
 The same works in every language with an AMQP library: one JSON message to one exchange. (A Python
 program that has Switchyard is shorter with `BlockingPublisher`: docs/python.md, "Publishing".)
 
-The jobs are those of check_link.py. As README.md says:
+The jobs are those of check_link.py. Start the system as README.md says, then:
 
     python publish_with_pika.py http://127.0.0.1:9000/ http://127.0.0.1:9000/README.md
     jobctl jobs list --type check_link
@@ -19,8 +19,8 @@ import pika
 from pika.exceptions import NackError
 
 
-def message_for(url: str) -> tuple[bytes, pika.BasicProperties]:
-    job_id = str(uuid.uuid4())  # whoever is not sure publishes again with the same id: it runs once
+def make_message(url: str) -> tuple[bytes, pika.BasicProperties]:
+    job_id = str(uuid.uuid4())  # published again with the same id, the job still runs once
     job = {
         "job_id": job_id,
         "job_type": "check_link",
@@ -49,7 +49,7 @@ def main(urls: list[str]) -> None:
         channel = connection.channel()
         channel.confirm_delivery()  # without this, nobody knows whether the broker has the job
         for url in urls:
-            body, properties = message_for(url)
+            body, properties = make_message(url)
             try:
                 channel.basic_publish("jobs.topic", "hot.check_link", body, properties)
             except NackError:

@@ -1,6 +1,6 @@
-"""A receiver of notices of one's own: it hears when a job has ended, and believes no forged notice.
+"""A web service of your own that is notified when a job has ended, and refuses forged notices.
 
-As README.md says, with JOBS_NOTIFY_SECRET and JOBS_NOTIFY_HOSTS:
+Start the system as README.md says, with JOBS_NOTIFY_SECRET and JOBS_NOTIFY_HOSTS, then:
 
     uvicorn receive_notices:app --port 9002 &
     jobctl publish hot.write_report --payload '{"title": "March"}' --notify http://127.0.0.1:9002/
@@ -38,8 +38,8 @@ seen.execute("CREATE TABLE IF NOT EXISTS deliveries (id TEXT PRIMARY KEY)")
 
 
 @app.post("/", status_code=status.HTTP_204_NO_CONTENT)
-async def receive(request: Request) -> None:
-    body = await bounded_body(request)
+async def receive_notice(request: Request) -> None:
+    body = await read_bounded_body(request)
     expected = "sha256=" + hmac.new(SECRET, body, hashlib.sha256).hexdigest()
     signature = request.headers.get("X-Switchyard-Signature", "")
     if not hmac.compare_digest(expected.encode(), signature.encode()):
@@ -50,13 +50,13 @@ async def receive(request: Request) -> None:
         raise HTTPException(status.HTTP_422_UNPROCESSABLE_CONTENT, "not a notice") from error
     if abs(datetime.now(UTC) - notice.sent_at) > MAX_AGE:
         raise HTTPException(status.HTTP_401_UNAUTHORIZED, "an old notice, sent once more")
-    # Notices come at least once: one that was sent again is acknowledged, and not acted upon.
+    # A notice may be sent more than once: a repeated one is acknowledged, and not acted upon.
     added = seen.execute("INSERT OR IGNORE INTO deliveries VALUES (?)", (notice.delivery,))
     if added.rowcount:
         print(f"{notice.job_type} {notice.job_id} {notice.state}", flush=True)  # your work here
 
 
-async def bounded_body(request: Request) -> bytes:
+async def read_bounded_body(request: Request) -> bytes:
     """Read the body before anybody has shown who they are: no more than MAX_BYTES of it."""
     body = bytearray()
     async for part in request.stream():

@@ -1,6 +1,6 @@
-"""A web service of one's own that hands long work to a job, and shows how far it is.
+"""A web service of your own that hands long work to a job, and shows its progress.
 
-As README.md says:
+Start the system as README.md says, then:
 
     uvicorn report_service:app --port 9001 &
     curl -sS --retry 9 --retry-connrefused -L http://127.0.0.1:9001/reports -d title=March
@@ -46,7 +46,9 @@ app = FastAPI(lifespan=lifespan)
 
 
 @app.post("/reports")
-async def order(request: Request, title: Annotated[str, Form(max_length=200)]) -> RedirectResponse:
+async def order_report(
+    request: Request, title: Annotated[str, Form(max_length=200)]
+) -> RedirectResponse:
     jobs: AsyncClient = request.app.state.jobs
     try:
         accepted = await jobs.publish("hot.write_report", {"title": title})
@@ -56,16 +58,16 @@ async def order(request: Request, title: Annotated[str, Form(max_length=200)]) -
 
 
 @app.get("/reports/{job_id}")
-async def progress(request: Request, job_id: str) -> StreamingResponse:
+async def stream_progress(request: Request, job_id: str) -> StreamingResponse:
     jobs: AsyncClient = request.app.state.jobs
     try:
         await jobs.job_status(job_id)
     except NotFound as error:
         raise HTTPException(status.HTTP_404_NOT_FOUND) from error
-    return StreamingResponse(lines_of(jobs, job_id), media_type="application/x-ndjson")
+    return StreamingResponse(progress_lines(jobs, job_id), media_type="application/x-ndjson")
 
 
-async def lines_of(jobs: AsyncClient, job_id: str) -> AsyncIterator[str]:
+async def progress_lines(jobs: AsyncClient, job_id: str) -> AsyncIterator[str]:
     async with aclosing(jobs.job_events(job_id)) as events:
         async for event in events:
             if event.name == "progress":

@@ -1,6 +1,6 @@
-"""Documents in, and search out: upload files, wait until they are indexed, and ask for passages.
+"""Upload files, wait until they are indexed, and search them for passages.
 
-As README.md says; the file may be a PDF, an image, a Markdown or a text file:
+Start the system as README.md says. A file may be a PDF, an image, a Markdown or a text file:
 
     python search_documents.py "whose notices are believed" README.md
 """
@@ -12,7 +12,7 @@ from switchyard import Client
 from switchyard.api.client import ApiError, WaitTimeout
 
 
-def index(client: Client, file: Path) -> bool:
+def index_file(client: Client, file: Path) -> bool:
     document = client.upload(file, title=file.name)  # the same content again is the same document
     document = client.wait_for_document(document.document_id, timeout=300)
     if document.error is not None:
@@ -24,7 +24,7 @@ def index(client: Client, file: Path) -> bool:
 def main(query: str, *files: str) -> None:
     with Client() as client:  # JOBS_API_URL, JOBS_API_KEY
         try:
-            failed = [file for file in files if not index(client, Path(file))]
+            failed = [file for file in files if not index_file(client, Path(file))]
             for hit in client.search(query, limit=5).hits:
                 print(f"{hit.score:.2f}  {hit.title}, page {hit.page}: {hit.snippet}")
         except (ApiError, WaitTimeout) as error:
