@@ -34,7 +34,7 @@ SERVERS = pytest.StashKey[Servers]()
 COLLECTOR = pytest.StashKey[forks.Collector]()
 BLOCKS = pytest.StashKey[Path]()
 EXAMPLES = 50
-"""Of each property, half of Hypothesis's own number: others come with every run."""
+"""Of each property: half of Hypothesis's own number."""
 MARKS = {
     "broker310": {"broker310", "own_node"},
     "broker43": {"broker43_quorum", "cluster"},

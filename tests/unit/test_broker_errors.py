@@ -305,7 +305,7 @@ def test_every_error_of_pika_while_connecting_becomes_ours(
     with (
         BlockingPublisher(settings_of("amqp://localhost/")) as publisher,
         pytest.raises(
-            BrokerUnavailable, match=r"localhost:5672/: (why|.*Connection refused)$"
+            BrokerUnavailable, match=r"localhost:5672: (why|.*Connection refused)$"
         ) as away,
     ):
         publisher.publish(job(), "hot.crawl")
