@@ -362,10 +362,14 @@ async def test_jobs_of_a_worker_that_lives_are_left_alone(
 async def test_the_active_scheduler_tells_of_bulk_operations_and_one_that_stands_by_looks_itself(
     broker310: TestBroker, database_url: str
 ) -> None:
-    async with open_system(broker310, database_url) as system, scheduling(system) as active:
+    patient = SchedulerIntervals(turn=0.05, lease=60)  # a busy machine changes no roles
+    async with (
+        open_system(broker310, database_url) as system,
+        scheduling(system, patient) as active,
+    ):
         await active.is_active.wait()
         active.bulk_due.clear()  # it stood by itself for a moment, perhaps
-        async with scheduling(system) as standby:
+        async with scheduling(system, patient) as standby:
             await asyncio.wait_for(standby.bulk_due.wait(), PATIENCE)
         assert not active.bulk_due.is_set()
         await system.ledger.bulk.create_bulk(
