@@ -96,7 +96,7 @@ def problem(answer: httpx.Response, status: int, name: str) -> dict[str, Any]:
     assert answer.status_code == status, answer.text
     assert answer.headers["content-type"] == "application/problem+json"
     body: dict[str, Any] = answer.json()
-    assert (body["type"], body["status"]) == (f"/problems/{name}", status)
+    assert (body["type"], body["status"]) == (f"/problems/{name}", status), answer.text
     assert body["request_id"] == answer.headers["x-request-id"]
     return body
 
