@@ -261,8 +261,7 @@ class JobReads(Repository):
         if job_filter.state is not None:
             states = [job_filter.state]
         begin = max(since, job_filter.since or 0.0)
-        end: float | None = begin
-        while end is not None:
+        while True:
             end = await self._database.read(
                 partial(
                     find_span_end,
@@ -272,8 +271,11 @@ class JobReads(Repository):
                     number=EXAMINED_JOBS,
                 )
             )
-            yield replace(job_filter, since=begin, until=job_filter.until if end is None else end)
-            begin = begin if end is None else end
+            if end is None:
+                yield replace(job_filter, since=begin)
+                return
+            yield replace(job_filter, since=begin, until=end)
+            begin = end
 
     def _matching(
         self, query: Select[Any], job_filter: JobFilter, states: Collection[State]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from sqlalchemy import (
@@ -78,11 +78,7 @@ def find_span_end(
         times = times.where(at < until)
     parts = None
     if State.SUCCEEDED not in states:  # others are few
-        parts = [
-            (jobs.c.state == state) & (jobs.c.lane == lane)
-            for state in states
-            for lane in lanes_in(connection, state)
-        ]
+        parts = _each_lane(connection, states, None)
     return _nth_time(connection, times, parts, asc, number)
 
 
@@ -116,10 +112,19 @@ def lanes_in_states(
         return None
     if job_filter.is_indexed:
         return None
+    states = [job_filter.state] if job_filter.state else State
+    return _each_lane(connection, states, job_filter.lane)
+
+
+def _each_lane(
+    connection: Connection, states: Iterable[State], lane: str | None
+) -> list[ColumnElement[bool]]:
+    """Return a condition for each pair of state and lane; without a `lane`, for those that have
+    jobs."""
     return [
-        (jobs.c.state == state) & (jobs.c.lane == lane)
-        for state in ([job_filter.state] if job_filter.state else State)
-        for lane in ([job_filter.lane] if job_filter.lane else lanes_in(connection, state))
+        (jobs.c.state == state) & (jobs.c.lane == name)
+        for state in states
+        for name in ([lane] if lane else lanes_in(connection, state))
     ]
 
 
