@@ -271,10 +271,10 @@ class ModelClient:
     ) -> Completion:
         """Ask the first server that can answer a chat, whether or not an answer is stored.
 
-        `timeout` is in seconds, the wait for a slot included; `early` is a slot that the call
-        has already. Raises LlmUnavailable,
-        InvalidLlmResponse (try again later; `counts` says whether that is an attempt), LlmRefused,
-        NoBudget, and LedgerError."""
+        `timeout` is in seconds, the wait for a slot included; `early` is a slot that the call has
+        already. With `record_soon`, the end of the call and its cost are committed with the
+        ledger's next write. Raises LlmUnavailable, InvalidLlmResponse (try again later; `counts`
+        says whether that is an attempt), LlmRefused, NoBudget, and LedgerError."""
         deadline = time.monotonic() + timeout
         excluded = self._names_without(chat, model, endpoint)
         last_error: LlmUnavailable | InvalidLlmResponse | LlmRefused | NoBudget | None = None
