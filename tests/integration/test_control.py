@@ -136,7 +136,7 @@ async def test_a_handler_that_will_not_be_stopped_ends_as_it_ends(system: System
 async def test_a_handler_that_ignores_its_cancel_and_its_time_limit_holds_nothing(
     system: System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(handler_task, "HEED_TIMEOUT", 0.3)
+    monkeypatch.setattr(handler_task, "CANCEL_GRACE", 0.3)
     worker = await system.start_worker("llm", slots=1)
     await listening(system)
     job_id = await system.publish("hot.stubborn")

@@ -103,8 +103,8 @@ async def test_types_that_nobody_has_registered_are_counted_together() -> None:
     jobs = 2 * MAX_COLLECTED + 50  # some are counted on the way, the rest at the scrape
     for number in range(jobs):
         message = JobMessage(job_type=f"unheard_of_{number}", payload={})
-        meter.started(message, "hot", message.metadata.created_at.timestamp() + 2)
-        meter.ended(message, "hot", 0.5, CancelledWhileRunning())
+        meter.add_start(message, "hot", message.metadata.created_at.timestamp() + 2)
+        meter.add_end(message, "hot", 0.5, CancelledWhileRunning())
     samples = read(await metrics.scrape())
     attempts = {key: each for key, each in samples.items() if key[0] == names.ATTEMPTS.name}
     assert list(attempts.values()) == [jobs]

@@ -16,7 +16,7 @@ from switchyard.services.engine.jobs.progress_buffer import (
     ProgressBuffer,
 )
 from switchyard.services.engine.records.progress import ReportedProgress
-from switchyard.services.engine.runtime.shared_memory import SIZE, open_page, writing_to
+from switchyard.services.engine.runtime.shared_memory import SIZE, open_shared_progress, writing_to
 
 NONSENSE = [
     b"",
@@ -114,7 +114,7 @@ def test_many_threads_lose_nothing_that_is_last() -> None:
 
 def test_a_process_says_it_by_its_page() -> None:
     heard = ProgressBuffer()
-    with open_page() as page:
+    with open_shared_progress() as page:
         page.copy_to(heard)
         assert heard.take() is None
         with writing_to(page.address) as buffer:
@@ -138,7 +138,7 @@ def test_what_a_hostile_process_writes_is_no_news(nonsense: bytes) -> None:
     from switchyard.services.engine.runtime import shared_memory as module
 
     heard = ProgressBuffer()
-    with open_page() as page:
+    with open_shared_progress() as page:
         token = page.address.token
         writer = module.SharedProgressWriter(page.address)
         memory = writer._open()
@@ -156,7 +156,7 @@ def test_what_a_hostile_process_writes_is_no_news(nonsense: bytes) -> None:
 
 def test_a_page_that_the_process_cuts_off_harms_nobody() -> None:
     heard = ProgressBuffer()
-    with open_page() as page:
+    with open_shared_progress() as page:
         with writing_to(page.address) as buffer:
             buffer.report(0.5)
         os.truncate(page.address.path, 3)
@@ -168,7 +168,7 @@ def test_what_another_job_has_written_is_not_this_ones() -> None:
     from dataclasses import replace
 
     heard = ProgressBuffer()
-    with open_page() as page:
+    with open_shared_progress() as page:
         other = replace(page.address, token=b"x" * 16)
         with writing_to(other) as buffer:
             buffer.report(0.5)
@@ -177,7 +177,7 @@ def test_what_another_job_has_written_is_not_this_ones() -> None:
 
 
 def test_a_page_that_is_gone_fails_no_job() -> None:
-    with open_page() as page:
+    with open_shared_progress() as page:
         address = page.address
     with writing_to(address) as buffer:
         buffer.report(0.5)

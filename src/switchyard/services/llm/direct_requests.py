@@ -108,7 +108,7 @@ class DirectRequests:
         InvalidPayload, IdempotencyConflict, LaneFull with `MAX_REQUESTS` under way, LedgerError.
         """
         self._check(request.routing_key)
-        if self._runner.under_way >= MAX_REQUESTS:
+        if self._runner.pipelines_under_way >= MAX_REQUESTS:
             raise LaneFull(request.routing_key, dead_lettered=False)
         await self._register()
         published = await self._runner.publish(request)
@@ -161,7 +161,7 @@ class DirectRequests:
         await keep_beating(
             self._beat,
             self._takeover_after,
-            is_busy=lambda: self._runner.under_way > 0,
+            is_busy=lambda: self._runner.pipelines_under_way > 0,
             began=self._began,
         )
 

@@ -64,20 +64,20 @@ def outcome_of(ending: Ending) -> str:
             return "cancelled"
 
 
-def remove_secrets(registry: Registry, message: JobMessage, answer: Any) -> Any:
+def remove_secrets(registry: Registry, message: JobMessage, outcome: Any) -> Any:
     """Return a handler's outcome; from a Failure, remove quotes of the secrets in the job's
     payload."""
-    if not isinstance(answer, Failure):
-        return answer
+    if not isinstance(outcome, Failure):
+        return outcome
     secrets = registry.secrets_of(message.job_type)
-    return answer.scrubbed(Scrubber.from_payload(message.payload, secrets))
+    return outcome.scrubbed(Scrubber.from_payload(message.payload, secrets))
 
 
 def classify(
     registry: Registry,
     message: JobMessage,
     lane: str,
-    answer: Any,
+    outcome: Any,
     policy: RetryPolicy,
     *,
     now: datetime,
@@ -85,7 +85,7 @@ def classify(
     ids: JobIds,
     crashes: int = 0,
 ) -> tuple[Decision, list[NewJob]]:
-    """Decide how the attempt ends whose handler returned or failed with `answer`, and which
+    """Decide how the attempt ends whose handler returned or failed with `outcome`, and which
     jobs follow from it.
 
     `now` is the ledger's time; `max_result_bytes` limits a result as JSON; `ids` makes
@@ -96,7 +96,7 @@ def classify(
     # A job with a process of its own was not in the worker process that died.
     was_in_dead_worker = crashes > 0 and registry.get(message.job_type).isolation == "task"
     decision = decide(
-        answer,
+        outcome,
         attempts=metadata.attempts,
         max_attempts=metadata.max_attempts,
         policy=policy,

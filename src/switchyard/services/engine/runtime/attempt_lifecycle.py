@@ -1,6 +1,6 @@
 """Take an attempt from its claim to the record of its end, with a broker or without.
 
-run the handler → classify its answer → publish what follows → record
+run the handler → classify its outcome → publish what follows → record
 
 What follows from an attempt is published before the ledger records the attempt's end: a crash in
 between repeats work and loses none. The given `FollowUps` decides where follow-up jobs go;
@@ -42,17 +42,17 @@ from switchyard.services.engine.runtime.attempt_endings import (
     inherit_join,
     remove_secrets,
 )
-from switchyard.services.engine.runtime.attempt_reporter import Reporter
-from switchyard.services.engine.runtime.attempt_writer import Recorder
+from switchyard.services.engine.runtime.attempt_reporter import AttemptReporter
+from switchyard.services.engine.runtime.attempt_writer import AttemptWriter
 from switchyard.services.engine.runtime.execution import Executor
 from switchyard.services.engine.runtime.progress_writer import ProgressWriter
 from switchyard.services.engine.runtime.running_job import ClaimLost, RunningJob, is_from_outside
 
-LEDGER_AWAY = (LedgerUnavailable, LedgerMisconfigured, LedgerClosed, SchemaOutdated)
+LEDGER_UNUSABLE = (LedgerUnavailable, LedgerMisconfigured, LedgerClosed, SchemaOutdated)
 """Errors of the ledger that are not the job's fault: other jobs would get them, too."""
 
-Task = tuple[JobType, BaseModel]
-"""A job type and the payload for it."""
+ResolvedJob = tuple[JobType, BaseModel]
+"""The type of a job, and its payload as that type reads it."""
 J = TypeVar("J", bound=RunningJob)
 J_contra = TypeVar("J_contra", bound=RunningJob, contravariant=True)
 
@@ -80,61 +80,64 @@ class AttemptLifecycle(Generic[J]):
     ledger: Ledger
     executor: Executor
     follow_up: FollowUps[J]
-    recorder: Recorder
-    reporter: Reporter
-    shared: ProcessResources
+    attempt_writer: AttemptWriter
+    reporter: AttemptReporter
+    resources: ProcessResources
 
     def __post_init__(self) -> None:
         self._progress = ProgressWriter(self.ledger)
         self._log = structlog.get_logger("worker")
 
     async def run(
-        self, job: J, task: Task | None, confirm: Callable[[], Awaitable[None]] | None = None
+        self,
+        job: J,
+        resolved: ResolvedJob | None,
+        confirm: Callable[[], Awaitable[None]] | None = None,
     ) -> tuple[Ending, list[str]]:
         """Run a claimed job once, unless it has a verdict; publish what follows, and record how
         the attempt has ended.
 
         `task` is what to run, None for a job that has a verdict. `confirm` is awaited first and
         may give the job a verdict; an error of it fails the attempt. Returns the ending and the ids
-        of the jobs that are due now. Raises ClaimLost, and LEDGER_AWAY.
+        of the jobs that are due now. Raises ClaimLost, and LEDGER_UNUSABLE.
         """
-        return await self._conclude(job, await self._attempt(job, task, confirm))
+        return await self._conclude(job, await self._attempt(job, resolved, confirm))
 
     async def _attempt(
-        self, job: J, task: Task | None, confirm: Callable[[], Awaitable[None]] | None
+        self, job: J, resolved: ResolvedJob | None, confirm: Callable[[], Awaitable[None]] | None
     ) -> Any:
         """Return the handler's outcome, or a Failure of the handler or of `confirm`. None
         for a job that has a verdict."""
         try:
             if confirm is not None:
                 await confirm()
-            return await self._run_handler(job, *task) if task and not job.verdict else None
-        except LEDGER_AWAY:
+            return await self._run_handler(job, *resolved) if resolved and not job.verdict else None
+        except LEDGER_UNUSABLE:
             raise
         except BaseException as error:
             if is_from_outside(error):
                 raise
             return Failure.from_error(error)
 
-    async def _conclude(self, job: J, answer: Any) -> tuple[Ending, list[str]]:
+    async def _conclude(self, job: J, outcome: Any) -> tuple[Ending, list[str]]:
         """Publish what follows from the attempt, and record its end. If the ending can't be
         written, the job is dead instead."""
-        answer = remove_secrets(self.registry, job.message, answer)
+        outcome = remove_secrets(self.registry, job.message, outcome)
         try:
-            ending, jobs = self._classify(job, answer)
+            ending, jobs = self._classify(job, outcome)
             ending = await self.follow_up.publish(job, ending, inherit_join(job.join_id, jobs))
-            return await self.recorder.record_end(job, ending)
-        except (ClaimLost, *LEDGER_AWAY):
+            return await self.attempt_writer.record_end(job, ending)
+        except (ClaimLost, *LEDGER_UNUSABLE):
             raise
         except BaseException as error:
             if is_from_outside(error):
                 raise
-            died = end_unwritable(job.message, answer, error)
+            died = end_unwritable(job.message, outcome, error)
         log_failure("attempt end not written", died.failure)
         ending = await self.follow_up.publish(job, died, ())
         try:
-            return await self.recorder.record_end(job, ending)
-        except (ClaimLost, *LEDGER_AWAY):
+            return await self.attempt_writer.record_end(job, ending)
+        except (ClaimLost, *LEDGER_UNUSABLE):
             raise
         except BaseException as error:
             if is_from_outside(error) or not self.follow_up.keeps_letters:
@@ -143,7 +146,7 @@ class AttemptLifecycle(Generic[J]):
             log_failure("dead letter not recorded", Failure.from_error(error))
             return ending, []
 
-    def _classify(self, job: J, answer: Any) -> tuple[Ending, Sequence[NewJob]]:
+    def _classify(self, job: J, outcome: Any) -> tuple[Ending, Sequence[NewJob]]:
         """Decide how the attempt ends, and which jobs follow."""
         if job.verdict is not None:
             return job.verdict, ()
@@ -151,7 +154,7 @@ class AttemptLifecycle(Generic[J]):
             self.registry,
             job.message,
             job.lane,
-            answer,
+            outcome,
             self.follow_up.policy,
             now=self.ledger.clock.now(),
             max_result_bytes=self.settings.max_result_bytes,
@@ -165,7 +168,7 @@ class AttemptLifecycle(Generic[J]):
         checkpoint = None
         if job.has_checkpoint:
             checkpoint = await self._progress.last_checkpoint(job.message)
-        self.reporter.started(job)
+        self.reporter.report_start(job)
         announce = partial(self.reporter.announce_progress, job)
         async with self._progress.buffer_for(job.message, job.claim_id, announce) as buffer:
             ctx = self._context(job, checkpoint, buffer)
@@ -191,14 +194,14 @@ class AttemptLifecycle(Generic[J]):
             worker_id=self.reporter.worker_id,
             settings=self.settings,
             ledger=self.ledger,
-            shared=self.shared,
+            shared=self.resources,
             is_cancelled=lambda: job.cancel_requested,
             compute=self.executor.compute,
             in_process=self.executor.in_process,
             last_checkpoint=last_checkpoint,
             progress_buffer=buffer,
             usage=job.usage,
-            output=OutputStream(partial(self.reporter.wrote, job)),
+            output=OutputStream(partial(self.reporter.announce_text, job)),
         )
 
 

@@ -43,15 +43,15 @@ class AttemptMetrics:
         self._waits: defaultdict[tuple[str, ...], Histogram]
         self._waits = defaultdict(names.WAIT.distribution)
         """By worker and lane."""
-        self._seconds: defaultdict[tuple[str, ...], Histogram]
-        self._seconds = defaultdict(names.DURATION.distribution)
+        self._durations: defaultdict[tuple[str, ...], Histogram]
+        self._durations = defaultdict(names.DURATION.distribution)
         """By worker and type."""
         self._attempts: defaultdict[tuple[str, ...], Histogram]
         self._attempts = defaultdict(names.ATTEMPTS_USED.distribution)
         """By worker and type."""
         self._answer_latencies: defaultdict[tuple[str, ...], Histogram]
         self._answer_latencies = defaultdict(names.LLM_LATENCY.distribution)
-        """Histograms by type."""
+        """By type."""
         self._ended: Counter[tuple[str, ...]] = Counter()
         """Ended attempts by worker, lane, type and outcome."""
         self._starts: list[tuple[str, str, datetime, float]] = []
@@ -79,7 +79,7 @@ class AttemptMetrics:
         metrics.add_source(self.samples)
         metrics.add_histogram_source(self.histograms)
 
-    def started(self, message: JobMessage, lane: str, started_at: float) -> None:
+    def add_start(self, message: JobMessage, lane: str, started_at: float) -> None:
         """Count a job whose handler is about to run; `started_at` is the ledger's time."""
         metadata = message.metadata
         if metadata.attempts == 0:
@@ -88,7 +88,7 @@ class AttemptMetrics:
             if len(self._starts) >= MAX_COLLECTED:
                 self._count_starts()
 
-    def ended(self, message: JobMessage, lane: str, seconds: float, ending: Ending) -> None:
+    def add_end(self, message: JobMessage, lane: str, seconds: float, ending: Ending) -> None:
         """Count an attempt that took `seconds`, and whose end is recorded."""
         job_type = message.job_type
         if job_type not in self._worker_by_type:
@@ -119,7 +119,7 @@ class AttemptMetrics:
         for (job_type, lane, outcome, attempts_used), durations in self._ends.items():
             worker = self._worker_by_type.get(job_type, OTHER)
             self._ended[worker, lane, job_type, outcome] += len(durations)
-            self._seconds[worker, job_type].add_each(durations)
+            self._durations[worker, job_type].add_each(durations)
             if worker == LLM and outcome == SUCCEEDED:
                 # Only answers: an attempt sent back for want of a server is no slow answer.
                 self._answer_latencies[job_type,].add_each(durations)
@@ -145,7 +145,7 @@ class AttemptMetrics:
         self._count_starts()
         self._count_ends()
         return [
-            (names.DURATION, self._seconds),
+            (names.DURATION, self._durations),
             (names.WAIT, self._waits),
             (names.ATTEMPTS_USED, self._attempts),
             (names.LLM_LATENCY, self._answer_latencies),
@@ -153,7 +153,7 @@ class AttemptMetrics:
 
 
 class CountersLike(Protocol):
-    """Counts of deliveries that were not run."""
+    """The counters that WorkerGauges exposes: deliveries that were not run."""
 
     @property
     def skipped(self) -> int: ...
@@ -166,7 +166,7 @@ class CountersLike(Protocol):
 
 
 class PlanLike(Protocol):
-    """Slots and queues of a worker."""
+    """The part of a WorkerPlan that WorkerGauges exposes."""
 
     @property
     def kind(self) -> str: ...
@@ -178,7 +178,7 @@ class PlanLike(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WorkerGauges:
-    """A worker's present state, as gauges."""
+    """Exposes a worker's present state as gauges."""
 
     worker_id: str
     plans: Sequence[PlanLike]
@@ -187,13 +187,18 @@ class WorkerGauges:
 
     def metric_samples(self) -> Iterable[tuple[Metric, Samples]]:
         """Return the metrics, as a source of `Metrics.add_source`."""
-        each = list(zip(self.plans, self.consumers, strict=True))
+        plans_and_consumers = list(zip(self.plans, self.consumers, strict=True))
         counters = self.counters
-        llm_running = [uses.running for plan, uses in each if plan.kind == LLM]
+        llm_running = [
+            consumer.running for plan, consumer in plans_and_consumers if plan.kind == LLM
+        ]
         return [
             (names.SLOTS, {(plan.kind,): float(plan.slots) for plan in self.plans}),
             (names.SLOTS_RESERVED, {(plan.kind,): float(plan.reserve) for plan in self.plans}),
-            (names.SLOTS_USED, {(plan.kind,): float(uses.running) for plan, uses in each}),
+            (
+                names.SLOTS_USED,
+                {(plan.kind,): float(consumer.running) for plan, consumer in plans_and_consumers},
+            ),
             (
                 names.LLM_CONCURRENCY,
                 {(self.worker_id,): float(sum(llm_running))} if llm_running else {},
@@ -202,7 +207,7 @@ class WorkerGauges:
                 names.CONSUMING,
                 {
                     (plan.kind, queue): float(state != "away")
-                    for plan, consumer in each
+                    for plan, consumer in plans_and_consumers
                     for queue, state in consumer.states.items()
                 },
             ),

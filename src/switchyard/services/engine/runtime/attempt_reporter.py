@@ -35,10 +35,11 @@ class Counters:
     skipped: int = 0
     """Deliveries of jobs that had ended before, or of older copies."""
     returned: int = 0
+    """Deliveries that went back to their queue: the worker stopped, or the ledger was away."""
     put_off: int = 0
     """Deliveries that were refused a permit of a named limit."""
     hot: int = 0
-    """Hot jobs that it has taken."""
+    """Hot jobs that were claimed."""
 
     def count_malformed(self) -> None:
         """Count a message that was dead-lettered without a run."""
@@ -47,7 +48,7 @@ class Counters:
 
 
 @dataclass
-class Reporter:
+class AttemptReporter:
     """Logs, counts and announces the attempts of one worker."""
 
     announce: Callable[..., None]
@@ -55,7 +56,7 @@ class Reporter:
     worker_id: str
     clock: Clock
     counters: Counters = field(default_factory=Counters)
-    meter: AttemptMetrics | None = None
+    metrics: AttemptMetrics | None = None
     """Metrics of the attempts; None if they are not exposed."""
     logs: bool = True
     """Whether the ends of attempts are logged; False inside a user's program, which gets the
@@ -64,25 +65,25 @@ class Reporter:
     def __post_init__(self) -> None:
         self._log = structlog.get_logger("worker")
 
-    def started(self, job: RunningJob) -> None:
+    def report_start(self, job: RunningJob) -> None:
         """Count and announce that the handler of a job is about to run."""
-        if self.meter is not None:
-            self.meter.started(job.message, job.lane, self.clock.time())
+        if self.metrics is not None:
+            self.metrics.add_start(job.message, job.lane, self.clock.time())
         self._announce("started", job)
 
     def announce_progress(self, job: RunningJob, progress: ReportedProgress) -> None:
         """Announce progress of a handler that is recorded in the ledger."""
         self._announce(PROGRESS, job, progress)
 
-    def wrote(self, job: RunningJob, text: str, offset: int) -> None:
+    def announce_text(self, job: RunningJob, text: str, offset: int) -> None:
         """Announce text that a handler has written, after `offset` characters."""
         self._announce(TEXT, job, text=(text, offset))
 
-    def ended(self, job: RunningJob, ending: Ending) -> None:
+    def report_end(self, job: RunningJob, ending: Ending) -> None:
         """Count, log and announce the end of an attempt whose delivery is acknowledged."""
         seconds = max(0.0, self.clock.time() - job.started_at)
-        if self.meter is not None:
-            self.meter.ended(job.message, job.lane, seconds, ending)
+        if self.metrics is not None:
+            self.metrics.add_end(job.message, job.lane, seconds, ending)
         if self.logs:
             self._log_end(ending, seconds)
         match ending:

@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 @dataclass
-class Recorder:
+class AttemptWriter:
     """Records the attempts of one worker."""
 
     ledger: Ledger

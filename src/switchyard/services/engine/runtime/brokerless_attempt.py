@@ -85,8 +85,8 @@ async def _attempt(registry: Registry, ctx: JobContext, executor: Executor) -> A
     ctx = replace(ctx, compute=executor.compute, in_process=executor.in_process)
     clock = asyncio.get_running_loop().time
     began = clock()
-    answer = await executor.run(job_type, payload, ctx)
-    answer = remove_secrets(registry, message, answer)
+    handler_outcome = await executor.run(job_type, payload, ctx)
+    handler_outcome = remove_secrets(registry, message, handler_outcome)
     seconds = clock() - began
     policy = RetryPolicy.over(ctx.settings.retry_delays)
     decision: Decision
@@ -95,13 +95,17 @@ async def _attempt(registry: Registry, ctx: JobContext, executor: Executor) -> A
             registry,
             message,
             ctx.lane,
-            answer,
+            handler_outcome,
             policy,
             now=now() if ctx.ledger is None else ctx.ledger.clock.now(),
             max_result_bytes=ctx.settings.max_result_bytes,
             ids=PUBLIC_IDS,  # the follow-up jobs are not published
         )
     except BaseException as error:  # raised by values in the handler's outcome
-        decision, following = end_unwritable(message, answer, error), []
-    outcome = answer if isinstance(answer, Done | Next | Retry | Snooze | Discard) else None
+        decision, following = end_unwritable(message, handler_outcome, error), []
+    outcome = (
+        handler_outcome
+        if isinstance(handler_outcome, Done | Next | Retry | Snooze | Discard)
+        else None
+    )
     return Attempt(decision, outcome, following, seconds, needs)

@@ -35,10 +35,10 @@ from switchyard.services.engine.runtime.shared_memory import SharedProgressAddre
 LEDGER_AWAY_PAUSE = 5.0
 """Seconds until a job runs again whose handler could not reach the ledger."""
 OUT_OF_MEMORY = 81
-"""Exit code of a process whose job met the memory limit."""
+"""Exit code of a process whose job reached the memory limit."""
 WORN_OUT = 82
-"""Exit code of a process whose memory earlier jobs have used up: it has not run this job to its
-end, and another process can."""
+"""Exit code of a process in which earlier jobs have used up the memory: this job has not ended, and
+may run in another process."""
 
 MAX_FILE_BYTES = 1024**3
 """Largest file that such a process may write."""
@@ -85,14 +85,14 @@ def restrict_process() -> None:
         control(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
         control(_SET_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
     end_with_parent()
-    for kind, maximum in (
+    for limit_id, maximum in (
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_FSIZE, MAX_FILE_BYTES),
         (resource.RLIMIT_NOFILE, MAX_OPEN_FILES),
     ):
-        _, hard_limit = resource.getrlimit(kind)
+        _, hard_limit = resource.getrlimit(limit_id)
         new_limit = maximum if hard_limit == resource.RLIM_INFINITY else min(maximum, hard_limit)
-        resource.setrlimit(kind, (new_limit, new_limit))
+        resource.setrlimit(limit_id, (new_limit, new_limit))
 
 
 def run_job(

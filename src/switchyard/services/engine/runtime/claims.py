@@ -32,23 +32,23 @@ from switchyard.services.engine.records.results import (
 )
 from switchyard.services.engine.runtime.attempt_endings import end_expired
 from switchyard.services.engine.runtime.attempt_reporter import Counters
-from switchyard.services.engine.runtime.attempt_writer import Recorder
+from switchyard.services.engine.runtime.attempt_writer import AttemptWriter
 from switchyard.services.engine.runtime.followups import FollowUpPublisher
 from switchyard.services.engine.runtime.running_job import DeliveredJob
 from switchyard.services.engine.runtime.suspect_slots import SuspectSlots
 
 MAX_KNOWN_BEATS = 1_000
-"""Workers' signs of life that are remembered."""
+"""Heartbeats of other workers that are remembered."""
 MAX_WAIT = timedelta(seconds=MAX_RETRY_DELAY)
 """The longest wait for which this system delays a job."""
 
 
 @dataclass
 class Claims:
-    """The claims of one kind of worker."""
+    """Requests and closes the claims of one kind of worker."""
 
     ledger: Ledger
-    recorder: Recorder
+    attempt_writer: AttemptWriter
     follow_up: FollowUpPublisher
     counters: Counters
     worker: str
@@ -60,8 +60,8 @@ class Claims:
     lanes: tuple[Lane, ...] = LANES
     running: dict[str, DeliveredJob] = field(default_factory=dict)
     """Attempts under way, by job id."""
-    claiming: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set whenever a claim is requested: from then on, the worker sends heartbeats often."""
+    claim_requested: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set whenever a claim is requested: heartbeats are sent often from then on."""
 
     def __post_init__(self) -> None:
         self._log = structlog.get_logger("worker")
@@ -69,9 +69,9 @@ class Claims:
         self._ttls = {lane.name: timedelta(seconds=lane.ttl_seconds) for lane in self.lanes}
         self._open: set[str] = set()
         """Ids of the claims that this worker has requested and not yet closed."""
-        self._beats: dict[str, tuple[int, float]] = {}
-        """By claim of another worker: that worker's last known sign of life, and since when it is
-        known, on the monotonic clock."""
+        self._known_beats: dict[str, tuple[int, float]] = {}
+        """By claim of another worker: the number of that worker's last known heartbeat, and since
+        when it is known, on the monotonic clock."""
 
     async def claim(
         self,
@@ -83,28 +83,29 @@ class Claims:
     ) -> DeliveredJob | None:
         """Claim the job of a delivery, until `close`; None when the delivery is settled instead.
 
-        The job is run, unless it is too old or of an `unknown_type`: the failure for a worker that
-        does not have the job's type. `is_isolated`: each run of it has a process, suspect or not.
+        `unknown_type` is the failure of a job whose type this worker does not have. Such a job, and
+        one that is too old, is claimed with a verdict and not run. `is_isolated`: each of its runs
+        has a process of its own, suspect or not.
 
         Raises LedgerError.
         """
-        moment = self.ledger.clock.now()
+        now = self.ledger.clock.now()
         not_before = message.metadata.not_before
-        if not_before is not None and moment < not_before <= moment + MAX_WAIT:
+        if not_before is not None and now < not_before <= now + MAX_WAIT:
             # The wait is longer than the longest retry level: delay the job again for the rest. A
-            # longer one than MAX_WAIT is not from this system.
-            await self._delay_again(delivery, message, (not_before - moment).total_seconds())
+            # wait longer than MAX_WAIT was not set by this system, and is ignored.
+            await self._delay_again(delivery, message, (not_before - now).total_seconds())
             return None
         request = self._request(delivery, message, defers_suspects=not is_isolated)
         self._open.add(request.claim_id)
-        self.claiming.set()
+        self.claim_requested.set()
         job: DeliveredJob | None = None
         try:
             claim = await self._claim_in_ledger(delivery, request)
             if claim is not None:
                 job = await DeliveredJob.from_claim(self.ledger, request, claim, delivery=delivery)
                 if job.verdict is None:
-                    self._set_verdict(job, moment, unknown_type)
+                    self._set_verdict(job, now, unknown_type)
                 self.running[message.job_id] = job
                 self.counters.hot += delivery.lane == HOT.name
             return job
@@ -117,10 +118,10 @@ class Claims:
     def startable_until(self, delivery: Delivery, message: JobMessage) -> float | None:
         """Return until when the job may be started, in seconds since the epoch; None when it is too
         old or not due yet."""
-        moment = self.ledger.clock.now()
+        now = self.ledger.clock.now()
         not_before = message.metadata.not_before
-        expiry = self._expiry(delivery.lane, message, moment)
-        if (not_before is not None and not_before > moment) or expiry <= moment:
+        expiry = self._expiry(delivery.lane, message, now)
+        if (not_before is not None and not_before > now) or expiry <= now:
             return None
         return expiry.timestamp()
 
@@ -129,7 +130,7 @@ class Claims:
         return job_id in self.running or claim_id in self._open
 
     @property
-    def are_open(self) -> bool:
+    def has_open(self) -> bool:
         """Whether any claim is open: a job runs here, or is about to."""
         return bool(self._open)
 
@@ -167,7 +168,7 @@ class Claims:
                 return None
             if claim.worker_id == self.worker_id:
                 # Our own claim, whose answer was lost: nothing runs under it.
-                await self.recorder.release_claim(message, claim.claim_id)
+                await self.attempt_writer.release_claim(message, claim.claim_id)
             elif await self._has_fallen_silent(claim, delivery.lane, request.claim_id):
                 request = replace(
                     request,
@@ -242,23 +243,23 @@ class Claims:
         delivery.ack()
 
     async def _has_fallen_silent(self, holder: HeldBy, lane: str, claim_id: str) -> bool:
-        """Tell whether a job's worker has shown no sign of life for `takeover_after` seconds.
+        """Tell whether a job's worker has sent no heartbeat for `takeover_after` seconds.
 
-        Waits for that long where suspects may hold one slot more. Otherwise False: then the sign is
-        noted, and the job comes back later.
+        Waits for that long if one more slot may be held by a suspect. Otherwise, remembers the
+        heartbeat and returns False: the job comes back later, and is compared with it.
 
-        Watching its counter needs no clock that two hosts agree on, and no lease that is either
-        too long to recover quickly or too short for a busy ledger. While it runs a job, a worker
-        gives signs often: so what was noted counts for as long as it has this claim.
+        Heartbeats are counted, so two hosts need not agree on the time, and no lease has to be
+        long enough for a busy ledger and short enough for a quick takeover. A worker that runs a
+        job sends heartbeats often, so a remembered one is valid for as long as the claim is held.
         """
-        moment = time.monotonic()
+        now = time.monotonic()
         beat = await self.ledger.workers.worker_beat(holder.worker_id)
         if beat is None:
             return True
-        known, since = self._beats.get(holder.claim_id, (beat, moment))
+        known, since = self._known_beats.get(holder.claim_id, (beat, now))
         if known != beat:
-            since = moment
-        left = since + self.takeover_after - moment
+            since = now
+        left = since + self.takeover_after - now
         if left > 0 and not self.suspects.take(lane, claim_id):
             self._note_beat(holder.claim_id, beat, since)
             return False
@@ -268,44 +269,41 @@ class Claims:
         return True
 
     def _note_beat(self, claim_id: str, beat: int, since: float) -> None:
-        if claim_id not in self._beats and len(self._beats) >= MAX_KNOWN_BEATS:
-            del self._beats[next(iter(self._beats))]  # the oldest
-        self._beats[claim_id] = beat, since
+        if claim_id not in self._known_beats and len(self._known_beats) >= MAX_KNOWN_BEATS:
+            del self._known_beats[next(iter(self._known_beats))]  # the oldest
+        self._known_beats[claim_id] = beat, since
 
     # --- too old, or of an unknown type ------------------------------------------------------
 
-    def _set_verdict(
-        self, job: DeliveredJob, moment: datetime, unknown_type: Failure | None
-    ) -> None:
+    def _set_verdict(self, job: DeliveredJob, now: datetime, unknown_type: Failure | None) -> None:
         """Set the verdict of a job that is too old, or whose type this worker does not have."""
-        expiry = self._expiry(job.lane, job.message, moment)
-        if expiry <= moment:
+        expiry = self._expiry(job.lane, job.message, now)
+        if expiry <= now:
             detail = "" if unknown_type is None else f"; {unknown_type.message}"
             job.verdict = end_expired(job.message, detail)
         elif unknown_type is not None:
-            self._pass_on(job, moment, (expiry - moment).total_seconds(), unknown_type)
+            self._pass_on(job, now, (expiry - now).total_seconds(), unknown_type)
 
-    def _expiry(self, lane: str, message: JobMessage, moment: datetime) -> datetime:
+    def _expiry(self, lane: str, message: JobMessage, now: datetime) -> datetime:
         """Return the time from which the job is too old to be started."""
         # The broker's TTL only removes messages at the head of a queue: an old message may be
         # behind younger ones of higher priority.
         metadata = message.metadata
         # Not `created_at`, which may be by the wrong clock of a foreign publisher.
-        entered = metadata.queued_at or moment
+        entered = metadata.queued_at or now
         expires_at = entered + self._ttls[lane]
         return expires_at if metadata.expires_at is None else min(expires_at, metadata.expires_at)
 
     def _pass_on(
-        self, job: DeliveredJob, moment: datetime, seconds_left: float, unknown_type: Failure
+        self, job: DeliveredJob, now: datetime, seconds_left: float, unknown_type: Failure
     ) -> None:
-        """Pass the job on to a worker that has its type, as in a rolling deploy: through a retry
-        level, each time a longer one, as this worker may get it again. No attempt is used, but the
-        job ages, so that it expires if no worker has its type. `seconds_left`: seconds until
-        then."""
+        """Pass the job on to a worker that has its type, as in a rolling deploy. It goes through a
+        retry level, each time a longer one, as this worker may get it again. No attempt is used,
+        but the job ages, so it expires in `seconds_left` seconds if no worker has its type."""
         metadata = job.message.metadata
         sent_on = metadata.sent_on + 1
         job.message = job.message.with_metadata(
-            sent_on=sent_on, queued_at=metadata.queued_at or moment
+            sent_on=sent_on, queued_at=metadata.queued_at or now
         )
         policy = self.follow_up.policy
         job.verdict = Delayed(

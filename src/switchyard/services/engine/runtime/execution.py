@@ -32,7 +32,10 @@ from switchyard.services.engine.runtime.child import (
 from switchyard.services.engine.runtime.handler_task import HandlerTask, time_limit_failure
 from switchyard.services.engine.runtime.process_pool import ProcessEnded, ProcessPool
 from switchyard.services.engine.runtime.running_job import is_from_outside
-from switchyard.services.engine.runtime.shared_memory import SharedProgressReader, open_page
+from switchyard.services.engine.runtime.shared_memory import (
+    SharedProgressReader,
+    open_shared_progress,
+)
 
 PROCESS_POLL_INTERVAL = 0.5
 """Seconds between reads of the progress of a job in a process of its own."""
@@ -62,18 +65,18 @@ class Executor:
     async def run(
         self, job_type: JobType, payload: BaseModel, ctx: JobContext, *, suspect: bool = False
     ) -> Any:
-        """Run a handler; return its outcome, or a Failure. A Failure stands for the time limit, any
-        exception of the handler (also KeyboardInterrupt, or a panic of Rust), and its cancelling
-        its own task. `ctx` has this executor's `compute` and `in_process`.
+        """Run a handler; return its outcome, or a Failure if it exceeded its time limit, raised any
+        exception (also KeyboardInterrupt, or a panic of Rust), or cancelled its own task. `ctx` has
+        this executor's `compute` and `in_process`.
 
-        A `suspect`, a job that was in a worker when that died, runs in a process of its own: if it
-        kills that, no other job is harmed or blamed. Other jobs start meanwhile as usual.
+        A `suspect` is a job that was in a worker when the worker died. It runs in a process of its
+        own: if it kills that process, no other job is harmed or blamed.
         Cancelling this call cancels the handler; a handler's process is killed. A handler in the
-        event loop that swallows CancelledError has HEED_TIMEOUT to end.
+        event loop that swallows CancelledError has CANCEL_GRACE to end.
         """
         if job_type.isolation == "process":
             limits = (job_type.memory_limit_mb, job_type.cpu_limit)
-            return await self._run_in_process(job_type, payload, ctx, run_job, *limits)
+            return await self._run_handler_in_process(job_type, payload, ctx, run_job, *limits)
         if suspect and _is_picklable(job_type.handler):
             async with self._suspect_slots[ctx.lane]:
                 return await _run_alone(job_type, payload, ctx)
@@ -100,7 +103,7 @@ class Executor:
             return False
         handler_task.cancel()
         self._abandoned.add(handler_task)
-        handler_task.add_done_callback(self._discard)
+        handler_task.add_done_callback(self._forget_abandoned)
         structlog.get_logger("worker").error(
             "handler abandoned",
             job_id=ctx.message.job_id,
@@ -109,26 +112,26 @@ class Executor:
         )
         return True
 
-    def _discard(self, result: asyncio.Task[Any]) -> None:
+    def _forget_abandoned(self, result: asyncio.Task[Any]) -> None:
         self._abandoned.discard(result)
         if not result.cancelled():
             result.exception()  # retrieve it: asyncio logs errors that nobody retrieves
 
     async def compute(self, work: Callable[..., Any], *args: Any, characters: int) -> Any:
-        """Run the work; return or raise as it does: JobContext.compute for a handler in the event
-        loop."""
+        """Run the work; return or raise as it does. This is JobContext.compute for a handler in the
+        event loop."""
         if characters <= SHORT_TEXT_LENGTH:
             return await in_thread(work, *args)
-        return await self._work_in_process(work, args, None, COMPUTE_MEMORY_MB)
+        return await self._compute_in_process(work, args, None, COMPUTE_MEMORY_MB)
 
     async def in_process(
         self, work: Callable[..., Any], *args: Any, timeout: float, memory_limit_mb: int
     ) -> Any:
-        """Run the work; return or raise as it does: JobContext.in_process for a handler in the
-        event loop. The time begins when a process is free for it."""
-        return await self._work_in_process(work, args, timeout, memory_limit_mb)
+        """Run the work; return or raise as it does. This is JobContext.in_process for a handler in
+        the event loop. The timeout begins when a process is free."""
+        return await self._compute_in_process(work, args, timeout, memory_limit_mb)
 
-    async def _work_in_process(
+    async def _compute_in_process(
         self,
         work: Callable[..., Any],
         args: tuple[Any, ...],
@@ -140,7 +143,7 @@ class Executor:
             request = await in_thread(
                 pickle_call, run_with_memory_limit, [work, args, memory_limit_mb]
             )
-            return await self._in_process(run_with_memory_limit, request, timeout)
+            return await self._call_pool(run_with_memory_limit, request, timeout)
         except ProcessEnded as error:
             name = work.__name__
             if error.exit_code in (OUT_OF_MEMORY, WORN_OUT):
@@ -148,7 +151,7 @@ class Executor:
             exit_text = _describe_exit(error.exit_code)
             raise ProcessCrashed(f"the process of {name} {exit_text}") from error
 
-    async def _run_in_process(
+    async def _run_handler_in_process(
         self,
         job_type: JobType,
         payload: BaseModel,
@@ -157,10 +160,10 @@ class Executor:
         *options: Any,
     ) -> Any:
         try:
-            with open_page() as page, _copying_progress(page, ctx.progress_buffer):
+            with open_shared_progress() as page, _copying_progress(page, ctx.progress_buffer):
                 context = _picklable_context(ctx)
                 arguments = [job_type.handler, payload, context, page.address, *options]
-                result = await self._in_process(
+                result = await self._call_pool(
                     work, pickle_call(work, arguments), timeout=job_type.timeout
                 )
             if isinstance(result, ChildResult):
@@ -186,7 +189,7 @@ class Executor:
                 raise
             return Failure.from_error(error)  # an error of pickling, or of the pool
 
-    async def _in_process(
+    async def _call_pool(
         self, work: Callable[..., Any], request: bytes, timeout: float | None = None
     ) -> Any:
         """Run the work in a process of the pool; return its result, or raise its error. The process
@@ -226,7 +229,7 @@ def _abandoned_failure(job_type: JobType, ctx: JobContext) -> Failure:
 
 
 def _describe_exit(exit_code: int) -> str:
-    """Explain how a process has ended unexpectedly."""
+    """Describe how a process has ended that did not answer."""
     if exit_code == -signal.SIGKILL:
         return "was killed by SIGKILL, as the kernel does where memory is short"
     if -exit_code in signal.valid_signals():
@@ -240,7 +243,7 @@ async def _run_alone(job_type: JobType, payload: BaseModel, ctx: JobContext) -> 
     # Not a process of the pool, which starts all of its processes at once.
     executor = Executor(1)
     try:
-        return await executor._run_in_process(job_type, payload, ctx, run_async_job)
+        return await executor._run_handler_in_process(job_type, payload, ctx, run_async_job)
     finally:
         await executor.close()
 

@@ -52,11 +52,12 @@ from switchyard.services.engine.runtime.attempt_endings import (
     end_invalid_outcome,
     end_unwaitable,
 )
-from switchyard.services.engine.runtime.attempt_writer import Recorder
+from switchyard.services.engine.runtime.attempt_writer import AttemptWriter
 from switchyard.services.engine.runtime.running_job import DeliveredJob
 
 LANE_FULL_PAUSE = 5.0
-"""Seconds after which a job runs again whose next stage found a full lane (no attempt used)."""
+"""Seconds after which a job runs again because a full lane refused its next stage; no attempt is
+used."""
 
 
 @dataclass
@@ -64,7 +65,7 @@ class FollowUpPublisher:
     """Publishes for one worker, and retries until the broker confirms."""
 
     publisher: Publisher
-    recorder: Recorder
+    attempt_writer: AttemptWriter
     policy: RetryPolicy
     worker_id: str
     keeps_letters: bool = True
@@ -79,19 +80,19 @@ class FollowUpPublisher:
         match ending:
             case Succeeded() if jobs:
                 return await self._publish_stages(job, ending, jobs)
-            case Delayed() | Died() if not await self.recorder.is_not_cancelled(job):
+            case Delayed() | Died() if not await self.attempt_writer.is_not_cancelled(job):
                 return CancelledWhileRunning()
             case Delayed():
                 try:
-                    await self.send_back(job, ending)
+                    await self.retry_or_dead_letter(job, ending)
                 except NeverTaken as error:
                     return await self.publish(job, end_unwaitable(job.message, ending, error), ())
             case Died():
-                await self.send_back(job, ending)
+                await self.retry_or_dead_letter(job, ending)
         return ending
 
-    async def send_back(self, job: DeliveredJob, ending: Delayed | Died) -> None:
-        """Publish the retry or the dead letter, without checking in the ledger whether the job was
+    async def retry_or_dead_letter(self, job: DeliveredJob, ending: Delayed | Died) -> None:
+        """Publish the retry or the dead letter, without asking the ledger whether the job was
         cancelled."""
         if isinstance(ending, Died):
             await self._dead_letter(job, ending)
@@ -126,7 +127,7 @@ class FollowUpPublisher:
         until: datetime | None,
     ) -> None:
         if not ages:
-            back_at = self.recorder.ledger.clock.now() + timedelta(seconds=level)
+            back_at = self.attempt_writer.ledger.clock.now() + timedelta(seconds=level)
             message = message.with_metadata(queued_at=until or back_at)
         await self._send(retry_name(level), delivery.queue, envelope_of(message))
 
@@ -156,21 +157,24 @@ class FollowUpPublisher:
                 message=failure.message,
                 attempts=0 if job is None else job.metadata.attempts,
                 worker=self.worker_id,
-                dead_at=self.recorder.ledger.clock.now().isoformat(),
+                dead_at=self.attempt_writer.ledger.clock.now().isoformat(),
             )
         job_id = None if job is None else job.job_id
         envelope = Envelope(
             body=delivery.body,
             message_id=message_id or letter_id(job_id, delivery.body),
             priority=delivery.priority,
-            timestamp=int(self.recorder.ledger.clock.time()),
+            timestamp=int(self.attempt_writer.ledger.clock.time()),
         )
         try:
             await self._send_letter(envelope, delivery.routing_key, certificate)
-        except ValueError as refused:
-            self._log.error("dead letter kept in the ledger alone", error=str(refused))
-            ledger, letter = self.recorder.ledger, _record_of_unsent(delivery, certificate, job)
-            await self.recorder.until_reached(lambda: ledger.dead_letters.index_dead([letter]))
+        except ValueError as refusal:
+            self._log.error("dead letter kept in the ledger alone", error=str(refusal))
+            ledger = self.attempt_writer.ledger
+            letter = _record_of_unsent(delivery, certificate, job)
+            await self.attempt_writer.until_reached(
+                lambda: ledger.dead_letters.index_dead([letter])
+            )
         self._log.error(
             "message dead-lettered",
             reason=str(certificate.reason),
@@ -193,7 +197,7 @@ class FollowUpPublisher:
         try:
             for each in jobs:
                 self.publisher.check(each.message)
-            recorded = await record_stages(self.recorder, jobs)
+            recorded = await record_stages(self.attempt_writer, jobs)
         except (NeverTaken, RowRejected) as error:
             return await self.publish(job, end_invalid_outcome(job.message, error), ())
         remaining = [routed(each, each.message) for each in recorded]
@@ -205,7 +209,7 @@ class FollowUpPublisher:
             if never_taken is not None:
                 return await self.publish(job, end_invalid_outcome(job.message, never_taken), ())
             if refusal is not None:
-                return await self._wait_for_lane(job, refusal)
+                return await self._retry_for_full_lane(job, refusal)
             remaining = [
                 stage
                 for stage, result in zip(remaining, results, strict=True)
@@ -225,7 +229,7 @@ class FollowUpPublisher:
         scheduler publishes those that fail here."""
         if not job_ids:
             return
-        ledger = self.recorder.ledger
+        ledger = self.attempt_writer.ledger
         try:
             records = [await ledger.job_reads.get(job_id) for job_id in job_ids]
             due = await without_paused(ledger, [each for each in records if each])
@@ -254,27 +258,31 @@ class FollowUpPublisher:
             else:
                 self._log.warning("next stage not published", next_job=job_id, error=str(result))
         if accepted:
-            ledger = self.recorder.ledger
-            await self.recorder.until_reached(
+            ledger = self.attempt_writer.ledger
+            await self.attempt_writer.until_reached(
                 lambda: ledger.jobs.mark_queued(accepted, ledger.clock.time())
             )
         return refusal
 
     async def _record_refused_stage(self, stage: Outgoing, error: NeverTaken) -> None:
-        message, ledger = stage.message, self.recorder.ledger
+        message, ledger = stage.message, self.attempt_writer.ledger
         self._log.error("next stage refused", next_job=message.job_id, error=str(error))
-        record = await self.recorder.until_reached(partial(ledger.job_reads.get, message.job_id))
+        record = await self.attempt_writer.until_reached(
+            partial(ledger.job_reads.get, message.job_id)
+        )
         if record is not None:
             letter = refused_letter(record, message, error, ledger.clock.now())
-            await self.recorder.until_reached(partial(ledger.dead_letters.index_dead, [letter]))
+            await self.attempt_writer.until_reached(
+                partial(ledger.dead_letters.index_dead, [letter])
+            )
 
     async def _mark_overflowed(self, job_id: str) -> None:
-        ledger = self.recorder.ledger
-        await self.recorder.until_reached(
+        ledger = self.attempt_writer.ledger
+        await self.attempt_writer.until_reached(
             lambda: ledger.jobs.mark_overflowed(job_id, ledger.clock.time())
         )
 
-    async def _wait_for_lane(self, job: DeliveredJob, refusal: Refused) -> Delayed:
+    async def _retry_for_full_lane(self, job: DeliveredJob, refusal: Refused) -> Delayed:
         delayed = Delayed(
             self.policy.level(LANE_FULL_PAUSE),
             job.message.metadata.attempts,
@@ -305,7 +313,7 @@ class FollowUpPublisher:
             traceback=died.failure.traceback,
             attempts=died.attempts,
             worker=self.worker_id,
-            dead_at=self.recorder.ledger.clock.now().isoformat(),
+            dead_at=self.attempt_writer.ledger.clock.now().isoformat(),
         )
         for body in (None, job.delivery.body):  # the broker has accepted the unchanged body before
             try:
@@ -321,11 +329,15 @@ class FollowUpPublisher:
         self, job: DeliveredJob, message: JobMessage, certificate: DeadLetterInfo
     ) -> None:
         """Store a dead letter that the broker refuses in the ledger alone."""
-        ledger = self.recorder.ledger
-        record = await self.recorder.until_reached(partial(ledger.job_reads.get, message.job_id))
+        ledger = self.attempt_writer.ledger
+        record = await self.attempt_writer.until_reached(
+            partial(ledger.job_reads.get, message.job_id)
+        )
         if record is not None:
             letter = kept_letter(certificate, message, job.delivery.body, record)
-            await self.recorder.until_reached(partial(ledger.dead_letters.index_dead, [letter]))
+            await self.attempt_writer.until_reached(
+                partial(ledger.dead_letters.index_dead, [letter])
+            )
 
     async def _send_letter(
         self, envelope: Envelope, routing_key: str, certificate: DeadLetterInfo
@@ -356,18 +368,20 @@ class FollowUpPublisher:
             delay = min(delay * 2, MAX_BACKOFF)
 
 
-async def record_stages(recorder: Recorder, jobs: Sequence[NewJob]) -> list[NewJob]:
+async def record_stages(attempt_writer: AttemptWriter, jobs: Sequence[NewJob]) -> list[NewJob]:
     """Record the next stages, and return those that are due now, without waiting and paused ones. A
     stage that an earlier attempt has recorded keeps its first payload, even if the handler has
     returned another one now: with another payload, it would be a foreign copy. Raises
     RowRejected."""
-    ledger = recorder.ledger
+    ledger = attempt_writer.ledger
     stages = [each.shifted(ledger.clock.offset) for each in jobs]
-    answers = await recorder.until_reached(lambda: record_following(ledger, stages))
+    answers = await attempt_writer.until_reached(lambda: record_following(ledger, stages))
     due: list[NewJob] = []
     for stage, answer in zip(stages, answers, strict=True):
         if isinstance(answer, Existing):
-            recorded = await recorder.until_reached(partial(ledger.job_reads.get, answer.job_id))
+            recorded = await attempt_writer.until_reached(
+                partial(ledger.job_reads.get, answer.job_id)
+            )
             message = stage.message
             if recorded is not None and recorded.job_type == message.job_type:
                 recorded_message = message.model_copy(update={"payload": recorded.payload})

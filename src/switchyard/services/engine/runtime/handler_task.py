@@ -19,7 +19,7 @@ from switchyard.services.engine.records.results import TIMED_OUT
 from switchyard.services.engine.runtime.child import failure_of
 from switchyard.services.engine.runtime.running_job import is_from_outside
 
-HEED_TIMEOUT = 15.0
+CANCEL_GRACE = 15.0
 """Seconds for a handler in the event loop to end after its time limit or a cancel. Then its
 job ends without it, and its slot is free."""
 
@@ -32,18 +32,18 @@ class HandlerTask:
         self._job_type = job_type
         self._is_late = False
         self._wait_over: asyncio.Future[None] = loop.create_future()
-        """Done once the handler has ended, or HEED_TIMEOUT after its time limit."""
+        """Done once the handler has ended, or CANCEL_GRACE after its time limit."""
         self.task = loop.create_task(self._run(payload, ctx))
         self._timer = loop.call_later(job_type.timeout, self._stop_late_handler)
 
     async def wait(self) -> None:
-        """Wait until the handler has ended, or for HEED_TIMEOUT after its time limit; `task` tells
-        which. A cancelled call cancels the handler, and waits for HEED_TIMEOUT before it raises."""
+        """Wait until the handler has ended, or for CANCEL_GRACE after its time limit; `task` tells
+        which. A cancelled call cancels the handler, and waits for CANCEL_GRACE before it raises."""
         try:
             await self._wait_over
         except asyncio.CancelledError:
             self.task.cancel()
-            await asyncio.wait({self.task}, timeout=HEED_TIMEOUT)
+            await asyncio.wait({self.task}, timeout=CANCEL_GRACE)
             raise
         finally:
             self._timer.cancel()
@@ -76,7 +76,7 @@ class HandlerTask:
         self._is_late = True
         self.task.cancel()
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(HEED_TIMEOUT, self._end_wait)
+        self._timer = loop.call_later(CANCEL_GRACE, self._end_wait)
 
     def _end_wait(self) -> None:
         if not self._wait_over.done():

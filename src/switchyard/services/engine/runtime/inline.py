@@ -51,10 +51,14 @@ from switchyard.services.engine.runtime.attempt_endings import (
     end_limit_refused,
     end_unwritable,
 )
-from switchyard.services.engine.runtime.attempt_lifecycle import AttemptLifecycle, Task, log_fields
+from switchyard.services.engine.runtime.attempt_lifecycle import (
+    AttemptLifecycle,
+    ResolvedJob,
+    log_fields,
+)
 from switchyard.services.engine.runtime.attempt_metrics import AttemptMetrics
-from switchyard.services.engine.runtime.attempt_reporter import Reporter
-from switchyard.services.engine.runtime.attempt_writer import Recorder
+from switchyard.services.engine.runtime.attempt_reporter import AttemptReporter
+from switchyard.services.engine.runtime.attempt_writer import AttemptWriter
 from switchyard.services.engine.runtime.execution import Executor
 from switchyard.services.engine.runtime.followups import record_stages
 from switchyard.services.engine.runtime.permits import Permit
@@ -72,7 +76,7 @@ PAUSE_POLL_INTERVAL = 1.0
 class InlineRunner(AsyncCloseable):
     """Runs jobs, each with those that follow from it. Use it as a context manager.
 
-    It serves HTTP, so its requests come from outside.
+    Its requests count as remote, since they come over HTTP.
     """
 
     def __init__(
@@ -101,55 +105,55 @@ class InlineRunner(AsyncCloseable):
         self._slots = asyncio.Semaphore(slots or settings.worker_concurrency)
         self._shared_ledger = shared_ledger
         self.worker_id = f"inline-{new_instance_id()}"
-        self._claims = count(1)
-        self._runs: dict[str, asyncio.Task[None]] = {}
+        self._numbers = count(1)
+        self._pipelines: dict[str, asyncio.Task[None]] = {}
         """Pipelines under way, by the id of their first job."""
         self._log = structlog.get_logger("inline")
         self._attempts: Counter[str] = Counter()
-        """Under way, by kind of worker."""
-        meter = None
+        """Attempts under way, by kind of worker."""
+        attempt_metrics = None
         if metrics is not None:
             kinds = {each.worker for each in registry}
-            meter = AttemptMetrics(metrics, registry, kinds)
-            metrics.add_source(self._metrics)
+            attempt_metrics = AttemptMetrics(metrics, registry, kinds)
+            metrics.add_source(self._metric_samples)
             metrics.add_source(self._resources.metric_samples)
-        self._reporter = Reporter(
-            self._forward_output, self.worker_id, ledger.clock, meter=meter, logs=False
+        self._reporter = AttemptReporter(
+            self._forward_output, self.worker_id, ledger.clock, metrics=attempt_metrics, logs=False
         )
-        self._recorder = Recorder(ledger)
+        self._attempt_writer = AttemptWriter(ledger)
         policy = RetryPolicy.over(settings.retry_delays)
         self._lifecycle: AttemptLifecycle[InlineJob] = AttemptLifecycle(
             settings=settings,
             registry=registry,
             ledger=ledger,
             executor=self._executor,
-            follow_up=InlineFollowUps(self._recorder, policy, max_wait),
-            recorder=self._recorder,
+            follow_up=InlineFollowUps(self._attempt_writer, policy, max_wait),
+            attempt_writer=self._attempt_writer,
             reporter=self._reporter,
-            shared=self._resources,
+            resources=self._resources,
         )
 
     async def close(self) -> None:
         """Stop all pipelines. `finish` continues them in the next process; with a shared ledger,
         they are cancelled."""
-        unfinished = dict(self._runs)
+        unfinished = dict(self._pipelines)
         for task in unfinished.values():
             task.cancel()
         await asyncio.gather(*unfinished.values(), return_exceptions=True)
         if self._shared_ledger:
-            await self._cancel_waiting(list(unfinished))
+            await self._cancel_unended(list(unfinished))
         await self._executor.close()
         await self._resources.close()
 
     @property
-    def under_way(self) -> int:
+    def pipelines_under_way(self) -> int:
         """Pipelines that have not ended."""
-        return len(self._runs)
+        return len(self._pipelines)
 
     async def wait(self, job_id: str, timeout: float) -> None:
         """Wait until the pipeline no longer runs here, for at most `timeout` seconds. Raises
         LedgerUnavailable."""
-        task = self._runs.get(job_id)
+        task = self._pipelines.get(job_id)
         if task is None:
             return
         done, _ = await asyncio.wait([task], timeout=timeout)
@@ -181,30 +185,30 @@ class InlineRunner(AsyncCloseable):
         """Wait until the job and all jobs that follow from it have ended. Restarts those that an
         earlier process left unfinished. Raises LedgerUnavailable.
         """
-        if job_id not in self._runs:
+        if job_id not in self._pipelines:
             unfinished = [
                 job.id
                 for job in await self._ledger.job_reads.pipeline(job_id)
                 if _is_unfinished(job.state)
             ]
             jobs = await self._recorded_jobs(unfinished)
-            if jobs and job_id not in self._runs:  # another caller may have been faster
+            if jobs and job_id not in self._pipelines:  # another caller may have been faster
                 self._start(job_id, jobs)
-        if task := self._runs.get(job_id):
+        if task := self._pipelines.get(job_id):
             await asyncio.shield(task)
 
     def _start(self, job_id: str, jobs: list[NewJob]) -> None:
-        task = asyncio.create_task(self._run_all(deque(jobs)))
-        self._runs[job_id] = task
-        task.add_done_callback(lambda done: self._on_end(job_id, done))
+        task = asyncio.create_task(self._run_pipeline(deque(jobs)))
+        self._pipelines[job_id] = task
+        task.add_done_callback(lambda done: self._on_pipeline_end(job_id, done))
 
-    def _on_end(self, job_id: str, task: asyncio.Task[None]) -> None:
-        del self._runs[job_id]
+    def _on_pipeline_end(self, job_id: str, task: asyncio.Task[None]) -> None:
+        del self._pipelines[job_id]
         if not task.cancelled() and (error := task.exception()) is not None:
             # Waiting callers get the error; but there may be none.
             self._log.error("pipeline interrupted", job_id=job_id, error=str(error))
 
-    async def _run_all(self, jobs: deque[NewJob]) -> None:
+    async def _run_pipeline(self, jobs: deque[NewJob]) -> None:
         async with self._slots:
             while jobs:
                 jobs.extend(await self._run_to_end(jobs.popleft()))
@@ -233,7 +237,7 @@ class InlineRunner(AsyncCloseable):
         """Run one attempt of a job that has waited `waited` seconds for its retries. Returns the
         attempt, its ending, and the ids of the jobs that are due now; None for a job that must not
         run."""
-        task, needs, verdict = self._task_of(job.message)
+        resolved, needs, verdict = self._resolve(job.message)
         permit = await self._wait_for_permit(job, needs)
         try:
             running = await self._claim(job, waited)
@@ -243,11 +247,11 @@ class InlineRunner(AsyncCloseable):
             running.verdict = running.verdict or verdict
             self._attempts[job.worker] += 1
             try:
-                ending, due = await self._lifecycle.run(running, task)
+                ending, due = await self._lifecycle.run(running, resolved)
             except asyncio.CancelledError:
                 if self._shared_ledger:
                     with suppress(ClaimLost):
-                        await self._recorder.record_end(running, CancelledWhileRunning())
+                        await self._attempt_writer.record_end(running, CancelledWhileRunning())
                 raise
             finally:
                 self._attempts[job.worker] -= 1
@@ -256,14 +260,14 @@ class InlineRunner(AsyncCloseable):
             return None
         finally:
             await self._return_permit(permit)
-        self._reporter.ended(running, ending)
+        self._reporter.report_end(running, ending)
         return running, ending, due
 
-    def _task_of(
+    def _resolve(
         self, message: JobMessage
-    ) -> tuple[Task | None, Sequence[PermitDemand], Died | None]:
-        """Return the task of a job and the permits that it needs, or the verdict if it can't
-        run."""
+    ) -> tuple[ResolvedJob | None, Sequence[PermitDemand], Died | None]:
+        """Return a job's type with its payload, and the permits that it needs; or the verdict if it
+        can't run."""
         try:
             job_type = self._registry.get(message.job_type)
             payload = job_type.read(message.payload, message.metadata.payload_version)
@@ -278,13 +282,13 @@ class InlineRunner(AsyncCloseable):
 
     async def _wait_for_permit(self, job: NewJob, needs: Sequence[PermitDemand]) -> Permit:
         """Wait for permits of the job's limits. If the job expires meanwhile, the permit's
-        `hold` is None."""
+        `hold_id` is None."""
         permit = Permit(needs)
         if not needs:
             return permit
         message = job.message
         request = PermitRequest(
-            hold=f"{self.worker_id}/{next(self._claims)}",
+            hold=f"{self.worker_id}/{next(self._numbers)}",
             holder=self.worker_id,
             needs=needs,
             job_id=message.job_id,
@@ -302,15 +306,17 @@ class InlineRunner(AsyncCloseable):
             if seconds_left <= 0:
                 return permit
             await asyncio.sleep(min(answer.seconds, seconds_left))
-        permit.hold = request.hold
+        permit.hold_id = request.hold
         return permit
 
     async def _return_permit(self, permit: Permit) -> None:
-        if permit.hold is None:
+        if permit.hold_id is None:
             return
         try:
-            await self._ledger.limits.return_permits(permit.hold, permit.needs, permit.usage.tokens)
-        except LedgerError as error:  # it runs out by itself
+            await self._ledger.limits.return_permits(
+                permit.hold_id, permit.needs, permit.usage.tokens
+            )
+        except LedgerError as error:  # the permits expire by themselves
             self._log.warning("permits not released", error=str(error))
 
     async def _claim(self, job: NewJob, waited: float) -> InlineJob | None:
@@ -321,7 +327,7 @@ class InlineRunner(AsyncCloseable):
             worker=job.worker,
             routing_key=job.routing_key,
             worker_id=self.worker_id,
-            claim_id=f"{self.worker_id}/{next(self._claims)}",
+            claim_id=f"{self.worker_id}/{next(self._numbers)}",
             now=self._ledger.clock.time(),
         )
         claim = await self._ledger.jobs.claim(request)
@@ -356,14 +362,14 @@ class InlineRunner(AsyncCloseable):
         text: tuple[str, int] | None = None,
         **other_fields: object,
     ) -> None:
-        """Forward the output of a job from its events; the other events have no receiver."""
+        """Pass a job's output to `on_output`; drop all other events."""
         if self._on_output is not None and text is not None:
             self._on_output(job_id, *text)
 
-    def _metrics(self) -> Iterable[tuple[Metric, Samples]]:
+    def _metric_samples(self) -> Iterable[tuple[Metric, Samples]]:
         return [(names.LLM_CONCURRENCY, {(self.worker_id,): float(self._attempts[names.LLM])})]
 
-    async def _cancel_waiting(self, job_ids: list[str]) -> None:
+    async def _cancel_unended(self, job_ids: list[str]) -> None:
         """Cancel jobs that had not begun, or waited for their next attempt."""
         for job_id in job_ids:
             try:
@@ -388,7 +394,7 @@ class InlineJob(RunningJob):
 class InlineFollowUps:
     """Keeps follow-up jobs in memory. Dead letters exist only in the ledger."""
 
-    recorder: Recorder
+    attempt_writer: AttemptWriter
     policy: RetryPolicy
     max_wait: float
     """Seconds that one job may wait for all its retries together."""
@@ -400,13 +406,13 @@ class InlineFollowUps:
         match ending:
             case Succeeded() if jobs:
                 try:
-                    job.following = await record_stages(self.recorder, jobs)
+                    job.following = await record_stages(self.attempt_writer, jobs)
                 except RowRejected as error:
                     return await self.publish(job, end_invalid_outcome(job.message, error), ())
-            case Delayed() | Died() if not await self.recorder.is_not_cancelled(job):
+            case Delayed() | Died() if not await self.attempt_writer.is_not_cancelled(job):
                 return CancelledWhileRunning()
             case Delayed():
-                job.pause = min(ending.seconds, _time_left(job.message, self.recorder.ledger))
+                job.pause = min(ending.seconds, _time_left(job.message, self.attempt_writer.ledger))
                 job.waited += job.pause
                 if job.waited > self.max_wait:
                     return Died(Reason.EXHAUSTED, ending.attempts, ending.failure)

@@ -1,10 +1,10 @@
 """Permits: a job gets a permit of each of its named limits before it is claimed.
 
 A job that is refused a permit goes into the longest retry level, with no attempt used up, and grows
-older in its lane meanwhile. It keeps its place in the ledger: the worker that returns a permit
-wakes the most urgent jobs that wait, by sending a copy of the job ahead of its queue; the scheduler
-does so where time frees a permit. The copy in the retry level comes later, and is skipped by the
-rules for copies. So a lost copy costs time and no job.
+older in its lane meanwhile. The ledger keeps its place among those that wait. A worker that
+returns a permit wakes the most urgent of them: it sends a copy of the job to the head of its queue.
+The scheduler does so where a permit gets free by time. The copy in the retry level returns later,
+and is skipped like any older copy. So a lost copy costs time and no job.
 
 Job types without limits run without asking the ledger.
 """
@@ -59,18 +59,19 @@ MAX_KEPT_BYTES = 64 * 1024
 """Bytes of a message that the ledger stores for waking its job, at most; a larger job returns by
 its retry level."""
 PAUSES_TTL = 1.0
-"""Seconds for which the pauses are reused. A claim itself is checked against the ledger's."""
+"""Seconds for which the pauses that were read are used again. Only a claim is always checked
+against the ledger's pauses."""
 PERMIT_REFUSED = "NoRoom"
 """The error type of jobs that wait for a limit."""
 
 
 @dataclass(slots=True)
 class Permit:
-    """The permits of one delivery's job."""
+    """The permits that one job needs, and holds once they are granted."""
 
     needs: Sequence[PermitDemand] = ()
-    hold: str | None = None
-    """Id of the permits in the ledger; None where the job has none."""
+    hold_id: str | None = None
+    """Id under which the ledger has the permits; None where the job holds none."""
     refused: LimitRefused | None = None
     """Set where the job can never get a permit: the reason."""
     usage: Usage = field(default_factory=Usage)
@@ -84,21 +85,21 @@ class PermitClient:
     ledger: Ledger
     follow_up: FollowUpPublisher
     counters: Counters
-    numbers: Mapping[str, KeyedLimitOverride]
+    overrides: Mapping[str, KeyedLimitOverride]
     """The limits of JOBS_LIMITS, by name."""
     batcher: PermitRequestBatcher
 
     def __post_init__(self) -> None:
         self._log = structlog.get_logger("worker")
         self._holder = new_instance_id()
-        self._numbers = count(1)
+        self._hold_numbers = count(1)
         self._held: set[str] = set()
         self._pauses = ActivePauses()
         self._pauses_read_at = float("-inf")
 
     # --- one job ----------------------------------------------------------------------------
 
-    async def enter(
+    async def acquire(
         self,
         delivery: Delivery,
         message: JobMessage,
@@ -109,7 +110,7 @@ class PermitClient:
         """Request the job's permits. If one is refused, delay the job, settle the delivery, and
         return None. At `expires_at`, the job is too old to run. Raises LedgerError."""
         try:
-            needs = needs_of(job_type.limits, payload, self.numbers)
+            needs = needs_of(job_type.limits, payload, self.overrides)
         except LimitRefused as error:
             return Permit(refused=error)
         if not needs:
@@ -146,7 +147,7 @@ class PermitClient:
             return
         if permit.refused is not None:
             job.verdict = end_limit_refused(job.message, permit.refused)
-        elif permit.needs and permit.hold is None:
+        elif permit.needs and permit.hold_id is None:
             answer = await self._request(
                 permit, job.message, job.delivery.queue, job.message.encode(), claimed=True
             )
@@ -160,9 +161,9 @@ class PermitClient:
                     ages=True,
                 )
 
-    async def leave(self, permit: Permit) -> None:
+    async def release(self, permit: Permit) -> None:
         """Return the permits of a job that has ended."""
-        hold, permit.hold = permit.hold, None
+        hold, permit.hold_id = permit.hold_id, None
         if hold is None:
             return
         self._held.discard(hold)
@@ -187,10 +188,10 @@ class PermitClient:
         *,
         claimed: bool = False,
     ) -> PermitAnswer:
-        hold_id = f"{self._holder}/{next(self._numbers)}"
+        new_hold_id = f"{self._holder}/{next(self._hold_numbers)}"
         metadata = message.metadata
         request = PermitRequest(
-            hold=hold_id,
+            hold=new_hold_id,
             holder=self._holder,
             needs=permit.needs,
             job_id=message.job_id,
@@ -204,15 +205,15 @@ class PermitClient:
             life=PERMIT_TTL,
             claimed=claimed,
         )
-        self._held.add(hold_id)
-        permit.hold = hold_id  # noted before the answer; cleared below unless it is granted
+        self._held.add(new_hold_id)
+        permit.hold_id = new_hold_id  # set before the answer; cleared below unless it is granted
         answer: PermitAnswer | None = None
         try:
             answer = await self.ledger.limits.take_permits(request)
         finally:
             if not isinstance(answer, PermitGranted):
-                self._held.discard(hold_id)
-                permit.hold = None
+                self._held.discard(new_hold_id)
+                permit.hold_id = None
         await self._wake(answer.woken)
         return answer
 

@@ -41,11 +41,11 @@ not take."""
 READY = b"r"
 """Byte that a process sends once it waits for calls."""
 
-_LAST_WORDS_TIMEOUT = 1.0
+_FINAL_READ_TIMEOUT = 1.0
 """Seconds to read what a process wrote before its death: the socket may stay open in a child of its
 own."""
-_OURS = f"{__name__.partition('.')[0]}."
-LOADED_BEFORE = (
+_OWN_PREFIX = f"{__name__.partition('.')[0]}."
+PRELOADED_MODULES = (
     "switchyard.services.engine.runtime.child",
     "switchyard.services.common.settings",
 )
@@ -53,7 +53,7 @@ LOADED_BEFORE = (
 open connections or read a secret, which must not be in every process. No large library: each
 process has a memory limit, and loads only what its job needs."""
 
-_CHILDREN = threading.Lock()
+_CHILDREN_LOCK = threading.Lock()
 """Held while children are started or their exit codes are read. `multiprocessing` polls all
 children of the program whenever it starts one, and two threads that poll the same child read its
 one exit code twice: the second takes the child for lost."""
@@ -78,7 +78,7 @@ class ProcessPool:
     def __init__(self, processes: int, serve: Callable[[socket.socket], None]) -> None:
         self._processes = processes
         self._serve = serve
-        self._free = asyncio.Semaphore(processes)
+        self._free_slots = asyncio.Semaphore(processes)
         self._idle: list[_Process] = []
         self._running: set[_Process] = set()
         self._in_background: set[asyncio.Future[Any]] = set()
@@ -103,7 +103,7 @@ class ProcessPool:
             ProcessEnded: the process died before it had answered.
             OSError: no process can be started.
         """
-        async with self._free:
+        async with self._free_slots:
             process = (None if fresh else self._take_idle()) or await self._start(preload)
             self._running.add(process)
             try:
@@ -135,7 +135,8 @@ class ProcessPool:
             await asyncio.wait(self._in_background)
 
     def _take_idle(self) -> _Process | None:
-        """Return a process that still lives: an idle one may have been killed."""
+        """Take an idle process that still lives; None where there is none. One that was killed
+        meanwhile is dropped."""
         while self._idle:
             process = self._idle.pop()
             if process.is_running:
@@ -150,8 +151,8 @@ class ProcessPool:
         except asyncio.CancelledError:
             # A start takes seconds on a busy host, and can't be stopped: a later call may use the
             # process.
-            self._keep(starting)
-            starting.add_done_callback(self._take_over)
+            self._keep_until_done(starting)
+            starting.add_done_callback(self._release_started)
             raise
 
     async def _start_ready(self, preload: Callable[..., Any]) -> _Process:
@@ -174,7 +175,7 @@ class ProcessPool:
             raise
         return process
 
-    def _take_over(self, starting: asyncio.Future[_Process]) -> None:
+    def _release_started(self, starting: asyncio.Future[_Process]) -> None:
         if not starting.cancelled() and starting.exception() is None:
             self._release(starting.result())
 
@@ -188,9 +189,9 @@ class ProcessPool:
     def _end(self, process: _Process, *, kill: bool) -> asyncio.Future[int]:
         """End a process; the future has its exit code once it has ended."""
         process.disconnect()
-        return self._keep(asyncio.ensure_future(in_thread(process.end, kill)))
+        return self._keep_until_done(asyncio.ensure_future(in_thread(process.end, kill)))
 
-    def _keep(self, future: asyncio.Future[T]) -> asyncio.Future[T]:
+    def _keep_until_done(self, future: asyncio.Future[T]) -> asyncio.Future[T]:
         self._in_background.add(future)
         future.add_done_callback(self._in_background.discard)
         return future
@@ -208,8 +209,7 @@ class _Process:
         self.is_running = True
         self._has_ended = False
         self.calls = 0
-        # Also notified by the system: the end of the socket alone is not enough, which a child of
-        # the process may hold.
+        # The end of the socket alone is not enough: a child of the process may hold it open.
         asyncio.get_running_loop().add_reader(process.sentinel, self._has_died)
 
     @classmethod
@@ -217,11 +217,11 @@ class _Process:
         cls, serve: Callable[[socket.socket], None], preload: Callable[..., Any]
     ) -> _Process:
         """Start a process. Raises OSError, EOFError."""
-        ours, its = socket.socketpair()
-        reader, writer = await asyncio.open_connection(sock=ours)
+        our_end, child_end = socket.socketpair()
+        reader, writer = await asyncio.open_connection(sock=our_end)
         try:
-            with its:
-                return cls(await in_thread(_start, serve, its, preload), reader, writer)
+            with child_end:
+                return cls(await in_thread(_start, serve, child_end, preload), reader, writer)
         except BaseException:
             writer.close()
             raise
@@ -248,12 +248,12 @@ class _Process:
 
     def disconnect(self) -> None:
         """Close the socket: an idle process then ends by itself."""
-        self._forget_sentinel()
+        self._stop_watching()
         self._writer.close()
 
     def kill(self) -> None:
         """Kill the process if it lives. Blocks while another process starts."""
-        with _CHILDREN:
+        with _CHILDREN_LOCK:
             if not self._has_ended and self._process.is_alive():
                 self._process.kill()
 
@@ -262,7 +262,7 @@ class _Process:
         if kill or not wait([self._process.sentinel], EXIT_TIMEOUT):
             self.kill()
         wait([self._process.sentinel])
-        with _CHILDREN:
+        with _CHILDREN_LOCK:
             self._process.join()
             exit_code = self._process.exitcode
             self._process.close()
@@ -271,10 +271,10 @@ class _Process:
         return exit_code
 
     def _has_died(self) -> None:
-        self._forget_sentinel()
-        asyncio.get_running_loop().call_later(_LAST_WORDS_TIMEOUT, self._writer.transport.abort)
+        self._stop_watching()
+        asyncio.get_running_loop().call_later(_FINAL_READ_TIMEOUT, self._writer.transport.abort)
 
-    def _forget_sentinel(self) -> None:
+    def _stop_watching(self) -> None:
         if self.is_running:
             self.is_running = False
             asyncio.get_running_loop().remove_reader(self._process.sentinel)
@@ -283,7 +283,7 @@ class _Process:
 def _start(
     serve: Callable[[socket.socket], None], connection: socket.socket, preload: Callable[..., Any]
 ) -> BaseProcess:
-    with _CHILDREN:
+    with _CHILDREN_LOCK:
         context = start_method(preload)
         # A daemon, so that it ends with this program, however that ends.
         process = context.Process(target=serve, args=(connection,), daemon=True)
@@ -291,21 +291,19 @@ def _start(
     return process
 
 
-def start_method(first: Callable[..., Any]) -> ForkServerContext | SpawnContext:
+def start_method(preload: Callable[..., Any]) -> ForkServerContext | SpawnContext:
     """Return the start method for processes that share nothing with this one: no socket, lock or
     thread.
 
-    The process that they are forked from is a new program, which ends with the last that it serves.
-    It has loaded what they all need, and the module of the `first` work if that is one of ours.
+    They are forked from a fork server: a new program, which ends with the last of them. It has
+    loaded what all of them need, and the module of `preload` if that is one of ours.
     """
     if sys.platform != "linux":
-        return multiprocessing.get_context(
-            "spawn"
-        )  # elsewhere, the system's own libraries start threads
-    ours = [first.__module__] if first.__module__.startswith(_OURS) else []
-    forkserver.set_forkserver_preload(
-        [*LOADED_BEFORE, *ours]
-    )  # used only when the fork server starts
+        # Elsewhere, the system's own libraries start threads.
+        return multiprocessing.get_context("spawn")
+    own_module = [preload.__module__] if preload.__module__.startswith(_OWN_PREFIX) else []
+    # Used only when the fork server starts.
+    forkserver.set_forkserver_preload([*PRELOADED_MODULES, *own_module])
     return multiprocessing.get_context("forkserver")
 
 

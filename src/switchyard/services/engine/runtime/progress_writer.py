@@ -35,7 +35,7 @@ class ProgressWriter:
     """Writes the progress and checkpoints of the jobs in this process."""
 
     ledger: Ledger
-    pause: float = WRITE_INTERVAL
+    write_interval: float = WRITE_INTERVAL
 
     def buffer_for(
         self, message: JobMessage, claim_id: str, on_recorded: OnRecorded = _ignore
@@ -86,13 +86,13 @@ class _AttemptProgress(AbstractAsyncContextManager[ProgressBuffer]):
 
     def _begin(self) -> None:
         if self._task is None and not self._closed:
-            self._task = asyncio.create_task(self._keep_writing(), name="notes of a job")
+            self._task = asyncio.create_task(self._keep_writing(), name="progress of a job")
 
     async def _keep_writing(self) -> None:
         try:
             while (pending := self._buffer.take()) is not None:
                 await self._write(pending)
-                await asyncio.sleep(self._writer.pause)
+                await asyncio.sleep(self._writer.write_interval)
         finally:
             self._task = None
 
@@ -105,7 +105,7 @@ class _AttemptProgress(AbstractAsyncContextManager[ProgressBuffer]):
             is_recorded = await ledger.progress.note(request)
         except LedgerError as error:
             structlog.get_logger("worker").warning(
-                "the progress of a job could not be recorded",
+                "progress not recorded",
                 job_id=self._message.job_id,
                 error=str(error),
             )

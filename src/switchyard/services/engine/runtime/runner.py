@@ -26,9 +26,9 @@ from switchyard.services.engine.records.job_ids import PUBLIC_IDS
 from switchyard.services.engine.records.results import NEWER_PAYLOAD, UNKNOWN_TYPE
 from switchyard.services.engine.runtime.attempt_endings import Ending
 from switchyard.services.engine.runtime.attempt_lifecycle import (
-    LEDGER_AWAY,
+    LEDGER_UNUSABLE,
     AttemptLifecycle,
-    Task,
+    ResolvedJob,
     log_failure,
     log_fields,
 )
@@ -45,7 +45,7 @@ class Runner(AttemptLifecycle[DeliveredJob]):
 
     follow_up: FollowUpPublisher
     claims: Claims
-    limits: PermitClient
+    permits: PermitClient
 
     async def handle(self, delivery: Delivery) -> None:
         """Process one delivery; it is settled in every case.
@@ -60,21 +60,21 @@ class Runner(AttemptLifecycle[DeliveredJob]):
             await self._dead_letter_malformed(delivery, error)
             return
         try:
-            task = self._task_of(message)
+            resolved = self._resolve(message)
         except BaseException as error:  # a validator may raise anything
             await self._dead_letter_malformed(delivery, error, message)
             return
         structlog.contextvars.bind_contextvars(**log_fields(message))
         try:
-            permit = await self._get_permits(delivery, message, task)
+            permit = await self._acquire_permits(delivery, message, resolved)
             if permit is not None:
-                await self._claim_and_run(delivery, message, task, permit)
-        except LEDGER_AWAY as error:
+                await self._claim_and_run(delivery, message, resolved, permit)
+        except LEDGER_UNUSABLE as error:
             self._log.warning("ledger unreachable", error=str(error))
             self.reporter.counters.returned += 1
             delivery.requeue()
-            if self.recorder.on_ledger_away is not None:
-                self.recorder.on_ledger_away()
+            if self.attempt_writer.on_ledger_away is not None:
+                self.attempt_writer.on_ledger_away()
         except BaseException as error:
             if is_from_outside(error) or delivery.is_settled:
                 raise
@@ -92,58 +92,67 @@ class Runner(AttemptLifecycle[DeliveredJob]):
         delivery.ack()
         self.reporter.counters.count_malformed()
 
-    async def _get_permits(
-        self, delivery: Delivery, message: JobMessage, task: Task | Failure
+    async def _acquire_permits(
+        self, delivery: Delivery, message: JobMessage, resolved: ResolvedJob | Failure
     ) -> Permit | None:
         """Get permits for the job; None when it has to wait, and the delivery is settled."""
-        if isinstance(task, Failure) or not task[0].limits:
+        if isinstance(resolved, Failure) or not resolved[0].limits:
             return Permit()
         expires_at = self.claims.startable_until(delivery, message)
         if expires_at is None:
             await self.ledger.limits.cancel_wait(message.job_id)
             return Permit()
-        return await self.limits.enter(delivery, message, *task, expires_at)
+        return await self.permits.acquire(delivery, message, *resolved, expires_at)
 
     async def _claim_and_run(
-        self, delivery: Delivery, message: JobMessage, task: Task | Failure, permit: Permit
+        self,
+        delivery: Delivery,
+        message: JobMessage,
+        resolved: ResolvedJob | Failure,
+        permit: Permit,
     ) -> None:
-        unknown_type = task if isinstance(task, Failure) else None
+        unknown_type = resolved if isinstance(resolved, Failure) else None
         try:
             job = await self.claims.claim(
                 delivery,
                 message,
                 unknown_type=unknown_type,
-                is_isolated=not isinstance(task, Failure) and task[0].isolation == "process",
+                is_isolated=not isinstance(resolved, Failure)
+                and resolved[0].isolation == "process",
             )
             if job is not None:
-                await self._run_attempt(job, None if isinstance(task, Failure) else task, permit)
+                await self._run_attempt(
+                    job, None if isinstance(resolved, Failure) else resolved, permit
+                )
         finally:
-            await self.limits.leave(permit)
+            await self.permits.release(permit)
 
-    async def _run_attempt(self, job: DeliveredJob, task: Task | None, permit: Permit) -> None:
+    async def _run_attempt(
+        self, job: DeliveredJob, resolved: ResolvedJob | None, permit: Permit
+    ) -> None:
         """Run a claimed job once, and settle its delivery."""
         try:
             with tracing_attempt(job) as set_ending:
                 confirm = partial(self._confirm, job, permit)
-                ending, due = await self.run(job, task, confirm)
+                ending, due = await self.run(job, resolved, confirm)
                 set_ending(ending)
         except ClaimLost as error:
             self._log.warning("claim lost to another worker", error=str(error))
             job.delivery.ack()
-        except LEDGER_AWAY:
+        except LEDGER_UNUSABLE:
             raise
         except BaseException as error:
             if not is_from_outside(error):
                 await self._fail(job, error)
                 return
             if issubclass(type(error), asyncio.CancelledError):
-                await self.recorder.release(job)
+                await self.attempt_writer.release(job)
                 job.delivery.requeue()
                 self.reporter.counters.returned += 1
             raise
         else:
             job.delivery.ack()
-            self.reporter.ended(job, ending)
+            self.reporter.report_end(job, ending)
             await self.follow_up.publish_due(due)
         finally:
             self.claims.close(job)
@@ -165,9 +174,9 @@ class Runner(AttemptLifecycle[DeliveredJob]):
         if isinstance(job.verdict, Died):
             ending = job.verdict
         if isinstance(ending, Delayed | Died):
-            await self.follow_up.send_back(job, ending)
+            await self.follow_up.retry_or_dead_letter(job, ending)
             job.delivery.ack()
-            self.reporter.ended(job, ending)
+            self.reporter.report_end(job, ending)
 
     def cancel(self, job_id: str) -> bool:
         """Stop a job that runs here. False when it does not."""
@@ -193,7 +202,7 @@ class Runner(AttemptLifecycle[DeliveredJob]):
             raise MalformedMessage(delivery.unreadable)
         return JobMessage.decode(delivery.body)
 
-    def _task_of(self, message: JobMessage) -> Task | Failure:
+    def _resolve(self, message: JobMessage) -> ResolvedJob | Failure:
         """Return the job's type and payload; or a Failure that says why only other workers can run
         it: those that know its type, or a newer version of its payload. Raises InvalidPayload."""
         worker = f"worker {self.claims.worker_id} ({self.claims.worker})"
@@ -215,6 +224,6 @@ class Runner(AttemptLifecycle[DeliveredJob]):
         the job runs anyway: one job above a limit does less harm."""
         job.usage = permit.usage
         try:
-            await self.limits.confirm(permit, job)
+            await self.permits.confirm(permit, job)
         except LedgerError as error:
             self._log.warning("permit not requested", error=str(error))

@@ -31,7 +31,7 @@ _READ_ATTEMPTS = 8
 
 @dataclass(frozen=True, slots=True)
 class _DoubleBuffer:
-    """One value in two halves: the inactive half is written, and then becomes the active one, which
+    """One value in two halves: the inactive half is written, and then becomes the active one, half
     is read. The first byte is the number of the active half."""
 
     offset: int
@@ -41,15 +41,15 @@ class _DoubleBuffer:
     def end(self) -> int:
         return self._half(2)
 
-    def _half(self, which: int) -> int:
-        return self.offset + 8 + which * (_HALF_HEADER.size + self.capacity)
+    def _half(self, half: int) -> int:
+        return self.offset + 8 + half * (_HALF_HEADER.size + self.capacity)
 
     def write(self, memory: mmap.mmap, data: bytes) -> None:
-        which = 1 - (memory[self.offset] & 1)
-        start = self._half(which)
+        half = 1 - (memory[self.offset] & 1)
+        start = self._half(half)
         memory[start + _HALF_HEADER.size : start + _HALF_HEADER.size + len(data)] = data
         _HALF_HEADER.pack_into(memory, start, len(data), zlib.crc32(data))
-        memory[self.offset] = which
+        memory[self.offset] = half
 
     def read(self, descriptor: int) -> bytes:
         """Return the data that was written last; empty where there is none, or none that can be
@@ -75,7 +75,7 @@ SIZE = _CHECKPOINT.end
 
 @dataclass(frozen=True, slots=True)
 class SharedProgressAddress:
-    """Address by which a child process finds the shared page."""
+    """Address by half a child process finds the shared page."""
 
     path: str
     token: bytes
@@ -113,7 +113,7 @@ class SharedProgressReader:
 
 
 @contextmanager
-def open_page() -> Iterator[SharedProgressReader]:
+def open_shared_progress() -> Iterator[SharedProgressReader]:
     """Open a shared page for one job, removed at the end of the block. On Linux it also ends with
     this process, however that ends: it is no file on a disk."""
     with _file() as (descriptor, path):
@@ -157,15 +157,15 @@ class SharedProgressWriter:
                 self._memory = self._memory or self._open()
             except OSError:
                 return  # the worker has cancelled this run: this process is about to be killed
-            notes = self.progress_buffer.take()
-            if notes is None:
+            pending = self.progress_buffer.take()
+            if pending is None:
                 return
             token = self._address.token
-            if notes.progress is not None:
-                progress = json.dumps([notes.progress.fraction, notes.progress.note])
+            if pending.progress is not None:
+                progress = json.dumps([pending.progress.fraction, pending.progress.note])
                 _PROGRESS.write(self._memory, token + progress.encode())
-            if notes.checkpoint is not None:
-                _CHECKPOINT.write(self._memory, token + f"[{notes.checkpoint}]".encode())
+            if pending.checkpoint is not None:
+                _CHECKPOINT.write(self._memory, token + f"[{pending.checkpoint}]".encode())
 
     def _open(self) -> mmap.mmap:
         descriptor = os.open(self._address.path, os.O_RDWR | os.O_CLOEXEC)

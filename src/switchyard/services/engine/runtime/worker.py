@@ -32,8 +32,8 @@ from switchyard.services.engine.monitoring.metrics import Metrics, show_publishe
 from switchyard.services.engine.monitoring.startup import wait_until_available
 from switchyard.services.engine.records.errors import LedgerError
 from switchyard.services.engine.runtime.attempt_metrics import AttemptMetrics, WorkerGauges
-from switchyard.services.engine.runtime.attempt_reporter import Reporter
-from switchyard.services.engine.runtime.attempt_writer import Recorder
+from switchyard.services.engine.runtime.attempt_reporter import AttemptReporter
+from switchyard.services.engine.runtime.attempt_writer import AttemptWriter
 from switchyard.services.engine.runtime.claims import Claims
 from switchyard.services.engine.runtime.execution import Executor
 from switchyard.services.engine.runtime.followups import FollowUpPublisher
@@ -115,8 +115,9 @@ def plan_for(
 
 
 def _max_processes(plan: WorkerPlan, registry: Registry) -> int:
-    """Return how many processes the worker may start. Jobs in its event loop, which mostly wait for
-    servers, may be many more than this host has room for as processes."""
+    """Return how many processes the worker may start: one for each slot only if its jobs run in
+    processes. Jobs in the event loop mostly wait for servers, so there may be many more of them
+    than this host can have processes."""
     if any(each.worker == plan.kind and each.isolation == "process" for each in registry):
         return plan.slots
     return min(plan.slots, max(MAX_HELPERS, os.cpu_count() or 1))
@@ -145,28 +146,31 @@ class Worker:
         self._stopping = asyncio.Event()
         self._second_signal = asyncio.Event()
         self._is_retiring = False
-        """Whether it ends without a time limit for its running jobs, until a second signal."""
+        """Whether running jobs may take as long as they need; a second signal ends that."""
         self._ledger_away = asyncio.Event()
-        self._claiming = asyncio.Event()
-        """Set when a job is about to begin."""
-        self._hot_reported = 0
-        """Hot jobs that the ledger knows of."""
+        self._claim_requested = asyncio.Event()
+        """Set whenever one of this worker's jobs is about to be claimed."""
+        self._hot_jobs_reported = 0
+        """Number of claimed hot jobs that the last heartbeat has told the ledger."""
         self._reconnector = Reconnector(
             settings.require_amqp_url(), f"worker {self.worker_id}", self._log
         )
         self._publisher = Publisher(settings, name=f"worker {self.worker_id} publisher")
-        self._shared = ProcessResources()
+        self._resources = ProcessResources()
         kinds = [plan.kind for plan in self._plans]
-        meter = None if metrics is None else AttemptMetrics(metrics, registry, kinds)
-        reporter = Reporter(
-            partial(announce, self._publisher), self.worker_id, ledger.clock, meter=meter
+        attempt_metrics = None if metrics is None else AttemptMetrics(metrics, registry, kinds)
+        reporter = AttemptReporter(
+            partial(announce, self._publisher),
+            self.worker_id,
+            ledger.clock,
+            metrics=attempt_metrics,
         )
         self.counters = reporter.counters
-        recorder = Recorder(ledger, self._on_ledger_away)
+        attempt_writer = AttemptWriter(ledger, self._on_ledger_away)
         policy = RetryPolicy.over(settings.retry_delays)
-        follow_up = FollowUpPublisher(self._publisher, recorder, policy, self.worker_id)
+        follow_up = FollowUpPublisher(self._publisher, attempt_writer, policy, self.worker_id)
         batcher = PermitRequestBatcher(min((plan.slots for plan in self._plans), default=1))
-        self._limits = PermitClient(ledger, follow_up, self.counters, settings.limits, batcher)
+        self._permits = PermitClient(ledger, follow_up, self.counters, settings.limits, batcher)
         self._executors = [executor(_max_processes(plan, registry)) for plan in self._plans]
         self._runners = [
             Runner(
@@ -175,7 +179,7 @@ class Worker:
                 ledger=ledger,
                 claims=Claims(
                     ledger=ledger,
-                    recorder=recorder,
+                    attempt_writer=attempt_writer,
                     follow_up=follow_up,
                     counters=self.counters,
                     worker=plan.kind,
@@ -183,14 +187,14 @@ class Worker:
                     takeover_after=settings.takeover_after,
                     suspects=SuspectSlots(plan.lanes, plan.slots),
                     lanes=lanes,
-                    claiming=self._claiming,
+                    claim_requested=self._claim_requested,
                 ),
-                limits=self._limits,
+                permits=self._permits,
                 executor=executor,
                 follow_up=follow_up,
-                recorder=recorder,
+                attempt_writer=attempt_writer,
                 reporter=reporter,
-                shared=self._shared,
+                resources=self._resources,
             )
             for plan, executor in zip(self._plans, self._executors, strict=True)
         ]
@@ -208,7 +212,7 @@ class Worker:
             for plan, runner in zip(self._plans, self._runners, strict=True)
         ]
         self._type_sync = JobTypeSync(
-            registry, ledger, own_types=self._types(), holder=self.worker_id, is_worker=True
+            registry, ledger, own_types=self._own_types(), holder=self.worker_id, is_worker=True
         )
         self._watch = LoopWatch(
             self.worker_id, save_in_ledger(settings.ledger_url), clock=ledger.clock.time
@@ -218,11 +222,11 @@ class Worker:
             show_publishes(metrics, self._publisher.counts)
             gauges = WorkerGauges(self.worker_id, self._plans, self._consumers, self.counters)
             metrics.add_source(gauges.metric_samples)
-            metrics.add_source(self._shared.metric_samples)
+            metrics.add_source(self._resources.metric_samples)
 
     async def run(self) -> None:
-        """Work until `stop`; then finish running jobs within the grace, and return the others. A
-        ledger that is away at the start is waited for.
+        """Work until `stop`; then finish running jobs within the grace, and return the others to
+        their queues. If the ledger is away at the start, wait for it.
 
         Raises LedgerError when the ledger can't be used at the start, BackgroundFailed when the
         worker can't send heartbeats any more.
@@ -238,8 +242,7 @@ class Worker:
             await self._close()
 
     async def _try_to_register(self, stopping: asyncio.Task[bool]) -> bool:
-        """Register this worker; return False if it is stopped before the ledger is
-        there."""
+        """Register this worker; return False if it is stopped while the ledger is away."""
         registering = asyncio.create_task(wait_until_available("ledger", self._register))
         await asyncio.wait((stopping, registering), return_when=asyncio.FIRST_COMPLETED)
         if registering.done():
@@ -254,8 +257,8 @@ class Worker:
         # Vital: without these two, a worker would look alive without working.
         background.start("beat", self._keep_beating, vital=True)
         background.start("watch ledger", self._watch_ledger, vital=True)
-        background.start("unheld claims", self._keep_releasing)
-        self._limits.start(background)
+        background.start("unheld claims", self._keep_releasing_unheld)
+        self._permits.start(background)
         background.start(
             "control", ControlListener(self._reconnector, self._on_cancel, self._log).run
         )
@@ -266,7 +269,7 @@ class Worker:
         finally:
             for consumer in self._consumers:
                 consumer.stop()
-            # Report that it is stopping at once: the next heartbeat is seconds off.
+            # Tell the ledger at once that this worker stops: the next heartbeat is seconds off.
             stop_beat = asyncio.create_task(self._beat())
             if self._is_retiring:
                 await self._wait_for_all_jobs(background.failed)
@@ -301,7 +304,7 @@ class Worker:
 
     @property
     def is_consuming(self) -> bool:
-        """Whether it has its consumer on every one of its queues, and takes jobs."""
+        """Whether this worker has a consumer on each of its queues, and takes jobs."""
         return not self._ledger_away.is_set() and "away" not in self.queue_states.values()
 
     @property
@@ -322,7 +325,7 @@ class Worker:
             pid=os.getpid(),
             concurrency=sum(plan.slots for plan in self._plans),
             mark=process_mark(),
-            job_types=[each.name for each in self._types()],
+            job_types=[each.name for each in self._own_types()],
         )
         for plan in self._plans:
             self._log.info(
@@ -333,7 +336,7 @@ class Worker:
                 reserve=plan.reserve,
             )
 
-    def _types(self) -> list[JobType]:
+    def _own_types(self) -> list[JobType]:
         """Return the job types that this worker can run."""
         kinds = {plan.kind for plan in self._plans}
         return [each for each in self._registry if each.worker in kinds]
@@ -342,7 +345,7 @@ class Worker:
         grace = self._settings.shutdown_grace
         if all(await asyncio.gather(*(consumer.drain(grace) for consumer in self._consumers))):
             return
-        self._log.warning("shutdown grace over: running jobs are returned to their queues")
+        self._log.warning("jobs interrupted", reason="shutdown grace over", running=self.running)
         for runner in self._runners:
             runner.interrupt()
         if all(
@@ -355,7 +358,7 @@ class Worker:
             *(consumer.abort(FINAL_DRAIN_TIMEOUT) for consumer in self._consumers)
         )
         if not all(aborted):
-            self._log.error("jobs abandoned: they do not stop", running=self.running)
+            self._log.error("jobs abandoned", reason="they do not stop", running=self.running)
 
     async def _wait_for_all_jobs(self, failed: asyncio.Future[Any]) -> None:
         """Wait until no job runs, a second signal has come, or a vital task has failed."""
@@ -370,11 +373,11 @@ class Worker:
 
     async def _close(self) -> None:
         await asyncio.gather(*(executor.close() for executor in self._executors))
-        await self._shared.close()
+        await self._resources.close()
         try:
             # Before the broker redelivers the jobs to other workers, which would count crashes.
             await self._ledger.jobs.release_all(self.worker_id, self._ledger.clock.time())
-            await self._limits.close()
+            await self._permits.close()
             await self._ledger.workers.mark_stopped(self.worker_id)
         except LedgerError as error:
             self._log.warning("worker stop not recorded", error=str(error))
@@ -386,8 +389,8 @@ class Worker:
         await keep_beating(
             self._beat,
             self._settings.takeover_after,
-            is_busy=lambda: any(runner.claims.are_open for runner in self._runners),
-            began=self._claiming,
+            is_busy=lambda: any(runner.claims.has_open for runner in self._runners),
+            began=self._claim_requested,
         )
 
     async def _beat(self) -> None:
@@ -395,23 +398,23 @@ class Worker:
         try:
             types_version = await self._ledger.workers.beat(
                 self.worker_id,
-                hot=hot > self._hot_reported,
+                hot=hot > self._hot_jobs_reported,
                 memory_bytes=process_memory(pid for each in self._executors for pid in each.pids),
                 is_stopping=self._stopping.is_set(),
             )
-            self._hot_reported = hot
+            self._hot_jobs_reported = hot
             self._type_sync.note_types_version(types_version)
         except LedgerError as error:
             self._log.warning("ledger unreachable", error=str(error))
             self._on_ledger_away()
 
-    async def _keep_releasing(self) -> None:
+    async def _keep_releasing_unheld(self) -> None:
         while True:
             await asyncio.sleep(UNHELD_CHECK_INTERVAL)
             try:
                 await self.release_unheld()
             except LedgerError as error:
-                self._log.warning("claims not compared", error=str(error))
+                self._log.warning("unheld claims not checked", error=str(error))
 
     async def release_unheld(self) -> int:
         """Release claims of this worker in the ledger under which nothing runs here. Such claims
@@ -444,7 +447,7 @@ class Worker:
             await self._ledger_away.wait()
             for consumer in self._consumers:
                 consumer.pause()
-            self._log.warning("worker paused until the ledger is back")
+            self._log.warning("worker paused", reason="ledger unreachable")
             while self._ledger_away.is_set():
                 await asyncio.sleep(LEDGER_PROBE_INTERVAL)
                 try:
@@ -461,4 +464,4 @@ class Worker:
 
     def _on_cancel(self, job_id: str) -> None:
         if any(runner.cancel(job_id) for runner in self._runners):
-            self._log.info("job cancelling", job_id=job_id)
+            self._log.info("job cancel requested", job_id=job_id)
