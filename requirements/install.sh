@@ -2,8 +2,8 @@
 # Install the pinned, hashed requirements of FILE and this project itself into ENVIRONMENT, which is made
 # if there is none. Usage: requirements/install.sh ENVIRONMENT FILE
 #
-# uv does it, in a tenth of the processor time that pip needs. Where there is no uv for a system, or it
-# can't reach an index that pip is configured for, pip does.
+# uv does it, in a tenth of the processor time that pip needs; it is told the index and the certificates
+# that pip is configured for. Where there is no uv for a system, or it can't reach the index, pip does.
 set -euo pipefail
 environment=$1 file=$2 here=$(dirname "$0")
 bin=$environment/bin
@@ -15,9 +15,11 @@ install_by_uv() {
     if [ ! -x "$bin/uv" ]; then
         install_by_pip --only-binary :all: --require-hashes -r "$here/uv.txt" || return
     fi
-    local index uv=("$bin/uv" --quiet pip install --python "$bin/python")
+    local index certificates uv=("$bin/uv" --quiet pip install --python "$bin/python")
     index=$("$bin/python" -m pip config get global.index-url 2>/dev/null) || index=
     [ -z "$index" ] || export UV_DEFAULT_INDEX=${UV_DEFAULT_INDEX:-$index}
+    certificates=${PIP_CERT:-$("$bin/python" -m pip config get global.cert 2>/dev/null)} || certificates=
+    [ -z "$certificates" ] || export SSL_CERT_FILE=${SSL_CERT_FILE:-$certificates}
     "${uv[@]}" --require-hashes -r "$here/build.txt" -r "$file" \
         && "${uv[@]}" --no-deps --no-build-isolation -e "$here/.."
 }

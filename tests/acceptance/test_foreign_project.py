@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -29,6 +30,7 @@ from tests.acceptance.conftest import ROOT, clean_environment
 from tests.support.agents import called
 from tests.support.brokers import TestBroker
 from tests.support.ended_jobs import ended, known
+from tests.support.eventually import eventually
 from tests.support.installing import (
     Jobctl,
     build_wheel,
@@ -407,6 +409,35 @@ def test_each_extra_alone_brings_what_its_wing_needs(
         assert extra in named[1].split(","), line
     for extra, folder in of_extras.items():
         assert said({extra: USES[extra]}, folder) == [], extra
+
+
+@pytest.mark.long
+async def test_up_without_extras_runs_a_users_jobs_and_says_what_brings_the_api(
+    core: Path, broker310: TestBroker, tmp_path: Path
+) -> None:
+    (tmp_path / "sums.py").write_text(SUMS)
+    environment = clean_environment(
+        amqp_url=broker310.amqp_url,
+        management_url=broker310.management_url,
+        data_dir=str(tmp_path / "data"),
+        modules="sums",
+    )
+    jobctl = with_extra(core, environment, tmp_path)
+    lacks(jobctl, "demo", extra="llm,documents,citations,graph")
+    log = tmp_path / "up.log"
+    with jobctl.started("up", "--api-port", "0") as up:
+        await eventually(
+            lambda: up.poll() is not None or "Ctrl-C stops everything" in log.read_text()
+        )
+        shown = log.read_text()
+        assert "API         not installed: `pip install 'switchyard[api]'`" in shown
+        assert "/dashboard" not in shown
+        assert "hot.ingest_document" not in shown
+        done = jobctl.json("publish", "hot.add_up", "--payload", '{"numbers": [40, 2]}', "--wait")
+        assert done["result"] == {"sum": 42}
+        up.send_signal(signal.SIGINT)
+        assert await asyncio.to_thread(up.wait, 60) == 0, log.read_text()
+    assert not list((tmp_path / "data/logs").glob("api*"))
 
 
 def with_extra(core: Path, environment: dict[str, str], folder: Path, *extras: Path) -> Jobctl:

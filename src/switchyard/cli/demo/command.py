@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 VHOST = "switchyard-demo"
 JOBS_MODULE = "switchyard.cli.demo.jobs"
+EXTRAS = ("llm", "documents", "citations", "graph")
+"""What the stages of its documents need; with `--keep`, `api` as well."""
 RETRY_DELAYS = "1,2,4"
 """Seconds: shorter than the 5 and 10 in production, so that nobody has to wait."""
 WORKER_OPTIONS = {"llm": ("--concurrency", "5", "--reserve", "2")}
@@ -70,7 +72,9 @@ def demo(
     from switchyard.cli.base.stopping import stop_by_interrupt
     from switchyard.cli.demo.play import play
     from switchyard.cli.demo.report import judge, print_summary
+    from switchyard.services.common.extras import require_extras
 
+    require_extras("the demo", *EXTRAS, *(("api",) if keep else ()))
     started = time.monotonic()
     stop_by_interrupt()
     settings = load_settings()

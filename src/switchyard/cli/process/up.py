@@ -172,9 +172,11 @@ def _run_until_interrupted(
     )
     from switchyard.cli.system.supervisor import Supervisor
     from switchyard.cli.system.vhosts import own_vhost
+    from switchyard.services.common.extras import installed_extras
 
     settings = _node_settings(directory)
-    early = EarlyStart(settings.ledger_url)
+    has_api = installed_extras()["api"]
+    early = EarlyStart(settings.ledger_url, with_api=has_api)
     with (
         closing(early),
         any_broker(
@@ -208,10 +210,11 @@ def _run_until_interrupted(
         reloader = SystemReloader.of(system, supervisor) if reload else None
         try:
             start_all(supervisor, system.registry, processes)
-            supervisor.start("api", "api")
-            api = ApiStart(LOOPBACK, api_port)
-            await_api(api, supervisor)
-            _print_addresses(broker, system, directory)
+            api = ApiStart(LOOPBACK, api_port) if has_api else None
+            if api is not None:
+                supervisor.start("api", "api")
+                await_api(api, supervisor)
+            _print_addresses(broker, system, directory, has_api=has_api)
             scaler = Autoscaler(system, supervisor, spans) if spans else None
             _watch(broker, supervisor, scaler, api, reloader)
         finally:
@@ -342,12 +345,12 @@ def _watch(
     broker: FoundBroker,
     supervisor: Supervisor,
     autoscaler: Autoscaler | None,
-    api: ApiStart,
+    api: ApiStart | None,
     reloader: SystemReloader | None,
 ) -> None:
     node_watchdog = None if broker.node is None else NodeWatchdog(broker.node)
     while True:
-        if api.look():
+        if api is not None and api.look():
             say("The HTTP API has started.")
         time.sleep(POLL_INTERVAL)
         if node_watchdog is not None:
@@ -387,15 +390,22 @@ def _exported_variables(system: System) -> dict[str, str]:
     return values
 
 
-def _print_addresses(broker: FoundBroker, system: System, directory: Path) -> None:
+def _print_addresses(
+    broker: FoundBroker, system: System, directory: Path, *, has_api: bool = True
+) -> None:
     from switchyard.broker.addresses import display_address, without_login
 
     settings = system.settings
     env_file = write_env(system, directory)
     ledger = settings.ledger_url.rpartition("@")[2]
     echo(f"Broker      {broker.what}")
-    echo(f"Dashboard   {settings.api_url}/dashboard")
-    echo(f"API         {settings.api_url}")
+    if has_api:
+        echo(f"Dashboard   {settings.api_url}/dashboard")
+        echo(f"API         {settings.api_url}")
+    else:
+        echo(
+            "API         not installed: `pip install 'switchyard[api]'`, which brings the dashboard"
+        )
     echo(f"AMQP        {display_address(settings.require_amqp_url())}")
     echo(f"Management  {without_login(settings.require_management_url())}")
     if broker.node is not None:
@@ -406,8 +416,10 @@ def _print_addresses(broker: FoundBroker, system: System, directory: Path) -> No
     echo(f"User and password are in {env_file}. From another terminal:")
     echo("")
     echo(f"  source {shlex.quote(str(env_file))}")
-    echo('  jobctl publish hot.ingest_document --payload \'{"path": "/path/to/a.pdf"}\'')
+    if "ingest_document" in system.registry:
+        echo('  jobctl publish hot.ingest_document --payload \'{"path": "/path/to/a.pdf"}\'')
     echo("  jobctl lanes --watch")
-    echo(f"  curl -F file=@/path/to/a.pdf {settings.api_url}/documents")
+    if has_api and "ingest_document" in system.registry:
+        echo(f"  curl -F file=@/path/to/a.pdf {settings.api_url}/documents")
     echo("")
     echo("Ctrl-C stops everything.")

@@ -54,6 +54,16 @@ def missing_extra_hint(error: ModuleNotFoundError) -> str | None:
     return None
 
 
+def require_extras(purpose: str, *extras: str) -> None:
+    """Check that the libraries of those extras are installed, before anything is begun. Raises
+    ExtraNotInstalled, which names all extras that are missing."""
+    installed = installed_extras()
+    missing = [extra for extra in extras if not installed[extra]]
+    if missing:
+        command = f"pip install 'switchyard[{','.join(missing)}]'"
+        raise ExtraNotInstalled(f"{purpose} needs what is not installed: `{command}`")
+
+
 def installed_extras() -> dict[str, bool]:
     """Tell of each extra whether all of its libraries are installed."""
     return {
