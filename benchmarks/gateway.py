@@ -163,8 +163,11 @@ def _direct(stage: Stage, server: ModelServer) -> Gateway:
     return Gateway(DIRECT, server.port, _sender(stage, "none"), stage.directory)
 
 
-def _switchyard(stage: Stage, server: ModelServer, *, ledger: str) -> Gateway:
-    """One API process, one worker and one scheduler of ours, beside a broker."""
+def _switchyard(
+    stage: Stage, server: ModelServer, *, ledger: str, is_direct: bool = False
+) -> Gateway:
+    """One API process, one worker and one scheduler of ours, beside a broker; `is_direct`: the API
+    asks the server itself (JOBS_LLM_DIRECT)."""
     own = stage.switchyard("gateway", ledger, modules=job_modules())
     port = free_port()
     pacing = {} if server.at_once == SMALL_AT_ONCE else KNOWN_CAPACITY
@@ -176,9 +179,10 @@ def _switchyard(stage: Stage, server: ModelServer, *, ledger: str) -> Gateway:
         "JOBS_API_RATE_LIMIT": "1000000",
         "JOBS_API_RATE_BURST": "1000000",
         "JOBS_API_MAX_STREAMS": "2000",
+        "JOBS_LLM_DIRECT": str(is_direct).lower(),
     }
     return Gateway(
-        f"switchyard on {ledger}",
+        f"switchyard on {ledger}{', direct' if is_direct else ''}",
         port,
         _sender(stage, asyncio.run(_key(own["JOBS_DATABASE_URL"]))),
         stage.folder("run"),
@@ -224,11 +228,17 @@ async def _key(database_url: str) -> str:
         return (await create_key(ledger, "bench", [Scope.PUBLISH])).key
 
 
-CONTENDERS: tuple[Callable[[Stage, ModelServer], Gateway], ...] = (
+Contender = Callable[[Stage, ModelServer], Gateway]
+CONTENDERS: tuple[Contender, ...] = (
     partial(_switchyard, ledger="sqlite"),
     partial(_switchyard, ledger="postgresql"),
     _litellm,
 )
+DIRECT_CONTENDERS: tuple[Contender, ...] = (
+    partial(_switchyard, ledger="sqlite", is_direct=True),
+    partial(_switchyard, ledger="postgresql", is_direct=True),
+)
+"""Measured for what a call costs alone: work that waits belongs into the lanes."""
 
 
 def gateway(stage: Stage, rounds: int, count: int) -> list[Row]:
@@ -239,7 +249,7 @@ def gateway(stage: Stage, rounds: int, count: int) -> list[Row]:
     for _ in range(rounds):
         with _model_server(DELAY, AT_ONCE) as server:
             plain = _direct(stage, server).load("rate", RATE, RATE_COUNT)
-            for make in contenders:
+            for make in (*contenders, *DIRECT_CONTENDERS):
                 with make(stage, server) as each:
                     _measure_cost(each, server, plain, report)
         for make in contenders:
