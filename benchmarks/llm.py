@@ -51,7 +51,7 @@ CONTENDERS: dict[str, tuple[ConcurrencyPolicy, Bounds]] = {
     "steps (requirement L3), 5 to 50": (StepPolicy(), Bounds(16, 5, 50)),
     "steps (requirement L3), 5 to 200": (StepPolicy(), Bounds(16, 5, 200)),
     "adaptive, 1 to 50": (AdaptivePolicy(), Bounds()),
-    "adaptive, 1 to 200": (AdaptivePolicy(), Bounds(most=200)),
+    "adaptive, 1 to 200": (AdaptivePolicy(), Bounds(max_calls=200)),
 }
 
 

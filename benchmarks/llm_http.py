@@ -43,7 +43,7 @@ CONTENDERS: dict[str, tuple[ConcurrencyPolicy, Bounds]] = {
     "fixed 50": (FixedPolicy(60 / SCALE), Bounds(50, 50, 50)),
     "steps (requirement L3), 5 to 50": (StepPolicy(10 / SCALE), Bounds(16, 5, 50)),
     "adaptive, 1 to 50": (AdaptivePolicy(5 / SCALE), Bounds()),
-    "adaptive, 1 to 200": (AdaptivePolicy(5 / SCALE), Bounds(most=200)),
+    "adaptive, 1 to 200": (AdaptivePolicy(5 / SCALE), Bounds(max_calls=200)),
 }
 
 
@@ -172,8 +172,8 @@ def llm_http(stage: Stage, rounds: int, count: int) -> list[Row]:
                         "llm_model": "m",
                         "llm_timeout": TIME_LIMIT / SCALE,
                         "llm_concurrency": bounds.start,
-                        "llm_concurrency_min": bounds.least,
-                        "llm_concurrency_max": bounds.most,
+                        "llm_concurrency_min": bounds.min_calls,
+                        "llm_concurrency_max": bounds.max_calls,
                         "data_dir": stage.folder("llm-http"),
                     }
                 )
@@ -184,7 +184,7 @@ def llm_http(stage: Stage, rounds: int, count: int) -> list[Row]:
             ("p99", "s", "under 30 s", [each.p99 for each in outcomes]),
             ("answers", "/s", "over 10/s", [each.answered / count / 60 for each in outcomes]),
             ("depth", "waiting", "under 500", [float(each.deepest) for each in outcomes]),
-            ("at once", "calls", f"{bounds.most}", [float(e.stats["most"]) for e in outcomes]),
+            ("at once", "calls", f"{bounds.max_calls}", [float(e.stats["most"]) for e in outcomes]),
             ("run twice", "questions", "none", [float(each.twice) for each in outcomes]),
         )
         for figure, unit, target, values in figures:

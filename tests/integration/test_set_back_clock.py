@@ -110,7 +110,7 @@ async def test_pauses_and_places_of_sources_end(ledger: Ledger) -> None:
 
 
 def test_a_window_of_the_pace_that_begins_in_the_future_begins_now() -> None:
-    bounds = Bounds(start=4, least=1, most=8)
+    bounds = Bounds(start=4, min_calls=1, max_calls=8)
     dumped = PolicyState.first(bounds, now=5_000.0).dump()
     assert PolicyState.load(dumped, bounds, now=1_000.0).began == 1_000.0
 

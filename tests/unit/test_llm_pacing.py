@@ -18,8 +18,8 @@ from switchyard.services.llm.concurrency_policy import (
     observe,
 )
 
-BOUNDS = Bounds(start=16, least=5, most=50)
-SMALL = Bounds(start=2, least=1, most=50)
+BOUNDS = Bounds(start=16, min_calls=5, max_calls=50)
+SMALL = Bounds(start=2, min_calls=1, max_calls=50)
 TOKENS = 100
 
 
@@ -203,5 +203,5 @@ def test_what_is_kept_is_read_again_and_nonsense_begins_anew() -> None:
     pace = after(AdaptivePolicy(), settled(25), answered=40)
     assert PolicyState.load(pace.dump(), BOUNDS, 99) == pace
     assert PolicyState.load({}, BOUNDS, 99) == PolicyState.first(BOUNDS, 99)
-    narrower = replace(BOUNDS, most=20)
+    narrower = replace(BOUNDS, max_calls=20)
     assert PolicyState.load(pace.dump(), narrower, 99).limit == 20, "settings that changed"

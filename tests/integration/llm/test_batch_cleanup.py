@@ -35,7 +35,9 @@ async def test_what_no_job_comes_for_goes_in_steps_and_frees_what_was_set_aside(
 
     assert (await removed(lambda limit: tidy(60, limit))).total() == 0
     await ledger.jobs.record(new_job("job-0"))
-    await records.open_llm_batch("batch-1", "p", wait=0, most=1, most_bytes=1000)  # sends one
+    await records.open_llm_batch(
+        "batch-1", "p", max_wait=0, max_questions=1, max_bytes=1000
+    )  # sends one
     rows = await removed(lambda limit: tidy(-60, limit))
     assert rows == {"llm_batch_items": 5, "llm_batch_waits": 5}
     assert len(freed) == 5

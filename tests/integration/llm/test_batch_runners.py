@@ -61,7 +61,7 @@ async def test_a_sender_that_is_killed_while_it_sends_is_followed_by_one_that_se
     elif point == "create":
         llm.batches.after_creating = lambda exchange: exchange.reset()
     else:
-        monkeypatch.setattr(LlmBatchRepository, "note_llm_batch", killed_here)
+        monkeypatch.setattr(LlmBatchRepository, "update_llm_batch_state", killed_here)
     try:
         await killed.turn()
     except asyncio.CancelledError:
@@ -102,7 +102,7 @@ async def test_a_sender_that_was_frozen_changes_nothing_of_what_another_has_sent
     async with await Ledger.open(database_url) as other:
         frozen = new_batch_runner(other, given)
         await LlmLedger(other).batches.open_llm_batch(
-            "ours", "default", wait=0, most=9, most_bytes=10_000
+            "ours", "default", max_wait=0, max_questions=9, max_bytes=10_000
         )
         as_read = await LlmLedger(other).batches.llm_batches()
         items_read = [await LlmLedger(other).batches.llm_batch_items(as_read[0])]
@@ -156,17 +156,17 @@ async def test_a_sender_that_is_killed_while_it_concludes_pays_and_answers_once(
     killed = new_batch_runner(ledger, given)
     await killed.turn()
     llm.batches.finish(only(llm))
-    conclude, done = LlmBatchRepository.conclude_llm_item, 0
+    conclude, done = LlmBatchRepository.finish_llm_item, 0
 
     async def once(*args: Any) -> bool:
         nonlocal done
         done += 1
         return await conclude(*args) if done == 1 else await killed_here()
 
-    monkeypatch.setattr(LlmBatchRepository, "conclude_llm_item", once)
+    monkeypatch.setattr(LlmBatchRepository, "finish_llm_item", once)
     with pytest.raises(asyncio.CancelledError):
         await killed.turn()
-    monkeypatch.setattr(LlmBatchRepository, "conclude_llm_item", conclude)
+    monkeypatch.setattr(LlmBatchRepository, "finish_llm_item", conclude)
     monkeypatch.setattr(batch_runner, "BATCH_POLL_INTERVAL", 0.0)
     await new_batch_runner(ledger, given).turn()
     assert await LlmLedger(ledger).batches.llm_batches() == []

@@ -63,7 +63,7 @@ async def test_a_batch_moves_only_from_the_states_that_are_named(ledger: Ledger)
     assert again.moments.keys() == {"in_progress"}
     assert await records.open_batches() == [moved]
     assert await records.count_open("me") == 1
-    assert await records.is_needed("file-1")
+    assert await records.is_read_by_open_batch("file-1")
     assert (await records.drop_ended_batches(60.0, limit=9)).rows.total() == 0
     await records.move_batch("batch_1", state.COMPLETED, among_states={state.IN_PROGRESS})
     assert [each.id for each in await records.list_batches("me", limit=2)] == ["batch_1"]

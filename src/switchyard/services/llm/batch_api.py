@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 Reply = TypeVar("Reply")
 
 METADATA_KEY = "switchyard_batch"
-"""Key of our id in the metadata of a server's batch."""
+"""Metadata key under which a server's batch has our id."""
 REQUEST_TIMEOUT = 120.0
 """Seconds for one request."""
 MAX_LISTED_PAGES = 20
-"""Pages, of 100 batches or files each, that are searched for one of ours."""
+"""Pages of a listing, with 100 entries each, that are searched for our batch or file."""
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 MAX_LINE_BYTES = 2 * MAX_ANSWER
-"""Bytes of a line with an answer."""
+"""Bytes of the longest line with an answer."""
 ENDED_STATUSES = frozenset({"completed", "failed", "expired", "cancelled"})
 """Statuses of a batch that has ended, well or not."""
 
@@ -49,7 +49,7 @@ class RemoteBatch:
 
     @classmethod
     def from_response(cls, batch: Any) -> RemoteBatch:
-        """Read a batch from the server's answer. Raises InvalidLlmResponse."""
+        """Make a batch of the server's answer. Raises InvalidLlmResponse."""
         files = (_checked_id(batch, "output_file_id"), _checked_id(batch, "error_file_id"))
         remote_id = _checked_id(batch, "id")
         if remote_id is None:
@@ -168,15 +168,15 @@ class BatchApi:
         """Delete a file; `file_id` is its id at the server."""
         await _call_api(lambda: self._api.delete(f"/files/{file_id}", cast_to=object))
 
-    async def lines(self, file_id: str, *, most: int) -> Iterator[Any]:
-        """Yield the first `most` lines of a file of answers, read as JSON one by one: all at once
-        would take twenty times the memory. A line that is not JSON, or too long for one answer, is
-        None."""
+    async def lines(self, file_id: str, *, max_lines: int) -> Iterator[Any]:
+        """Yield the first `max_lines` lines of a file of answers, parsed as JSON one by one: parsed
+        all at once, they would take twenty times the memory. A line that is not JSON, or too long
+        for one answer, is None."""
 
         async def read() -> bytes:
             return (await self._api.files.content(file_id)).content
 
-        return _json_lines(await _call_api(read), most)
+        return _json_lines(await _call_api(read), max_lines)
 
 
 def _upload_name(batch_id: str) -> str:
@@ -196,12 +196,12 @@ def _checked_id(answer: Any, name: str) -> str | None:
     return value
 
 
-def _json_lines(content: bytes, most: int) -> Iterator[Any]:
+def _json_lines(content: bytes, max_lines: int) -> Iterator[Any]:
     start = 0
-    while start < len(content) and most > 0:
+    while start < len(content) and max_lines > 0:
         end = content.find(b"\n", start)
         end = len(content) if end < 0 else end
-        most -= 1
+        max_lines -= 1
         yield _json_or_none(content[start:end]) if end - start <= MAX_LINE_BYTES else None
         start = end + 1
 

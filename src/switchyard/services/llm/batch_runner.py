@@ -1,13 +1,13 @@
-"""Send collected questions through Batch APIs, and take in the batches' answers one by one.
+"""Send collected questions through Batch APIs, and store the batches' answers one by one.
 
 Nothing is lost and nothing sent twice, wherever the process is killed: the questions of a batch are
 chosen in the ledger before the server hears of it; our id is in the batch's metadata, and before a
 batch is created, the server is searched for it, as an earlier process may have created it. One
-process sends a batch at a time: it has reserved that in the ledger (the fence), for longer than
-all its requests take. Each step of a conclusion can be repeated: the answer is stored, its cost
-recorded under an id of its own, the question concluded; then its jobs are woken, again and again
-until they have read the answer. Questions that no batch answers are asked live: by their jobs, with
-a call of their own.
+process sends a batch at a time: it has reserved that in the ledger (the fence), for longer than all
+its requests take. Each step can be repeated: the answer is stored, its cost recorded under an id of
+its own, and the question marked as answered; then its jobs are woken, again and again until they
+have read the answer. Questions that no batch answers are asked live: each job then makes a call of
+its own.
 """
 
 from __future__ import annotations
@@ -59,15 +59,15 @@ BATCH_POLL_INTERVAL = 60.0
 """Seconds between requests for the state of a batch that the server works on."""
 FENCE_TTL = 600.0
 """Seconds for which one process alone may send a batch; SENDING_TIMEOUT ends before. The fence
-stays after an error: the server may be creating the batch all the same."""
+stays after an error: the server may still be creating the batch."""
 SENDING_TIMEOUT = FENCE_TTL - 120.0
 MAX_SENDING_AGE = 6 * 3600.0
 """Age of a batch, in seconds, up to which its sending is tried again; then its jobs ask live."""
 MAX_FILE_BYTES = 48 * 1024 * 1024
 """Size of a batch's file of questions."""
 _MAX_LINES_PER_QUESTION = 2
-"""Lines for each question that are read of a file of answers. If it has more, questions answered
-only there are asked live."""
+"""Lines of a file of answers that are read for each question of the batch. Questions whose answers
+come later in the file are asked live."""
 CLEANUP_INTERVAL = 600.0
 RETENTION = 7 * 24 * 3600.0
 """Seconds after which batches that are done, and questions that no job asks for, are deleted."""
@@ -76,7 +76,7 @@ MODEL_SERVER_ERRORS = (LlmUnavailable, InvalidLlmResponse, LlmRefused)
 
 
 class BatchRunner:
-    """Send and conclude the batches of one system; a duty of the active scheduler."""
+    """Sends batches, and stores their answers; a duty of the active scheduler."""
 
     def __init__(self, settings: Settings, ledger: Ledger, publisher: Publisher) -> None:
         self._settings = settings
@@ -92,8 +92,8 @@ class BatchRunner:
         self._log = structlog.get_logger("llm")
 
     async def run(self) -> None:
-        """Send and conclude batches until cancelled. Where no server gets batches, earlier ones are
-        still concluded."""
+        """Send and finish batches until cancelled; earlier batches also when no server gets batches
+        any more."""
         cleaned_at = float("-inf")
         while True:
             try:
@@ -130,9 +130,9 @@ class BatchRunner:
             await self._batches.open_llm_batch(
                 uuid4().hex,
                 server.name,
-                wait=self._settings.llm_batch_wait,
-                most=self._settings.llm_batch_size,
-                most_bytes=MAX_FILE_BYTES,
+                max_wait=self._settings.llm_batch_wait,
+                max_questions=self._settings.llm_batch_size,
+                max_bytes=MAX_FILE_BYTES,
             )
         for batch in await self._batches.llm_batches():
             try:
@@ -143,13 +143,15 @@ class BatchRunner:
                     batch=batch.id,
                     error=str(error),
                 )
-                await self._batches.note_llm_batch(batch, state=batch.state, note=str(error))
+                await self._batches.update_llm_batch_state(
+                    batch, state=batch.state, note=str(error)
+                )
         await self._wake_jobs()
 
     async def _release_unfit_questions(self) -> None:
-        """Release collected questions whose provider gets no batches any more, or whose job
-        expires soon: their jobs ask live. The reservation of the cost ends first: after a crash,
-        it is ended a second time, which changes nothing."""
+        """Release collected questions whose provider gets no batches any more, or whose job expires
+        soon: their jobs ask live. The reservation of a question's cost is ended first: after a
+        crash it is ended again, which changes nothing."""
         while items := await self._batches.unfit_llm_questions(
             list(self._batch_servers), expires_within=MAX_BATCH_WAIT
         ):
@@ -193,15 +195,15 @@ class BatchRunner:
     async def _send(
         self, batch: LlmBatch, server: LlmServer, *, may_create: bool, is_past_timeout: bool
     ) -> None:
-        """Send a batch, unless the server has it already; within the fence. With `is_past_timeout`,
-        the server would have ended the batch by now if it had got it."""
+        """Send a batch, unless the server has it already; the caller has the fence. With
+        `is_past_timeout`, the server would have ended the batch by now if it had got it."""
         try:
             async with BatchApi.connect(server) as api:
                 remote = await api.find_created(batch.id) or await self._create(
                     batch, api, server, may_create
                 )
         except LlmRefused as error:
-            if error.is_server_specific and not error.missing and may_create:
+            if error.is_server_specific and not error.is_missing and may_create:
                 raise  # a key or a right, which somebody may correct
             await self._end_batch(batch, str(error))
             return
@@ -212,7 +214,7 @@ class BatchRunner:
             return
         if remote is None:
             return
-        noted = await self._batches.note_llm_batch(
+        noted = await self._batches.update_llm_batch_state(
             batch, state=BatchState.SENT, remote_id=remote.id, note=remote.status
         )
         if not noted:
@@ -252,8 +254,8 @@ class BatchRunner:
     async def _cancel_if_duplicate(
         self, batch: LlmBatch, server: LlmServer, remote_id: str
     ) -> None:
-        """Cancel a batch that this process has created, if another process created it, too, while
-        this one was frozen."""
+        """Cancel the batch that this process has created if another process, while this one was
+        frozen, created it as well."""
         remote_ids = {each.id: each.remote_id for each in await self._batches.llm_batches()}
         self._log.warning("batch sent by another process", batch=batch.id, remote=remote_id)
         if remote_ids.get(batch.id) != remote_id:
@@ -264,12 +266,12 @@ class BatchRunner:
         lines = (batch_line_of(each, server) for each in items.values())
         return b"".join(json.dumps(each, ensure_ascii=False).encode() + b"\n" for each in lines)
 
-    # --- concluding ---------------------------------------------------------------------------
+    # --- storing answers ----------------------------------------------------------------------
 
     async def _check_remote(
         self, batch: LlmBatch, api: BatchApi, server: LlmServer, *, is_past_timeout: bool
     ) -> None:
-        """Ask for the state of a sent batch, and conclude its questions when it has ended."""
+        """Ask for the state of a sent batch, and store its answers when it has ended."""
         assert batch.remote_id is not None
         try:
             remote = await api.get(batch.remote_id)
@@ -284,25 +286,29 @@ class BatchRunner:
                 return
             if is_past_timeout:
                 await self._cancel(api, batch.remote_id)
-            await self._batches.note_llm_batch(batch, state=BatchState.SENT, note=remote.status)
+            await self._batches.update_llm_batch_state(
+                batch, state=BatchState.SENT, note=remote.status
+            )
             return
         items = await self._batches.llm_batch_items(batch)
         files = remote.files if items else ()  # without open items, the files may be gone
         for file_id in files:
             try:
-                lines = await api.lines(file_id, most=_MAX_LINES_PER_QUESTION * batch.questions)
+                lines = await api.lines(
+                    file_id, max_lines=_MAX_LINES_PER_QUESTION * batch.questions
+                )
             except (InvalidLlmResponse, LlmRefused) as error:
                 if not is_past_timeout:
                     raise
                 self._log.error("batch answers unreadable", batch=batch.id, error=str(error))
                 continue
-            await self._conclude_all(batch, server, lines, items)
+            await self._store_answers(batch, server, lines, items)
         await self._release_open_items(batch)
-        # Before the batch is done: after a process that is killed here, the next one repeats this.
+        # Before the batch is done: if this process is killed here, the next one repeats it.
         await self._delete_files(api, filter(None, [*remote.files, remote.input_file]))
         await self._end_batch(batch, _end_note(remote))
 
-    async def _conclude_all(
+    async def _store_answers(
         self,
         batch: LlmBatch,
         server: LlmServer,
@@ -312,19 +318,20 @@ class BatchRunner:
         for line in lines:
             key = line.get("custom_id") if isinstance(line, dict) else None
             item = items.pop(key, None) if isinstance(key, str) else None
-            if item is not None:  # else the line has no question, or one that was concluded before
-                await self._conclude(batch, server, item, line.get("response"))
+            if item is not None:  # else it is of no question, or of one done before
+                await self._store_answer(batch, server, item, line.get("response"))
             else:
                 await asyncio.sleep(0)  # lines take time: other tasks run in between
 
-    async def _conclude(
+    async def _store_answer(
         self, batch: LlmBatch, server: LlmServer, item: BatchItem, response: Any
     ) -> None:
-        """Store an answer; without one, the job asks live, and gets the error."""
+        """Store the answer to a question; without an answer, the jobs ask live, and get the
+        error."""
         body = response.get("body") if isinstance(response, dict) else None
         if not isinstance(response, dict) or response.get("status_code") != 200:
             await self._account.settle(freed_call(item))
-            await self._batches.conclude_llm_item(item.key, batch, ItemState.LIVE)
+            await self._batches.finish_llm_item(item.key, batch, ItemState.LIVE)
             return
         try:
             keep_all = bool(item.question.get("keeps_all"))
@@ -332,16 +339,16 @@ class BatchRunner:
             answer = reader.read_whole(body)
         except MODEL_SERVER_ERRORS:
             await self._account.settle(replace(item.call, state=CallState.UNSURE))
-            await self._batches.conclude_llm_item(item.key, batch, ItemState.LIVE)
+            await self._batches.finish_llm_item(item.key, batch, ItemState.LIVE)
             return
         await self._answers.keep(item.question, answer)
         await self._account.settle(self._account.with_actual_cost(item.call, answer))
-        await self._batches.conclude_llm_item(item.key, batch, ItemState.ANSWERED)
+        await self._batches.finish_llm_item(item.key, batch, ItemState.ANSWERED)
 
     async def _end_batch(self, batch: LlmBatch, note: str) -> None:
         """End a batch: questions that it has not answered are asked live."""
         await self._release_open_items(batch)
-        noted = await self._batches.note_llm_batch(batch, state=BatchState.DONE, note=note)
+        noted = await self._batches.update_llm_batch_state(batch, state=BatchState.DONE, note=note)
         self._checked_at.pop(batch.id, None)
         if noted:
             self._log.info("batch done", batch=batch.id, note=note)
@@ -349,7 +356,7 @@ class BatchRunner:
     async def _release_open_items(self, batch: LlmBatch) -> None:
         for item in (items := await self._batches.llm_batch_items(batch)).values():
             await self._account.settle(freed_call(item))
-            await self._batches.conclude_llm_item(item.key, batch, ItemState.LIVE)
+            await self._batches.finish_llm_item(item.key, batch, ItemState.LIVE)
         if items:
             self._log.info("batch questions released", batch=batch.id, questions=len(items))
 

@@ -16,14 +16,15 @@ if TYPE_CHECKING:
     import openai
 
 MAX_BODY = 16 * 1024 * 1024
-"""Bytes of an answer that is no stream; parsed as JSON, it may take twenty times as much memory."""
+"""Bytes of the largest answer that is no stream; parsed as JSON, it may take twenty times as much
+memory."""
 MAX_FILE = 64 * 1024 * 1024
 """Bytes of a file of answers, which is read line by line."""
 
 MAX_EVENT = 16 * 1024 * 1024
-"""Bytes of one event of a stream. Some servers send a whole answer in one event:
+"""Bytes of the largest event of a stream. Some servers send a whole answer in one event:
 `completion_reader.MAX_ANSWER` characters, and the fields around them."""
-_ENDS = (b"\n\n", b"\r\r", b"\r\n\r\n")
+_EVENT_ENDS = (b"\n\n", b"\r\r", b"\r\n\r\n")
 
 
 def bounded_http(timeout: float) -> openai.DefaultAsyncHttpxClient:
@@ -58,11 +59,11 @@ async def _bound_response(response: Any) -> None:
     bounded = (
         _bounded_events
         if is_stream
-        else partial(_bounded_body, most=MAX_FILE if is_file else MAX_BODY)
+        else partial(_bounded_body, max_bytes=MAX_FILE if is_file else MAX_BODY)
     )
 
-    # Everything that the SDK reads of an answer goes through this.
-    response.aiter_raw = lambda *how, **more: bounded(read_raw(*how, **more))
+    # The SDK reads all parts of an answer through this method.
+    response.aiter_raw = lambda *args, **options: bounded(read_raw(*args, **options))
 
 
 def _stays_at_server(response: Any) -> bool:
@@ -76,12 +77,14 @@ def _stays_at_server(response: Any) -> bool:
     return (target.scheme, target.host, target.port) == (server.scheme, server.host, server.port)
 
 
-async def _bounded_body(parts: AsyncIterator[bytes], *, most: int) -> AsyncIterator[bytes]:
+async def _bounded_body(parts: AsyncIterator[bytes], *, max_bytes: int) -> AsyncIterator[bytes]:
     size = 0
     async for part in parts:
         size += len(part)
-        if size > most:
-            raise InvalidLlmResponse(f"the model server's answer is longer than {most:,} bytes")
+        if size > max_bytes:
+            raise InvalidLlmResponse(
+                f"the model server's answer is longer than {max_bytes:,} bytes"
+            )
         yield part
 
 
@@ -91,7 +94,7 @@ async def _bounded_events(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     size, last = 0, b""
     async for part in parts:
         joined = last + part
-        ended = max(joined.rfind(end) + len(end) if end in joined else 0 for end in _ENDS)
+        ended = max(joined.rfind(end) + len(end) if end in joined else 0 for end in _EVENT_ENDS)
         size = len(joined) - ended if ended else size + len(part)
         if size > MAX_EVENT:
             raise InvalidLlmResponse(

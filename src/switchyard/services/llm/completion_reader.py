@@ -30,12 +30,13 @@ from switchyard.services.llm.model_api import ModelApi
 from switchyard.services.llm.thought_filter import ThoughtFilter, without_thoughts
 
 MAX_ANSWER = 2_000_000
-"""Bytes or characters of an answer to a chat."""
+"""Longest answer to a chat: in bytes of its JSON, or in characters of a streamed text."""
 END_TIMEOUT = 10.0
 """Seconds that a stream may stay open after the answer has ended: some servers send keep-alives for
 ever."""
 MAX_ENDPOINT_ANSWER = 8 * 1024 * 1024
-"""Bytes of an answer of another endpoint, such as vectors: it is also the result of a job."""
+"""Bytes of the largest answer of another endpoint, such as vectors. The answer is also stored as
+the job's result."""
 PROMPT_TOKENS_PER_TOKEN = 20
 """Tokens of a prompt that take a server about as long as one token of an answer."""
 _NO_REASONS = frozenset({"", "null", "none", "unknown"})
@@ -81,7 +82,8 @@ _BREAK_REASONS = frozenset(
 _LIMIT_ERRORS = frozenset(
     {"overloaded_error", "rate_limit_error", "rate_limit_exceeded", "server_is_overloaded"}
 )
-"""Types and codes of errors in a stream that has begun which stand for the statuses 429 and 529."""
+"""Types and codes of errors that a server sends within a stream in place of the statuses 429 and
+529."""
 _TEXT_PARTS = frozenset({"text", "output_text"})
 _REASONING_FIELDS = ("reasoning_content", "reasoning")
 """Fields with the reasoning of a model, of servers that separate it from the answer."""
@@ -102,8 +104,8 @@ class Completion:
     """`stop`, `length` when the answer was cut at its limit, or another one of the API; None where
     the server gave none with an answer that ended regularly."""
     usage: Mapping[str, int]
-    """Tokens by `prompt_tokens`, `completion_tokens`, and `cached_tokens` of the prompt; without
-    those that the server does not tell."""
+    """Tokens by `prompt_tokens`, `completion_tokens`, and `cached_tokens` of the prompt. A count
+    that the server does not send is missing."""
     chunks: int = 0
     """Pieces in which the answer came, about a token each; 0 where it was not streamed."""
     body: Mapping[str, Any] | None = None
@@ -122,8 +124,8 @@ class Timing:
     seconds: float
     """From the request to the end of the answer."""
     weighted_tokens: float
-    """Tokens of the answer, plus those of the prompt / PROMPT_TOKENS_PER_TOKEN, as they take a
-    server less time."""
+    """Tokens of the answer, plus tokens of the prompt divided by PROMPT_TOKENS_PER_TOKEN: a server
+    reads them faster than it writes."""
     first_token: float | None = None
     """From the request to the first token; None where the answer was not streamed."""
     per_token: float | None = None
@@ -149,7 +151,7 @@ class CompletionReader:
     model_api: ModelApi = field(default_factory=ModelApi)
     """The API of the server."""
     end_timeout: float = END_TIMEOUT
-    _passed_on: bool = False
+    _has_passed_on: bool = False
     _half_pair: str = ""
     """The first half of a surrogate pair, whose other half comes with the next piece."""
     _filter: ThoughtFilter = field(init=False)
@@ -216,16 +218,18 @@ class CompletionReader:
 
     @property
     def _progress(self) -> tuple[object, ...]:
-        """What changes with each piece of the answer."""
+        """Values of which at least one changes with each piece of the answer."""
         return self._length, self._chunks, self._finish_reason, self._has_end_mark
 
     async def read_body(self, response: Any, *, has_texts: bool) -> Any:
-        """Read the SDK's HTTP response as JSON, whatever it says. Raises InvalidLlmResponse."""
+        """Read the SDK's HTTP response as JSON, without checking its fields; `has_texts` as in
+        `parse_body`. Raises InvalidLlmResponse."""
         body = await _bounded_body(response.aiter_bytes(), MAX_ENDPOINT_ANSWER)
         return self.parse_body(body, has_texts=has_texts)
 
     def parse_body(self, body: bytes, *, has_texts: bool) -> Any:
-        """Return an answer as JSON, whatever it says. Raises InvalidLlmResponse."""
+        """Parse an answer as JSON, without checking its fields. With `has_texts`, characters and
+        numbers that can't be encoded are replaced. Raises InvalidLlmResponse."""
         answer = parse_json(body)
         if not has_texts:
             return answer
@@ -312,8 +316,8 @@ class CompletionReader:
         return self.keep_all and any(field_of(message, name) for name in _TEXTLESS_ANSWERS)
 
     def _take_message(self, message: Any) -> str:
-        """Return the text of a message or of a chunk's delta, counted; keep a refusal in it, and
-        note whether it has parts of other kinds, which are taken for reasoning."""
+        """Return the text of a message, or of a chunk's delta, and count its length. Keep a
+        refusal; take parts of unknown kinds for reasoning."""
         content, refusal = field_of(message, "content"), field_of(message, "refusal")
         texts = []
         for part in content if isinstance(content, list) else [content]:
@@ -336,13 +340,13 @@ class CompletionReader:
         return whole_text
 
     def _note_thoughts(self, message: Any) -> bool:
-        """Note whether a message has reasoning in a field of its own, and return it."""
+        """Note and return whether a message has reasoning in a field of its own."""
         has_thought = any(field_of(message, name) for name in _REASONING_FIELDS)
         self._has_thoughts = self._has_thoughts or has_thought
         return has_thought
 
     def _note_finish_reason(self, reason: object) -> None:
-        """Note why the model has stopped, by the API's own name for it. Raises LlmCut."""
+        """Note why the model stopped, under OpenAI's name for the reason. Raises LlmCut."""
         if not isinstance(reason, str):
             return
         reason_text = reason[:100].strip().lower()
@@ -362,13 +366,13 @@ class CompletionReader:
         text = self._half_pair + text
         self._half_pair = text[-1] if "\ud800" <= text[-1:] <= "\udbff" else ""
         if whole := text.removesuffix(self._half_pair):
-            self._passed_on = True
+            self._has_passed_on = True
             self.on_text(encodable(whole))
 
     def _begin_anew(self) -> None:
         self.starts_in_reasoning, self._half_pair = False, ""
-        if self._passed_on:
-            self._passed_on = False
+        if self._has_passed_on:
+            self._has_passed_on = False
             self.restart()
 
     def completion_without_text(self, answer: object) -> Completion:
@@ -387,7 +391,7 @@ class CompletionReader:
             raise LlmDeclined(encodable(refusal_text[:500]), may_cost=True)
         if not text:
             raise self._empty_error()
-        if self.on_text is not None and not self._passed_on:
+        if self.on_text is not None and not self._has_passed_on:
             self.on_text(text)
         return Completion(
             text,
@@ -405,13 +409,13 @@ class CompletionReader:
         if not any(_has_answer(each) for each in whole["choices"]):
             raise EmptyLlmAnswer("the model server's answer is empty")
         model = whole["model"] = self._model or self.requested_model
-        if text and self.on_text is not None and not self._passed_on:
+        if text and self.on_text is not None and not self._has_passed_on:
             self.on_text(text)
         body: dict[str, Any] = _encodable_json(whole)
         return Completion(text, model, self._finish_reason, dict(self._usage), self._chunks, body)
 
     def _finish_choice(self, choice: dict[str, Any]) -> None:
-        """Give a choice the API's own name for its `finish_reason`, and take reasoning out of its
+        """Give a choice OpenAI's name for its `finish_reason`, and remove reasoning from its
         text."""
         message, reason = choice["message"], choice["finish_reason"]
         content = message["content"]
@@ -529,15 +533,15 @@ async def event_data(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 
 
 async def body_or_stream(
-    response: Any, stream_starts: tuple[bytes, ...], most: int = MAX_ANSWER
+    response: Any, stream_starts: tuple[bytes, ...], max_bytes: int = MAX_ANSWER
 ) -> bytes | AsyncIterator[bytes]:
-    """Return the body of an answer that is no stream, of at most `most` bytes, or the parts of one
-    that is. Not every server streams, and some that do send another content type: then the body
-    begins with one of `stream_starts`. Raises InvalidLlmResponse."""
+    """Return the parts of an answer that is a stream, and the whole body of any other, of at most
+    `max_bytes`. Some servers stream with another content type: then the body begins with one of
+    `stream_starts`. Raises InvalidLlmResponse."""
     parts: AsyncIterator[bytes] = response.aiter_bytes()
     if "event-stream" in response.headers.get("content-type", ""):
         return parts
-    body = await _bounded_body(parts, most)
+    body = await _bounded_body(parts, max_bytes)
     is_stream = body.removeprefix(BOM_UTF8).lstrip().startswith(stream_starts)
     return _single_part(body) if is_stream else body
 
@@ -548,7 +552,7 @@ async def _single_part(body: bytes) -> AsyncIterator[bytes]:
 
 def _add_data(data: bytearray, line: bytes) -> None:
     name, _, value = line.partition(b":")
-    if name.removeprefix(BOM_UTF8) == b"data":  # some servers begin with this mark
+    if name.removeprefix(BOM_UTF8) == b"data":  # some servers begin with a byte order mark
         if data:
             data += b"\n"
         data += value.removeprefix(b" ")
@@ -573,6 +577,7 @@ def _without_choices(answer: Any) -> InvalidLlmResponse:
 
 
 def parse_json(body: bytes) -> Any:
+    """Parse the body of an answer, or the data of an event. Raises InvalidLlmResponse."""
     try:
         # JSON has no NaN and no infinite numbers, but some servers send them as log probabilities.
         return json.loads(_decoded(body), parse_constant=lambda _: None)
@@ -583,8 +588,8 @@ def parse_json(body: bytes) -> Any:
 
 
 def _decoded(body: bytes) -> bytes | str:
-    """Return a body that is read as JSON; as text with U+FFFD for what is not UTF-8. Some servers
-    cut within a character, and the same request, paid for again, would be cut again."""
+    """Return a body for `json.loads`; of UTF-8 the text, with U+FFFD for invalid bytes. Some
+    servers cut an answer within a character: asked again, they would charge again and cut again."""
     if json.detect_encoding(body).startswith("utf-8"):
         return body.removeprefix(BOM_UTF8).decode("utf-8", "replace")
     return body
@@ -598,10 +603,12 @@ def _is_json(body: bytes | bytearray) -> bool:
     return True
 
 
-async def _bounded_body(parts: AsyncIterator[bytes], most: int = MAX_ANSWER) -> bytes:
+async def _bounded_body(parts: AsyncIterator[bytes], max_bytes: int = MAX_ANSWER) -> bytes:
     body = bytearray()
     async for part in parts:
         body += part
-        if len(body) > most:
-            raise InvalidLlmResponse(f"the model server's answer is longer than {most:,} bytes")
+        if len(body) > max_bytes:
+            raise InvalidLlmResponse(
+                f"the model server's answer is longer than {max_bytes:,} bytes"
+            )
     return bytes(body)

@@ -17,10 +17,10 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 MIN_WINDOW_AGE = 60.0
-"""Seconds after which a window that is not full is begun anew: its first calls say nothing of the
-server's present state."""
+"""Seconds after which a window that is not complete starts again: its first calls say nothing about
+the server's present state."""
 WINDOW_AGE_CALLS = 4.0
-"""The same as a multiple of the length of a call, where that is longer."""
+"""The same age as a multiple of a call's duration; the longer of the two counts."""
 
 
 class CallEnd(StrEnum):
@@ -33,7 +33,7 @@ class CallEnd(StrEnum):
     BROKEN = "broken"
     """The answer was cut or empty: with other calls under way, a sign of too many calls."""
     FAILED = "failed"
-    """In a way that says nothing of the server's load."""
+    """Ended in a way that says nothing about the server's load."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +57,14 @@ class CallSample:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The first limit, and the least and the most that a policy may choose."""
+    """The first limit, and the lowest and the highest limit that a policy may choose."""
 
     start: int = 2
-    least: int = 1
-    most: int = 50
+    min_calls: int = 1
+    max_calls: int = 50
 
     def clamp(self, limit: float) -> float:
-        return min(max(limit, float(self.least)), float(self.most))
+        return min(max(limit, float(self.min_calls)), float(self.max_calls))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class Window:
     """Seconds, summed over the timed answers."""
 
     def plus(self, sample: CallSample, *, is_new: bool = True) -> Window:
-        """Return the window with one more call; `is_new` if that began within the window."""
+        """Return the window with one more call; `is_new` if the call began within the window."""
         is_answered = sample.ended is CallEnd.ANSWERED
         is_broken = sample.ended is CallEnd.BROKEN and sample.in_flight > 1
         measured = is_answered and is_new and sample.seconds > 0 and sample.weighted_tokens > 0
@@ -145,22 +145,21 @@ class PolicyState:
     by these names."""
 
     limit: float
-    """Calls that it may get at once, rounded down."""
+    """Calls that the server may get at once; rounded down where it is used."""
     began: float
     """When the window began, in seconds since the epoch."""
     window: Window = field(default_factory=Window)
     memory: Mapping[str, float] = field(default_factory=dict)
     """What the policy remembers from window to window. Keys of `AdaptivePolicy`:
 
-    - `alone`: 1 once the server was measured with one call, or was overloaded
-    - `start`: the limit to return to, while it is being measured with one call
-    - `limit`, `calls`, `rate`: limit, mean calls under way and tokens a second of the last window
-      in which it was not slow; a higher limit is on trial against them
-    - `rise`: scaling of the last raise (`_scaling`)
-    - `found`: 1 once a raise was in vain, or the server was slow or overloaded: only small raises
-    - `pause`, `rest`: length of the last rest without raises, and what is left of it, in windows
-    - `first_token`, `per_token`: the best mean times, in seconds, which are the reference
-    - `steps`, `slowness`: steps down in a row, and how slow the server was before them
+    - `alone`: 1 once the server was measured with one call, or was overloaded - `start`: the limit
+    to return to, while it is being measured with one call - `limit`, `calls`, `rate`: limit, mean
+    calls under way and tokens a second of the last window in which it was not slow; a higher limit
+    is on trial against them - `rise`: scaling of the last raise (`_scaling`) - `found`: 1 once a
+    raise was taken back, or the server was slow or overloaded: only small raises - `pause`, `rest`:
+    length of the last rest without raises, and what is left of it, in windows - `first_token`,
+    `per_token`: the best mean times, in seconds, which are the reference - `steps`, `slowness`:
+    steps down in a row, and how slow the server was before them
     """
 
     @classmethod
@@ -173,7 +172,8 @@ class PolicyState:
 
     @classmethod
     def load(cls, values: Mapping[str, Any], bounds: Bounds, now: float) -> PolicyState:
-        """Read what `dump` gave. State of a version with other fields is begun anew."""
+        """Read what `dump` returned. The state of a version with other fields is replaced by a
+        first one."""
         names = {each.name for each in fields(Window)}
         if set(values) != {each.name for each in fields(cls)} or set(values["window"]) != names:
             return cls.first(bounds, now)
@@ -192,7 +192,8 @@ class ConcurrencyPolicy(Protocol):
         ...
 
     def is_over(self, state: PolicyState, seconds: float) -> bool:
-        """Return whether the window, of `seconds`, has enough calls to choose by."""
+        """Return whether the window, which is `seconds` long, has enough calls to choose the next
+        limit."""
         ...
 
     def next(self, state: PolicyState) -> tuple[float, Mapping[str, float]]:
@@ -232,7 +233,8 @@ class FixedPolicy:
 
 @dataclass(frozen=True, slots=True)
 class StepPolicy:
-    """Requirement L3: over 10 % time-outs → x 0.7; under 2 % with more than 50 answers → x 1.2."""
+    """Change the limit in fixed steps (requirement L3): over 10 % time-outs → x 0.7; under 2 % with
+    more than 50 answers → x 1.2."""
 
     window_seconds: float = 10.0
     counts_broken_answers: bool = False
@@ -250,32 +252,32 @@ class StepPolicy:
 
 @dataclass(frozen=True, slots=True)
 class AdaptivePolicy:
-    """Raise the limit while the server then gives more tokens a second in all, and lower it when
-    each call gets slow.
+    """Raise the limit while that makes the server give more tokens a second in all, and lower it
+    when each call gets slow.
 
     The first calls tell how fast the server is with one call under way. Then each raise is a trial:
     if the rate does not rise with the number of calls, the raise is taken back. The first raises
-    are large, later ones small, and after each that was in vain the policy rests for longer. Slow
-    means three times the time per token, or to the first token, of a call alone. If fewer calls do
-    not make the server faster, the cause lies elsewhere (somebody else's load, another model): then
-    the present times become the new reference.
+    are large, later ones small, and after each raise that was taken back the policy rests for
+    longer. Slow means three times the time per token, or to the first token, of a call alone. If
+    fewer calls do not make the server faster, the cause lies elsewhere (somebody else's load,
+    another model): then the present times become the new reference.
     """
 
     window_seconds: float = 5.0
-    """Least seconds of a window, once the limit is found."""
+    """Shortest window, in seconds, once the limit is found."""
     min_scaling: float = 0.15
-    """Least log(rate after / before) / log(calls after / before) for a raise to be kept: 1 if the
-    rate rises as much as the calls, 0 if it does not rise."""
+    """Lowest scaling, which is log(rate after / before) / log(calls after / before), for a raise to
+    be kept: 1 if the rate rises as much as the calls, 0 if it does not rise."""
     quadruple_above: float = 0.8
     """Scaling above which the first raises are x 4 instead of x 2."""
     slow: float = 3.0
-    """A server is slow from this multiple of the reference on."""
+    """A server is slow when its times are this multiple of the reference."""
     max_steps_down: int = 3
     """Steps down after which the server must have become faster."""
     gain: float = 0.1
-    """Part by which it must have become faster."""
+    """Part of its slowness that it must have lost by then."""
     max_rest: float = 64.0
-    """Windows of the longest rest without raises."""
+    """Longest rest without raises, in windows."""
     counts_broken_answers: bool = True
 
     def is_over(self, state: PolicyState, seconds: float) -> bool:
@@ -312,13 +314,13 @@ class AdaptivePolicy:
         memory.pop("steps", None)
         memory |= {"limit": limit, "calls": window.mean_in_flight, "rate": window.rate}
         if window.awaited * 2 < window.answered:
-            return limit, memory  # nobody wants more
+            return limit, memory  # no calls wait for a higher limit
         return self._raise_limit(limit, memory), memory
 
     def _measure_alone(
         self, state: PolicyState, memory: dict[str, float]
     ) -> tuple[float, Mapping[str, float]]:
-        """Go down to one call, and return to the limit when that has been measured."""
+        """Lower the limit to one call, and restore it when a call alone has been measured."""
         window = state.window
         if window.mean_in_flight > 1 and "start" not in memory:
             return 1.0, memory | {"start": state.limit}

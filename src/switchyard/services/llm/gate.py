@@ -1,4 +1,5 @@
-"""The gate before the servers: never more calls under way than the fleet's limit.
+"""Admit calls to the model servers: never more at once than each server's limit for the whole
+fleet.
 
 The limit, the pauses and the calls under way are in the ledger, so they hold for all processes.
 Calls wait here and not in the server, so that they get their turn by urgency. Each process asks for
@@ -71,8 +72,8 @@ SHORT_PAUSE, LONG_PAUSE = 1.0, 30.0
 """Seconds of the first and the longest pause of a server that does not answer; each is twice the
 one before."""
 
-NON_ADAPTIVE_START, NON_ADAPTIVE_LEAST = 16, 5
-"""First and least limit of the policies `steps` and `fixed`, unless the settings have them."""
+NON_ADAPTIVE_START, NON_ADAPTIVE_MIN = 16, 5
+"""First and lowest limit of the policies `steps` and `fixed`, where the settings give none."""
 
 POLICIES: dict[str, ConcurrencyPolicy] = {
     "adaptive": AdaptivePolicy(),
@@ -84,7 +85,7 @@ POLICIES: dict[str, ConcurrencyPolicy] = {
 
 @dataclass(frozen=True, slots=True, order=True)
 class Urgency:
-    """Sort key of waiting calls: the least comes first."""
+    """Sort key of waiting calls: the lowest comes first."""
 
     lane: int = 0
     """The lane's rank; 0 is the most urgent."""
@@ -146,7 +147,7 @@ class FleetCall:
 
 @dataclass(slots=True)
 class _ChangeAfterCall:
-    """The change of a server's state after a call."""
+    """Computes a server's next state when a call has ended."""
 
     outcome: CallOutcome
     policy: ConcurrencyPolicy
@@ -155,7 +156,8 @@ class _ChangeAfterCall:
     """Whether other calls wait for a slot."""
     jitter: float
     is_overload: bool = False
-    """Whether the call has failed because the server had too many; set by the change."""
+    """Whether the call failed because the server had too many calls; set when the change is
+    made."""
 
     def __call__(self, state: LlmServerState, in_flight: int, now: float) -> LlmServerState:
         call, rule = FleetCall(self.outcome, in_flight, self.others_wait), self.policy
@@ -267,15 +269,15 @@ class LlmGate:
         calls: Sequence[LlmCall] = (),
     ) -> bool:
         """Give the slot back. `outcome` is None for a cancelled call; `calls` are the records of
-        its cost. Returns whether the call failed because the server had too many: it gets fewer
-        from now on."""
+        the call's cost. Returns whether the call failed because the server had too many calls; it
+        gets fewer from now on."""
         self._held.pop(admission.slot, None)
         change = None if outcome is None else self._change_after(admission, outcome)
         try:
             await self._slots.end_llm_slot(admission.server.name, admission.slot, change, calls)
         except LedgerError as error:
-            # The answer must not be lost for it; the slot runs out by itself, and the reservation
-            # counts as spent in two hours.
+            # The answer must not be lost because of this: the slot runs out by itself, and the
+            # reservation counts as spent in two hours.
             self._log.warning("model slot not released, nor call cost recorded", error=str(error))
         self._wake_first()
         return change is not None and change.is_overload
@@ -283,8 +285,8 @@ class LlmGate:
     def leave_answered(
         self, admission: Admission, outcome: CallOutcome, calls: Sequence[LlmCall]
     ) -> None:
-        """Give the slot of an answered call back, as `leave` does, with the ledger's next write:
-        its caller does not wait for that."""
+        """Give the slot of an answered call back, as `leave` does, with the ledger's next write,
+        for which the caller does not wait."""
         self._held.pop(admission.slot, None)
         ending = self._slots.end_llm_slot_soon(
             admission.server.name, admission.slot, self._change_after(admission, outcome), calls
@@ -318,16 +320,16 @@ class LlmGate:
             self._waiting[0][2].set()
 
     async def _wait_for_turn(
-        self, turn: asyncio.Event, left: float, most: float | None = None
+        self, turn: asyncio.Event, left: float, max_seconds: float | None = None
     ) -> None:
-        """Wait until it is this call's turn, for at most `most` seconds, and `left` in all. Raises
-        LlmSaturated if no time is left."""
+        """Wait until it is this call's turn, for at most `max_seconds` seconds, and `left` in all.
+        Raises LlmSaturated if no time is left."""
         if left <= 0:
             raise LlmSaturated(
                 "the model servers get as many requests as they may", after=SHORT_PAUSE
             )
         try:
-            async with asyncio.timeout(left if most is None else min(left, most)):
+            async with asyncio.timeout(left if max_seconds is None else min(left, max_seconds)):
                 await turn.wait()
         except TimeoutError:
             return
@@ -357,7 +359,7 @@ class LlmGate:
                         ttl=SLOT_TTL,
                         is_hot=urgency.is_hot,
                         first_limit=bounds.clamp(bounds.start),
-                        max_limit=bounds.most,
+                        max_limit=bounds.max_calls,
                         reservation=reserved,
                         claim=claim,
                     )
@@ -402,8 +404,8 @@ class LlmGate:
 
 
 def all_servers(called: Iterable[LlmServerReport], settings: Settings) -> list[LlmServerReport]:
-    """Return the servers that were called, and those of the settings that were not: a substitute
-    is shown before it is needed."""
+    """Add to the reports of servers that were called those of the settings that were not: a
+    substitute is shown before it is needed."""
     reports = list(called)
     known = {each.name for each in reports}
     new = [
@@ -414,22 +416,23 @@ def all_servers(called: Iterable[LlmServerReport], settings: Settings) -> list[L
     return sorted((*reports, *new), key=lambda each: each.name)
 
 
-def calls_allowed(report: LlmServerReport, most: Mapping[str, int]) -> int:
-    """Return how many calls a server gets at once. `most` has what the settings allow, by the
+def calls_allowed(report: LlmServerReport, max_calls: Mapping[str, int]) -> int:
+    """Return how many calls a server gets at once. `max_calls` has the settings' maximum by the
     server's name."""
     state = report.state
-    return state.calls(most[report.name]) if report.name in most else int(state.allowed)
+    return state.calls(max_calls[report.name]) if report.name in max_calls else int(state.allowed)
 
 
 def bounds_of(settings: Settings, server: LlmServer) -> Bounds:
     """Return the bounds of the calls that a server gets at once."""
-    most = settings.max_calls(server)
-    start, least = settings.llm_concurrency, settings.llm_concurrency_min
-    if settings.llm_pacing != "adaptive":  # the others do not find the limit of a small server
+    max_calls = settings.max_calls(server)
+    start, min_calls = settings.llm_concurrency, settings.llm_concurrency_min
+    if settings.llm_pacing != "adaptive":  # other policies do not find a small server's limit
         set_names = settings.model_fields_set
         start = start if "llm_concurrency" in set_names else max(start, NON_ADAPTIVE_START)
-        least = least if "llm_concurrency_min" in set_names else min(start, NON_ADAPTIVE_LEAST)
-    return Bounds(min(start, most), min(least, most), most)
+        if "llm_concurrency_min" not in set_names:
+            min_calls = min(start, NON_ADAPTIVE_MIN)
+    return Bounds(min(start, max_calls), min(min_calls, max_calls), max_calls)
 
 
 def shows_overload(
@@ -440,8 +443,9 @@ def shows_overload(
     policy: ConcurrencyPolicy,
     bounds: Bounds,
 ) -> bool:
-    """Return whether a call failed because the server had too many, and gets fewer now: it breaks
-    off or refuses more than a tenth of them, and the limit is still above `bounds.least`."""
+    """Return whether a call failed because the server had too many calls, so that it gets fewer
+    now: it breaks off or refuses more than one call for ten that it answers, and its limit is still
+    above `bounds.min_calls`."""
     if (
         call.outcome.ended is not CallEnd.BROKEN
         or call.in_flight < 2
@@ -450,7 +454,7 @@ def shows_overload(
         return False
     policy_state = PolicyState.load(state.pace, bounds, now)
     window = policy_state.window.plus(CallSample(CallEnd.BROKEN, call.in_flight))
-    return window.is_refusing and int(policy_state.limit) > bounds.least
+    return window.is_refusing and int(policy_state.limit) > bounds.min_calls
 
 
 def state_after_call(

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 _RETRYABLE = frozenset({408, 409, 425})
 _LIMITED = frozenset({429, 503, 529})
-_ELSEWHERE = frozenset({401, 403, 404})
-"""Statuses that tell of a wrong key, a missing right or an unknown model: another server may take
-the request."""
-_NO_MONEY = 600.0
+_SERVER_SPECIFIC = frozenset({401, 403, 404})
+"""Statuses for a wrong key, a missing right or an unknown model: another server may take the
+request."""
+_NO_CREDIT_PAUSE = 600.0
 """Seconds until a server whose account is empty is asked again."""
 _TOO_LONG = re.compile(
     r"context (?:length|window|size|limit)|(?:input|prompt|request)\b.{0,40} too (?:long|large)"
@@ -31,7 +31,7 @@ _TOO_LONG = re.compile(
 )
 """What servers say of a request that is longer than the model's context."""
 _PAYMENT_REQUIRED = 402
-_NO_CREDIT = "credit balance is too low"
+_NO_CREDIT_TEXT = "credit balance is too low"
 """What Anthropic's API says of an empty account, with 400."""
 _NOT_CONNECTED = frozenset({"ConnectError", "ConnectTimeout", "PoolTimeout"})
 """Errors of the HTTP client that the SDK brings: the request never reached a server."""
@@ -41,12 +41,12 @@ class LlmUnavailable(RetryableError):
     """The server is overloaded, or broke down over the request."""
 
     may_cost = True
-    """It may have begun to answer, and charge for that."""
+    """Whether the server may charge the call: it may have begun to answer."""
 
 
 class LlmLimited(DependencyUnavailable, LlmUnavailable):
-    """The server has a limit on requests, which is reached; `after` is the seconds that it asks
-    to be left alone, None where it does not say."""
+    """The server's limit on requests is reached; `after` is the seconds for which it asks to be
+    left alone, None if it does not say."""
 
     may_cost = False
 
@@ -89,7 +89,7 @@ class EmptyLlmAnswer(InvalidLlmResponse):
     """There is no text in the answer, and no reasoning either."""
 
     in_stream = False
-    """As of `LlmCut`."""
+    """As in `LlmCut`."""
 
 
 class LlmRefused(PermanentError):
@@ -101,13 +101,13 @@ class LlmRefused(PermanentError):
         *,
         is_server_specific: bool = False,
         may_cost: bool = False,
-        missing: bool = False,
+        is_missing: bool = False,
         status: int | None = None,
     ) -> None:
         self.is_server_specific = is_server_specific
         """Whether the reason lies in this server (its key, rights, models), so that another server
         may take the request."""
-        self.missing = missing
+        self.is_missing = is_missing
         """Whether the server has no such model or endpoint."""
         self.status = status
         """HTTP status of the refusal; None where the server answered 200 or was not asked."""
@@ -117,7 +117,7 @@ class LlmRefused(PermanentError):
 
 
 class LlmBadRequest(LlmRefused):
-    """The server finds the request itself wrong: every server of this kind would."""
+    """The server finds the request itself invalid: every server of this kind would."""
 
 
 class LlmContextTooLong(LlmBadRequest):
@@ -164,22 +164,21 @@ def _status_error(error: openai.APIStatusError) -> LlmUnavailable | LlmRefused:
     if status in _LIMITED:
         after = retry_after(error)
         if error.code == "insufficient_quota":
-            after = max(after or 0.0, _NO_MONEY)
+            after = max(after or 0.0, _NO_CREDIT_PAUSE)
         return LlmLimited(text, after=after)
-    if status == _PAYMENT_REQUIRED or _NO_CREDIT in text:
-        return LlmLimited(text, after=_NO_MONEY)
+    if status == _PAYMENT_REQUIRED or _NO_CREDIT_TEXT in text:
+        return LlmLimited(text, after=_NO_CREDIT_PAUSE)
     if status in _RETRYABLE or status >= 500:
         failed = LlmUnavailable(text, after=retry_after(error))
-        failed.may_cost = False  # nobody charges for an error of their own
+        failed.may_cost = False  # a server does not charge for its own error
         return failed
-    if status in _ELSEWHERE:
-        return LlmRefused(text, is_server_specific=True, missing=status == 404, status=status)
+    if status in _SERVER_SPECIFIC:
+        return LlmRefused(text, is_server_specific=True, is_missing=status == 404, status=status)
     return _refusal_class(error)(text, status=status)
 
 
 def _refusal_class(error: openai.APIStatusError) -> type[LlmRefused]:
-    """Return the error for a refusal: by the server's code for it, and without a code by its
-    words."""
+    """Choose the error class for a refusal by the server's error code, or else by its message."""
     if error.code == "content_filter":
         return LlmDeclined
     if error.code == "context_length_exceeded" or _TOO_LONG.search(_server_message(error)):
@@ -210,6 +209,6 @@ def _server_message(error: openai.APIStatusError) -> str:
     return shortened(message or error.message)
 
 
-def shortened(message: object, most: int = 300) -> str:
-    """Return a message in one line of at most `most` characters."""
-    return " ".join(str(message).split())[:most]
+def shortened(message: object, max_length: int = 300) -> str:
+    """Shorten a message to one line of at most `max_length` characters."""
+    return " ".join(str(message).split())[:max_length]

@@ -111,7 +111,7 @@ class ModelClient:
         serving = [each for each in self._servers if each.serves(model)]
         if not serving:
             raise LlmRefused(
-                f"no server has the model {model!r}: see JOBS_LLM_PROVIDERS", missing=True
+                f"no server has the model {model!r}: see JOBS_LLM_PROVIDERS", is_missing=True
             )
         refusals = [self._clients[each.name].refusal(chat, endpoint) for each in serving]
         able = [each for each, refusal in zip(serving, refusals, strict=True) if refusal is None]

@@ -1,4 +1,4 @@
-"""Batches of the OpenAI-compatible API: made by clients, and worked off as backfills.
+"""Batches of the OpenAI-compatible API: made by clients, and run as backfills.
 
 A batch is valid or not as a whole. A valid batch becomes a backfill of the source `openai_batch`,
 so it yields to hot jobs, shares its queue fairly, keeps budgets, and goes through a provider's
@@ -54,19 +54,19 @@ from switchyard.services.llm.records.openai_batches import (
 MAX_OPEN_PER_KEY = 50
 """Batches of one API key that have not ended."""
 MAX_WINDOW_HOURS = 7 * 24
-JOBS_AT_ONCE = 20
-"""Jobs whose results are read at once: each may have megabytes."""
+RESULT_BATCH_SIZE = 20
+"""Jobs whose results are in memory at once: each may have megabytes."""
 MAX_OUTPUT_BYTES = 10 * 1024**3
-UNWRITTEN_KEPT_FOR = 24 * 3600.0
+UNFINISHED_UPLOAD_TTL = 24 * 3600.0
 """Seconds after which an unfinished upload is deleted."""
-DROPPED_AT_ONCE = 100
-"""Files that are deleted between two queries for more."""
+DELETE_BATCH_SIZE = 100
+"""Files that are deleted for each query."""
 
 _State = OpenAiBatchState
 
 
 class InvalidBatch(InvalidInput):
-    """The batch can't be made as it was asked for; the text says what to change."""
+    """The batch can't be made as requested; the text says what to change."""
 
 
 class TooManyBatches(ConflictError):
@@ -103,7 +103,7 @@ class OpenAiBatches:
     # --- files --------------------------------------------------------------------------------
 
     def new_file(self, owner: str, filename: str, purpose: str) -> OpenAiFile:
-        """Make the record of a file that is to be written."""
+        """Make the record of a file that will be written; it is not stored yet."""
         now, kept_for = self._ledger.clock.time(), self._settings.keep_openai_files
         return OpenAiFile(
             id=f"file-{secrets.token_hex(12)}",
@@ -157,7 +157,7 @@ class OpenAiBatches:
     async def delete_file(self, file_id: str, owner: str) -> None:
         """Delete a file. Raises UnknownOpenAiFile, FileInUse, StorageError."""
         file = await self.file(file_id, owner)
-        if await self._repository.is_needed(file.id):
+        if await self._repository.is_read_by_open_batch(file.id):
             raise FileInUse(f"{file_id} is read by a batch: cancel that first, or wait for its end")
         await self.discard(file)
 
@@ -179,7 +179,7 @@ class OpenAiBatches:
         source: str,
         idempotency_key: str | None,
     ) -> OpenAiBatch:
-        """Record a batch; a scheduler validates it and works it off. A second call with the same
+        """Record a batch; a scheduler validates and runs it. A second call with the same
         `idempotency_key` returns the first one's batch. Raises InvalidBatch, UnknownOpenAiFile,
         TooManyBatches."""
         hours = window_hours(completion_window)
@@ -241,18 +241,20 @@ class OpenAiBatches:
         return replace(batch, completed=job_counts.get(State.SUCCEEDED, 0), failed=failed)
 
     async def cancel(self, batch_id: str, owner: str) -> OpenAiBatch:
-        """Cancel a batch: requests that have not begun are not asked any more. Raises
+        """Cancel a batch: requests that have not begun are not sent to a server any more. Raises
         UnknownOpenAiBatch, and BatchEnded if it has ended."""
         batch = await self.batch(batch_id, owner)
-        among = {_State.VALIDATING, _State.IN_PROGRESS}
-        moved = await self._repository.move_batch(batch.id, _State.CANCELLING, among_states=among)
+        cancellable = {_State.VALIDATING, _State.IN_PROGRESS}
+        moved = await self._repository.move_batch(
+            batch.id, _State.CANCELLING, among_states=cancellable
+        )
         if moved is None:
             raise UnknownOpenAiBatch(f"there is no batch {batch_id}")
         if moved.state is not _State.CANCELLING:
             raise BatchEnded(f"the batch is {moved.state}: it can't be cancelled any more")
         return await self.with_counts(moved)
 
-    # --- its course ---------------------------------------------------------------------------
+    # --- from step to step -------------------------------------------------------------------
 
     async def turn(self) -> None:
         """Take each open batch a step further. Raises LedgerError."""
@@ -263,22 +265,22 @@ class OpenAiBatches:
                 self._log.warning("batch turn failed; it is tried again", error=str(error))
 
     async def delete_old(self) -> int:
-        """Delete files that have expired, and the records of ended batches as old as these. Returns
-        the number of files. Raises LedgerError, StorageError."""
+        """Delete expired files, and the records of ended batches that are older than files may be.
+        Returns how many files were deleted. Raises LedgerError, StorageError."""
         now, kept_for = self._ledger.clock.time(), self._settings.keep_openai_files
-        number = 0
+        deleted = 0
         while old := await self._repository.old_files(
-            now, unwritten_before=now - UNWRITTEN_KEPT_FOR, limit=DROPPED_AT_ONCE
+            now, unwritten_before=now - UNFINISHED_UPLOAD_TTL, limit=DELETE_BATCH_SIZE
         ):
             for file in old:
                 await self.discard(file)
-            number += len(old)
+            deleted += len(old)
         if kept_for is not None:
             before = now - kept_for
             await SmallSteps.yielding_to_hot_jobs(self._ledger).remove_all(
                 lambda limit: self._repository.drop_ended_batches(before, limit=limit)
             )
-        return number
+        return deleted
 
     async def _advance(self, batch: OpenAiBatch) -> None:
         if batch.state is _State.VALIDATING:
@@ -339,10 +341,10 @@ class OpenAiBatches:
 
     async def _start(self, batch: OpenAiBatch) -> None:
         limits = await self._limits_of(batch)
-        most = None if limits is None else limits.max_priority
+        max_priority = None if limits is None else limits.max_priority
         spec = BackfillSpec(
             source=BatchInputSource.name,
-            priority=None if most is None else min(most, BACKFILL.default_priority),
+            priority=None if max_priority is None else min(max_priority, BACKFILL.default_priority),
             options={"batch_id": batch.id},
             job_type=ENDPOINTS[batch.endpoint].job_type,
         )
@@ -382,7 +384,7 @@ class OpenAiBatches:
         outcome: OpenAiBatchState,
         errors: tuple[Mapping[str, Any], ...] = (),
     ) -> None:
-        """Record how a batch ends, whose requests have all ended, and write its files."""
+        """Record the outcome of a batch whose requests have all ended, and write its files."""
         if batch.state is _State.CANCELLING:  # as at OpenAI, until its files are written
             await self._write_files_and_close(batch, _State.CANCELLED)
             return
@@ -471,7 +473,7 @@ class OpenAiBatches:
                     group.append(parse_line(raw, number, next_offset, batch.endpoint))
                 except InvalidBatchLine as error:  # the input was valid when it was checked
                     self._log.error("batch input changed", batch=batch.id, error=str(error))
-                if len(group) == JOBS_AT_ONCE:
+                if len(group) == RESULT_BATCH_SIZE:
                     yield group
                     group = []
         if group:

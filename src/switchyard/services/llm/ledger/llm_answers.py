@@ -28,8 +28,9 @@ from switchyard.services.llm.records.llm_servers import (
     UnrecordedAnswers,
 )
 
-USE_NOTED_INTERVAL = 3600.0
-"""Seconds between updates of the time an answer was last used: most reads then write nothing."""
+USED_AT_RESOLUTION = 3600.0
+"""Seconds by which the recorded time of an answer's last use may be late, so that most reads write
+nothing."""
 DEAD_CLAIM_AGE = 3600.0
 """Seconds after which a claim that has run out is deleted."""
 
@@ -42,8 +43,8 @@ class LlmAnswerRepository(Repository):
     def claim_llm_answer(
         self, connection: Connection, request: AnswerClaimRequest, *, lost: bool = False
     ) -> AnswerClaim:
-        """Look up an answer; if there is none, or with `lost` (its file can't be read), claim the
-        right to ask."""
+        """Look up an answer, and claim the right to ask if there is none. `lost` says that the
+        answer's file can't be read: its record does not count."""
         return claim_answer(connection, request, lost=lost)
 
     @write
@@ -61,13 +62,13 @@ class LlmAnswerRepository(Repository):
     @write
     def keep_llm_answer(self, connection: Connection, key: str, size: int) -> None:
         """Record an answer of `size` bytes, and end the claim of its asker."""
-        connection.execute(_keep(connection), {"key": key, "size": size})
+        connection.execute(_upsert_answer(connection), {"key": key, "size": size})
 
-    # The answer is stored, and is found when the question is asked again.
+    # After a failure, the stored answer is found when the question is asked again.
     @write_soon("answer not recorded")
     def keep_llm_answer_soon(self, connection: Connection, key: str, size: int) -> None:
-        """Do what `keep_llm_answer` does, with the next change of a job."""
-        connection.execute(_keep(connection), {"key": key, "size": size})
+        """Do what `keep_llm_answer` does, in the transaction of the next change of a job."""
+        connection.execute(_upsert_answer(connection), {"key": key, "size": size})
 
     @write
     def release_answer_claim(self, connection: Connection, key: str, holder: str) -> None:
@@ -95,9 +96,9 @@ class LlmAnswerRepository(Repository):
         after: AnswersExamined | None,
         limit: int,
     ) -> AnswersExamined:
-        """Examine the `limit` answers that follow those of `after`, the last used first.
-        Superfluous are answers older than `max_age` seconds, and of the others the least recently
-        used ones, so that those that stay have `max_bytes` at most."""
+        """Examine the next `limit` answers after those of `after`, the last used first, and find
+        superfluous ones: answers older than `max_age` seconds, and of the others the least recently
+        used, so that `max_bytes` are left at most."""
         watch = Stopwatch(connection)
         oldest = db_now(connection) - max_age
         used_at, key = llm_answers.c.used_at, llm_answers.c.key
@@ -124,9 +125,9 @@ class LlmAnswerRepository(Repository):
     def drop_llm_answers(
         self, connection: Connection, superfluous: Mapping[str, float]
     ) -> tuple[list[str], Removal]:
-        """Delete the records of those `superfluous` answers that no process has a claim for, and
-        whose last use is still the time given. Returns their keys: their files are no longer
-        needed."""
+        """Delete the records of superfluous answers (`superfluous`: time of the last use by key),
+        except those that a process has a claim for or that were used since. Returns the keys of the
+        deleted ones: their files are no longer needed."""
         watch = Stopwatch(connection)
         query = select(llm_answers.c.key, llm_answers.c.used_at).where(
             among(connection, llm_answers.c.key, sorted(superfluous)),
@@ -161,14 +162,14 @@ def claim_answer(
     connection: Connection, request: AnswerClaimRequest, *, lost: bool = False
 ) -> AnswerClaim:
     """Do what `LlmAnswerRepository.claim_llm_answer` does, within a transaction."""
-    row = connection.execute(_find(connection), {"key": request.key}).one()
+    row = connection.execute(_select_answer(connection), {"key": request.key}).one()
     if row.created_at is not None and row.created_at > row.now - request.max_age and not lost:
-        if row.used_at < row.now - USE_NOTED_INTERVAL:
+        if row.used_at < row.now - USED_AT_RESOLUTION:
             condition = llm_answers.c.key == request.key
             connection.execute(update(llm_answers).where(condition).values(used_at=row.now))
         return CacheHit(row.created_at)
     claim = connection.execute(
-        _claim(),
+        _insert_claim(),
         {
             "key": request.key,
             "holder": request.holder,
@@ -185,16 +186,16 @@ def claim_answer(
 # than to run it.
 
 
-def _find(connection: Connection) -> TextClause:
-    """Select the record of an answer, all NULL where there is none, and the time."""
+def _select_answer(connection: Connection) -> TextClause:
+    """Return the query for the record of an answer, all NULL if there is none, and the time."""
     return text(
         f"SELECT clock.now, created_at, used_at FROM (SELECT {clock(connection)} AS now) AS clock "
         "LEFT JOIN llm_answers ON key = :key"
     )
 
 
-def _claim() -> TextClause:
-    """Claim the right to ask until `:until`, where nobody has it."""
+def _insert_claim() -> TextClause:
+    """Return the statement that claims the right to ask until `:until`, if nobody has it."""
     return text(
         "INSERT INTO llm_answers (key, size, holder, lease_until) "
         "VALUES (:key, 0, :holder, :until) "
@@ -204,8 +205,8 @@ def _claim() -> TextClause:
     )
 
 
-def _keep(connection: Connection) -> TextClause:
-    """Record an answer, and end the claim of its asker."""
+def _upsert_answer(connection: Connection) -> TextClause:
+    """Return the statement that records an answer, and ends the claim of its asker."""
     return text(
         "INSERT INTO llm_answers (key, size, created_at, used_at) "
         "SELECT CAST(:key AS text), CAST(:size AS bigint), now, now "

@@ -56,8 +56,8 @@ class LlmBatchRepository(Repository):
 
     @write
     def await_llm_batch(self, connection: Connection, key: str, job_id: str) -> ItemState | None:
-        """Return the state of a question, None if it was not collected; while no batch has
-        concluded it, record that the job waits for it."""
+        """Return the state of a question, None if it was not collected. Unless it is answered or to
+        be asked live, record that the job waits for it."""
         state = connection.scalar(select(items.state).where(items.key == key))
         if state is not None and state not in ENDED_STATES:
             _add_wait(connection, key, job_id)
@@ -85,9 +85,9 @@ class LlmBatchRepository(Repository):
 
     @write
     def end_llm_wait(self, connection: Connection, key: str, job_id: str) -> bool:
-        """Delete a job's wait for a question, and the question, if it is concluded and no other job
-        waits. Returns whether a batch answered the question, and this job was the first to ask
-        it."""
+        """Delete a job's wait for a question; if the question is done and no other job waits for
+        it, delete it, too. Returns whether a batch answered the question, and this job was the
+        first to ask it."""
         condition = (waits.key == key) & (waits.job_id == job_id)
         connection.execute(delete(llm_batch_waits).where(condition))
         ended = (items.key == key) & items.state.in_(ENDED_STATES)
@@ -108,8 +108,8 @@ class LlmBatchRepository(Repository):
         expires_within: float,
         limit: int = 200,
     ) -> list[BatchItem]:
-        """List collected questions that no batch may have: those of a provider that is not in
-        `providers`, and of a job that expires within `expires_within` seconds."""
+        """List collected questions that must not go into a batch: those for a provider that is not
+        in `providers`, and those of a job that expires within `expires_within` seconds."""
         expires_soon = exists().where(
             waits.key == items.key,
             waits.job_id == jobs.c.id,
@@ -127,10 +127,10 @@ class LlmBatchRepository(Repository):
         return [_item_of(row) for row in connection.execute(query)]
 
     async def release_llm_question(self, key: str) -> bool:
-        """Let the jobs of a collected question ask live. Returns False if a batch has the question
-        by now."""
+        """Let the jobs of a collected question ask live. Returns False if the question is in a
+        batch by now."""
         condition = (items.key == key) & (items.state == ItemState.COLLECTED)
-        return await self._changes(
+        return await self._execute_update(
             update(llm_batch_items).where(condition).values(state=ItemState.LIVE.value)
         )
 
@@ -143,13 +143,14 @@ class LlmBatchRepository(Repository):
         batch_id: str,
         provider: str,
         *,
-        wait: float,
-        most: int,
-        most_bytes: int,
+        max_wait: float,
+        max_questions: int,
+        max_bytes: int,
     ) -> LlmBatch | None:
-        """Open a batch of the questions collected for a provider, up to `most` questions and
-        `most_bytes`. Returns None while there are fewer than `most` and the oldest has not waited
-        for `wait` seconds. Questions whose jobs have all ended are left out."""
+        """Open a batch with the questions collected for a provider: up to `max_questions`, with
+        `max_bytes` in all. Returns None while there are fewer than `max_questions` and the oldest
+        has waited for less than `max_wait` seconds. Questions whose jobs have all ended are left
+        out."""
         now = db_now(connection)
         has_open_job = exists().where(
             waits.key == items.key,
@@ -163,16 +164,16 @@ class LlmBatchRepository(Repository):
             select(items.key, items.size, items.created_at)
             .where(condition)
             .order_by(items.created_at, items.key)
-            .limit(most)
+            .limit(max_questions)
         )
         rows = connection.execute(query).all()
-        if not rows or (len(rows) < most and rows[0].created_at > now - wait):
+        if not rows or (len(rows) < max_questions and rows[0].created_at > now - max_wait):
             return None
         keys: list[str] = []
         size = 0
         for row in rows:
             size += row.size
-            if keys and size > most_bytes:
+            if keys and size > max_bytes:
                 break
             keys.append(row.key)
         values = {
@@ -218,7 +219,7 @@ class LlmBatchRepository(Repository):
         fence = update(llm_batches).where(is_free).values(fenced_until=now + seconds)
         return connection.execute(fence).rowcount > 0
 
-    async def note_llm_batch(
+    async def update_llm_batch_state(
         self,
         batch: LlmBatch,
         *,
@@ -233,32 +234,32 @@ class LlmBatchRepository(Repository):
         if remote_id is not None:
             values["remote_id"] = remote_id
         condition = (batches.id == batch.id) & (batches.state == batch.state.value)
-        return await self._changes(update(llm_batches).where(condition).values(values))
+        return await self._execute_update(update(llm_batches).where(condition).values(values))
 
     @read
     def llm_batch_items(self, connection: Connection, batch: LlmBatch) -> dict[str, BatchItem]:
-        """Return a batch's questions that are not concluded, by key; none if the batch is no longer
-        in the state in which it was read."""
+        """Return a batch's questions that are not done, by key; none if the batch is no longer in
+        the state in which it was read."""
         query = select(llm_batch_items).where(_open_in(batch)).order_by(items.key)
         return {row.key: _item_of(row) for row in connection.execute(query)}
 
-    async def conclude_llm_item(self, key: str, batch: LlmBatch, state: ItemState) -> bool:
-        """Record how a batch has concluded one of its questions. Returns False if it was concluded
-        before, or the batch is no longer in the state in which it was read."""
+    async def finish_llm_item(self, key: str, batch: LlmBatch, state: ItemState) -> bool:
+        """Record that one of a batch's questions is done: answered, or to be asked live. Returns
+        False if it was done before, or the batch is no longer in the state in which it was read."""
         condition = (items.key == key) & _open_in(batch)
-        return await self._changes(
+        return await self._execute_update(
             update(llm_batch_items).where(condition).values(state=state.value)
         )
 
     @write
-    def _changes(self, connection: Connection, statement: Update) -> bool:
+    def _execute_update(self, connection: Connection, statement: Update) -> bool:
         return connection.execute(statement).rowcount > 0
 
-    # --- those who wait -----------------------------------------------------------------------
+    # --- waiting jobs, old records ------------------------------------------------------------
 
     @write
     def claim_jobs_to_wake(self, connection: Connection, limit: int = 200) -> list[str]:
-        """Return the ids of retrying jobs whose question is concluded: they are to be published.
+        """Return the ids of retrying jobs whose question is done, for the caller to publish them.
         Each is returned again after WAKE_RETRY_INTERVAL, until its wait has ended."""
         now = db_now(connection)
         due = (
@@ -327,8 +328,8 @@ def _add_wait(connection: Connection, key: str, job_id: str) -> None:
 
 
 def _open_in(batch: LlmBatch) -> ColumnElement[bool]:
-    """Return the condition for questions of a batch that are not concluded, while the batch is in
-    the state in which it was read."""
+    """Return the condition for questions of a batch that are not done, while the batch is in the
+    state in which it was read."""
     as_read = exists().where(batches.id == batch.id, batches.state == batch.state.value)
     return and_(items.batch_id == batch.id, items.state == ItemState.SENT, as_read)
 

@@ -1,5 +1,5 @@
-"""The calls that each model server was allowed, minute by minute, and its pauses, kept for some
-days."""
+"""Record, minute by minute, how many calls each model server was allowed, and its pauses. Both are
+kept for some days."""
 
 from __future__ import annotations
 

@@ -42,19 +42,20 @@ from switchyard.services.llm.records.llm_servers import (
 from switchyard.services.llm.records.llm_spend import LlmCall, NoBudgetLeft, Reservation
 
 MAX_COUNTED = 20_000
-"""Waiting jobs that `waiting_for_servers` counts at most: a lane with more counts as full
-as one with so many."""
+"""Highest number of waiting jobs that `waiting_for_servers` counts; a larger one is reported as
+this."""
 
 HOT_WAIT_TTL = 0.5
-"""Seconds for which a hot call that found no free slot keeps others out; longer than the interval
-at which it tries again, so that a waiting call keeps them out all the time."""
+"""Seconds for which a hot call that found no free slot keeps calls of other lanes out. This is
+longer than the interval of its tries, so that it keeps them out for as long as it waits."""
 
 LEARNED_TTL = 7 * DAY
-"""Seconds after which processes find out anew which parameters a server takes: it may be of another
-version by then."""
+"""Seconds after which processes find out again which parameters a server takes: the server may have
+been upgraded by then."""
 
 Change = Callable[[LlmServerState, int, float], LlmServerState]
-"""A server's next state, from its last, the calls under way (that which ends included) and now."""
+"""Computes a server's next state from the present one, the number of calls under way (with the call
+that ends) and the time."""
 
 
 class LlmSlotRepository(Repository):
@@ -76,12 +77,11 @@ class LlmSlotRepository(Repository):
         reservation: Reservation | None = None,
         claim: AnswerClaimRequest | None = None,
     ) -> SlotAnswer | NoBudgetLeft | CacheHit | LeaseHeld:
-        """Take a slot for `ttl` seconds, if one is free, and set aside what its call may cost. With
+        """Take a slot for `ttl` seconds, if one is free, and reserve what its call may cost. With
         `claim`, the answer is claimed first, and kept even if no slot is free; CacheHit and
-        LeaseHeld mean that the call is not to be made.
-        The last free slot is kept for hot calls, and while a hot call waits, in whichever process,
-        others get none. `first_limit` is the limit of a server that was never called; `max_limit`
-        is the settings' maximum."""
+        LeaseHeld mean that the call is not to be made. The last free slot is kept for hot calls,
+        and while a hot call waits, in whichever process, others get none. `first_limit` is the
+        limit of a server that was never called; `max_limit` is the settings' maximum."""
         if claim is not None:
             claimed = claim_answer(connection, claim)
             if isinstance(claimed, CacheHit | LeaseHeld):
@@ -110,7 +110,7 @@ class LlmSlotRepository(Repository):
         values = {"id": slot, "server": server, "holder": holder, "expires_at": now + ttl}
         connection.execute(_INSERT_SLOT, values)
         if is_hot and state.hot_waits_until:
-            _note_hot_wait(connection, server, 0.0)  # others that wait say so once more
+            _note_hot_wait(connection, server, 0.0)  # other waiting hot calls set it again
         is_known = now - state.learned_at < LEARNED_TTL
         return SlotAcquired(state.learned if is_known else "")
 
@@ -123,12 +123,12 @@ class LlmSlotRepository(Repository):
         change: Change | None,
         calls: Sequence[LlmCall] = (),
     ) -> None:
-        """Give a slot back, store the server's next state as `change` makes it, and record the cost
-        of `calls` as `settle_llm_call` does."""
+        """Give a slot back, store the server's next state, which `change` computes, and record the
+        cost of `calls` as `settle_llm_call` does."""
         _end_slot(connection, server, slot, change, calls)
 
-    # The answer must not be lost for it: the slot runs out by itself, and what was reserved counts
-    # as spent in two hours.
+    # The answer must not be lost because of a failure here: the slot runs out by itself, and the
+    # reservation counts as spent in two hours.
     @write_soon("model slot not released, nor call cost recorded")
     def end_llm_slot_soon(
         self,
@@ -138,17 +138,17 @@ class LlmSlotRepository(Repository):
         change: Change,
         calls: Sequence[LlmCall],
     ) -> None:
-        """Do what `end_llm_slot` does, with the next change of a job, such as the end of that which
-        has made the call: either both are recorded, or none is."""
+        """Do what `end_llm_slot` does, in the transaction of the next change of a job, such as the
+        end of the job that made the call: either both are recorded, or none is."""
         _end_slot(connection, server, slot, change, calls)
 
     @write
     def renew_llm_slots(
         self, connection: Connection, held: Mapping[str, str], holder: str, ttl: float
     ) -> set[str]:
-        """Hold slots, each with its server, for `ttl` seconds more. Returns those that had run out
-        and were inserted again, even beyond the limit: the calls of a process that was frozen are
-        still under way, and others get a slot only when all fit into the limit."""
+        """Hold slots (`held`: server by slot) for `ttl` seconds more. Returns those that had run
+        out and were inserted again, even beyond the limit: the calls of a process that was frozen
+        are still under way, so others get a slot only when the number is below the limit again."""
         until = db_now(connection) + ttl
         renewed = connection.execute(
             update(llm_slots)
@@ -187,9 +187,9 @@ class LlmSlotRepository(Repository):
     @write
     def end_llm_pause(self, connection: Connection, server: str) -> PauseEnded | None:
         """End a server's pause. Jobs that wait in a delay for any server become pending, so that
-        the scheduler publishes them; of this copy and the delayed one, that which comes second is
-        dropped. Jobs that need another server go back to wait. Returns None if no such server was
-        called."""
+        the scheduler publishes them. The delayed copy of each is still on the broker; the second of
+        the two copies to arrive is dropped. Jobs that need another server go back to wait. Returns
+        None if no server of this name was called."""
         known = select(llm_servers.c.name).where(llm_servers.c.name == server)
         if connection.scalar(known) is None:
             return None
@@ -214,8 +214,8 @@ class LlmSlotRepository(Repository):
         self, connection: Connection, servers: Collection[str], worker: str, *, min_pause: float
     ) -> dict[str, int]:
         """Count by lane the jobs of a kind of worker that wait in a delay for servers. Returns {}
-        unless each of `servers` stays paused for more than `min_pause` seconds: otherwise the jobs
-        come back soon."""
+        unless each of `servers` stays paused for more than `min_pause` seconds: the jobs come back
+        soon if one does not."""
         now = db_now(connection)
         paused = select(func.count()).where(
             llm_servers.c.name.in_(servers),
@@ -335,8 +335,8 @@ def _note_hot_wait(connection: Connection, server: str, until: float) -> None:
 
 
 def _state_at(state: LlmServerState, now: float) -> LlmServerState:
-    """Return the state without a pause, or a wait of a hot call, that ends later than any can: it
-    was written before the clock was set back."""
+    """Return the state without a pause or a wait of a hot call whose end is too far ahead: such an
+    end was written before the clock was set back."""
     if state.hot_waits_until > latest_end(now, HOT_WAIT_TTL):
         state = replace(state, hot_waits_until=0.0)
     if state.paused_until > latest_end(now, MAX_PAUSE * PAUSE_SPREAD):

@@ -1,4 +1,4 @@
-"""What calls of language models cost, and the budgets that they are kept within.
+"""Record the cost of calls of language models, and keep it within budgets.
 
 There is an account for each day, each backfill, each provider by day, and each API key by day and
 by month; it adds up the cost of its calls. If a call has a budget, the most that it may cost is
@@ -42,11 +42,11 @@ from switchyard.services.llm.records.llm_spend import (
 )
 
 LOST_AFTER = 7200.0
-"""Seconds after which the process of a call that is still open is taken for dead: no job runs that
+"""Seconds after which an open call counts as lost, because its process died: no job runs that
 long."""
 ROUNDING_ERROR = 1e-9
-"""Amount of money by which sums of fractions may be wrong."""
-_SUMS: Columns = {  # of the calls of an account
+"""Amount of money up to which sums may be wrong by rounding."""
+_SUMS: Columns = {  # columns of an account that add up its calls
     "calls": "integer",
     "saved_calls": "integer",
     "unpriced_calls": "integer",
@@ -64,7 +64,7 @@ _GROUPED_BY = {
     "job": "job_id",
     "backfill": "backfill_id",
 }
-"""The column of `llm_calls` for each grouping (`SpentBy`) of another name."""
+"""Column of `llm_calls` for each grouping (`SpentBy`) whose name is not the column's."""
 
 
 class LlmSpendRepository(Repository):
@@ -80,9 +80,9 @@ class LlmSpendRepository(Repository):
         per_day: float | None,
         ttl: float | None = None,
     ) -> NoBudgetLeft | bool:
-        """Reserve what a call costs at most (`call.cost`) in each of its budgets: of the day, its
-        backfill and its API key. Returns False, and records nothing, if it has none. `ttl` is the
-        seconds for which the call may be under way, if longer than a job."""
+        """Reserve what a call costs at most (`call.cost`) in each of its budgets: that of the day,
+        of its backfill and of its API key. Returns False, and records nothing, if the call has no
+        budget. `ttl` is the seconds for which the call may be under way, if longer than a job."""
         return reserve_call(connection, call, db_now(connection), per_day=per_day, ttl=ttl)
 
     @write
@@ -93,7 +93,7 @@ class LlmSpendRepository(Repository):
 
     @write_soon("call cost not recorded")
     def settle_llm_call_soon(self, connection: Connection, call: LlmCall) -> None:
-        """Do what `settle_llm_call` does, with the next change of a job."""
+        """Do what `settle_llm_call` does, in the transaction of the next change of a job."""
         settle_call(connection, call, db_now(connection))
 
     @write
@@ -122,7 +122,7 @@ class LlmSpendRepository(Repository):
     @read
     def llm_budgets(self, connection: Connection, *, per_day: float | None) -> list[BudgetState]:
         """Return the budgets of today and of all backfills that have one and have not ended."""
-        today = f"day:{_day(db_now(connection))}"
+        today = f"day:{_day_at(db_now(connection))}"
         limits = {} if per_day is None else {today: per_day}
         running = select(bulk_operations.c.id, bulk_operations.c.budget).where(
             bulk_operations.c.budget.is_not(None),
@@ -140,7 +140,7 @@ class LlmSpendRepository(Repository):
         """Return the budgets of an API key as they are now, each with the seconds until it begins
         anew."""
         now = db_now(connection)
-        budgets = _api_key_budgets(key_id, limits, _day(now))
+        budgets = _api_key_budgets(key_id, limits, _day_at(now))
         accounts = select(llm_accounts).where(llm_accounts.c.key.in_(budgets))
         rows = {row.key: row for row in connection.execute(accounts)}
         return [
@@ -151,7 +151,7 @@ class LlmSpendRepository(Repository):
     @read
     def llm_spent_today(self, connection: Connection) -> dict[str, SpendRow]:
         """Return the cost of today's calls by the provider's name; under `""`, the cost of all."""
-        day = _day(db_now(connection))
+        day = _day_at(db_now(connection))
         accounts = select(llm_accounts).where(llm_accounts.c.day == day)
         rows = {}
         for row in connection.execute(accounts):
@@ -199,10 +199,10 @@ class LlmSpendRepository(Repository):
 
     @write
     def drop_llm_calls(self, connection: Connection, *, max_age: float, limit: int) -> Removal:
-        """Delete up to `limit` calls of days that are `max_age` seconds ago, and up to `limit`
-        accounts of such days."""
+        """Delete up to `limit` calls, and up to `limit` accounts, of days that are more than
+        `max_age` seconds ago."""
         watch = Stopwatch(connection)
-        day = _day(db_now(connection) - max_age)
+        day = _day_at(db_now(connection) - max_age)
         removed: Counter[str] = Counter()
         for key in (llm_calls.c.id, llm_accounts.c.key):
             table = key.table
@@ -227,7 +227,7 @@ def reserve_call(
         return False
     if connection.scalar(select(llm_calls.c.id).where(llm_calls.c.id == call.id)):
         return True  # reserved before, by a process that has died
-    day = _day(now)
+    day = _day_at(now)
     keys = _account_keys_of_call(call, day)
     accounts = _lock_accounts(connection, keys, day)
     for key, limit in limits.items():
@@ -248,9 +248,9 @@ def reserve_call(
 
 def settle_call(connection: Connection, call: LlmCall, now: float) -> None:
     """Do what `LlmSpendRepository.settle_llm_call` does, within a transaction."""
-    day = _day(now)
+    day = _day_at(now)
     known = None
-    # Most calls are not known: nothing was reserved for them.
+    # Most calls have no record yet: nothing was reserved for them.
     if call.state is CallState.FREE or not _insert_call(connection, call, now, day):
         query = select(llm_calls).where(llm_calls.c.id == call.id).with_for_update()
         known = connection.execute(query).one_or_none()
@@ -285,7 +285,7 @@ def _budget_limits(
     connection: Connection, call: LlmCall, per_day: float | None, now: float
 ) -> dict[str, float]:
     """Return the limits of a call's budgets, by the key of the budget's account."""
-    limits = {} if per_day is None else {f"day:{_day(now)}": per_day}
+    limits = {} if per_day is None else {f"day:{_day_at(now)}": per_day}
     backfill = call.asked_by.backfill_id
     if backfill is not None:
         query = select(bulk_operations.c.budget).where(bulk_operations.c.id == backfill)
@@ -297,7 +297,7 @@ def _budget_limits(
         key_limits = connection.scalar(_KEY_LIMITS, {"id": key_id})
         if key_limits is not None:
             parsed = KeyLimits.from_json(json.loads(key_limits))
-            limits |= _api_key_budgets(key_id, parsed, _day(now))
+            limits |= _api_key_budgets(key_id, parsed, _day_at(now))
     return limits
 
 
@@ -331,14 +331,14 @@ def _add_statement(dialect: str) -> TextClause:
 
 
 def _day_of_account(key: str, day: str) -> str | None:
-    """Return the day from which an account's age is counted: for the account of a month, the last
-    of that month; None for that of a backfill, which is not deleted by age."""
+    """Return the day from which an account's age is counted: for the account of a month, the
+    month's last day; None for the account of a backfill, which is not deleted by age."""
     if key.startswith("backfill:"):
         return None
-    return f"{day[:7]}-31" if _is_of_month(key) else day
+    return f"{day[:7]}-31" if _is_monthly(key) else day
 
 
-def _is_of_month(account: str) -> bool:
+def _is_monthly(account: str) -> bool:
     kind, _, rest = account.partition(":")
     return kind == "key" and rest.rpartition("/")[2].count("-") == 1
 
@@ -430,7 +430,7 @@ def _seconds_left(account: str, now: float) -> float | None:
     """Return the seconds until an account begins anew; None if it never does."""
     if account.startswith("backfill:"):
         return None
-    if not _is_of_month(account):
+    if not _is_monthly(account):
         return DAY - now % DAY
     today = datetime.fromtimestamp(now, UTC)
     next_month = (today.replace(day=1) + timedelta(days=32)).replace(day=1)
@@ -479,5 +479,5 @@ def _spend_query(by: SpentBy) -> Any:
     return query.order_by(name) if by == "day" else query.order_by(cost.desc(), name)
 
 
-def _day(moment: float) -> str:
+def _day_at(moment: float) -> str:
     return datetime.fromtimestamp(moment, UTC).date().isoformat()

@@ -24,9 +24,9 @@ llm_servers = Table(
     Column("failures", Integer, nullable=False),
     Column("updated_at", Double),
     Column("pace", Text, nullable=False),
-    # Until when a hot call is known to wait for room; written by waiting hot calls alone.
+    # Until when a hot call is known to wait for a slot; only waiting hot calls write it.
     Column("hot_waits_until", Double, nullable=False, server_default=text("0")),
-    # How it takes parameters, by what it has refused (`services.llm.parameters`), JSON.
+    # Which parameters it takes, learned from its refusals (`services.llm.parameters`), JSON.
     Column("learned", Text, nullable=False, server_default=text("''")),
     Column("learned_at", Double, nullable=False, server_default=text("0")),
 )
@@ -72,10 +72,10 @@ llm_answers = Table(
     Column("key", Text, primary_key=True),
     # Bytes of the answer, which is a file in the storage.
     Column("size", BigInteger, nullable=False),
-    # When the answer was stored; NULL while it is only being asked for.
+    # When the answer was stored; NULL while the question is being asked.
     Column("created_at", Double),
     Column("used_at", Double),
-    # The process that asks the question, and until when no other does.
+    # The process that asks the question, and until when no other may.
     Column("holder", Text),
     Column("lease_until", Double),
 )
@@ -171,15 +171,15 @@ Index(
     postgresql_where=text("state = 'open'"),
 )
 
-# Sums of calls, of which budgets are checked (`llm_spend`).
+# Sums of calls, against which budgets are checked (`llm_spend`).
 llm_accounts = Table(
     "llm_accounts",
     metadata,
     # `day:…`, `backfill:ID`, `provider:NAME/DAY`, `key:ID/DAY` or `key:ID/MONTH`.
     Column("key", Text, primary_key=True),
     Column("day", Text),
-    # Calls that were made, those that stored answers have saved, and those of the made ones whose
-    # model has no price.
+    # Calls that were made; calls that stored answers have saved; calls that were made of models
+    # without a price.
     Column("calls", Integer, nullable=False),
     Column("saved_calls", Integer, nullable=False),
     Column("unpriced_calls", Integer, nullable=False),

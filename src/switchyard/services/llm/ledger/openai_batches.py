@@ -39,14 +39,15 @@ from switchyard.services.llm.records.openai_batches import (
 )
 
 MAX_OPEN_BATCHES = 200
-"""Batches that one turn of the scheduler takes further, the oldest first."""
+"""Batches that one turn of the scheduler advances, the oldest first."""
 _OPEN = sorted(OPEN_STATES)
-_IN_COLUMNS = ("id", "owner", "state", "created_at")
+_BATCH_COLUMNS = ("id", "owner", "state", "created_at")
 files, batches = openai_files.c, openai_batches.c
 
 
 class OpenAiBatchRepository(Repository):
-    """All methods raise LedgerUnavailable when the database is unreachable."""
+    """Files and batches of clients. All methods raise LedgerUnavailable when the database is
+    unreachable."""
 
     # --- files --------------------------------------------------------------------------------
 
@@ -68,7 +69,7 @@ class OpenAiBatchRepository(Repository):
         """Return a written file of an owner; None if there is none."""
         conditions = (files.id == file_id, files.owner == owner, files.size.is_not(None))
         row = connection.execute(select(openai_files).where(*conditions)).one_or_none()
-        return None if row is None else _file(row)
+        return None if row is None else _file_of(row)
 
     @read
     def list_files(
@@ -86,7 +87,7 @@ class OpenAiBatchRepository(Repository):
         if purpose is not None:
             query = query.where(files.purpose == purpose)
         query = _page(query, openai_files, owner, newest_first, after, limit)
-        return [_file(row) for row in connection.execute(query)]
+        return [_file_of(row) for row in connection.execute(query)]
 
     @write
     def drop_file(self, connection: Connection, file_id: str) -> None:
@@ -94,7 +95,7 @@ class OpenAiBatchRepository(Repository):
         connection.execute(delete(openai_files).where(files.id == file_id))
 
     @read
-    def is_needed(self, connection: Connection, file_id: str) -> bool:
+    def is_read_by_open_batch(self, connection: Connection, file_id: str) -> bool:
         """Return whether a batch that has not ended reads the file."""
         open_batch = select(batches.id).where(
             batches.state.in_(_OPEN), batches.input_file == file_id
@@ -114,7 +115,7 @@ class OpenAiBatchRepository(Repository):
             .where(or_(files.expires_at <= now, unwritten), files.id.not_in(reading))
             .limit(limit)
         )
-        return [_file(row) for row in connection.execute(query)]
+        return [_file_of(row) for row in connection.execute(query)]
 
     # --- batches ------------------------------------------------------------------------------
 
@@ -123,7 +124,7 @@ class OpenAiBatchRepository(Repository):
         """Record a batch. Returns the recorded one if there is one of this id already."""
         known = _fetch(connection, batch.id)
         if known is None:
-            connection.execute(insert(openai_batches).values(_row(batch)))
+            connection.execute(insert(openai_batches).values(_columns_of(batch)))
         return known or batch
 
     @read
@@ -142,7 +143,7 @@ class OpenAiBatchRepository(Repository):
         id."""
         query = select(openai_batches).where(batches.owner == owner)
         query = _page(query, openai_batches, owner, True, after, limit)
-        return [_batch(row) for row in connection.execute(query)]
+        return [_batch_of(row) for row in connection.execute(query)]
 
     @read
     def open_batches(self, connection: Connection) -> list[OpenAiBatch]:
@@ -153,7 +154,7 @@ class OpenAiBatchRepository(Repository):
             .order_by(batches.created_at, batches.id)
             .limit(MAX_OPEN_BATCHES)
         )
-        return [_batch(row) for row in connection.execute(query)]
+        return [_batch_of(row) for row in connection.execute(query)]
 
     @read
     def count_open(self, connection: Connection, owner: str) -> int:
@@ -171,15 +172,16 @@ class OpenAiBatchRepository(Repository):
         among_states: Collection[OpenAiBatchState],
         changes: Mapping[str, Any] | None = None,
     ) -> OpenAiBatch | None:
-        """Move a batch that is in one of `among_states` to another state, and change fields with
-        it. Returns the batch, moved or, if it is in none of these states, as it is; None if there
-        is none of this id."""
+        """Move a batch to another state, and change fields with it, if it is in one of
+        `among_states`. Returns the batch as it is then; None if there is none of this id."""
         known = _fetch(connection, batch_id, lock=True)
         if known is None or known.state not in among_states:
             return known
         moments = {**known.moments, to.value: self.clock.time()}
         moved = replace(known, state=to, moments=moments, **(changes or {}))
-        connection.execute(update(openai_batches).where(batches.id == batch_id).values(_row(moved)))
+        connection.execute(
+            update(openai_batches).where(batches.id == batch_id).values(_columns_of(moved))
+        )
         return moved
 
     @write
@@ -215,40 +217,47 @@ class OpenAiBatchRepository(Repository):
 def _page(
     query: Select[Any], table: Table, owner: str, newest_first: bool, after: str | None, limit: int
 ) -> Select[Any]:
-    """Order a listing, and begin it behind the row `after`; it is empty if that is unknown."""
-    at: Column[Any]
-    key: Column[Any]
-    at, key = table.c.created_at, table.c.id
+    """Order a listing, and begin it behind the row with the id `after`; the listing is empty if
+    there is no such row."""
+    created_at: Column[Any]
+    id_column: Column[Any]
+    created_at, id_column = table.c.created_at, table.c.id
     if after is not None:
-        last_row = select(at, key).where(key == after, table.c.owner == owner).subquery()
-        place = tuple_(last_row.c.created_at, last_row.c.id)
-        row = tuple_(at, key)
-        query = query.join(last_row, (row < place) if newest_first else (row > place))
-    order = (at.desc(), key.desc()) if newest_first else (at, key)
+        last_row = (
+            select(created_at, id_column)
+            .where(id_column == after, table.c.owner == owner)
+            .subquery()
+        )
+        last_place = tuple_(last_row.c.created_at, last_row.c.id)
+        each_place = tuple_(created_at, id_column)
+        query = query.join(
+            last_row, (each_place < last_place) if newest_first else (each_place > last_place)
+        )
+    order = (created_at.desc(), id_column.desc()) if newest_first else (created_at, id_column)
     return query.order_by(*order).limit(limit)
 
 
 def _fetch(connection: Connection, batch_id: str, *, lock: bool = False) -> OpenAiBatch | None:
     query = select(openai_batches).where(batches.id == batch_id)
     row = connection.execute(query.with_for_update() if lock else query).one_or_none()
-    return None if row is None else _batch(row)
+    return None if row is None else _batch_of(row)
 
 
-def _file(row: Row[Any]) -> OpenAiFile:
+def _file_of(row: Row[Any]) -> OpenAiFile:
     return OpenAiFile(**{column.name: row._mapping[column.name] for column in openai_files.c})
 
 
-def _row(batch: OpenAiBatch) -> dict[str, Any]:
+def _columns_of(batch: OpenAiBatch) -> dict[str, Any]:
     values = asdict(batch)
-    columns = {name: values.pop(name) for name in _IN_COLUMNS}
+    columns = {name: values.pop(name) for name in _BATCH_COLUMNS}
     return {**columns, "input_file": batch.input_file_id, "content": to_json(values)}
 
 
-def _batch(row: Row[Any]) -> OpenAiBatch:
+def _batch_of(row: Row[Any]) -> OpenAiBatch:
     content = json.loads(row.content)
     outcome = content["outcome"]
     return OpenAiBatch(
-        **{name: row._mapping[name] for name in _IN_COLUMNS if name != "state"},
+        **{name: row._mapping[name] for name in _BATCH_COLUMNS if name != "state"},
         **{
             **content,
             "state": OpenAiBatchState(row.state),

@@ -1,4 +1,4 @@
-"""What the ledger keeps of questions that are sent to a provider's Batch API, as plain values."""
+"""Questions for a provider's Batch API and their batches, as the ledger records them."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from switchyard.services.llm.records.llm_spend import LlmCall
 
 
 class ItemState(StrEnum):
-    """Where a question stands."""
+    """State of a question."""
 
     COLLECTED = "collected"
-    """It waits for its batch to be made."""
+    """The question waits for a batch to be opened."""
     SENT = "sent"
-    """It belongs to a batch, which is sent or about to be."""
+    """The question is in a batch, which is sent or about to be."""
     ANSWERED = "answered"
-    """Its answer is stored; not all of its jobs have read it yet."""
+    """The answer is stored; not all waiting jobs have read it yet."""
     LIVE = "live"
-    """No batch will answer it: its jobs ask live."""
+    """No batch will answer the question: its jobs ask live."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class BatchItem:
     """A question that is collected for a batch, or in one."""
 
     key: str
-    """The key of its stored answer; its `custom_id` in the batch's file."""
+    """The key of its stored answer; also its `custom_id` in the batch's file."""
     state: ItemState
     provider: str
     question: Mapping[str, Any]
@@ -39,10 +39,10 @@ class BatchItem:
 
 
 class BatchState(StrEnum):
-    """Where a batch stands."""
+    """State of a batch."""
 
     SENDING = "sending"
-    """Its questions are chosen; the provider may have it already."""
+    """The questions are chosen; the provider may have the batch already."""
     SENT = "sent"
     DONE = "done"
 
@@ -52,7 +52,7 @@ class LlmBatch:
     """Questions that are sent together. Times are the database's, in seconds since the epoch."""
 
     id: str
-    """It is also in the metadata of the provider's batch, by which that is found."""
+    """Also in the metadata of the provider's batch, by which our batch is found there."""
     provider: str
     state: BatchState
     remote_id: str | None

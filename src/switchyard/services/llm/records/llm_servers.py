@@ -13,12 +13,14 @@ SLOT_TTL = 15.0
 MAX_PAUSE = 3600.0
 """Seconds that a server may ask to be left alone."""
 PAUSE_SPREAD = 1.1
-"""A pause is longer by a random factor of up to this, which keeps processes apart."""
+"""Highest random factor by which a pause is made longer, so that processes do not ask at the same
+moment."""
 BRIEF_PAUSE = 5.0
-"""Seconds of a server's pause up to which a request waits in its worker; for a longer one, its job
-goes back to its queue."""
+"""Longest pause of a server, in seconds, for which a request waits in its worker; for a longer one,
+its job goes back to its queue."""
 WAIT_FOR_SERVER = ("LlmUnreachable", "LlmSaturated", "LlmLimited", "LlmOverloaded")
-"""Errors of requests that have gone back to wait for a server, and used up no attempt."""
+"""Classes of the errors with which a job goes back to its queue to wait for a server, without using
+up an attempt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,26 +37,28 @@ class LlmServerState:
     failures: int = 0
     """Calls in a row that the server did not answer."""
     hot_waits_until: float = 0.0
-    """Until when a hot call is known to wait for room. Written by waiting hot calls alone: a change
-    of the state leaves it as it is."""
+    """Until when a hot call is known to wait for a slot. Only waiting hot calls write it: any other
+    change of the state leaves it as it is."""
     learned: str = ""
-    """How it takes parameters, by what it has refused (`services.llm.parameters`), as JSON."""
+    """Which parameters the server takes, learned from its refusals (`services.llm.parameters`), as
+    JSON."""
     learned_at: float = 0.0
 
     @property
     def is_on_trial(self) -> bool:
-        """Whether it failed so often that it gets one call at a time, until it answers one."""
+        """Whether the server failed so often that it gets one call at a time, until it answers
+        one."""
         return self.failures >= TRIAL_AFTER_FAILURES
 
     @property
     def allowed(self) -> float:
-        """Calls that it gets at once now: one on trial, else `limit`."""
+        """Calls that the server gets at once now: one on trial, else `limit`."""
         return 1.0 if self.is_on_trial else self.limit
 
-    def calls(self, most: int) -> int:
-        """Return how many calls the server gets at once, of at most `most`, as the settings allow:
-        its limit may be older than these settings."""
-        return max(1, min(most, int(self.allowed)))
+    def calls(self, max_calls: int) -> int:
+        """Return how many calls the server gets at once. It is at most `max_calls`, the settings'
+        maximum: the limit may be older than the settings."""
+        return max(1, min(max_calls, int(self.allowed)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +79,7 @@ class SlotsFull:
 
 @dataclass(frozen=True, slots=True)
 class ServerPaused:
-    """The server is not called for some time."""
+    """The server is paused: it is not called for some time."""
 
     seconds: float
     reason: str
@@ -130,7 +134,7 @@ class PauseEnded:
 
 @dataclass(frozen=True, slots=True)
 class AnswerClaimRequest:
-    """A process asks for a stored answer, or for the claim to ask the question."""
+    """Request of a process for a stored answer, or else for the claim to ask the question."""
 
     key: str
     """Key of the question."""
@@ -176,7 +180,7 @@ class AnswersExamined:
 
 @dataclass(frozen=True, slots=True)
 class UnrecordedAnswers:
-    """The files of answers, of those asked for, that have no record."""
+    """Keys of stored answers, of those asked for, that have no record."""
 
     keys: Sequence[str]
     seconds: float
