@@ -22,14 +22,22 @@ SHOWN = 25
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
+def tasks_of(pid: int) -> list[str]:
+    """The threads of a process; none once it has ended."""
+    try:
+        return os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return []
+
+
 def descendants(pid: int) -> Iterator[int]:
     """The processes that this one has started, and those that they have, which still run."""
-    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+    for task in tasks_of(pid):
         try:
-            started = [int(each) for each in children.read_text().split()]
+            started = Path(f"/proc/{pid}/task/{task}/children").read_text().split()
         except OSError:  # it has ended meanwhile
             continue
-        for child in started:
+        for child in map(int, started):
             yield child
             yield from descendants(child)
 

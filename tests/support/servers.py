@@ -83,20 +83,25 @@ class Servers:
 
     def _answer(self, connection: Connection) -> None:
         with connection:
-            name = connection.recv()
-            with self._locks[name]:
-                try:
-                    answer: Any = self._get(name)
-                except Exception as error:  # raised again where it was asked
-                    answer = self._failed[name] = error
+            try:
+                answer: Any = self._told(self._get(connection.recv()))
+            except Exception as error:  # raised again where it was asked
+                answer = error
             connection.send(answer)
 
-    def _get(self, name: str) -> dict[str, Any]:
-        if name in self._failed:
-            raise self._failed[name]
-        if name not in self._started:
-            self._started[name] = self._start(name)
-        server = self._started[name]
+    def _get(self, name: str) -> Server:
+        with self._locks[name]:
+            if name in self._failed:
+                raise self._failed[name]
+            if name not in self._started:
+                try:
+                    self._started[name] = self._start(name)
+                except Exception as error:
+                    self._failed[name] = error
+                    raise
+            return self._started[name]
+
+    def _told(self, server: Server) -> dict[str, Any]:
         if isinstance(server, Template):
             return {"path": server.path}
         if isinstance(server, PostgresServer):
@@ -117,11 +122,14 @@ class Servers:
             server.start()
             server.make_template()
             server.stop(signal.SIGINT)  # in good order, as its files are copied
-        elif name in ("postgres", "pgvector"):
-            server = PostgresServer(base_dir, with_vectors=name == "pgvector")
+        elif name == "postgres":
+            initial = self._get("postgres-initial")
+            assert isinstance(initial, PostgresServer)
+            server = PostgresServer(base_dir, like=initial)
             server.start()
-            if name == "postgres":
-                server.make_template()
+        elif name == "pgvector":
+            server = PostgresServer(base_dir, with_vectors=True)
+            server.start()
         else:
             version, _, small = name.partition("-")
             server = new_node(version, base_dir, **(SMALL_MESSAGES if small else {}))
