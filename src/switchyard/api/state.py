@@ -11,6 +11,7 @@ from typing import Annotated
 import structlog
 from fastapi import Depends, Request
 
+from switchyard.api.http.event_stream import AdmissionWatch
 from switchyard.api.http.problems import Problem
 from switchyard.broker.errors import BrokerUnavailable, WrongSystem
 from switchyard.broker.task_supervisor import TaskSupervisor, end_tasks
@@ -80,6 +81,8 @@ class ApiState:
     """Asks language models from this process; None without JOBS_LLM_DIRECT."""
     streams: Shares
     """The slots of event streams and of requests that wait."""
+    admissions: AdmissionWatch
+    """Checks whether the streams' keys still let their clients in."""
 
     async def scrape(self) -> bytes:
         """Return all metrics in Prometheus' text format: those of the system, and those of this
@@ -151,6 +154,7 @@ async def open_state(
             broker=broker,
             direct=direct,
             streams=Shares(settings.api_max_streams),
+            admissions=AdmissionWatch(),
         )
 
 

@@ -11,6 +11,7 @@ import hashlib
 import hmac
 import secrets
 import time
+from collections.abc import Hashable
 from urllib.parse import parse_qs, urlsplit
 
 from fastapi import Request
@@ -108,6 +109,10 @@ class SessionAdmission:
         self._state = state
         self._token = token
         self._confirmed_at = time.monotonic()
+
+    @property
+    def identity(self) -> Hashable:
+        return "session", None if self._token is None else hash_of(self._token)
 
     async def check(self) -> None:
         """Check the session. Raises Problem (401) when it has ended, and LedgerError when it could

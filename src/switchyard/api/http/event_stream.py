@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Hashable, Mapping
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import structlog
@@ -30,6 +31,11 @@ HEARTBEAT = b": still here\n\n"
 class StreamAdmission(Protocol):
     """Checks whether a request that was let in would be let in again."""
 
+    @property
+    def identity(self) -> Hashable:
+        """What let the request in, such as the hash of its key: with the same, all are let in, or
+        nobody."""
+
     async def check(self) -> None:
         """Raise Problem if the request would not be let in, SwitchyardError if that can't be
         checked."""
@@ -39,6 +45,53 @@ def admission_of(scope: Scope) -> StreamAdmission | None:
     """Return the check that let this request in; None where nothing was checked."""
     admission: StreamAdmission | None = scope.get("state", {}).get("admission")
     return admission
+
+
+@dataclass(slots=True)
+class _WatchedIdentity:
+    """Checks that all streams with one identity share."""
+
+    checking: asyncio.Task[None]
+    streams: int = 0
+
+
+class AdmissionWatch:
+    """Checks again and again what has let in the streams of a process: once for all streams with
+    the same identity, as a browser with fifty pages has fifty of them."""
+
+    def __init__(self) -> None:
+        self._watched: dict[Hashable, _WatchedIdentity] = {}
+
+    async def wait_for_refusal(self, admission: StreamAdmission) -> None:
+        """Return when the client of a stream would no longer be let in."""
+        identity = admission.identity
+        watched = self._watched.get(identity)
+        if watched is None:
+            watched = _WatchedIdentity(asyncio.create_task(_check(admission)))
+            self._watched[identity] = watched
+        watched.streams += 1
+        try:
+            await asyncio.shield(watched.checking)
+        finally:
+            watched.streams -= 1
+            # Who comes after a refusal, such as with a key that was just made, is checked anew.
+            is_over = watched.checking.done() or not watched.streams
+            if is_over and self._watched.get(identity) is watched:
+                del self._watched[identity]
+            if not watched.streams:
+                await end_tasks(watched.checking)
+
+
+async def _check(admission: StreamAdmission) -> None:
+    """Return when the client would no longer be let in."""
+    while True:
+        await asyncio.sleep(ADMISSION_INTERVAL)
+        try:
+            await admission.check()
+        except (HTTPException, SwitchyardError) as error:
+            log = structlog.get_logger("api")
+            log.info("streams ended: their key lets nobody in", why=str(error))
+            return
 
 
 def frame(event: str, data: Any, *, event_id: str | None = None) -> bytes:
@@ -71,7 +124,7 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sending = asyncio.create_task(self._send(send))
         disconnect = asyncio.create_task(wait_for_disconnect(receive))
-        refusal = asyncio.create_task(_wait_for_refusal(admission_of(scope)))
+        refusal = asyncio.create_task(_wait_for_refusal(scope))
         tasks = (sending, disconnect, refusal)
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -103,14 +156,11 @@ async def wait_for_disconnect(receive: Receive) -> None:
         continue
 
 
-async def _wait_for_refusal(admission: StreamAdmission | None) -> None:
-    """Return when the client would no longer be let in."""
-    while True:
-        await asyncio.sleep(ADMISSION_INTERVAL)
-        if admission is None:
-            continue
-        try:
-            await admission.check()
-        except (HTTPException, SwitchyardError) as error:
-            structlog.get_logger("api").info("stream ended: its key lets nobody in", why=str(error))
-            return
+async def _wait_for_refusal(scope: Scope) -> None:
+    """Return when the client would no longer be let in; never where nothing was checked."""
+    admission = admission_of(scope)
+    if admission is None:
+        await asyncio.Event().wait()
+        return
+    watch: AdmissionWatch = scope["state"]["admission_watch"]
+    await watch.wait_for_refusal(admission)

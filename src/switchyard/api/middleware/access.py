@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Hashable
 from typing import Annotated, Any, Self, TypeVar, get_args
 from urllib.parse import urlsplit
 
@@ -16,7 +17,7 @@ from switchyard.api.http.event_stream import StreamAdmission
 from switchyard.api.http.problems import OPENAI_PREFIX, Problem, try_later
 from switchyard.api.state import ApiState, state_of
 from switchyard.services.common.errors import Misconfigured
-from switchyard.services.engine.access.api_keys import ApiKeyStore, Principal, Scope
+from switchyard.services.engine.access.api_keys import ApiKeyStore, Principal, Scope, hash_of
 from switchyard.services.engine.access.rate_limit import Allowance
 from switchyard.services.engine.publishing.requests import check_source
 from switchyard.services.engine.records.errors import LedgerError, LedgerUnavailable
@@ -93,6 +94,7 @@ def admit_principal(request: Request, principal: Principal, admission: StreamAdm
     request.state.principal_id = principal.id
     request.state.principal = principal
     request.state.admission = admission
+    request.state.admission_watch = state_of(request).admissions
     if principal is not ANYBODY:
         limit(request, state_of(request).key_limiter.take(principal.id))
 
@@ -126,6 +128,10 @@ class KeyAdmission:
         self._keys = keys
         self._key = key
         self._confirmed_at = time.monotonic()
+
+    @property
+    def identity(self) -> Hashable:
+        return "key", None if self._key is None else hash_of(self._key)
 
     async def check(self) -> None:
         """Raise Problem (401) if the request would not be let in, LedgerError if that could not be
