@@ -75,7 +75,7 @@ async def test_servers_bear_what_the_settings_of_now_allow_them(
     supervisor: Supervisor, start: Start, sqlite_url: str
 ) -> None:
     servers = tuple(
-        LlmServer(name=name, base_url=f"http://{name}/v1", most=most)
+        LlmServer(name=name, base_url=f"http://{name}/v1", max_calls=most)
         for name, most in (("small", 6), ("large", 8))
     )
     settings = Settings(

@@ -156,7 +156,7 @@ async def test_the_limit_of_a_server_is_its_own_and_that_of_vision_is_shown_too(
     system: System,
 ) -> None:
     servers = (
-        LlmServer(name="large", base_url="http://large/v1", most=90),
+        LlmServer(name="large", base_url="http://large/v1", max_calls=90),
         LlmServer(name="small", base_url="http://small/v1"),
     )
     sees = {"vision_model": "sees", "vision_base_url": "http://sees/v1"}

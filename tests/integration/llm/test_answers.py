@@ -114,8 +114,8 @@ async def test_equal_questions_at_once_are_one_call(
     said = await asyncio.gather(*waiting)
     assert sorted(said) == ["answer 1"] + ["answer 1 again"] * 19
     assert ask.times == 1
-    assert not one._asking
-    assert not other._asking
+    assert not one._locks
+    assert not other._locks
 
 
 async def test_a_question_that_failed_is_asked_by_the_next(

@@ -26,7 +26,13 @@ from tests.support.site import Exchange, Request
 
 SERVERS = [
     {"name": "own", "base_url": "http://127.0.0.1:9/v1", "model": "m"},
-    {"name": "spare", "base_url": "http://127.0.0.1:9/v1", "model": "m", "order": 1, "most": 4},
+    {
+        "name": "spare",
+        "base_url": "http://127.0.0.1:9/v1",
+        "model": "m",
+        "order": 1,
+        "max_calls": 4,
+    },
 ]
 
 

@@ -25,8 +25,8 @@ from switchyard.services.llm.llm_errors import (
 from switchyard.services.llm.model_client import ModelClient
 from switchyard.services.llm.parameters import OWN_SCHEMA_NAME
 from switchyard.services.llm.server_client import (
+    CONFIRMING_CALLS,
     NETWORK_TRIES,
-    UNCLEAR_CHANGES,
     ServerClient,
     open_api,
 )
@@ -392,7 +392,7 @@ async def test_a_schema_is_told_as_the_server_takes_it_from_then_on(
     async with ServerClient.connect(one, 5) as client:
         assert (await client.ask(SCHEMA_CHAT, timeout=10)).answer.text == '{"a": 1}'
         assert len(llm.requests) <= 3
-        for _ in range(UNCLEAR_CHANGES - 1):
+        for _ in range(CONFIRMING_CALLS - 1):
             await client.ask(SCHEMA_CHAT, timeout=10)
         learning = len(llm.requests)
         await client.ask(SCHEMA_CHAT, timeout=10)
@@ -403,7 +403,7 @@ async def test_a_schema_is_told_as_the_server_takes_it_from_then_on(
 async def test_a_breakdown_of_a_moment_teaches_nothing(llm: LlmServer, asking: Settings):
     (one,) = asking.llm_servers
     async with ServerClient.connect(one, 5) as client:
-        for _ in range(UNCLEAR_CHANGES + 1):
+        for _ in range(CONFIRMING_CALLS + 1):
             llm.next(server.fails(500), server.answers('{"a": 1}'))
             assert (await client.ask(SCHEMA_CHAT, timeout=10)).answer.text == '{"a": 1}'
             llm.next(server.answers('{"a": 2}'))

@@ -1,6 +1,6 @@
 """Follow an answer as it is written: first the pieces that the worker publishes, then the job's
-record from the ledger. The record does not depend on the pieces: a reader that is too slow for
-them, or misses some, gets it all the same."""
+record from the ledger. A reader that is too slow for the pieces, or misses some, still gets the
+record."""
 
 from __future__ import annotations
 

@@ -36,7 +36,8 @@ _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "function_call": (),
     "web_search_options": (),
 }
-"""Parameters that change an answer and that this API lacks, with the values that change nothing."""
+"""Parameters that change an answer and that this API lacks, with their values that change
+nothing."""
 _LEFT_OUT = frozenset(
     {
         *_UNSUPPORTED,
@@ -101,8 +102,8 @@ class AnthropicApi(ModelApi):
     def refusal(self, chat: Mapping[str, Any], path: str | None) -> str | None:
         if path is not None:
             return f"Anthropic's API has no {path}: ask for a model of another server"
-        for name, harmless in _UNSUPPORTED.items():
-            if (value := chat.get(name)) is not None and value not in harmless:
+        for name, allowed_values in _UNSUPPORTED.items():
+            if (value := chat.get(name)) is not None and value not in allowed_values:
                 return (
                     f"Anthropic's API does not have the parameter {name}: leave it out, or let the "
                     "operator do so with `leave_out` in JOBS_LLM_PROVIDERS"
@@ -117,7 +118,7 @@ class AnthropicApi(ModelApi):
         }
         limits = (chat.get("max_completion_tokens"), chat.get("max_tokens"))
         body["max_tokens"] = next((x for x in limits if x is not None), DEFAULT_ANSWER_TOKENS)
-        system, body["messages"] = _turns(chat["messages"])
+        system, body["messages"] = _split_turns(chat["messages"])
         if system:
             body["system"] = system
         temperature = chat.get("temperature")
@@ -146,10 +147,10 @@ class AnthropicApi(ModelApi):
         for block in answer["content"]:
             kind = str(block.get("type")) if isinstance(block, dict) else None
             if kind in texts:
-                texts[kind].append(_text(block, kind))
+                texts[kind].append(_text_field(block, kind))
             elif kind == "tool_use":
                 arguments = json.dumps(block.get("input") or {}, ensure_ascii=False)
-                calls.append(_call(block, arguments))
+                calls.append(_tool_call(block, arguments))
         message: dict[str, Any] = {"role": "assistant", "content": "".join(texts["text"]) or None}
         if thoughts := "".join(texts["thinking"]):
             message["reasoning_content"] = thoughts
@@ -157,7 +158,7 @@ class AnthropicApi(ModelApi):
             message["tool_calls"] = calls
         reason = _finish_reason(answer.get("stop_reason"))
         choice = {"index": 0, "message": message, "finish_reason": reason}
-        return _envelope(answer, [choice], _counts(answer.get("usage")))
+        return _completion_of(answer, [choice], _token_counts(answer.get("usage")))
 
     def stream_reader(self) -> Callable[[Any], Iterable[Any]]:
         return _EventReader().read
@@ -175,16 +176,17 @@ class AnthropicApi(ModelApi):
 # --- requests -------------------------------------------------------------------------------------
 
 
-def _turns(
+def _split_turns(
     messages: Iterable[Mapping[str, Any]],
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return the blocks of all system messages, and the turns of user and model. Neighbouring
-    messages of one side become one turn, as the API wants the results of all tools in one."""
+    """Split messages into the blocks of all system messages, and the turns of user and model.
+    Neighbouring messages of one side become one turn: the API wants the results of all tools in one
+    turn."""
     system: list[dict[str, Any]] = []
     turns: list[dict[str, Any]] = []
-    for at, message in enumerate(messages):
-        place, role = f"messages[{at}]", message.get("role")
-        blocks = _blocks(message.get("content"), place)
+    for index, message in enumerate(messages):
+        place, role = f"messages[{index}]", message.get("role")
+        blocks = _content_blocks(message.get("content"), place)
         if role in ("system", "developer"):
             system += blocks
             continue
@@ -193,8 +195,8 @@ def _turns(
             blocks = [result | ({"content": blocks} if blocks else {})]
         elif role == "assistant":
             if not blocks and isinstance(message.get("refusal"), str):
-                blocks = _blocks(message["refusal"], place)
-            blocks += _called_tools(message.get("tool_calls"), place)
+                blocks = _content_blocks(message["refusal"], place)
+            blocks += _tool_use_blocks(message.get("tool_calls"), place)
         elif role != "user":
             raise LlmBadRequest(f"{place}: Anthropic's API has no role {role!r}")
         side = "assistant" if role == "assistant" else "user"
@@ -205,33 +207,33 @@ def _turns(
     return system, turns
 
 
-def _blocks(content: Any, place: str) -> list[dict[str, Any]]:
+def _content_blocks(content: Any, place: str) -> list[dict[str, Any]]:
     if isinstance(content, str):
         return [{"type": "text", "text": content}] if content else []
     return [
-        _block(part, f"{place}.content[{at}]")
-        for at, part in enumerate(content or ())
+        _content_block(part, f"{place}.content[{index}]")
+        for index, part in enumerate(content or ())
         if part.get("type") != "text" or part.get("text")  # the API refuses empty texts
     ]
 
 
-def _block(part: Mapping[str, Any], place: str) -> dict[str, Any]:
+def _content_block(part: Mapping[str, Any], place: str) -> dict[str, Any]:
     match part:
         case {"type": "text"}:
             return dict(part)
         case {"type": "refusal", "refusal": str(text)}:
             return {"type": "text", "text": text}
         case {"type": "image_url", "image_url": {"url": str(url)} | str(url)}:
-            return {"type": "image", "source": _source(url, place)}
+            return {"type": "image", "source": _media_source(url, place)}
         case {"type": "file", "file": {"file_data": str(url)}}:
-            return {"type": "document", "source": _source(url, place)}
+            return {"type": "document", "source": _media_source(url, place)}
     raise LlmBadRequest(
         f"{place}: Anthropic's API does not take a content part of type "
         f"{str(part.get('type'))[:40]!r}, but `text`, `image_url`, and `file` with `file_data`"
     )
 
 
-def _source(url: str, place: str) -> dict[str, str]:
+def _media_source(url: str, place: str) -> dict[str, str]:
     if url.startswith(("https://", "http://")):
         return {"type": "url", "url": url}
     head, comma, data = url.partition(",")
@@ -241,9 +243,9 @@ def _source(url: str, place: str) -> dict[str, str]:
     return {"type": "base64", "media_type": kind, "data": data}
 
 
-def _called_tools(calls: Any, place: str) -> list[dict[str, Any]]:
+def _tool_use_blocks(calls: Any, place: str) -> list[dict[str, Any]]:
     blocks = []
-    for at, call in enumerate(calls if isinstance(calls, list) else ()):
+    for index, call in enumerate(calls if isinstance(calls, list) else ()):
         match call:
             case {"id": str(call_id), "function": {"name": str(name), **more}}:
                 arguments = _json_or_none(more.get("arguments") or "{}")
@@ -251,7 +253,7 @@ def _called_tools(calls: Any, place: str) -> list[dict[str, Any]]:
                 arguments = None
         if not isinstance(arguments, dict):
             raise LlmBadRequest(
-                f"{place}.tool_calls[{at}]: it needs an id, and a function with a name and with "
+                f"{place}.tool_calls[{index}]: it needs an id, and a function with a name and with "
                 "arguments that are a JSON object"
             )
         blocks.append({"type": "tool_use", "id": call_id, "name": name, "input": arguments})
@@ -284,7 +286,7 @@ def _tools(chat: Mapping[str, Any]) -> dict[str, Any]:
             )
     if chat.get("parallel_tool_calls") is False and tool_choice.get("type") != "none":
         tool_choice = {"type": "auto", **tool_choice, "disable_parallel_tool_use": True}
-    tool_list = [_tool(each, f"tools[{at}]") for at, each in enumerate(tools)]
+    tool_list = [_tool(each, f"tools[{index}]") for index, each in enumerate(tools)]
     return {"tools": tool_list} | ({"tool_choice": tool_choice} if tool_choice else {})
 
 
@@ -336,8 +338,8 @@ class _EventReader:
             case {"type": "error"}:
                 yield {"error": event.get("error") or event}
             case {"type": "message_start", "message": dict() as message}:
-                self._usage |= _counts(message.get("usage"))
-                yield _envelope(message, [_choice({"role": "assistant"})], {})
+                self._usage |= _token_counts(message.get("usage"))
+                yield _completion_of(message, [_choice({"role": "assistant"})], {})
             case {"type": "content_block_start", "content_block": dict() as block} if (
                 block.get("type") == "tool_use"
             ):
@@ -346,7 +348,7 @@ class _EventReader:
                 if not tool_input:
                     self._without_arguments.add(place)
                 arguments = json.dumps(tool_input, ensure_ascii=False) if tool_input else ""
-                yield self._tool_call_chunk(place, _call(block, arguments))
+                yield self._tool_call_chunk(place, _tool_call(block, arguments))
             case {"type": "content_block_start", "content_block": dict() as block}:
                 yield from _content_chunks(block.get("type"), block)
             case {"type": "content_block_delta", "delta": {"partial_json": str(more)}}:
@@ -359,9 +361,9 @@ class _EventReader:
                 self._without_arguments.discard(place)
                 yield self._tool_call_chunk(place, {"function": {"arguments": "{}"}})
             case {"type": "message_delta", "delta": dict() as delta}:
-                self._usage |= _counts(event.get("usage"))
+                self._usage |= _token_counts(event.get("usage"))
                 reason = _finish_reason(delta.get("stop_reason"))
-                yield _envelope({}, [_choice({}, reason)], self._usage)
+                yield _completion_of({}, [_choice({}, reason)], self._usage)
 
     def _tool_call_chunk(self, place: Any, call: Mapping[str, Any]) -> dict[str, Any]:
         return {"choices": [_choice({"tool_calls": [{"index": self._calls[place], **call}]})]}
@@ -370,22 +372,22 @@ class _EventReader:
 def _content_chunks(kind: Any, block: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the chunk for a piece of text or of reasoning; other pieces, such as signatures, are
     left out."""
-    if kind == "text" and _text(block, kind):
-        yield {"choices": [_choice({"content": _text(block, kind)})]}
-    elif kind == "thinking" and _text(block, kind):
-        yield {"choices": [_choice({"reasoning_content": _text(block, kind)})]}
+    if kind == "text" and _text_field(block, kind):
+        yield {"choices": [_choice({"content": _text_field(block, kind)})]}
+    elif kind == "thinking" and _text_field(block, kind):
+        yield {"choices": [_choice({"reasoning_content": _text_field(block, kind)})]}
 
 
 def _choice(delta: Mapping[str, Any], reason: str | None = None) -> dict[str, Any]:
     return {"index": 0, "delta": delta, "finish_reason": reason}
 
 
-def _call(block: Mapping[str, Any], arguments: str) -> dict[str, Any]:
+def _tool_call(block: Mapping[str, Any], arguments: str) -> dict[str, Any]:
     function = {"name": block.get("name"), "arguments": arguments}
     return {"id": block.get("id"), "type": "function", "function": function}
 
 
-def _envelope(
+def _completion_of(
     message: Mapping[str, Any], choices: list[dict[str, Any]], counts: Mapping[str, int]
 ) -> dict[str, Any]:
     """Return a completion, or a chunk, with the id, model and usage of a message."""
@@ -405,7 +407,7 @@ def _envelope(
     return envelope
 
 
-def _counts(usage: Any) -> dict[str, int]:
+def _token_counts(usage: Any) -> dict[str, int]:
     if not isinstance(usage, dict):
         return {}
     return {
@@ -419,14 +421,14 @@ def _finish_reason(reason: Any) -> str | None:
     return _FINISH_REASONS.get(reason, reason) if isinstance(reason, str) else None
 
 
-def _text(block: Mapping[str, Any], name: str) -> str:
+def _text_field(block: Mapping[str, Any], name: str) -> str:
     text = block.get(name)
     return text if isinstance(text, str) else ""
 
 
 def _seconds_until(moment: str, date: str) -> float:
     """Return the seconds until a moment (RFC 3339), by the clock of the answer's Date header; 0 if
-    it is past or invalid."""
+    the moment is past or invalid."""
     try:
         present = parse_http_date(date) or datetime.now(UTC)
         left = datetime.fromisoformat(moment.strip()[:40]) - present

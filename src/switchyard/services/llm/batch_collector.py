@@ -1,4 +1,4 @@
-"""Collect questions that may wait for a server's Batch API, instead of asking at once.
+"""Collect questions for a server's Batch API, instead of asking them at once.
 
 The job of a collected question waits, which uses up no attempt, and is published again when its
 batch has ended. It then finds the answer among the stored ones, or asks live. `batch_runner` sends
@@ -26,10 +26,10 @@ from switchyard.services.llm.records.llm_batches import BatchItem, ItemState
 from switchyard.services.llm.records.llm_spend import CallState, LlmCall, Requester
 
 BATCH_TIMEOUT = 26 * 3600.0
-"""Seconds after which a batch should have ended, from when its questions are chosen: a day is what
-the API promises."""
+"""Seconds after which a batch should have ended, counted from the choice of its questions: the API
+promises a day."""
 CANCEL_TIMEOUT = 2 * 3600.0
-"""Seconds that a server gets to end a batch that is late; then its jobs ask live."""
+"""Seconds that a server gets to cancel a late batch; then its jobs ask live."""
 MAX_BATCH_WAIT = BATCH_TIMEOUT + CANCEL_TIMEOUT
 """Seconds for which a job waits for a batch at most: one that expires sooner asks live."""
 RECHECK_INTERVAL = 3600.0
@@ -67,7 +67,7 @@ def may_batch(ctx: JobContext) -> bool:
 
 
 class BatchCollector:
-    """Collects the questions of one process."""
+    """Collects questions of one process for the next batch."""
 
     def __init__(self, ledger: Ledger, server: LlmServer, account: BudgetAccount) -> None:
         self._ledger = ledger
@@ -84,8 +84,9 @@ class BatchCollector:
         return None if ledger is None or not servers else cls(ledger, servers[0], account)
 
     async def collect(self, question: Mapping[str, Any], by: Requester) -> None:
-        """Collect a question for a batch, and raise WaitingForBatch until that has ended. Returns
-        if the question is to be asked live. Raises NoBudget, LedgerError."""
+        """Collect a question for a batch, and raise WaitingForBatch until the batch has ended.
+        Returns if the answer is stored, or the question must be asked live. Raises NoBudget,
+        LedgerError."""
         if by.job_id is None:
             return
         key = content_hash(question)
@@ -94,7 +95,8 @@ class BatchCollector:
             return
         if state is None:
             call = self._account.estimate(self._server, question["asked"], by, batch=True)
-            # The id is made of the question: collected again after a crash, it is reserved once.
+            # The id is made of the question, so that a second try after a crash reserves nothing
+            # more.
             today = self._ledger.clock.now().date()
             call = replace(call, id=f"batch-{today}-{key}-{by.job_id}")
             await self._account.reserve(call, ttl=2 * BATCH_TIMEOUT)

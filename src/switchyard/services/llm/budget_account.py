@@ -1,8 +1,8 @@
-"""The cost of calls: reserved in the budgets before each call, recorded after it.
+"""Reserve the cost of each call in the budgets before it, and record the actual cost after it.
 
 The estimate is an upper bound for the answer (`max_tokens`), and in nearly all scripts also for the
-question (a token for every three bytes). A budget can be overrun only by questions in the other
-scripts, and by no more than what these were estimated too low.
+question (a token for every three bytes). Only questions in the other scripts can overrun a budget,
+by as much as their estimate was too low.
 """
 
 from __future__ import annotations
@@ -41,19 +41,20 @@ from switchyard.services.llm.records.llm_spend import (
 )
 
 RECHECK_INTERVAL = 300.0
-"""Seconds after which a job without a budget tries again: the budget may have been raised."""
+"""Seconds after which a job whose budget is spent tries again: the budget may have been raised."""
 PENDING_RECHECK_INTERVAL = 15.0
-"""Seconds after which it tries again while calls under way may turn out to cost less than is
-reserved for them."""
+"""Seconds after which such a job tries again while calls under way may cost less than is reserved
+for them."""
 BYTES_PER_TOKEN = 3
-"""Fewer than in English text (4), so that an estimate is too high rather than too low."""
+"""Bytes of text counted as one token: fewer than in English text (4), so that an estimate is too
+high rather than too low."""
 TOKENS_PER_PICTURE = 1_500
 EMBEDDER = "embeddings"
 """Name of the provider under which calls of the server of JOBS_EMBED_BASE_URL are recorded."""
 ANSWER_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 """Parameters that limit the tokens of an answer, of all endpoints."""
 TEMPLATE_TOKENS = 8
-"""Tokens that a model's template puts around each message."""
+"""Tokens that a model's chat template adds to each message."""
 
 
 class NoBudget(RetryableError):
@@ -118,17 +119,17 @@ def _is_count(value: object) -> TypeGuard[int]:
 
 @dataclass(slots=True)
 class CallCharge:
-    """How a call and its tries have ended, as far as its cost depends on that."""
+    """How a call and its tries ended, from which its cost follows."""
 
     answer: Completion | None = None
-    """None while there is none, and if the call failed."""
+    """None until the call has ended, and if it failed."""
     error: BaseException | None = None
     """The error in which the call ended."""
-    broken: int = 0
-    """Tries before the last that were broken off, and may have been charged, too."""
+    broken_tries: int = 0
+    """Tries before the last one that were broken off, and may have been charged as well."""
 
     def count_broken(self) -> None:
-        self.broken += 1
+        self.broken_tries += 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +202,7 @@ class BudgetAccount:
         else:
             ended = replace(call, state=CallState.FREE)
         unsure = replace(call, state=CallState.UNSURE)
-        return [ended, *(replace(unsure, id=uuid4().hex) for _ in range(charge.broken))]
+        return [ended, *(replace(unsure, id=uuid4().hex) for _ in range(charge.broken_tries))]
 
     def estimate(
         self,
@@ -234,8 +235,8 @@ class BudgetAccount:
         return replace(call, state=CallState.PAID, usage=usage, cost=cost)
 
     async def reserve(self, call: LlmCall, *, ttl: float | None = None) -> None:
-        """Reserve what a call costs at most, for `ttl` seconds if it takes longer than a job.
-        Raises NoBudget, LedgerError."""
+        """Reserve what a call costs at most. `ttl` is the seconds that the call may take, if longer
+        than a job. Raises NoBudget, LedgerError."""
         if self._repository is None or not self.reservation(call).is_needed:
             return
         refusal = await self._repository.reserve_llm_call(call, per_day=self._per_day, ttl=ttl)
@@ -249,7 +250,8 @@ class BudgetAccount:
         try:
             await self._repository.settle_llm_call(call)
         except LedgerError as error:
-            # The answer must not be lost for it. The reservation counts as spent in two hours.
+            # The answer must not be lost because of this. The reservation counts as spent in two
+            # hours.
             self._log.warning("call cost not recorded", call=call.id, error=str(error))
 
     async def record_cache_saving(
@@ -266,7 +268,7 @@ class BudgetAccount:
             await self.settle(call)
 
     def no_budget_error(self, refusal: NoBudgetLeft, model: str) -> NoBudget:
-        """Return the error of a call for which one of its budgets has too little left."""
+        """Make the error of a call for which one of its budgets has too little left."""
         budget, currency = refusal.budget, self._prices.currency
         if refusal.needed is None:
             return NoBudget(

@@ -2,7 +2,7 @@
 probabilities, and fields that only some servers have.
 
 Servers repeat some fields of a choice in every chunk (`role`, `id`, `name`), and send others in
-pieces. Only fields of `_IN_PIECES` are joined; of all others, the last value counts.
+pieces. Only fields of `_JOINED_FIELDS` are joined; of all others, the last value counts.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 MAX_CHOICES = 128
 MAX_DEPTH = 20
 """Levels of a chunk that are read."""
-_IN_PIECES = frozenset(
+_JOINED_FIELDS = frozenset(
     {
         "content",
         "refusal",
@@ -106,7 +106,7 @@ class CompletionAssembler:
             if value is None:
                 assembled.setdefault(name, None)
             elif isinstance(before, str) and isinstance(value, str):
-                if name in _IN_PIECES:
+                if name in _JOINED_FIELDS:
                     self._count(len(value))
                     assembled[name] = before + value
                 elif value:
@@ -131,7 +131,7 @@ class CompletionAssembler:
                 self._join(before, part, levels)
 
     def _copy_counted(self, value: Any, levels: int) -> Any:
-        """Return a copy of a value whose size has been counted."""
+        """Copy a value, and count its size."""
         if levels == 0:
             raise ValueError("a chunk has too many levels")
         if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Questions to language models without a queue: the process that asks runs the job itself.
+"""Ask language models without a queue: the process that asks runs the job itself.
 
 The job is the same that a worker would run, with the same record in the ledger, the same limits of
 the servers and the same stored answers. The process is in the ledger as a worker that takes nothing
@@ -41,7 +41,7 @@ MAX_REQUESTS = 1000
 SLOT_TIMEOUT = 3600.0
 """Seconds in all that a request waits for servers without a free slot, unless it expires first."""
 OTHER_PROCESS_POLL_INTERVAL = 1.0
-"""Seconds between looks at the record of a request that another process has under way."""
+"""Seconds between polls of the record of a request that another process runs."""
 
 
 class DirectRequests:

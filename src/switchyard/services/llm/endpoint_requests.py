@@ -36,7 +36,7 @@ ResponsesInput = (
     | Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MAX_INPUTS)]
 )
 _USABLE_STATES = ("completed", "incomplete")
-"""Values of `status` of a response that has an output and has ended."""
+"""Values of `status` of a response that has ended with an output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +48,12 @@ class Endpoint:
     input_name: str
     """The parameter with the texts."""
     check: Callable[[Any, int], None]
-    """Takes an answer and the number of texts; raises InvalidLlmResponse where it does not answer
-    them all."""
+    """Takes an answer and the number of texts; raises InvalidLlmResponse if an answer to one is
+    missing."""
     operation: str
     """What OpenTelemetry calls it in traces (`gen_ai.operation.name`)."""
     has_texts: bool = True
-    """Whether the answer is texts, and not a million numbers."""
+    """Whether the answer has texts, which are then made encodable; false for vectors of numbers."""
 
 
 class EndpointRequest(BaseModel):

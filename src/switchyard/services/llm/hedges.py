@@ -1,8 +1,9 @@
-"""Send a second request for a hot question if the first has not begun to answer in the time in
-which nearly all do. The one that begins first is read, the other is closed, and both are paid for.
+"""Send a hot question a second time ("hedge") if its answer has not begun in the time in which
+nearly all begin. The answer that begins first is read, the other request is closed; both are
+charged.
 
-Off unless JOBS_LLM_HEDGE_SHARE is set, and never for more than that part of the hot calls: a server
-that is slow for all would get twice the load just then.
+This is off unless JOBS_LLM_HEDGE_SHARE is set, and done for no more than that share of the hot
+calls: otherwise a server that is slow for all would get twice the load.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from switchyard.services.engine.jobs.output_stream import OutputStream
 MIN_CALLS = 20
 """Calls whose time to the first token must be known before any call gets a second request."""
 MAX_CALLS = 200
-"""The last calls, by whose times to the first token it is judged which call is late."""
+"""Latest calls whose times to the first token decide when a call is late."""
 LATE_QUANTILE = 0.95
-"""Part of these calls that began to answer sooner than a late one."""
+"""A call is late if it takes longer to its first token than this part of these calls."""
 MAX_BURST = 5.0
-"""Second requests that can be saved up, however many calls there were."""
+"""Highest number of second requests that can be saved up."""
 OUTCOMES = ("won", "lost", "failed")
 
 T = TypeVar("T")
@@ -33,7 +34,7 @@ class Hedges:
     """Decides when one process sends second requests."""
 
     def __init__(self, share: float) -> None:
-        """Take the part of the hot calls that may get a second request, 0 to 1; none at 0."""
+        """Take the share of hot calls that may get a second request, 0 to 1; 0 turns hedges off."""
         self._share = share
         self._saved_requests = 0.0
         self._times: deque[float] = deque(maxlen=MAX_CALLS)
@@ -69,10 +70,10 @@ class Hedges:
         first: Callable[[OutputStream], Coroutine[Any, Any, T]],
         second: Callable[[OutputStream], Coroutine[Any, Any, T]],
     ) -> T:
-        """Return the answer of the request that begins to answer first: `first`, or `second`, which
-        is sent when `first` has not begun after `delay` seconds and one is saved up. If one fails
-        before it begins, the answer of the other counts. Raises what the request that
-        counts raises; that of `first` if both fail before they begin; and a defect of `second`."""
+        """Return the answer that begins first: of `first`, or of `second`, which is sent if `first`
+        has not begun after `delay` seconds and a second request is saved up. If one fails before it
+        begins, the other's answer counts. Raises what the request that counts raises, what `first`
+        raises if both fail before they begin, and a defect of `second`."""
         race = _FirstTokenRace(output)
         runs = [asyncio.create_task(first(race.output_of(0)))]
         try:
@@ -140,22 +141,22 @@ class _HedgedStream(OutputStream):
             race.output.write(text)
 
 
-async def _wait_for_any(timeout: float | None, *things: asyncio.Task[Any] | asyncio.Event) -> bool:
+async def _wait_for_any(timeout: float | None, *awaited: asyncio.Task[Any] | asyncio.Event) -> bool:
     """Wait for the first of some tasks and events. Returns False after `timeout` seconds."""
-    waits: list[asyncio.Task[Any]] = []
+    event_tasks: list[asyncio.Task[Any]] = []
     tasks: list[asyncio.Task[Any]] = []
-    for each in things:
+    for each in awaited:
         if isinstance(each, asyncio.Task):
             tasks.append(each)
         else:
-            waits.append(asyncio.create_task(each.wait()))
+            event_tasks.append(asyncio.create_task(each.wait()))
     try:
         done, _ = await asyncio.wait(
-            [*tasks, *waits], timeout=timeout, return_when=asyncio.FIRST_COMPLETED
+            [*tasks, *event_tasks], timeout=timeout, return_when=asyncio.FIRST_COMPLETED
         )
         return bool(done)
     finally:
-        await end_tasks(*waits)
+        await end_tasks(*event_tasks)
 
 
 def _has_answer(run: asyncio.Task[Any]) -> bool:

@@ -40,10 +40,11 @@ class LlmStatus(StrEnum):
     """State of a request."""
 
     WAITING = "waiting"
-    """It has not ended: ask again later."""
+    """The request has not ended: ask again later."""
     COMPLETED = "completed"
     TIMEOUT = "timeout"
-    """It expired before it was answered, and cost nothing unless a server had been asked."""
+    """The request expired before it was answered. It cost nothing unless a server had been
+    asked."""
     FAILED = "failed"
     CANCELLED = "cancelled"
 
@@ -76,8 +77,8 @@ class UnknownLlmRequest(NotFoundError):
 
 
 def result_of(record: JobRecord, now: float) -> LlmResult:
-    """Return the result of the request that a job's record is of; `now` is the ledger's time. An
-    expired request is TIMEOUT even if its worker has not recorded that yet."""
+    """Return the result of a request by its job's record; `now` is the ledger's time. An expired
+    request is TIMEOUT even if its worker has not recorded that yet."""
     status = LlmStatus.WAITING
     match record.state:
         case State.SUCCEEDED:

@@ -1,4 +1,5 @@
-"""The client of the settings' model servers: stored answers, gate, budgets, hedges, failover."""
+"""Ask the settings' model servers, with stored answers, gate, budgets, second requests and
+failover."""
 
 from __future__ import annotations
 
@@ -50,9 +51,10 @@ from switchyard.services.llm.server_client import ModelResponse, ServerClient
 from switchyard.services.llm.stored_answers import StoredAnswers
 
 SLOT_TIMEOUT = 30.0
-"""Seconds that a call waits for room; then its job goes back, with no attempt used up."""
+"""Seconds that a call waits for a slot; then its job goes back to its queue without using up an
+attempt."""
 HEDGE_SLOT_TIMEOUT = 1.0
-"""Seconds that a second request waits for room."""
+"""Seconds that a second request (`hedges`) waits for a slot."""
 MAX_ROUNDS = 10
 """How often a request is sent again after a 429 or 503."""
 NO_REQUESTER = Requester()
@@ -60,19 +62,20 @@ NO_REQUESTER = Requester()
 
 @dataclass(frozen=True, slots=True)
 class _ModelRequest:
-    """A request, whichever server gets it."""
+    """A request, before a server is chosen for it."""
 
     chat: Mapping[str, Any]
     by: Requester
     keep_all: bool
     endpoint: Endpoint | None
     record_soon: bool
-    """Whether the caller does not wait until the end of the call is recorded."""
+    """Whether the end of the call is recorded with the ledger's next write, for which the caller
+    does not wait."""
 
 
 @dataclass(frozen=True, slots=True)
-class _GateAnswer:
-    """The gate's answer to a call, and what the call may cost at that server."""
+class _GatedCall:
+    """A call that the gate has admitted or refused, with what it may cost at that server."""
 
     admission: Admission | BudgetRefusal
     call: LlmCall
@@ -195,7 +198,7 @@ class ModelClient:
         question = self.answer_key_fields(chat, model, keep_all, endpoint)
         collector = self._collector if batch and not fresh and model is None else None
         gate = self._gate if collector is None else None
-        early: _GateAnswer | None = None
+        early: _GatedCall | None = None
 
         async def claim(wanted: AnswerClaimRequest) -> AnswerClaim | None:
             """Claim the answer, and take a slot with it."""
@@ -208,11 +211,11 @@ class ModelClient:
             claimed, admission = await gate.claim_and_enter(
                 wanted,
                 urgency,
-                without=self._names_without(chat, model, endpoint),
+                without=self._unable_servers(chat, model, endpoint),
                 reservation=reservation,
             )
             if admission is not None:
-                early = _GateAnswer(admission, reservation(admission.server).call)
+                early = _GatedCall(admission, reservation(admission.server).call)
             return claimed
 
         async def ask(left: float) -> Completion:
@@ -252,7 +255,7 @@ class ModelClient:
         return [(LLM_HEDGES, {(outcome,): float(number) for outcome, number in counts})]
 
     async def forget(self, chat: Mapping[str, Any], *, model: str | None = None) -> None:
-        """Delete the stored answer to a question: it was of no use."""
+        """Delete the stored answer to a question: it can't be used."""
         await self._answers.forget(self.answer_key_fields(chat, model, keep_all=False))
 
     async def ask(
@@ -267,7 +270,7 @@ class ModelClient:
         keep_all: bool = False,
         endpoint: Endpoint | None = None,
         record_soon: bool = False,
-        early: _GateAnswer | None = None,
+        early: _GatedCall | None = None,
     ) -> Completion:
         """Ask the first server that can answer a chat, whether or not an answer is stored.
 
@@ -276,7 +279,7 @@ class ModelClient:
         ledger's next write. Raises LlmUnavailable, InvalidLlmResponse (try again later; `counts`
         says whether that is an attempt), LlmRefused, NoBudget, and LedgerError."""
         deadline = time.monotonic() + timeout
-        excluded = self._names_without(chat, model, endpoint)
+        excluded = self._unable_servers(chat, model, endpoint)
         last_error: LlmUnavailable | InvalidLlmResponse | LlmRefused | NoBudget | None = None
         declined: LlmDeclined | None = None
         for _ in range(MAX_ROUNDS + len(self._clients)):
@@ -295,7 +298,7 @@ class ModelClient:
                     raise declined from error
                 if isinstance(last_error, LlmRefused):  # another server may not refuse the request
                     raise
-                # The answer of a server says more than that the others have no room.
+                # A server's answer says more than that the other servers have no free slot.
                 raise last_error or error from error
             try:
                 return await self._ask_hedged(
@@ -319,7 +322,7 @@ class ModelClient:
 
     async def _take_slot(
         self, urgency: Urgency, timeout: float, excluded: set[str], request: _ModelRequest
-    ) -> _GateAnswer:
+    ) -> _GatedCall:
         """Wait for a slot at a server that is not in `excluded`, and reserve what the call may cost
         there."""
         reservation = self._reservations(request)
@@ -330,10 +333,10 @@ class ModelClient:
         else:
             name = next(name for name in self._clients if name not in excluded)
             admission = Admission(LlmServer(name=name, base_url=""), "")
-        return _GateAnswer(admission, reservation(admission.server).call)
+        return _GatedCall(admission, reservation(admission.server).call)
 
     def _reservations(self, request: _ModelRequest) -> Callable[[LlmServer], Reservation]:
-        """Return a function that returns what is to be reserved for a call to a server."""
+        """Return a function that computes the reservation for a call to a server."""
         estimates: dict[str, LlmCall] = {}
 
         def reservation(server: LlmServer) -> Reservation:
@@ -345,15 +348,15 @@ class ModelClient:
 
         return reservation
 
-    def _names_without(
+    def _unable_servers(
         self, chat: Mapping[str, Any], model: str | None, endpoint: Endpoint | None
     ) -> set[str]:
-        """Return the names of the servers that can't take the request. Raises LlmRefused if none
-        can."""
+        """Return the names of the servers that can't take the request. Raises LlmRefused if no
+        server can."""
         serving = {each.name for each in self._servers_for(chat, model, endpoint)}
         return set(self._clients) - serving
 
-    async def _give_back(self, gate: LlmGate, admitted: _GateAnswer) -> None:
+    async def _give_back(self, gate: LlmGate, admitted: _GatedCall) -> None:
         """Give back the slot of a call that was not made, with its reservation."""
         if isinstance(admitted.admission, Admission):
             freed = self._account.ended_calls(admitted.call, CallCharge())
@@ -361,15 +364,15 @@ class ModelClient:
 
     async def _ask_hedged(
         self,
-        admitted: _GateAnswer,
+        admitted: _GatedCall,
         request: _ModelRequest,
         timeout: float,
         output: OutputStream | None,
         urgency: Urgency,
         excluded: set[str],
     ) -> Completion:
-        """Call the server; a hot request that is late is sent again, and the answer that begins
-        first counts."""
+        """Call the server. If a hot request is late, send it again, and use the answer that begins
+        first."""
         hedge_delay = self._hedges.count_hot_call() if urgency.lane == 0 else None
         if hedge_delay is None:
             return await self._call(admitted, request, timeout, output)
@@ -390,7 +393,7 @@ class ModelClient:
 
     async def _call(
         self,
-        admitted: _GateAnswer,
+        admitted: _GatedCall,
         request: _ModelRequest,
         timeout: float,
         output: OutputStream | None,
@@ -429,8 +432,8 @@ class ModelClient:
             raise
         finally:
             if self._gate is not None:
-                # Also when the job is cancelled: until then others wait for the slot, and
-                # can't spend what is reserved.
+                # Also when the job is cancelled: until it is done, other calls wait for the slot,
+                # and can't spend what is reserved.
                 calls = self._account.ended_calls(admitted.call, charge)
                 is_overload = False
                 if request.record_soon and outcome and outcome.ended is CallEnd.ANSWERED:
@@ -444,8 +447,8 @@ class ModelClient:
 
 
 def takes_over(server: LlmServer, error: LlmRefused, refuser: LlmServer) -> bool:
-    """Return whether a server may answer what `refuser` has refused with `error`: the same model
-    would refuse it again."""
+    """Return whether a server is to be asked after `refuser` has refused the request with `error`:
+    a server with the same model would refuse it again."""
     is_other = server.model != refuser.model
     match error:
         case LlmContextTooLong():

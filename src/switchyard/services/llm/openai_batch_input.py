@@ -1,4 +1,4 @@
-"""The input of a batch of OpenAI's API: a file of requests, one JSON object a line.
+"""Read the input of a batch of OpenAI's API: a file of requests, one JSON object a line.
 
 The file comes from outside: its lines are read piece by piece, bounded in number and length. A line
 that is no request to the batch's endpoint makes the whole batch invalid, as at OpenAI; a request
@@ -81,7 +81,7 @@ async def raw_lines(
                 next_offset += len(rest) + 1
                 yield (None if is_long or len(rest) > MAX_LINE_BYTES else bytes(rest)), next_offset
                 rest, is_long = bytearray(other), False
-            if len(rest) > MAX_LINE_BYTES:  # it is not kept
+            if len(rest) > MAX_LINE_BYTES:  # its bytes are dropped
                 next_offset, is_long = next_offset + len(rest), True
                 rest = bytearray()
     if rest or is_long:
@@ -117,8 +117,8 @@ def parse_line(line: bytes | None, number: int, next_offset: int, endpoint: str)
 def check_line_model(
     settings: Settings, line: BatchLine, endpoint: str, limits: KeyLimits | None = None
 ) -> None:
-    """Raise InvalidBatchLine if no server has the model of a request, or none of them the batch's
-    endpoint, or if the limits of the API key do not allow the model."""
+    """Raise InvalidBatchLine if no server has the model of a request, if no server with the model
+    has the batch's endpoint, or if the limits of the API key do not allow the model."""
     model = line.body.get("model")
     if limits is not None and not limits.allows(str(model)):
         text = f"this key may not use the model {str(model)[:200]!r}"
@@ -152,7 +152,7 @@ async def check_input(
     errors: list[Mapping[str, Any]] = []
     seen: dict[str, int] = {}
 
-    def complain(code: str, message: str, param: str | None, line: int | None) -> None:
+    def add_error(code: str, message: str, param: str | None, line: int | None) -> None:
         errors.append({"code": code, "message": message, "param": param, "line": line})
 
     number = 0
@@ -161,7 +161,7 @@ async def check_input(
         async for raw, next_offset in open_lines:
             number += 1
             if number > MAX_REQUESTS:
-                complain("too_many_tasks", f"at most {MAX_REQUESTS:,} lines", None, None)
+                add_error("too_many_tasks", f"at most {MAX_REQUESTS:,} lines", None, None)
             if len(errors) >= MAX_ERRORS or number > MAX_REQUESTS:
                 break
             if raw is not None and not raw.strip():
@@ -170,13 +170,13 @@ async def check_input(
                 line = parse_line(raw, number, next_offset, batch.endpoint)
                 check_line_model(settings, line, batch.endpoint, limits)
             except InvalidBatchLine as error:
-                complain(error.code, str(error), error.param, number)
+                add_error(error.code, str(error), error.param, number)
                 continue
             if (first := seen.setdefault(line.custom_id, number)) != number:
                 text = f"line {first} has the same custom_id"
-                complain("duplicate_custom_id", text, "custom_id", number)
+                add_error("duplicate_custom_id", text, "custom_id", number)
     if not seen and not errors:
-        complain("empty_file", "the input has no requests", None, None)
+        add_error("empty_file", "the input has no requests", None, None)
     return InputReport(len(seen), tuple(errors))
 
 
@@ -195,8 +195,8 @@ class BatchInputOptions(BaseModel):
 
 
 class BatchInputSource(Source):
-    """Requests of a batch of the OpenAI-compatible API, which starts its backfill itself. The
-    cursor has the `byte` offset of the next line in the input, and the number of the last
+    """The requests of a client's batch as a backfill source. The batch starts its backfill itself.
+    The cursor has the `byte` offset of the next line in the input, and the number of the last
     `line`."""
 
     name: ClassVar[str] = "openai_batch"
@@ -220,14 +220,14 @@ class BatchInputSource(Source):
                     number += 1
                     if raw is not None and not raw.strip():
                         continue
-                    place = {"byte": next_offset, "line": number}
+                    cursor_after = {"byte": next_offset, "line": number}
                     try:
                         line = parse_line(raw, number, next_offset, batch.endpoint)
                     except InvalidBatchLine as error:  # the input has changed since it was checked
-                        yield Unusable(f"line {number}", str(error), place)
+                        yield Unusable(f"line {number}", str(error), cursor_after)
                         continue
                     payload = endpoint.payload(line.body)
-                    yield Item(line.custom_id, payload, place, source=batch.source)
+                    yield Item(line.custom_id, payload, cursor_after, source=batch.source)
         except NotStored as error:
             raise SourceFailed(str(error)) from error
         except StorageError as error:

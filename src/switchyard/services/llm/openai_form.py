@@ -1,4 +1,5 @@
-"""Requests in the form of OpenAI's API as payloads of jobs, and their results in its form."""
+"""Translate requests of OpenAI's API into payloads of jobs, and the jobs' results into its
+answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parts of language models in running a system: periodic duties, doctor's checks, metrics."""
+"""Provide the wing's periodic duties, doctor's checks and metrics."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ from switchyard.services.llm.records.llm_spend import BudgetState, SpendRow
 from switchyard.services.llm.stored_answers import drop_old_answers, drop_unrecorded_answers
 
 REPORTED_AFTER_FAILURES = TRIAL_AFTER_FAILURES + 2
-"""Failures in a row from which the doctor reports a server: it gets one call at a time, and some of
-these have failed. To wait for more failures would take minutes where each such call runs into its
-time limit."""
+"""Failures in a row from which the doctor reports a server: by then it gets one call at a time, and
+some of these have failed, too. More failures could take minutes, if each call runs into its time
+limit."""
 LONG_PAUSE_SECONDS = 120.0
 """Seconds left of a pause from which the doctor reports it: a server's limits per minute pause it
 for less."""
@@ -136,13 +136,14 @@ async def samples(settings: Settings, ledger: Ledger) -> list[tuple[Metric, Samp
 def _server_samples(
     settings: Settings, reports: Iterable[LlmServerReport]
 ) -> list[tuple[Metric, Samples]]:
-    """Return the samples of the settings' servers: the ledger may know others, of long ago."""
-    most = {each.name: settings.max_calls(each) for each in settings.model_servers}
-    known = [each for each in reports if each.name in most]
+    """Return the samples of the settings' servers: the ledger may have others, from earlier
+    settings."""
+    max_calls = {each.name: settings.max_calls(each) for each in settings.model_servers}
+    known = [each for each in reports if each.name in max_calls]
     return [
         (
             names.LLM_SERVER_LIMIT,
-            {(each.name,): float(each.state.calls(most[each.name])) for each in known},
+            {(each.name,): float(each.state.calls(max_calls[each.name])) for each in known},
         ),
         (names.LLM_SERVER_CALLS, {(each.name,): float(each.in_flight) for each in known}),
         (names.LLM_SERVER_PAUSED, {(each.name,): each.paused_for for each in known}),
@@ -200,10 +201,10 @@ async def record_minute(settings: Settings, ledger: Ledger) -> None:
     reports = await repositories.slots.llm_servers()
     if not reports:
         return
-    most = {each.name: settings.max_calls(each) for each in settings.model_servers}
+    max_calls = {each.name: settings.max_calls(each) for each in settings.model_servers}
     now = ledger.clock.time()
     minutes = [
-        LlmMinute(now - now % MINUTE, each.name, calls_allowed(each, most), each.in_flight)
+        LlmMinute(now - now % MINUTE, each.name, calls_allowed(each, max_calls), each.in_flight)
         for each in reports
     ]
     await repositories.history.add_minute(minutes, now)

@@ -23,7 +23,7 @@ SCHEMA_FORMATS = ("json_schema", "json_object", "prompt")
 OWN_SCHEMA_NAME = "switchyard_answer"
 """Name of our own schemas, which may be sent in another form; those of clients are not changed."""
 MAX_REPEATS = 5
-"""How often one question is sent again, each time with one parameter changed."""
+"""How often one question is sent again with one more parameter changed."""
 _STATUSES = frozenset({400, 422})
 _SCHEMA_STATUSES = frozenset({400, 422, 500, 501})
 """Servers fail over a schema that their grammars do not know."""
@@ -92,15 +92,15 @@ class Parameters:
         )
 
     def learned(self, server: str) -> str:
-        """Return what the refusals of a server have shown, to be kept for other processes: JSON.
-        `server` says which server and model these are."""
+        """Return what the refusals of a server have shown, as JSON to be stored for other
+        processes. `server` identifies server and model."""
         values = {name: getattr(self, name) for name in _LEARNED}
         return json.dumps({"server": server, **values}, sort_keys=True)
 
     def with_learned(self, learned: str, server: str) -> Parameters:
         """Return these parameters with what another process has learned, except for what the
-        settings fix. What is of another server or model, or in another version's form, is
-        ignored."""
+        settings fix. `learned` is ignored if it is of another server or model, or has another
+        version's form."""
         try:
             values = json.loads(learned)
         except ValueError:
@@ -174,14 +174,14 @@ class Parameters:
 
     @staticmethod
     def is_clear(error: openai.APIStatusError) -> bool:
-        """Return whether an error says what it is about; one that does not (500) may be a passing
-        failure of the server, whatever was asked."""
+        """Return whether an error says what it is about. An error that does not (500) may be a
+        passing failure that has nothing to do with the request."""
         complaint = str(error.body or error.message)[:_MAX_COMPLAINT]
         return error.status_code < 500 or _SCHEMA_WORDS.search(complaint) is not None
 
     def _is_about_schema(self, status: int, complaint: str, chat: Mapping[str, Any]) -> bool:
-        """Return whether an error may be about the form of our schema. A server that breaks down
-        over it answers 500, and says anything."""
+        """Return whether an error may be about the form of our schema. A server that fails over a
+        schema answers 500, with any message."""
         if (
             self.is_schema_fixed
             or self.schema_format == SCHEMA_FORMATS[-1]

@@ -26,16 +26,16 @@ from switchyard.services.llm.llm_errors import EmptyLlmAnswer, InvalidLlmRespons
 
 CREATED = "response.created"
 EVENT_NAME = re.compile(r"[a-z][a-z0-9_.]{0,99}")
-"""Types of events that are passed on; others are no names."""
+"""Pattern of the types of events that are passed on."""
 MAX_EVENTS = 8 * MAX_ENDPOINT_ANSWER
 """Bytes of all events of a stream: each has an envelope, and the text comes several times."""
 _TERMINAL = frozenset({"response.completed", "response.incomplete", "response.failed"})
 """Events with the whole response. The job's result has it: they are not passed on."""
 _REPEATED = frozenset({"response.in_progress", "response.queued"})
-"""Events with the response as it was created, once more: whoever writes the stream can do so."""
+"""Events that repeat the response as it was created: the API makes them itself for its clients."""
 _SHORT_FIELDS = ("id", "object", "created_at", "status", "model")
-"""What is passed on of a response that was created: instructions and tools can be long, and are the
-client's own."""
+"""Fields of a created response that are passed on. Others, such as instructions and tools, can be
+long, and come from the client."""
 
 
 async def read_response_stream(

@@ -1,4 +1,4 @@
-"""One question to a model server, and its answer.
+"""Send one question to a model server, and return its answer.
 
 Retries come in two layers. This is layer 1: network errors alone, a few tries within seconds, so
 that one dropped connection does not cost a job its attempt. Everything else goes up to the job's
@@ -53,9 +53,9 @@ Reply = TypeVar("Reply")
 
 NETWORK_TRIES = 3
 FIRST_RETRY_DELAY = 0.5
-"""Seconds before the second try; doubled for the third."""
+"""Seconds before the second try; twice as many before the third."""
 MODEL_APIS: Mapping[str, type[ModelApi]] = {"openai": ModelApi, "anthropic": AnthropicApi}
-"""The API of a server, by its setting `LlmServer.api`."""
+"""Classes by the value of the setting `LlmServer.api`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +68,9 @@ class ModelResponse:
     """Seconds until the server takes requests again, by its own limits; 0 if it takes them now."""
 
 
-UNCLEAR_CHANGES = 3
-"""After an error without a clear cause, changed parameters are kept when the server has taken so
-many calls in a row with them, and only with them."""
+CONFIRMING_CALLS = 3
+"""Calls in a row that a server must have taken with changed parameters alone before these are kept,
+if the error that led to them had no clear cause."""
 
 
 class ServerClient:
@@ -90,7 +90,7 @@ class ServerClient:
         self._parameters = self._configured_parameters
         """The parameters that the server took last."""
         self._adopted = ""
-        """What all processes had learned of the parameters at the last call (`adopt`)."""
+        """The parameters that all processes had learned until the last call (`adopt`)."""
         self._unclear_changes = 0
         """Calls in a row that the server took with changed parameters, after an error without a
         clear cause."""
@@ -104,15 +104,15 @@ class ServerClient:
 
     @property
     def learned(self) -> str:
-        """What the server's refusals have shown, for other processes; empty while they have shown
-        nothing."""
+        """The parameters learned from the server's refusals, as text for other processes; empty if
+        nothing was learned."""
         if self._parameters == self._configured_parameters:
             return ""
         return self._parameters.learned(self._server_id)
 
     def adopt(self, learned: str) -> None:
-        """From now on, send parameters in the way that other processes have recorded in the ledger;
-        when that record has expired, begin with the settings' parameters again."""
+        """Send the parameters that other processes have learned and recorded in the ledger; if that
+        record has expired (`learned` is empty), those of the settings again."""
         if learned != self._adopted:
             self._adopted, self._unclear_changes = learned, 0
             self._parameters = self._configured_parameters.with_learned(learned, self._server_id)
@@ -221,8 +221,8 @@ class ServerClient:
         keep_all: bool,
         has_text: Callable[[], bool],
     ) -> ModelResponse:
-        """Ask; if the server refuses a parameter that can be sent otherwise, change it and ask
-        again, and keep the parameters that it took for later calls."""
+        """Ask. If the server refuses a parameter that can be changed, change it and ask again; keep
+        the parameters that the server took for later calls."""
         import openai
 
         parameters = self._parameters
@@ -253,11 +253,11 @@ class ServerClient:
                 return response
 
     def _remember(self, parameters: Parameters, is_clear: bool) -> None:
-        """Send these parameters, which the server took, from now on; if an error on the way to them
-        did not say what was wrong, only after UNCLEAR_CHANGES such calls in a row."""
+        """Keep parameters that the server took for later calls; if an error that led to them did
+        not say what was wrong, only after CONFIRMING_CALLS such calls in a row."""
         is_other = parameters != self._parameters
         self._unclear_changes = self._unclear_changes + 1 if is_other else 0
-        if is_clear or self._unclear_changes >= UNCLEAR_CHANGES:
+        if is_clear or self._unclear_changes >= CONFIRMING_CALLS:
             self._parameters, self._unclear_changes = parameters, 0
 
     async def _send(
@@ -291,8 +291,8 @@ class ServerClient:
         on_line: Callable[[str], None],
         has_text: Callable[[], bool],
     ) -> ModelResponse:
-        """Ask the Responses API for a stream; without one if the server has none, or if it is empty
-        or broken before its first piece."""
+        """Ask the Responses API for a stream. Ask without a stream if the server does not stream,
+        or if the stream is empty or broken before its first piece."""
         import openai
 
         if not self._parameters.streams:
@@ -321,7 +321,7 @@ class ServerClient:
             return response
 
     async def _ask_endpoint(self, body: Mapping[str, Any], endpoint: Endpoint) -> ModelResponse:
-        """Ask an endpoint other than that for chats, without a stream."""
+        """Ask an endpoint other than chats, without a stream."""
         import httpx
 
         reader = CompletionReader(self.model)
@@ -339,8 +339,8 @@ class ServerClient:
         body: Mapping[str, Any],
         endpoint: Endpoint,
     ) -> ModelResponse:
-        """Check the answer of an endpoint other than that for chats, and return it with its
-        timing. Raises InvalidLlmResponse."""
+        """Check the answer of an endpoint other than chats, and return it with its timing. Raises
+        InvalidLlmResponse."""
         endpoint.check(answer, count_inputs(body[endpoint.input_name]))
         wait = self._model_api.quota_wait(response.headers)
         completion = reader.completion_without_text(answer)
@@ -350,8 +350,8 @@ class ServerClient:
 async def _answer_or_refusal(
     unstreamed: Awaitable[ModelResponse], cause: EmptyLlmAnswer | LlmCut
 ) -> ModelResponse:
-    """Await the answer to a request that is sent once without a stream, after one that gave no
-    answer. Raises the server's refusal of the request, and otherwise the stream's error."""
+    """Await the answer to a request that is sent without a stream after its stream gave no answer.
+    Raises the server's refusal of the request, or else `cause`, the stream's error."""
     import openai
 
     try:
@@ -383,9 +383,8 @@ async def open_api(
     if port is not None and not 0 < port < 65_536:
         raise LlmRefused(f"{base_url!r} is not the address of a server: there is no port {port}")
 
-    # The SDK insists on a key and would take one from OPENAI_API_KEY; a server of one's own
-    # often has none, and must not be sent another's.
-    # In a thread, as this loads libraries and certificates.
+    # A thread makes the client, as this loads libraries and certificates. The SDK needs some key,
+    # and would send that of OPENAI_API_KEY to a server that has none.
     http_client = await asyncio.to_thread(bounded_http, timeout)
     async with openai.AsyncOpenAI(
         base_url=base_url,
@@ -420,7 +419,8 @@ async def call_with_retries(
     )
 
     def is_network_error(error: BaseException) -> bool:
-        # A time-out is one too, but waiting that long again is for the job's own retries.
+        # A time-out is a network error, too, but to wait that long again is left to the job's
+        # retries.
         return (
             isinstance(error, openai.APIConnectionError)
             and not isinstance(error, openai.APITimeoutError)

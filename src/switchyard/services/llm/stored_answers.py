@@ -50,11 +50,12 @@ if TYPE_CHECKING:
     from switchyard.services.llm.ledger.llm_answers import LlmAnswerRepository
 
 CLAIM_TTL = 15.0
-"""Seconds after which another process may ask the question of a process that has died."""
+"""Seconds after which the claim of a process that has died ends, so that another process may
+ask."""
 MIN_POLL_INTERVAL, MAX_POLL_INTERVAL = 0.05, 0.5
-"""Seconds between polls for an answer that another process asks for; they grow."""
+"""First and longest seconds between polls for an answer that another process asks for."""
 MAX_UNWRITTEN = 1_000
-"""Answers that a process holds in memory while the file storage takes none."""
+"""Answers that a process holds in memory while the file storage is unavailable."""
 MIB = 1024 * 1024
 _FILE_KEY = re.compile(r"llm/([^/]+)\.json")
 
@@ -69,15 +70,15 @@ class StoredAnswers:
         self._repository = None if ledger is None else LlmLedger(ledger).answers
         self._max_age = max_age
         self._holder = new_instance_id()
-        self._asking: dict[str, tuple[asyncio.Lock, int]] = {}
-        """By key, the lock of a question under way in this process, and how many callers ask it or
-        wait for it."""
+        self._locks: dict[str, tuple[asyncio.Lock, int]] = {}
+        """By key, the lock of a question under way in this process, and the number of its
+        callers."""
         self._unwritten: dict[str, tuple[Completion, bytes]] = {}
         """By key, answers that the storage did not take, and the contents of their files."""
         self._unrecorded: dict[str, tuple[Completion, asyncio.Future[None]]] = {}
         """By key, stored answers whose record is about to be committed."""
         self._log = structlog.get_logger("llm")
-        self._writing: TaskSupervisor | None = None
+        self._retries: TaskSupervisor | None = None
 
     @classmethod
     def from_settings(cls, settings: Settings, ledger: Ledger | None) -> StoredAnswers:
@@ -85,10 +86,9 @@ class StoredAnswers:
         return cls(Storage(settings.files_url), ledger, max_age=max_age)
 
     async def close(self) -> None:
-        """Stop writing; an answer that the storage has not taken yet is lost, and paid for
-        again."""
-        if self._writing is not None:
-            await self._writing.close()
+        """Stop writing. An answer that is not in the storage yet is lost, and paid for again."""
+        if self._retries is not None:
+            await self._retries.close()
 
     async def get(
         self,
@@ -100,13 +100,14 @@ class StoredAnswers:
         record_soon: bool = False,
         claim: Callable[[AnswerClaimRequest], Awaitable[AnswerClaim | None]] | None = None,
     ) -> tuple[Completion, bool]:
-        """Return the answer, and whether it was stored already. `ask` gets the seconds that it may
-        take. `claim` may claim the answer together with what `ask` needs; None: it has not.
+        """Return the answer, and whether it was stored already. `ask` gets the question's answer
+        within the seconds that it is given. `claim` may claim the answer in one transaction with
+        what `ask` needs; it returns None if it did not.
 
-        `fresh` asks anew even if an answer is stored, and stores the new one. With `record_soon`,
-        its record is committed with the ledger's next write. Raises what `ask`
-        raises, LlmSaturated if another process asks the same for longer than `timeout` seconds,
-        and LedgerError.
+        With `fresh`, ask again even if an answer is stored, and store the new one. With
+        `record_soon`, the answer's record is committed with the ledger's next write. Raises what
+        `ask` raises, LlmSaturated if another process asks the same for longer than `timeout`
+        seconds, and LedgerError.
         """
         key = content_hash(question)
         deadline = time.monotonic() + timeout
@@ -114,9 +115,9 @@ class StoredAnswers:
             answer = await ask(timeout)
             return await self._store_or_hold(key, question, answer, record_soon), False
         async with self._exclusive(key):
-            known = self._unwritten.get(key) or self._unrecorded.get(key)
-            if known is not None:
-                return known[0], True
+            held = self._unwritten.get(key) or self._unrecorded.get(key)
+            if held is not None:
+                return held[0], True
             left = deadline - time.monotonic()
             stored_answer = await self._find_or_claim(key, left, claim)
             if stored_answer is not None:
@@ -143,15 +144,15 @@ class StoredAnswers:
     @asynccontextmanager
     async def _exclusive(self, key: str) -> AsyncIterator[None]:
         """Let one question of this key through at a time in this process."""
-        lock, users = self._asking.get(key, (asyncio.Lock(), 0))
-        self._asking[key] = lock, users + 1
+        lock, users = self._locks.get(key, (asyncio.Lock(), 0))
+        self._locks[key] = lock, users + 1
         try:
             async with lock:
                 yield
         finally:
-            lock, users = self._asking.pop(key)
+            lock, users = self._locks.pop(key)
             if users > 1:
-                self._asking[key] = lock, users - 1
+                self._locks[key] = lock, users - 1
 
     async def _find_or_claim(
         self,
@@ -159,8 +160,8 @@ class StoredAnswers:
         timeout: float,
         claim_first: Callable[[AnswerClaimRequest], Awaitable[AnswerClaim | None]] | None,
     ) -> Completion | None:
-        """Return the stored answer, waited for if another process asks; None if this process has
-        the claim and is to ask."""
+        """Return the stored answer; wait for it if another process is asking. Returns None if this
+        process has the claim, and must ask."""
         deadline = time.monotonic() + timeout
         if self._repository is None:
             return await self._read_stored(key)
@@ -225,9 +226,9 @@ class StoredAnswers:
                 raise
             self._log.warning("answer not stored; it is tried again", error=str(error))
             self._unwritten[key] = answer, encoded
-            if self._writing is None:
-                self._writing = TaskSupervisor(self._log)
-                self._writing.start("write answers", self._retry_writes)
+            if self._retries is None:
+                self._retries = TaskSupervisor(self._log)
+                self._retries.start("write answers", self._retry_writes)
         return answer
 
     def _record_soon(self, key: str, answer: Completion, size: int) -> None:
@@ -259,8 +260,8 @@ class StoredAnswers:
                 self._log.warning("answer not recorded", error=str(error))
 
     async def _retry_writes(self) -> None:
-        """Write the answers that the storage did not take, and hold their claims until then: other
-        processes wait for the answers and do not ask."""
+        """Write the answers that the storage did not take, again and again. Hold their claims
+        meanwhile, so that other processes wait for them and do not ask."""
         while True:
             await asyncio.sleep(CLAIM_TTL / 3)
             try:
@@ -287,13 +288,13 @@ class StoredAnswers:
             answer = Completion(**body["answer"])
             if answer.body is not None:
                 return answer
-            # Earlier versions kept reasoning as part of answers, and streams without an end.
+            # Earlier versions stored reasoning as part of answers, and streams that had no end.
             text = without_thoughts(answer.text)
             return replace(answer, text=text) if text and answer.finish_reason != "" else None
         except NotStored:
             return None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            # Changed by hand, or of another version: a new answer replaces it.
+            # The file was changed by hand, or is of another version: a new answer replaces it.
             self._log.warning(
                 "stored answer unreadable; the request is repeated",
                 key=key,
@@ -303,14 +304,12 @@ class StoredAnswers:
 
 
 async def drop_old_answers(settings: Settings, ledger: Ledger) -> int:
-    """Delete answers beyond the settings' age and total size, in small steps. Returns how many.
-    Raises LedgerError, StorageError."""
+    """Delete, in small steps, answers that are too old, or too many, by the settings. Returns how
+    many. Raises LedgerError, StorageError."""
     storage, repository = Storage(settings.files_url), LlmLedger(ledger).answers
-    examining, removing = (
-        SmallSteps.yielding_to_hot_jobs(ledger),
-        SmallSteps.yielding_to_hot_jobs(ledger),
-    )
-    number, page = 0, None
+    examining = SmallSteps.yielding_to_hot_jobs(ledger)
+    removing = SmallSteps.yielding_to_hot_jobs(ledger)
+    deleted, page = 0, None
     while page is None or page.last is not None:
         page = await examining.make(
             partial(
@@ -323,9 +322,9 @@ async def drop_old_answers(settings: Settings, ledger: Ledger) -> int:
         )
         superfluous = list(page.superfluous.items())
         while superfluous:
-            number += await _drop_some(storage, repository, removing, superfluous)
+            deleted += await _drop_some(storage, repository, removing, superfluous)
     await removing.remove_all(lambda limit: repository.drop_dead_claims(limit=limit))
-    return number
+    return deleted
 
 
 async def drop_unrecorded_answers(settings: Settings, ledger: Ledger) -> int:
@@ -336,16 +335,16 @@ async def drop_unrecorded_answers(settings: Settings, ledger: Ledger) -> int:
     steps = SmallSteps.yielding_to_hot_jobs(ledger)
     # The earlier of two clocks: one that is wrong makes no file old.
     oldest = min(time.time(), ledger.clock.time()) - DAY
-    number = 0
+    deleted = 0
     async for keys in _old_files(storage, oldest):
         unrecorded = await steps.make(partial(_find_unrecorded, repository, keys))
         for key in unrecorded.keys:
-            again = await storage.stat_async(_file_key(key))
-            if again is not None and again.modified.timestamp() < oldest:
+            stored = await storage.stat_async(_file_key(key))
+            if stored is not None and stored.modified.timestamp() < oldest:
                 # If it is recorded just now, a process that misses the file asks anew.
-                await storage.delete_async(again.key)
-                number += 1
-    return number
+                await storage.delete_async(stored.key)
+                deleted += 1
+    return deleted
 
 
 async def _find_unrecorded(

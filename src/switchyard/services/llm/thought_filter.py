@@ -44,7 +44,8 @@ _MARK = re.compile(
 MedGemma, gpt-oss (harmony, and what is left of it without its special tokens), frames of answers,
 and fences of code, in which nothing is a mark."""
 _MARK_PARTS = ("<", "`", "[", "◁", "analysis", _BARE_CLOSE)
-"""Each mark has one of these: most pieces of an answer have none, and are not looked at further."""
+"""Each mark has one of these parts. Most pieces of an answer have none, and are not searched for
+marks."""
 _MAY_BEGIN = re.compile(
     r"(?:<[^<>\n]{0,100}|<\|channel>[a-z]{0,6}|\[/?[a-z]{0,5}|◁/?[a-z]{0,5}|`{1,2})\Z",
     re.IGNORECASE,
@@ -83,12 +84,13 @@ class ThoughtFilter:
         self._is_harmony = False
         self._is_fenced = False
         self._is_data = False
-        """The answer is JSON: marks in it are part of it."""
+        """Whether the answer is JSON, in which marks are part of the text."""
         self._is_framed = False
-        self._mentioned: dict[str, int] = {}
+        self._quoted_openings: dict[str, int] = {}
+        """By name, opening marks that are part of the answer: so are as many closing ones."""
         self.had_thoughts = False
         self.started_in_reasoning = False
-        """The reasoning had no opening mark."""
+        """Whether the reasoning had no opening mark."""
 
     def take(self, text: str) -> None:
         """Read the next piece of the text."""
@@ -182,10 +184,10 @@ class ThoughtFilter:
         if kind.startswith("open"):
             return self._take_opening_mark(name)
         if kind.startswith("close"):
-            if self._mentioned.get(name, 0) > 0:
-                self._mentioned[name] -= 1
+            if self._quoted_openings.get(name, 0) > 0:
+                self._quoted_openings[name] -= 1
                 return False
-            return name != "bare" and self._take_back_as_reasoning()
+            return name != "bare" and self._discard_as_reasoning()
         return self._is_harmony
 
     def _take_frame(self, mark: str) -> bool:
@@ -221,7 +223,7 @@ class ThoughtFilter:
         if channel.startswith(("analysis", "commentary", "thought")):
             self._open_mark = "harmony"
         elif channel.startswith("final"):
-            self._take_back_as_reasoning()
+            self._discard_as_reasoning()
         return True
 
     def _take_opening_mark(self, name: str) -> bool:
@@ -230,17 +232,17 @@ class ThoughtFilter:
         if is_first if name == "bare" else not line.strip():
             self._open_mark = name
             return True
-        self._mentioned[name] = self._mentioned.get(name, 0) + 1
+        self._quoted_openings[name] = self._quoted_openings.get(name, 0) + 1
         return False
 
-    def _take_back_as_reasoning(self) -> bool:
-        """Take the text so far back, as it was reasoning. Returns True."""
+    def _discard_as_reasoning(self) -> bool:
+        """Discard the text so far, as it was reasoning. Returns True."""
         if self._answer:
             self._answer.clear()
             self.had_thoughts = self.started_in_reasoning = True
             self._restart()
         self._text_before = "\n"
-        self._mentioned.clear()
+        self._quoted_openings.clear()
         return True
 
     def _is_quoted(self, after: str) -> bool:

@@ -1,4 +1,4 @@
-"""Questions about pictures, to a model that sees them."""
+"""Ask a model that sees pictures about pictures of documents."""
 
 from __future__ import annotations
 

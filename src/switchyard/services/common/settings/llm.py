@@ -41,7 +41,7 @@ class LlmServer(BaseModel):
     """Servers of the lowest order are used; those of the next order when these are away."""
     weight: float = Field(default=1.0, gt=0, le=1000)
     """How often the server is tried first, relative to the others of its order."""
-    most: int | None = Field(default=None, ge=1, le=10_000)
+    max_calls: int | None = Field(default=None, ge=1, le=10_000)
     """Maximum number of concurrent requests to it; JOBS_LLM_CONCURRENCY_MAX where unset."""
     max_tokens_name: Literal["max_tokens", "max_completion_tokens"] | None = None
     """Name of the parameter that limits an answer; unset: the one that the server accepts."""
@@ -106,9 +106,9 @@ class LlmSettings(BaseSettings, defer_build=True):
     llm_providers: tuple[LlmServer, ...] = Field(
         default=(),
         description="Several servers instead of JOBS_LLM_BASE_URL, as a JSON list of objects "
-        "with `name`, `base_url`, `api`, `model`, `aliases`, `api_key`, `order`, `weight`, `most`, "
-        "`batch`, `max_tokens_name`, `sends_temperature`, `schema`, `stream`, `leave_out`, "
-        "`extra_body`, `context_length`, `takes_over`, `responses` (docs/llm.md).",
+        "with `name`, `base_url`, `api`, `model`, `aliases`, `api_key`, `order`, `weight`, "
+        "`max_calls`, `batch`, `max_tokens_name`, `sends_temperature`, `schema`, `stream`, "
+        "`leave_out`, `extra_body`, `context_length`, `takes_over`, `responses` (docs/llm.md).",
     )
     llm_max_tokens_name: Literal["max_tokens", "max_completion_tokens"] | None = Field(
         default=None,
@@ -274,7 +274,7 @@ class LlmSettings(BaseSettings, defer_build=True):
 
     def max_calls(self, server: LlmServer) -> int:
         """Return the maximum number of concurrent calls to a server."""
-        return server.most or self.llm_concurrency_max
+        return server.max_calls or self.llm_concurrency_max
 
     @property
     def for_vision(self) -> Self | None:

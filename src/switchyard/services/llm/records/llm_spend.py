@@ -1,4 +1,4 @@
-"""The cost of language models' calls, and budgets, as plain values."""
+"""The cost of language models' calls, and their budgets, as plain values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SPENT_BY: tuple[SpentBy, ...] = get_args(SpentBy)
 
 @dataclass(frozen=True, slots=True)
 class Requester:
-    """For whom a call is made; a field is None if there is no such thing."""
+    """For whom a call is made. A field is None if the call has no such origin."""
 
     job_id: str | None = None
     job_type: str | None = None
@@ -90,7 +90,7 @@ class BudgetState:
     reserved: float
     """Reserved for calls under way."""
     is_short: bool = False
-    """It had too little left for a call, and no later call has found enough."""
+    """Whether the budget had too little left for a call, and no later call has found enough."""
 
     @property
     def left(self) -> float:
