@@ -293,5 +293,5 @@ def test_a_picture_beside_the_page_does_not_lose_the_others():
     shade = pymupdf.Pixmap(pymupdf.csRGB, pymupdf.IRect(0, 0, 80, 80))
     for left in (page.rect.width + 100, 100):
         page.insert_image(pymupdf.Rect(left, 100, left + 200, 300), pixmap=shade)
-    cut_out = figures._of_pdf(bytes(opened.tobytes())).pictures
+    cut_out = figures._cut_pdf(bytes(opened.tobytes())).pictures
     assert [(each.page, each.kind) for each in cut_out] == [(1, "figure")]

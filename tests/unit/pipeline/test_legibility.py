@@ -169,4 +169,4 @@ def test_nine_of_ten_ciphers_of_a_page_are_told():
 
 def test_too_few_letters_are_no_gibberish():
     assert not is_gibberish(shifted(ENGLISH[:60], 1))
-    assert is_gibberish(shifted(ENGLISH[:60], 1), least=20)
+    assert is_gibberish(shifted(ENGLISH[:60], 1), min_pairs=20)

@@ -62,7 +62,7 @@ UPRIGHT = [(255, 0, 0), (0, 128, 0), (0, 0, 255), (255, 255, 0)]
 
 @pytest.mark.parametrize("degrees", [0, 90, 180, 270])
 def test_figures_of_a_turned_page_are_cut_out_as_it_is_shown(degrees: int) -> None:
-    found = figures._of_pdf(bytes(turned(degrees).tobytes())).pictures
+    found = figures._cut_pdf(bytes(turned(degrees).tobytes())).pictures
     assert [(each.kind, each.caption) for each in found] == [
         ("figure", "Figure 1: Four colours."),
         ("table", "Table 1: Cells."),
@@ -81,7 +81,7 @@ def test_figures_of_a_cropped_page_are_cut_out_as_it_is_shown(
     opened = drawn()
     opened[0].set_cropbox(pymupdf.Rect(80, 80, 500, 350))
     opened[0].set_rotation(degrees)
-    (found,) = figures._of_pdf(bytes(opened.tobytes())).pictures
+    (found,) = figures._cut_pdf(bytes(opened.tobytes())).pictures
     assert colours(found) == corners
 
 
@@ -89,7 +89,7 @@ def test_each_page_of_an_image_is_a_figure() -> None:
     content = io.BytesIO()
     pages = [Image.new("RGB", (60 + at, 40), "white") for at in range(3)]
     pages[0].save(content, "TIFF", save_all=True, append_images=pages[1:])
-    found = figures._of_image(content.getvalue()).pictures
+    found = figures._cut_image(content.getvalue()).pictures
     assert [(each.page, each.kind, each.width) for each in found] == [
         (1, "image", 60),
         (2, "image", 61),

@@ -10,7 +10,7 @@ from uuid import UUID, uuid5
 from switchyard.services.pipeline.text.plain_text import count_words, paragraphs, sentences
 
 CHUNK_WORDS = 180
-"""Words that a chunk has at most."""
+"""Most words that a chunk has."""
 OVERLAP_WORDS = 40
 """Words at the end of a chunk, in whole sentences, that the next chunk repeats."""
 _MAX_SENTENCE_CHARACTERS = 2_000

@@ -32,29 +32,29 @@ if TYPE_CHECKING:
 FIGURES_VERSION = "figures-3"
 MAX_FIGURES = 100
 MAX_SIDE = 1_500
-"""Height and width of a picture in pixels, at most."""
+"""Longest side of a picture, in pixels."""
 MEMORY_MB = 2048
 MEDIA_TYPES = {"png": "image/png", "jpg": "image/jpeg"}
 """Media types of the pictures' encodings, by the suffix of their files."""
 _DPI = 150
 _MAX_PIXELS = 24_000_000
-"""Pixels of a drawn page that is then cut into pieces, at most."""
+"""Highest number of pixels of a drawn page, which is then cut into pieces."""
 _LONG_PAGE_RATIO = 2
 """A page is cut into pieces if it is at least this many times as long as wide."""
 _MAX_PIECES = 12
 _OVERLAP = 150
 """Pixels that two pieces share, so that a line is whole in one of them."""
 _MAX_PNG_BYTES = 400_000
-"""Bytes of a PNG at most; a larger picture is a photograph, and becomes a JPEG."""
+"""Largest PNG, in bytes; a larger picture is a photograph, and becomes a JPEG."""
 _MAX_DRAWINGS = 5_000
-"""On a page with more lines and areas, figures are not looked for among them: a map has a
+"""Drawn lines and areas of a page above which figures are not looked for among them: a map has a
 million."""
 _MIN_SIDE = 50.0
-"""Width and height of a figure in points, at least; a smaller one is an ornament."""
+"""Smallest width and height of a figure, in points; a smaller one is an ornament."""
 _WHOLE_PAGE = 0.85
 """A picture that covers more than this part of the page is the page, scanned."""
 _MAX_CAPTION_DISTANCE = 45.0
-"""Points between a figure and its caption, at most."""
+"""Largest distance between a figure and its caption, in points."""
 _CAPTION = re.compile(
     r"\s*(?:fig(?:ure|\.|s\.)?|abb(?:ildung|\.)|tab(?:le|elle|leau|la|\.)|figura|chart|plate"
     r"|рис(?:унок|\.)|таблица|图|表|איור|טבלה)\s*\.?\s*\d",
@@ -95,10 +95,10 @@ def cut(original: SourceFile) -> CutPictures:
     """
     data = original.storage.get(original.key)
     if original.media_type in IMAGES:
-        return _of_image(data)
+        return _cut_image(data)
     if original.media_type != PDF:
         raise UnsupportedDocument("plain text has no figures")
-    return _of_pdf(data)
+    return _cut_pdf(data)
 
 
 class NoSuchPage(PermanentError):
@@ -156,7 +156,7 @@ def _pieces(drawn: Image) -> list[Image]:
     ]
 
 
-def _of_image(data: bytes) -> CutPictures:
+def _cut_image(data: bytes) -> CutPictures:
     from switchyard.services.pipeline.text import images
 
     limits = Limits()
@@ -177,7 +177,7 @@ def _of_image(data: bytes) -> CutPictures:
     return CutPictures(pictures[:MAX_FIGURES], errors)
 
 
-def _of_pdf(data: bytes) -> CutPictures:
+def _cut_pdf(data: bytes) -> CutPictures:
     from switchyard.services.pipeline.text import mupdf
 
     limits = Limits()
@@ -185,11 +185,11 @@ def _of_pdf(data: bytes) -> CutPictures:
     errors: dict[int, str] = {}
     with mupdf.opened(data, limits) as (library, document):
 
-        def work(number: int, most: int) -> list[Picture]:
+        def cut_page(number: int, max_figures: int) -> list[Picture]:
             with mupdf.opened_page(library, document, data, number, limits) as page:
-                return _of_page(library, page, number, most)
+                return _cut_page_figures(library, page, number, max_figures)
 
-        with PageProcess(work, limits) as process:
+        with PageProcess(cut_page, limits) as process:
             for number in range(1, document.page_count + 1):
                 try:
                     pictures.extend(process.run(number, MAX_FIGURES - len(pictures)))
@@ -200,13 +200,13 @@ def _of_pdf(data: bytes) -> CutPictures:
     return CutPictures(pictures, errors)
 
 
-def _of_page(library: Any, page: Any, number: int, most: int) -> list[Picture]:
-    turned = page.rotation
+def _cut_page_figures(library: Any, page: Any, number: int, max_figures: int) -> list[Picture]:
+    rotation = page.rotation
     page.set_rotation(0)  # of a turned page, the library gives some boxes turned and others not
     texts = [(block[:4], block[4]) for block in page.get_text("blocks") if block[6] == 0]
     table_boxes = [tuple(table.bbox) for table in _tables(page)]
     drawn_boxes = _drawn_boxes(page, table_boxes)
-    page.set_rotation(turned)
+    page.set_rotation(rotation)
 
     def as_shown(box: Box) -> Box:
         x0, y0, x1, y1 = library.Rect(box) * page.rotation_matrix
@@ -216,7 +216,7 @@ def _of_page(library: Any, page: Any, number: int, most: int) -> list[Picture]:
     tables = [as_shown(box) for box in table_boxes]
     boxes = _merge_boxes([*map(as_shown, drawn_boxes), *tables])
     cut_out = []
-    for box in sorted(boxes, key=lambda box: (box[1], box[0]))[:most]:
+    for box in sorted(boxes, key=lambda box: (box[1], box[0]))[:max_figures]:
         clip = library.Rect(box) & page.rect
         if clip.is_empty or min(clip.width, clip.height) < 1:
             continue  # it lies outside the page: drawing nothing is an error
@@ -279,7 +279,7 @@ def _overlap(box: Box, other: Box) -> bool:
 
 
 def _shared_part(box: Box, other: Box) -> float:
-    """Return how much of the first box is in the other, from 0 to 1."""
+    """Return the part of the first box that is in the other, from 0 to 1."""
     width = min(box[2], other[2]) - max(box[0], other[0])
     height = min(box[3], other[3]) - max(box[1], other[1])
     area = (box[2] - box[0]) * (box[3] - box[1])
@@ -287,7 +287,7 @@ def _shared_part(box: Box, other: Box) -> float:
 
 
 def _caption(box: Box, blocks: Sequence[tuple[Box, str]]) -> str:
-    """Return the nearest text below or above that begins as captions do."""
+    """Return the nearest text below or above a box that begins as captions do."""
     near: list[tuple[float, str]] = []
     for (x0, y0, x1, y1), text in blocks:
         if x1 < box[0] or x0 > box[2] or not _CAPTION.match(text):

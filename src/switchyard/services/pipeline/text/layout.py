@@ -18,25 +18,25 @@ from statistics import median
 MAX_LINES = 20_000
 """Lines of a page beyond which they are only sorted."""
 _MAX_DEPTH = 24
-"""Levels of divisions within divisions, at most."""
-_GUTTER = 0.5
-"""Least width of the space between two columns, in heights of a line."""
-_CROSSED = 0.6
+"""Deepest level of divisions within divisions."""
+_MIN_GUTTER = 0.5
+"""Smallest width of the space between two columns, in heights of a line."""
+_MAX_CROSSED = 0.6
 """Lines may cross a gutter for at most this part of the height of its emptier side."""
-_SAME_ROW = 0.5
+_MIN_ROW_OVERLAP = 0.5
 """Two lines are one row if they share at least this part of the smaller height."""
-_NEW_PARAGRAPH = 1.3
+_PARAGRAPH_STEP = 1.3
 """A paragraph begins where the step from line to line is this many times the usual one."""
 
-_WIDE_PAGE = 1.15
+_MIN_SPREAD_RATIO = 1.15
 """Two pages side by side are at least this many times as wide as high."""
-_INNER_MARGIN = 0.04
-"""Space between the texts of two pages, at least, as a part of the width of both."""
-_MARGINS_DIFFER = 0.05
-"""Difference of the left margins of two pages, at most, as a part of the width of both."""
-_PAGE_TEXT = 0.15
-"""Width of a page's text, at least, as a part of the width of both."""
-_OVER_CELLS = 0.6
+_MIN_INNER_MARGIN = 0.04
+"""Smallest space between the texts of two pages, as a part of the width of both."""
+_MAX_MARGIN_DIFFERENCE = 0.05
+"""Largest difference of the left margins of two pages, as a part of the width of both."""
+_MIN_PAGE_TEXT = 0.15
+"""Smallest width of the text of one of two pages, as a part of the width of both."""
+_MIN_FULL_WIDTH = 0.6
 """A line that takes at least this part of the width of a page's text is no cell of a table."""
 _MIN_PAGE_ROWS = 4
 _BOX = re.compile(
@@ -99,10 +99,10 @@ def facing_pages(lines: Sequence[Line], width: float, height: float) -> list[lis
     A table across the whole width may have an even space in its middle, too. It is told by its
     cells, which are not as wide as a page's headlines and sentences.
     """
-    if width < _WIDE_PAGE * height or not 2 * _MIN_PAGE_ROWS <= len(lines) <= MAX_LINES:
+    if width < _MIN_SPREAD_RATIO * height or not 2 * _MIN_PAGE_ROWS <= len(lines) <= MAX_LINES:
         return [list(lines)]
     gap = _widest_gap(lines)
-    if gap is None or gap[1] - gap[0] < _INNER_MARGIN * width:
+    if gap is None or gap[1] - gap[0] < _MIN_INNER_MARGIN * width:
         return [list(lines)]
     if not gap[0] - 0.02 * width < width / 2 < gap[1] + 0.02 * width:
         return [list(lines)]
@@ -128,12 +128,12 @@ def _are_pages(halves: Sequence[Sequence[Line]], width: float) -> bool:
     """Return whether the two sides of the middle are pages: they have similar margins, and lines
     that are no cells, such as sentences or entries with a box to tick."""
     margins = [min(line.x0 for line in half) for half in halves]
-    if abs(margins[1] - width / 2 - margins[0]) > _MARGINS_DIFFER * width:
+    if abs(margins[1] - width / 2 - margins[0]) > _MAX_MARGIN_DIFFERENCE * width:
         return False
     for half, margin in zip(halves, margins, strict=True):
         extent = max(line.x1 for line in half) - margin
-        signs = sum(line.x1 - line.x0 > _OVER_CELLS * extent or _has_box(line) for line in half)
-        if len(rows_of(half)) < _MIN_PAGE_ROWS or extent < _PAGE_TEXT * width or signs < 3:
+        signs = sum(line.x1 - line.x0 > _MIN_FULL_WIDTH * extent or _has_box(line) for line in half)
+        if len(rows_of(half)) < _MIN_PAGE_ROWS or extent < _MIN_PAGE_TEXT * width or signs < 3:
             return False
     return True
 
@@ -164,7 +164,7 @@ def paragraphs_of(rows: Sequence[Sequence[Line]]) -> list[list[Line]]:
     left = min(line.x0 for row in rows for line in row)
     paragraphs: list[list[Line]] = [list(rows[0])]
     for above, below, step in zip(rows, rows[1:], steps, strict=False):
-        spaced = step > _NEW_PARAGRAPH * usual or step > 2.6 * unit
+        spaced = step > _PARAGRAPH_STEP * usual or step > 2.6 * unit
         # Multiplied and not divided, as a damaged file may have letters of no size.
         resized = not 0.85 * above[0].size < below[0].size < 1.18 * above[0].size
         indented = below[0].x0 - left > 0.8 * unit and above[0].x0 - left < 0.4 * unit
@@ -226,7 +226,7 @@ def gutters(lines: Sequence[Line], *, crossed: float) -> list[tuple[float, float
 def _gutter(lines: Sequence[Line], unit: float) -> float | None:
     """Return the middle of the widest space between two columns that few lines cross; None where
     there is one column."""
-    spaces = sorted(_spaces(lines, unit, _CROSSED), key=lambda space: -space[2])
+    spaces = sorted(_spaces(lines, unit, _MAX_CROSSED), key=lambda space: -space[2])
     return next(((at + until) / 2 for at, until, _ in spaces), None)
 
 
@@ -246,7 +246,7 @@ def _spaces(lines: Sequence[Line], unit: float, crossed: float) -> list[tuple[fl
             left_of -= height
         right_of = total - left_of - crossing
         width = until - at
-        if width < _GUTTER * unit:
+        if width < _MIN_GUTTER * unit:
             continue
         lower = min(left_of, right_of)
         if lower < 2 * unit or crossing > crossed * lower:
@@ -288,7 +288,7 @@ def rows_of(lines: Iterable[Line]) -> list[list[Line]]:
         if rows:
             shared = (last_y1 if last_y1 < y1 else y1) - (last_y0 if last_y0 > y0 else y0)
             height, last_height = y1 - y0, last_y1 - last_y0
-            if shared > _SAME_ROW * (height if height < last_height else last_height):
+            if shared > _MIN_ROW_OVERLAP * (height if height < last_height else last_height):
                 rows[-1].append(line)
             else:
                 rows.append([line])

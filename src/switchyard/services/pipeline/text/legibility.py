@@ -23,14 +23,14 @@ MAX_UNREADABLE = 0.15
 Bullets and symbols of private fonts take some 3 %."""
 _UNREADABLE_CATEGORIES = frozenset(("Cc", "Cn", "Co", "Cs"))
 _MIN_PAIRS = 120
-"""Pairs of neighbouring letters, at least, from which anything is concluded."""
+"""Pairs of neighbouring letters that a text must have before anything is concluded from them."""
 _MIN_PAIRS_OF_GUESSED = 20
-"""The same, for a short text whose letters were guessed."""
+"""The same number for a short text whose letters were guessed."""
 _MAX_CONSONANT_PAIRS = 0.46
 """A cipher has more than this part of pairs of letters of Latin words that are two consonants;
 languages have 0.15 to 0.4."""
 _MAX_VOWEL_PAIRS = 0.5
-"""A cipher has more than this part of pairs that are two vowels; languages have 0.3 at most."""
+"""A cipher has more than this part of pairs that are two vowels; languages have up to 0.3."""
 _MAX_CASE_CHANGES = 0.15
 """A cipher has more than this part of pairs that are a small letter and a capital; programs have up
 to 0.05."""
@@ -50,15 +50,17 @@ _VOWELS_BY_SCRIPT = {
 """By script: its vowels, and the pattern of its words, without accents."""
 _WORD = re.compile(r"[^\W\d_]{3,30}")
 _MIN_WORDS = 30
-"""Different words, at least, from which vowels are determined."""
+"""Different words that a text must have before its vowels are determined."""
 _MIN_ALPHABET = 14
-"""Different letters of a language's text, at least; numbers written with letters have fewer."""
+"""Smallest number of different letters in a language's text; numbers written with letters have
+fewer."""
 _MIN_ALTERNATION = 0.6
-"""Part of pairs, at least, that are a vowel and a consonant: 0.7 to 0.9 in languages."""
+"""Smallest part of pairs that are a vowel and a consonant: languages have 0.7 to 0.9."""
 _EXCHANGED_LIMITS = ((0.45, 0.15), (0.6, 0.25))
-"""Two pairs of limits. Letters are exchanged if, of those that alternate like vowels, a smaller
-part than the first are the script's vowels (0.6 and more in languages), and the script's vowels
-alternate less by more than the second (0 to 0.25 in languages)."""
+"""Pairs of limits; letters are exchanged if both limits of a pair are passed. First: of the letters
+that alternate like vowels, fewer than this part are the script's vowels (0.6 and more in
+languages). Second: the script's vowels alternate less often, by more than this (0 to 0.25 in
+languages)."""
 _MAX_VOWELLESS_WORDS = 0.1
 """Part of Latin words without a vowel, up to which they may be names in programs."""
 _ONE_BYTE_CHARSETS = ("cp1252", "latin-1", "cp1251", "koi8-r", "cp866", "mac-roman")
@@ -68,7 +70,7 @@ _MOJIBAKE_SHARE = 0.8
 """Part of the characters beyond ASCII, from which on they are UTF-8 read in another charset."""
 _LATIN_RUN = re.compile("[A-Za-z\u00c0-\u024f\u1e00-\u1eff]+")
 _MAX_WORD = 30
-"""Letters of a word at most; a longer one is a sequence or a code."""
+"""Longest word, in letters; a longer one is a sequence or a code."""
 _CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f\x7f-\x9f]")
 _MIXABLE_SCRIPTS = frozenset(("LATIN", "GREEK", "CJK", "COPTIC"))
 """Scripts that may stand in one word: in formulas, and in Chinese, Japanese and Korean."""
@@ -103,15 +105,15 @@ def mark_controls(text: str) -> str:
     return _CONTROL.sub("\ufffd", text)
 
 
-def is_gibberish(text: str, *, least: int = _MIN_PAIRS) -> bool:
-    """Return whether a text can't be in any language; False where it is too short to tell, with
-    fewer than `least` pairs of neighbouring letters."""
+def is_gibberish(text: str, *, min_pairs: int = _MIN_PAIRS) -> bool:
+    """Return whether a text can't be in any language; False if it is too short to tell, with fewer
+    than `min_pairs` pairs of neighbouring letters."""
     return (
-        _is_cipher(text, least)
-        or _is_foreign(text, least)
-        or _is_rare(text, least)
+        _is_cipher(text, min_pairs)
+        or _mixes_scripts(text, min_pairs)
+        or _has_rare_chars(text, min_pairs)
         or _is_mojibake(text)
-        or any(_has_exchanged_letters(text, script, least) for script in _VOWELS_BY_SCRIPT)
+        or any(_has_exchanged_letters(text, script, min_pairs) for script in _VOWELS_BY_SCRIPT)
     )
 
 
@@ -122,7 +124,7 @@ def may_be_language(text: str) -> bool:
     return (
         len(pairs) >= _MIN_PAIRS_OF_GUESSED
         and not has_unreadable
-        and not is_gibberish(text, least=_MIN_PAIRS_OF_GUESSED)
+        and not is_gibberish(text, min_pairs=_MIN_PAIRS_OF_GUESSED)
     )
 
 
@@ -142,24 +144,24 @@ def _latin_pairs(text: str) -> list[tuple[str, str]]:
     return [pair for run in (mixed or runs) for pair in pairwise(map(_without_accent, run))]
 
 
-def _is_cipher(text: str, least: int) -> bool:
+def _is_cipher(text: str, min_pairs: int) -> bool:
     pairs = _latin_pairs(text)
-    if len(pairs) < least:
+    if len(pairs) < min_pairs:
         return False
     if len(pairs) >= _MIN_PAIRS and len({a.lower() for a, _ in pairs}) < _MIN_ALPHABET:
         return False
     vowels = [(a.lower() in "aeiouy", b.lower() in "aeiouy") for a, b in pairs]
-    consonants = sum(not a and not b for a, b in vowels)
-    both = sum(a and b for a, b in vowels)
+    two_consonants = sum(not a and not b for a, b in vowels)
+    two_vowels = sum(a and b for a, b in vowels)
     case_changes = sum(a.islower() and b.isupper() for a, b in pairs)
     return (
-        consonants > _MAX_CONSONANT_PAIRS * len(pairs)
-        or both > _MAX_VOWEL_PAIRS * len(pairs)
+        two_consonants > _MAX_CONSONANT_PAIRS * len(pairs)
+        or two_vowels > _MAX_VOWEL_PAIRS * len(pairs)
         or case_changes > _MAX_CASE_CHANGES * len(pairs)
     )
 
 
-def _has_exchanged_letters(text: str, script: str, least: int) -> bool:
+def _has_exchanged_letters(text: str, script: str, min_pairs: int) -> bool:
     """Return whether other letters than the script's vowels alternate with the rest as vowels do in
     every language: then each letter stands for another one, as with a wrong map of a font or a
     wrong charset. Sukhotin's algorithm finds the letters that alternate."""
@@ -174,7 +176,7 @@ def _has_exchanged_letters(text: str, script: str, least: int) -> bool:
         return False
     pairs = Counter(pair for word in words for pair in pairwise(word))
     count = pairs.total()
-    if count < max(least, _MIN_PAIRS) or len(set().union(*words)) < _MIN_ALPHABET:
+    if count < max(min_pairs, _MIN_PAIRS) or len(set().union(*words)) < _MIN_ALPHABET:
         return False
     alternating = _alternating_letters(pairs)
     frequency: Counter[str] = Counter()
@@ -183,9 +185,10 @@ def _has_exchanged_letters(text: str, script: str, least: int) -> bool:
     shared = sum(frequency[char] for char in alternating & vowels)
     shared_part = shared / (sum(frequency[char] for char in alternating) or 1)
     alternation = _alternation(pairs, alternating) / count
-    lost = alternation - _alternation(pairs, vowels) / count
+    lost_alternation = alternation - _alternation(pairs, vowels) / count
     return alternation > _MIN_ALTERNATION and any(
-        shared_part < most and lost > least_lost for most, least_lost in _EXCHANGED_LIMITS
+        shared_part < max_shared and lost_alternation > min_lost
+        for max_shared, min_lost in _EXCHANGED_LIMITS
     )
 
 
@@ -194,8 +197,8 @@ def _distinct_words(text: str, letters: re.Pattern[str]) -> set[str]:
     unless they are the most."""
     runs = _WORD.findall(text)
     mixed = [run for run in runs if not run.isupper()]
-    known = mixed if 2 * len(mixed) > len(runs) else runs
-    plain = ("".join(map(_without_accent, run)).lower() for run in known)
+    runs_in_use = mixed if 2 * len(mixed) > len(runs) else runs
+    plain = ("".join(map(_without_accent, run)).lower() for run in runs_in_use)
     return {word for run in plain for word in letters.findall(run)}
 
 
@@ -237,25 +240,25 @@ def _is_mojibake(text: str) -> bool:
     return False
 
 
-def _is_foreign(text: str, least: int) -> bool:
+def _mixes_scripts(text: str, min_pairs: int) -> bool:
     """Return whether too many Latin letters have accents, or too many neighbours are of scripts
     that never stand in one word."""
     if text.isascii():
         return False
     latin = [char for char in text if char.isalpha() and "A" <= char < "\u0250"]
-    if len(latin) >= least and sum(char > "\x7f" for char in latin) > _MAX_BEYOND_ASCII * len(
+    if len(latin) >= min_pairs and sum(char > "\x7f" for char in latin) > _MAX_BEYOND_ASCII * len(
         latin
     ):
         return True
     scripts = [_script(char) if char.isalpha() else "" for char in text]
     pairs = [(a, b) for a, b in pairwise(scripts) if a and b]
     mixed = sum(a != b and not _MIXABLE_SCRIPTS.issuperset((a, b)) for a, b in pairs)
-    return len(pairs) >= least and mixed > _MAX_MIXED_PAIRS * len(pairs)
+    return len(pairs) >= min_pairs and mixed > _MAX_MIXED_PAIRS * len(pairs)
 
 
-def _is_rare(text: str, least: int) -> bool:
+def _has_rare_chars(text: str, min_pairs: int) -> bool:
     han = [char for char in text if "\u3400" <= char <= "\u9fff" or "\uac00" <= char <= "\ud7a3"]
-    return 2 * len(han) >= least and sum(map(is_rare_char, han)) > _MAX_RARE_CHARS * len(han)
+    return 2 * len(han) >= min_pairs and sum(map(is_rare_char, han)) > _MAX_RARE_CHARS * len(han)
 
 
 @lru_cache(maxsize=4_096)

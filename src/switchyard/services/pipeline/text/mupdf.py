@@ -34,17 +34,17 @@ from switchyard.services.pipeline.text.table_cells import PADDING, Word, with_ce
 from switchyard.services.pipeline.text.xfa import text_of_form
 
 _MAX_GAP = 1.0
-"""Distance of two pieces of a line from right to left, at most, in sizes of a letter."""
-_NO_WIDTH = 0.01
-_BOLD = 16
-"""Flag of a span."""
+"""Largest distance of two pieces of a line of text from right to left, in sizes of a letter."""
+_MAX_ZERO_WIDTH = 0.01
+_BOLD_FLAG = 16
+"""MuPDF's flag of a span in bold."""
 _LOST_PAGE_WARNING = re.compile(
     r"^.*(?:non-page object|not a stream|cannot load|read error|premature end|syntax error"
     r"|unknown filter|cannot draw text).*",
     re.MULTILINE,
 )
 """MuPDF's warnings that a page, or a part of it, is left out."""
-_METADATA = {"format": "format"} | {
+_METADATA_KEYS = {"format": "format"} | {
     name: f"info:{name[0].upper()}{name[1:]}"
     for name in (
         *("title", "author", "subject", "keywords", "creator", "producer"),
@@ -54,8 +54,8 @@ _METADATA = {"format": "format"} | {
 """MuPDF's name of each metadata field, by ours."""
 _XFA_PART = re.compile(r"\((\w+)\)\s*(\d{1,10}) \d+ R")
 """A part of an XFA form: its name and the number of its stream."""
-_PICTURES = frozenset(("fill-image", "fill-imgmask"))
-_TEXTS = frozenset(("fill-text", "stroke-text", "ignore-text"))
+_PICTURE_KINDS = frozenset(("fill-image", "fill-imgmask"))
+_TEXT_KINDS = frozenset(("fill-text", "stroke-text", "ignore-text"))
 
 
 class PyMuPDFNotInstalled(PermanentError):
@@ -100,7 +100,7 @@ class _Pdf:
     @property
     def metadata(self) -> dict[str, str]:
         found = {}
-        for name, key in _METADATA.items():
+        for name, key in _METADATA_KEYS.items():
             with suppress(RuntimeError, ValueError, self.library.mupdf.FzErrorBase):  # not said
                 found[name] = self.library.mupdf.fz_lookup_metadata2(self.document.this, key)
         return found
@@ -237,13 +237,13 @@ def _image_sizes(library: Any, page: Any) -> list[tuple[int, int]]:
     low = library.mupdf
     get, value = low.ll_pdf_dict_gets, low.ll_pdf_dict_get_val
     of_page = low.pdf_page_from_fz_page(page.this).obj().m_internal
-    waiting = [low.ll_pdf_dict_gets_inheritable(of_page, "Resources")]
+    to_visit = [low.ll_pdf_dict_gets_inheritable(of_page, "Resources")]
     sizes: list[tuple[int, int]] = []
     seen: set[int] = set()
-    while waiting:
-        objects = get(waiting.pop(), "XObject")
-        for at in range(low.ll_pdf_dict_len(objects)):
-            each = value(objects, at)
+    while to_visit:
+        objects = get(to_visit.pop(), "XObject")
+        for index in range(low.ll_pdf_dict_len(objects)):
+            each = value(objects, index)
             xref = low.ll_pdf_to_num(each)
             if not xref or xref in seen:  # images and forms are streams, and so have a number
                 continue
@@ -256,7 +256,7 @@ def _image_sizes(library: Any, page: Any) -> list[tuple[int, int]]:
                 sizes.append((width, height))
             resources = get(each, "Resources")
             if resources:
-                waiting.append(resources)
+                to_visit.append(resources)
     return sizes
 
 
@@ -286,7 +286,7 @@ def _lines(library: Any, page: Any) -> list[Line]:
     flags = library.TEXT_PRESERVE_WHITESPACE | library.TEXT_MEDIABOX_CLIP
     lines = _lines_with(flags, page)
     if any("\ufffd" in line.text for line in lines):
-        # A font without a map to Unicode, whose codes may be those of letters all the same.
+        # A font without a map to Unicode: its codes may still be those of letters.
         guessing = flags | library.TEXT_CID_FOR_UNKNOWN_UNICODE
         guessed = _lines_with(guessing, page)
         if may_be_language(" ".join(line.text for line in guessed)):
@@ -305,10 +305,10 @@ def _lines_with(flags: int, page: Any, *, by_glyphs: bool = False) -> list[Line]
     text_page = page.get_textpage(flags=int(flags))
     blocks = (text_page.extractRAWDICT() if by_glyphs else text_page.extractDICT())["blocks"]
     if page.rotation:
-        _turn(blocks, page.rotation_matrix)
+        _rotate_lines(blocks, page.rotation_matrix)
     if by_glyphs:
         blocks = [{"lines": _whole_rows(blocks)}]
-    are_padded = False
+    has_padding = False
     # The inner loop of reading: values that most lines don't need are not read.
     for block in blocks:
         for line in block.get("lines", ()):
@@ -319,7 +319,7 @@ def _lines_with(flags: int, page: Any, *, by_glyphs: bool = False) -> list[Line]
             else:
                 longest = max(spans, key=_span_length)
                 longest_text = _join_spans(spans, longest)
-            are_padded = are_padded or (
+            has_padding = has_padding or (
                 "   " in longest_text and PADDING.search(longest_text) is not None
             )
             text = cleaned(longest_text)
@@ -336,36 +336,37 @@ def _lines_with(flags: int, page: Any, *, by_glyphs: bool = False) -> list[Line]
             if y1 - y0 > 1.6 * size:
                 middle = (y0 + y1) / 2
                 y0, y1 = middle - 0.6 * size, middle + 0.6 * size
-            bold = longest["flags"] & _BOLD != 0
+            bold = longest["flags"] & _BOLD_FLAG != 0
             if bold and len(spans) > 1:
-                bold = all(span["flags"] & _BOLD for span in spans if span["text"].strip())
+                bold = all(span["flags"] & _BOLD_FLAG for span in spans if span["text"].strip())
             lines.append(Line(x0, y0, x1, y1, text, size, bold))
     if by_glyphs:
         return lines
-    return with_cells(lines, lambda: _words(text_page, page), are_padded=are_padded)
+    return with_cells(lines, lambda: _words(text_page, page), are_padded=has_padding)
 
 
 def _words(text_page: Any, page: Any) -> Iterator[Word]:
     for x0, y0, x1, y1, text, *_ in text_page.extractWORDS():
         if page.rotation:
-            x0, y0, x1, y1 = _turn_box((x0, y0, x1, y1), page.rotation_matrix)
+            x0, y0, x1, y1 = _rotate_box((x0, y0, x1, y1), page.rotation_matrix)
         yield Word(x0, y0, x1, y1, text)
 
 
-def _turn(blocks: list[Any], matrix: Any) -> None:
-    """Turn the lines' boxes, which are as in the file, to where a turned page shows them."""
+def _rotate_lines(blocks: list[Any], matrix: Any) -> None:
+    """Rotate the lines' boxes from their places in the file to where the rotated page shows
+    them."""
     for block in blocks:
         for line in block.get("lines", ()):
-            line["bbox"] = _turn_box(line["bbox"], matrix)
+            line["bbox"] = _rotate_box(line["bbox"], matrix)
             x, y = line["dir"]
             line["dir"] = (matrix.a * x + matrix.c * y, matrix.b * x + matrix.d * y)
             for span in line["spans"]:
-                span["origin"] = _turn_box((*span["origin"], *span["origin"]), matrix)[:2]
+                span["origin"] = _rotate_box((*span["origin"], *span["origin"]), matrix)[:2]
                 for char in span.get("chars", ()):
-                    char["bbox"] = _turn_box(char["bbox"], matrix)
+                    char["bbox"] = _rotate_box(char["bbox"], matrix)
 
 
-def _turn_box(box: Box, matrix: Any) -> Box:
+def _rotate_box(box: Box, matrix: Any) -> Box:
     x0, y0, x1, y1 = box
     xs = [matrix.a * x + matrix.c * y + matrix.e for x, y in ((x0, y0), (x1, y1))]
     ys = [matrix.b * x + matrix.d * y + matrix.f for x, y in ((x0, y0), (x1, y1))]
@@ -412,7 +413,7 @@ def _glyphs(spans: list[Any]) -> list[Glyph]:
     for span in spans:
         for char in span["chars"]:
             x0, _, x1, _ = char["bbox"]
-            has_no_width = x1 - x0 <= _NO_WIDTH
+            has_no_width = x1 - x0 <= _MAX_ZERO_WIDTH
             if has_no_width and glyphs and abs(glyphs[-1].x1 - x0) < 0.1:
                 glyphs[-1] = replace(glyphs[-1], text=glyphs[-1].text + char["c"])
             elif not has_no_width or combining(char["c"]):
@@ -444,9 +445,9 @@ def _join_spans(spans: list[Any], longest: Any) -> str:
 def _drawn_parts(page: Any) -> Iterator[Drawn]:
     """Yield pictures, without decoding any, and texts in the order in which they are drawn."""
     for kind, box in page.get_bboxlog():
-        if kind in _PICTURES or kind in _TEXTS:
+        if kind in _PICTURE_KINDS or kind in _TEXT_KINDS:
             is_seen = kind != "ignore-text"
-            yield Drawn(_turn_box(box, page.rotation_matrix), kind in _PICTURES, is_seen)
+            yield Drawn(_rotate_box(box, page.rotation_matrix), kind in _PICTURE_KINDS, is_seen)
 
 
 def _first_line(error: Exception) -> str:

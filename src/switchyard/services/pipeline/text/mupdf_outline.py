@@ -14,7 +14,7 @@ MAX_HEADINGS = 5_000
 _MAX_LEVELS = 32
 """Deeper levels are not read."""
 _MAX_NODES = 100_000
-"""Nodes of a tree of names that are read, and about as many names, at most."""
+"""Most nodes of a tree of names that are read, and about as many names."""
 
 
 def read_outline(library: Any, document: Any) -> list[Heading]:
@@ -42,10 +42,10 @@ class _Reader:
     def read(self, headings: list[Heading]) -> None:
         """Append the outline's entries to `headings` one by one, so that they survive an error."""
         get = self._low.pdf_dict_gets
-        waiting = [(get(get(self._root, "Outlines"), "First"), 1)]
+        to_visit = [(get(get(self._root, "Outlines"), "First"), 1)]
         seen: set[int] = set()
-        while waiting and len(headings) < MAX_HEADINGS:
-            entry, level = waiting.pop()
+        while to_visit and len(headings) < MAX_HEADINGS:
+            entry, level = to_visit.pop()
             number = self._low.pdf_to_num(entry)
             if number in seen or not self._low.pdf_is_dict(entry):
                 continue
@@ -53,9 +53,9 @@ class _Reader:
                 seen.add(number)
             title = self._low.pdf_dict_get_text_string(entry, self._low.pdf_new_name("Title"))
             headings.append(Heading(level, title, self._page_of(entry)))
-            waiting.append((get(entry, "Next"), level))
+            to_visit.append((get(entry, "Next"), level))
             if level < _MAX_LEVELS:
-                waiting.append((get(entry, "First"), level + 1))
+                to_visit.append((get(entry, "First"), level + 1))
 
     def _page_of(self, entry: Any) -> int:
         """Return the page that an entry leads to, from 1; 0 where it leads to none of this
@@ -74,9 +74,9 @@ class _Reader:
         page = low.pdf_array_get(target, 0)
         if low.pdf_is_int(page):
             return max(int(low.pdf_to_int(page)), -1) + 1
-        return self._number_of(low.pdf_to_num(page))
+        return self._page_of_xref(low.pdf_to_num(page))
 
-    def _number_of(self, xref: int) -> int:
+    def _page_of_xref(self, xref: int) -> int:
         if self._pages is None:
             count = self._document.page_count
             self._pages = {self._document.page_xref(at): at + 1 for at in reversed(range(count))}
@@ -94,12 +94,12 @@ class _Reader:
     def _all_names(self) -> dict[bytes, Any]:
         low = self._low
         all_names: dict[bytes, Any] = {}
-        waiting = [low.pdf_dict_gets(low.pdf_dict_gets(self._root, "Names"), "Dests")]
+        to_visit = [low.pdf_dict_gets(low.pdf_dict_gets(self._root, "Names"), "Dests")]
         seen: set[int] = set()
         for _ in range(_MAX_NODES):
-            if not waiting or len(all_names) >= _MAX_NODES:
+            if not to_visit or len(all_names) >= _MAX_NODES:
                 break
-            node = waiting.pop()
+            node = to_visit.pop()
             number = low.pdf_to_num(node)
             if number in seen:
                 continue
@@ -109,9 +109,9 @@ class _Reader:
             for at in range(0, min(low.pdf_array_len(names), 2 * _MAX_NODES) - 1, 2):
                 key = _bytes(low, low.pdf_array_get(names, at))
                 all_names.setdefault(key, low.pdf_array_get(names, at + 1))
-            most = _MAX_NODES - len(waiting)
-            waiting.extend(
-                low.pdf_array_get(kids, at) for at in range(min(low.pdf_array_len(kids), most))
+            room_left = _MAX_NODES - len(to_visit)
+            to_visit.extend(
+                low.pdf_array_get(kids, at) for at in range(min(low.pdf_array_len(kids), room_left))
             )
         return all_names
 

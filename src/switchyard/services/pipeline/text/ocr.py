@@ -25,7 +25,7 @@ from switchyard.services.pipeline.text.legibility import is_unreadable
 from switchyard.services.pipeline.text.markdown import PageLines, cleaned, compose
 from switchyard.services.pipeline.text.ocr_rotation import MIN_CERTAINTY, find_lines, length
 from switchyard.services.pipeline.text.pdf import ExtractorName, draw_page_with_text
-from switchyard.services.pipeline.text.pdf_pages import SCAN, Limits
+from switchyard.services.pipeline.text.pdf_pages import MIN_SCAN_SHARE, Limits
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     Picture = NDArray[np.uint8]
 
 OCR_VERSION = "rapidocr-3/ppocr-v6-small/4"
-"""Version of the models, and of the text that is made of their lines. With another version, pages
-are read again."""
+"""Version of the models, and of the way in which text is made of their lines. Pages that were read
+with another version are read again."""
 DPI = 150
 MAX_SIDE = 3_000
 MAX_PIXELS = 24_000_000
@@ -43,7 +43,7 @@ MAX_PIXELS = 24_000_000
 The models look at 2,000 pixels a side, and at pieces where the print would be too small."""
 MEMORY_MB = 3072
 """Address space in MiB of a process that reads pages. A page of A4 takes about half of it; resident
-are some 0.5 GB, and 0.9 GB at most."""
+memory is some 0.5 GB, and never above 0.9 GB."""
 
 BUILT_IN = frozenset(
     (
@@ -53,14 +53,14 @@ BUILT_IN = frozenset(
         *("rs_latin", "sk", "sl", "sq", "sv", "sw", "tl", "tr", "uz", "vi"),
     )
 )
-"""Languages that the package's model reads; it need not know which one a page is in."""
-_NAMES = {"zh": "ch", "zh_cn": "ch", "zh_tw": "chinese_cht", "ja": "japan"}
-_MODELS = "models"
+"""Languages that the package's model reads, without being told which one a page is in."""
+_LANGUAGE_ALIASES = {"zh": "ch", "zh_cn": "ch", "zh_tw": "chinese_cht", "ja": "japan"}
+_MODELS_FOLDER = "models"
 _DETECTION, _RECOGNITION = "PP-OCRv6_det_small.onnx", "PP-OCRv6_rec_small.onnx"
-_LEVEL = 0.01
-"""A page is level if its lines slope by no more than these radians: half a degree."""
-_PRINT = 64
-"""Difference of paper and ink, at least, in shades of 256."""
+_MAX_LEVEL_SLOPE = 0.01
+"""Largest slope of the lines of a level page, in radians: half a degree."""
+_MIN_CONTRAST = 64
+"""Smallest difference between paper and ink, in shades of 256."""
 
 
 class OcrNotInstalled(PermanentError):
@@ -81,19 +81,21 @@ class SourceFile:
     """Hash of the content, or of what identifies it: a file with another hash is read again."""
     media_type: str
     extractor: ExtractorName = "pymupdf"
-    """Draws the pages of a PDF."""
+    """The library that draws the pages of a PDF."""
 
 
 _MAX_ASPECT_RATIO = 100
-"""A picture with words is at most this many times as long as wide."""
-_BLANK = 8
+"""Largest ratio of length to width of a picture that is read."""
+_BLANK_CONTRAST = 8
 """The shades of an empty page differ by less than this, of 256."""
 
 
 MAX_LINES, MAX_LINE_LENGTH = 500, 200
-"""Lines of a page that are kept with their places, and characters of each: a dense page has 200."""
+"""Highest number of lines of a page that are kept with their places (a dense page has 200), and
+characters that are kept of each."""
 PLACES = 10_000
-"""Parts of a page's width and of its height, in which places are counted."""
+"""Number of parts into which width and height of a page are divided, to give places as whole
+numbers."""
 
 
 class ReadLine(NamedTuple):
@@ -153,7 +155,7 @@ def read_page(
             limits=limits,
             extractor=original.extractor,
         )
-        if page is not None and page.pictures > SCAN and not is_unreadable(page.lines):
+        if page is not None and page.pictures > MIN_SCAN_SHARE and not is_unreadable(page.lines):
             typed = _scale_lines(page, picture.shape[1] / page.width)
     else:
         import numpy as np
@@ -173,28 +175,31 @@ def read_picture(
     import numpy as np
 
     height, width = picture.shape[:2]
-    (known,) = compose([PageLines(width, height, typed)])
+    (typed_text,) = compose([PageLines(width, height, typed)])
     if max(height, width) > _MAX_ASPECT_RATIO * min(height, width):
-        return ReadPage(known, 0.0, 0)  # the engine would scale one side to nothing, and fail
-    if (np.ptp(picture, axis=(0, 1)) < _BLANK).all():
-        return ReadPage(known, 0.0, 0)  # an empty page would take the models as long as a full one
+        # The engine would scale one side to nothing, and fail.
+        return ReadPage(typed_text, 0.0, 0)
+    if (np.ptp(picture, axis=(0, 1)) < _BLANK_CONTRAST).all():
+        # An empty page would take the models as long as a full one.
+        return ReadPage(typed_text, 0.0, 0)
     engine = _engine(model or str(_model_of(None, None)))
     picture = np.ascontiguousarray(picture[:, :, ::-1])  # the models expect blue, green, red
     boxes, texts, scores, turned = _read_upright(engine, picture)
-    sure = [
+    certain = [
         (box, cleaned(text), score)
         for box, text, score in zip(boxes, texts, scores, strict=True)
         if score >= MIN_CERTAINTY and text.strip()
     ]
-    if not sure:
-        return ReadPage(known, 0.0, turned)
+    if not certain:
+        return ReadPage(typed_text, 0.0, turned)
     read_lines = [
-        _read_line(box, text, score, width, height, turned) for box, text, score in sure[:MAX_LINES]
+        _read_line(box, text, score, width, height, turned)
+        for box, text, score in certain[:MAX_LINES]
     ]
-    lines = _lines([box for box, _, _ in sure], [text for _, text, _ in sure])
-    lines = _with_typed(lines, [_turned_line(line, width, height, turned) for line in typed])
+    lines = _lines([box for box, _, _ in certain], [text for _, text, _ in certain])
+    lines = _merge_typed(lines, [_rotate_line(line, width, height, turned) for line in typed])
     (text,) = compose([PageLines(width, height, lines)])
-    certainty = sum(score for _, _, score in sure) / len(sure)
+    certainty = sum(score for _, _, score in certain) / len(certain)
     return ReadPage(text, round(certainty, 3), turned, read_lines)
 
 
@@ -206,9 +211,9 @@ def _read_line(
     xs, ys = [float(x) for x, _ in box], [float(y) for _, y in box]
     line = Line(min(xs), min(ys), max(xs), max(ys), text, 0.0)
     if turned % 180:
-        line = _turned_line(line, height, width, 360 - turned)
+        line = _rotate_line(line, height, width, 360 - turned)
     else:
-        line = _turned_line(line, width, height, turned)
+        line = _rotate_line(line, width, height, turned)
 
     def place(at: float, whole: float) -> int:
         return round(PLACES * min(1.0, max(0.0, at / whole)))
@@ -238,7 +243,7 @@ def _scale_lines(page: PageLines, zoom: float) -> list[Line]:
     ]
 
 
-def _turned_line(line: Line, width: float, height: float, turned: int) -> Line:
+def _rotate_line(line: Line, width: float, height: float, turned: int) -> Line:
     """Return a line with its place on the turned picture: `width` × `height` pixels before it was
     turned to the left by `turned` degrees."""
     for _ in range(turned // 90):
@@ -248,23 +253,23 @@ def _turned_line(line: Line, width: float, height: float, turned: int) -> Line:
     return line
 
 
-def _with_typed(lines: Sequence[Line], typed: Sequence[Line]) -> list[Line]:
-    """Return the lines that OCR has read and those that are typed, each once: a line that was read
-    in the place of a typed one, and says no more, is left out."""
+def _merge_typed(lines: Sequence[Line], typed_lines: Sequence[Line]) -> list[Line]:
+    """Merge the lines that OCR has read with the typed ones, each once: a line that was read in the
+    place of a typed one, and has no more text, is left out."""
     all_lines = list(lines)
-    for line in typed:
-        at = [number for number, other in enumerate(all_lines) if _overlaps(line, other)]
-        if any(_says(all_lines[number], line) for number in at):
+    for line in typed_lines:
+        overlapping = [number for number, other in enumerate(all_lines) if _overlaps(line, other)]
+        if any(_contains_typed(all_lines[number], line) for number in overlapping):
             continue
-        same = [number for number in at if _is_as_wide(line, all_lines[number])]
-        if same:
-            all_lines[same[0]] = line
+        equally_wide = [number for number in overlapping if _is_as_wide(line, all_lines[number])]
+        if equally_wide:
+            all_lines[equally_wide[0]] = line
         else:
             all_lines.append(line)
     return all_lines
 
 
-def _says(line: Line, typed: Line) -> bool:
+def _contains_typed(line: Line, typed: Line) -> bool:
     """Return whether a line has the typed text, and not as a part of a longer number."""
     if typed.text.isdecimal():
         return typed.text in re.findall(r"\d+", line.text)
@@ -291,15 +296,15 @@ def _model_of(language: str | None, models: Path | None) -> Path:
     package = find_spec("rapidocr")
     if package is None or package.origin is None:
         raise OcrNotInstalled("this worker has no OCR: install switchyard[ocr] there")
-    name = _NAMES.get(language or "", language)
+    name = _LANGUAGE_ALIASES.get(language or "", language)
     if name is None or name in BUILT_IN:
-        return Path(package.origin).parent / _MODELS / _RECOGNITION
-    own = models / f"{name}.onnx" if models is not None else None
-    if own is not None and own.is_file():
-        return own
+        return Path(package.origin).parent / _MODELS_FOLDER / _RECOGNITION
+    own_model = models / f"{name}.onnx" if models is not None else None
+    if own_model is not None and own_model.is_file():
+        return own_model
     raise UnknownLanguage(
         f"no model here reads {name!r}: put {name}.onnx into the directory of JOBS_OCR_MODELS, or "
-        f"name one of {', '.join(sorted({*BUILT_IN, *_NAMES}))}"
+        f"name one of {', '.join(sorted({*BUILT_IN, *_LANGUAGE_ALIASES}))}"
     )
 
 
@@ -318,13 +323,13 @@ def _engine(model: str) -> Any:
     folder = Path(model).parent
     package = find_spec("rapidocr")
     if package is not None and package.origin is not None:
-        folder = Path(package.origin).parent / _MODELS
+        folder = Path(package.origin).parent / _MODELS_FOLDER
     paths = {
         "Det.model_path": folder / _DETECTION,
         "Rec.model_path": Path(model),
     }
     for path in paths.values():
-        if not path.is_file():  # the library would fetch it
+        if not path.is_file():  # the library would download the model
             raise OcrNotInstalled(f"the model {path.name} is missing: install rapidocr again")
     cv2.setNumThreads(1)
     return RapidOCR(
@@ -365,7 +370,7 @@ def _divide_boxes(picture: Picture, boxes: list[Any]) -> list[Any] | None:
 
     lines = _lines(boxes, ["x"] * len(boxes))
     spaces = gutters(lines, crossed=2.0)
-    if not spaces or abs(_angle(boxes)) > _LEVEL:
+    if not spaces or abs(_angle(boxes)) > _MAX_LEVEL_SLOPE:
         return None
     parts = []
     for box in boxes:
@@ -387,7 +392,7 @@ def _divide_boxes(picture: Picture, boxes: list[Any]) -> list[Any] | None:
 
 def _is_empty(part: Picture) -> bool:
     """Return whether nothing is printed on a part of the picture."""
-    return part.size > 0 and int(part.max()) - int(part.min()) < _PRINT
+    return part.size > 0 and int(part.max()) - int(part.min()) < _MIN_CONTRAST
 
 
 def _angle(boxes: list[Any]) -> float:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     Box = tuple[float, float, float, float]
 
 PIECE_SIZE = 1_600
-"""Height and width of a piece in pixels, at most."""
+"""Longest side of a piece, in pixels."""
 _OVERLAP = 240
 """Pixels that pieces share, so that a line is whole in one of them."""
 _MIN_LINE_HEIGHT = 16

@@ -17,10 +17,11 @@ if TYPE_CHECKING:
 MIN_CERTAINTY = 0.5
 """Certainty below which a line counts as a pattern, not as text."""
 _MIN_READ = 3
-"""Lines, at least, that are read in both directions, so that a single one that is upside down
-decides nothing."""
+"""Lines that are read in both directions at first, so that a single one that is upside down decides
+nothing."""
 _MAX_READ = 9
-"""Lines, at most, that are read in both directions while neither is clearly better."""
+"""Lines after which reading in both directions ends, even if neither direction is clearly
+better."""
 _CLEAR_LEAD = 4.0
 """One direction is clearly better with this lead, in letters weighted by certainty."""
 _READ_LENGTH = 7

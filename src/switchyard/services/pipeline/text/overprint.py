@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from switchyard.services.pipeline.text.layout import Line
 
-_NEAR = 0.25
-"""Distance of a copy from its original, at most, in sizes of a letter."""
+_MAX_COPY_DISTANCE = 0.25
+"""Largest distance of a copy from its original, in sizes of a letter."""
 _SHARED = 0.6
 """A copy shares at least this part of the smaller height with its original."""
 _BEFORE = 12
@@ -61,19 +61,19 @@ def is_copied(place: tuple[float, float], size: float, seen: Container[tuple[int
 
 
 def cell_of(place: tuple[float, float], size: float) -> tuple[int, int]:
-    """Return the cell of a grid in which a place is. Cells are half as wide as the distance of a
-    copy from its original, at most."""
-    step = _NEAR * max(size, 1.0) / 2
+    """Return the cell of a grid in which a place is. A cell is half as wide as the largest distance
+    of a copy from its original."""
+    step = _MAX_COPY_DISTANCE * max(size, 1.0) / 2
     return int(place[0] // step), int(place[1] // step)
 
 
 def _overlap(line: Line, other: Line) -> bool:
     beside = min(line.x1, other.x1) - max(line.x0, other.x0)
-    if beside <= _NEAR * other.size:
+    if beside <= _MAX_COPY_DISTANCE * other.size:
         return False
     shared = min(line.y1, other.y1) - max(line.y0, other.y0)
     return shared > _SHARED * min(line.height, other.height) and (
-        abs(line.y0 - other.y0) < _NEAR * other.size
+        abs(line.y0 - other.y0) < _MAX_COPY_DISTANCE * other.size
         and 0.9 * other.size < line.size < 1.1 * other.size
     )
 
@@ -92,7 +92,7 @@ def _apart(line: Line, other: Line) -> tuple[Line | None, Line | None]:
 
 def _is_part(line: Line, other: Line) -> bool:
     """Return whether a line's text is part of another's at the same place."""
-    near = 2 * _NEAR * other.size
+    near = 2 * _MAX_COPY_DISTANCE * other.size
     text = line.text.strip()
     if line.x0 < other.x0 - near or line.x1 > other.x1 + max(near, _blank(line)):
         return False
@@ -115,8 +115,8 @@ def _without_start(right: Line, left: Line) -> Line:
     """Return a line without the letters at its start that are the end of the one to the left."""
     shared = left.x1 - right.x0
     width = (right.x1 - right.x0) / max(len(right.text), 1)
-    most = min(len(left.text), len(right.text) - 1)
-    for length in range(most, 0, -1):
+    longest = min(len(left.text), len(right.text) - 1)
+    for length in range(longest, 0, -1):
         is_same = left.text.endswith(right.text[:length])
         if is_same and 0.4 * shared < length * width < 2.5 * shared:
             return replace(right, text=right.text[length:].lstrip(), x0=left.x1)

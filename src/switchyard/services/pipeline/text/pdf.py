@@ -19,7 +19,7 @@ from switchyard.services.pipeline.text.overprint import without_copies
 from switchyard.services.pipeline.text.page_process import PageProcess
 from switchyard.services.pipeline.text.partial_results import RANGE, Draft, Drafts
 from switchyard.services.pipeline.text.pdf_pages import (
-    SCAN,
+    MIN_SCAN_SHARE,
     Limits,
     OpenPdf,
     PdfPage,
@@ -136,7 +136,9 @@ def read_pdf(
             text = raw.form if number == 1 else ""
         unreadable = page is not None and is_unreadable(page.lines)
         text = text if unreadable or has_words(text) else ""
-        is_scan = page is not None and page.pictures > SCAN and not unreadable and not raw.form
+        is_scan = (
+            page is not None and page.pictures > MIN_SCAN_SHARE and not unreadable and not raw.form
+        )
         pages.append(PdfPage(number, text, raw.errors.get(number), is_scan, unreadable))
     return PdfText(
         pages=tuple(pages),

@@ -20,27 +20,27 @@ NEEDS_PASSWORD = (
     "the PDF is encrypted, and opens with a password only: save it without, and send it again"
 )
 
-_END = b"startxref"
+_END_KEYWORD = b"startxref"
 """Keyword behind the last object of a complete file. Behind it, `%%EOF` may be missing, and a
 server's page of HTML may follow."""
 _ENCRYPT = re.compile(rb"/Encrypt(?=\s*(?:<<|(\d{1,10})\s+(\d{1,5})\s+R\b))")
-_FILTERS = re.compile(rb"/V\s*[45]\b")
+_FILTER_VERSION = re.compile(rb"/V\s*[45]\b")
 """An encryption that names separate filters for streams, strings and attachments."""
-_USED = re.compile(rb"/St[mr]F\s*/\s*(?!Identity\b)\w")
+_USED_FILTER = re.compile(rb"/St[mr]F\s*/\s*(?!Identity\b)\w")
 _MAX_ENCRYPTION_BYTES = 16_384
-"""Bytes of an encryption's dictionary at most; usual are a few hundred."""
+"""Largest dictionary of an encryption, in bytes; usual are a few hundred."""
 _OBJECT = re.compile(rb"\b\d{1,10} \d{1,5} obj\b")
 
 
-SCAN = 0.5
+MIN_SCAN_SHARE = 0.5
 """A page with little text is a scan if pictures cover more than this share of it: more than a logo
 on an empty page, or a photograph in its margins, would cover."""
-_SPARSE_LETTERS = 600
-_SPARSE_AREA = 0.12
+_MAX_SPARSE_LETTERS = 600
+_MAX_SPARSE_AREA = 0.12
 """Text with at most so many letters, whose lines cover at most this part of the page, does not say
 what a picture beneath it shows: stamps, page numbers, notices of downloads, entries in scanned
 forms."""
-_LAYER = 0.002
+_MIN_LAYER_AREA = 0.002
 """Unseen text that covers more than this share of the page is the layer of an earlier OCR: a short
 line, or more."""
 
@@ -54,7 +54,7 @@ class Limits:
     """Pixels of a page drawn at 150 dpi, and of any image on it."""
     characters: int = 20_000_000
     page_seconds: int = 10
-    """Seconds of processor time to read or draw a page, at most: most take some 10 ms."""
+    """Most seconds of processor time to read or draw a page: a usual page takes some 10 ms."""
     lost_pages: int = 4
     """Pages of a document that may take longer, or crash the library; their time counts in that of
     `extract_text`."""
@@ -171,10 +171,12 @@ def covered_share(width: float, height: float, boxes: Iterable[Box]) -> float:
 def is_sparse(width: float, height: float, lines: Sequence[Line]) -> bool:
     """Return whether a page has so little text that it may be a scan nevertheless."""
     letters = sum(len(line.text) for line in lines)
-    if letters > _SPARSE_LETTERS:
+    if letters > _MAX_SPARSE_LETTERS:
         return False
     area = sum((line.x1 - line.x0) * (line.y1 - line.y0) for line in lines)
-    return area < _SPARSE_AREA * width * height or not any(has_words(line.text) for line in lines)
+    return area < _MAX_SPARSE_AREA * width * height or not any(
+        has_words(line.text) for line in lines
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,12 +204,12 @@ def picture_share(width: float, height: float, drawn: Iterable[Drawn]) -> float:
                 hidden += covered_share(width, height, [each.box])
             continue
         pictures.append(each.box)
-        if covered_share(width, height, [each.box]) > SCAN:
+        if covered_share(width, height, [each.box]) > MIN_SCAN_SHARE:
             hidden += covered_share(
                 width, height, [box for box in texts if _is_within(box, each.box)]
             )
             texts = []
-    return 0.0 if hidden > _LAYER else covered_share(width, height, pictures)
+    return 0.0 if hidden > _MIN_LAYER_AREA else covered_share(width, height, pictures)
 
 
 def _is_within(box: Box, other: Box) -> bool:
@@ -235,7 +237,7 @@ def shrink_factor(width: float, height: float, side: int, area: int = 0) -> floa
 
 def has_end(data: bytes) -> bool:
     """Return whether a PDF was not cut off."""
-    at = data.rfind(_END)
+    at = data.rfind(_END_KEYWORD)
     return at >= 0 and _OBJECT.search(data, at) is None
 
 
@@ -255,7 +257,7 @@ def with_open_pages(data: bytes) -> bytes:
             return data
         start = objects[-1].end()
     about = data[start : start + _MAX_ENCRYPTION_BYTES].partition(b"endobj")[0]
-    if _FILTERS.search(about) is None or _USED.search(about) is not None:
+    if _FILTER_VERSION.search(about) is None or _USED_FILTER.search(about) is not None:
         return data
     changed = bytearray(data)
     for each in matches:

@@ -42,16 +42,16 @@ from switchyard.services.pipeline.text.superscripts import SIGNS, is_raised, rai
 from switchyard.services.pipeline.text.table_cells import MIN_ROWS, Word, with_cells
 from switchyard.services.pipeline.text.xfa import MAX_PACKET_BYTES, text_of_form
 
-_BOLD = 600
+_BOLD_WEIGHT = 600
 """Weight from which letters are bold."""
 _SOFT_HYPHEN = "\x02"
 """PDFium's replacement for a hyphen at a line's end."""
-_APART = 1.5
-"""Distance of two lines of a row from right to left, at least, in sizes of a letter."""
-_NEAR_LETTERS = 0.2
-"""Distance of two letters of a word, at most, in heights of a letter."""
+_MIN_LINE_GAP = 1.5
+"""Smallest distance of two lines of a row of text from right to left, in sizes of a letter."""
+_MAX_LETTER_GAP = 0.2
+"""Largest distance of two letters of a word, in heights of a letter."""
 _WIDE_LETTER = 0.58
-"""Mean width of a line's letters and blanks, in sizes of a letter, from which on they are wide."""
+"""Mean width of a line's letters and blanks, in sizes of a letter, above which they are wide."""
 _WIDER_LETTER = 1.15
 """Wide letters are this many times as wide as those on most lines of the page."""
 _EAST_ASIAN = "\u2e80"
@@ -99,7 +99,7 @@ class _Pdf:
         if raw.FPDF_GetFormType(self.document) != raw.FORMTYPE_XFA_FULL:
             return None
         count = min(raw.FPDF_GetXFAPacketCount(self.document), _MAX_PARTS)
-        packets = dict(_part(self.document, number) for number in range(count))
+        packets = dict(_xfa_part(self.document, number) for number in range(count))
         return text_of_form(packets)
 
     @property
@@ -116,10 +116,10 @@ class _Pdf:
             page = self.document[number - 1]
             try:
                 width, height = _size(page, number, self.limits)
-                shown = _Shown(page.get_bbox(), page.get_rotation())
-                lines = _lines(page, shown)
+                visible = _VisibleArea(page.get_bbox(), page.get_rotation())
+                lines = _lines(page, visible)
                 has_place = is_sparse(width, height, lines)
-                drawn = _drawn_parts(page, shown) if has_place else ()
+                drawn = _drawn_parts(page, visible) if has_place else ()
                 pictures = picture_share(width, height, drawn)
                 return PageLines(width, height, lines, pictures)
             finally:
@@ -141,42 +141,42 @@ class _Pdf:
 
 
 @dataclass(frozen=True, slots=True)
-class _Shown:
+class _VisibleArea:
     """The part of a page that is shown."""
 
     part: Box
     """In the file's coordinates, in which y grows upwards: left, bottom, right, top."""
-    turned: int
+    rotation: int
     """Degrees by which the page is turned to the right when it is shown."""
 
-    def within(self, box: Box) -> Box | None:
-        """Return the part of a box of the file that is shown; None where none is."""
+    def clip(self, box: Box) -> Box | None:
+        """Cut a box of the file to the part that is shown; None if no part is."""
         x0, y0 = max(box[0], self.part[0]), max(box[1], self.part[1])
         x1, y1 = min(box[2], self.part[2]), min(box[3], self.part[3])
         return (x0, y0, x1, y1) if x0 < x1 and y0 < y1 else None
 
-    def seen(self, box: Box) -> Box:
+    def to_page(self, box: Box) -> Box:
         """Return where a box is on the page as it is shown: left, upper, right, lower."""
         (xa, ya), (xb, yb) = self._at(*box[:2]), self._at(*box[2:])
         return min(xa, xb), min(ya, yb), max(xa, xb), max(ya, yb)
 
     def _at(self, x: float, y: float) -> tuple[float, float]:
         left, bottom, right, top = self.part
-        if self.turned == 90:
+        if self.rotation == 90:
             return y - bottom, x - left
-        if self.turned == 180:
+        if self.rotation == 180:
             return right - x, y - bottom
-        if self.turned == 270:
+        if self.rotation == 270:
             return top - y, right - x
         return x - left, top - y
 
-    def start(self, box: Box) -> tuple[float, float]:
+    def start_of_line(self, box: Box) -> tuple[float, float]:
         """Return the point at which a line that is shown level begins, in the file's
         coordinates."""
         left, bottom, right, top = box
-        if self.turned in (0, 180):
-            return (left + 0.5 if self.turned == 0 else right - 0.5), (bottom + top) / 2
-        return (left + right) / 2, (bottom + 0.5 if self.turned == 90 else top - 0.5)
+        if self.rotation in (0, 180):
+            return (left + 0.5 if self.rotation == 0 else right - 0.5), (bottom + top) / 2
+        return (left + right) / 2, (bottom + 0.5 if self.rotation == 90 else top - 0.5)
 
 
 def _size(page: Any, number: int, limits: Limits) -> tuple[float, float]:
@@ -212,7 +212,7 @@ def _translate_errors(what: str) -> Iterator[None]:
         raise CorruptDocument(f"the PDF is corrupt: {what} can't be read ({error})") from error
 
 
-def _lines(page: Any, shown: _Shown) -> list[Line]:
+def _lines(page: Any, visible: _VisibleArea) -> list[Line]:
     """Return a page's lines: its rectangles of text, with those of one line joined."""
     from pypdfium2 import raw
 
@@ -220,28 +220,28 @@ def _lines(page: Any, shown: _Shown) -> list[Line]:
     try:
         lines: list[Line] = []
         for number in range(min(text.count_rects(), _MAX_RECTANGLES)):
-            box = shown.within(text.get_rect(number))
+            box = visible.clip(text.get_rect(number))
             if box is None:
                 continue
             text_in_box = text.get_text_bounded(*box).rstrip("\r\n")
             text_in_box = cleaned(text_in_box.replace(_SOFT_HYPHEN, "-"))
             if not text_in_box:
                 continue
-            at = raw.FPDFText_GetCharIndexAtPos(text, *shown.start(box), 4, 4)
-            left, upper, right, lower = shown.seen(box)
+            at = raw.FPDFText_GetCharIndexAtPos(text, *visible.start_of_line(box), 4, 4)
+            left, upper, right, lower = visible.to_page(box)
             size = raw.FPDFText_GetFontSize(text, at) if at >= 0 else lower - upper
-            bold = at >= 0 and raw.FPDFText_GetFontWeight(text, at) >= _BOLD
+            bold = at >= 0 and raw.FPDFText_GetFontWeight(text, at) >= _BOLD_WEIGHT
             # Rectangles are as high as their letters: of a line without b and d, less high.
             middle, half = (upper + lower) / 2, max(0.4 * size, (lower - upper) / 2)
             line = Line(left, middle - half, right, middle + half, text_in_box, size, bold)
-            if lines and _goes_on(lines[-1], line):
+            if lines and _continues_line(lines[-1], line):
                 lines[-1] = _join_lines(lines[-1], line)
             else:
                 lines.append(line)
         has_rtl = any(RIGHT_TO_LEFT.search(line.text) for line in lines if not line.text.isascii())
         if has_rtl or have_copies(lines):
-            return list(_lines_by_glyphs(text, shown))
-        return with_cells(lines, lambda: _words(text, shown), are_padded=_may_be_padded(lines))
+            return list(_lines_by_glyphs(text, visible))
+        return with_cells(lines, lambda: _words(text, visible), are_padded=_may_be_padded(lines))
     finally:
         text.close()
 
@@ -260,22 +260,22 @@ def _may_be_padded(lines: Sequence[Line]) -> bool:
     return sum(width > wide for width in letters) >= MIN_ROWS
 
 
-def _words(text: Any, shown: _Shown) -> Iterator[Word]:
+def _words(text: Any, visible: _VisibleArea) -> Iterator[Word]:
     """Yield the words of a page, which blanks, other rows and spaces between letters divide."""
     from pypdfium2 import raw
 
     word: Word | None = None
     for number in range(min(text.count_chars(), _MAX_RECTANGLES)):
         char = chr(raw.FPDFText_GetUnicode(text, number))
-        box = None if char.isspace() else shown.within(text.get_charbox(number, loose=True))
+        box = None if char.isspace() else visible.clip(text.get_charbox(number, loose=True))
         if box is None:
             if word is not None:
                 yield word
             word = None
             continue
-        x0, y0, x1, y1 = shown.seen(box)
+        x0, y0, x1, y1 = visible.to_page(box)
         char = "-" if char == _SOFT_HYPHEN else char
-        near = _NEAR_LETTERS * (y1 - y0)
+        near = _MAX_LETTER_GAP * (y1 - y0)
         if word is not None and y0 < word.y1 and word.y0 < y1 and -near < x0 - word.x1 < near:
             word.x1, word.text = max(word.x1, x1), word.text + char
             continue
@@ -286,7 +286,7 @@ def _words(text: Any, shown: _Shown) -> Iterator[Word]:
         yield word
 
 
-def _drawn_parts(page: Any, shown: _Shown) -> Iterator[Drawn]:
+def _drawn_parts(page: Any, visible: _VisibleArea) -> Iterator[Drawn]:
     """Yield pictures, without decoding any, and texts in the order in which they are drawn."""
     from pypdfium2 import raw
 
@@ -296,10 +296,10 @@ def _drawn_parts(page: Any, shown: _Shown) -> Iterator[Drawn]:
         is_seen = is_picture or (
             raw.FPDFTextObj_GetTextRenderMode(each.raw) != raw.FPDF_TEXTRENDERMODE_INVISIBLE
         )
-        yield Drawn(shown.seen(each.get_bounds()), is_picture, is_seen)
+        yield Drawn(visible.to_page(each.get_bounds()), is_picture, is_seen)
 
 
-def _lines_by_glyphs(text: Any, shown: _Shown) -> Iterator[Line]:
+def _lines_by_glyphs(text: Any, visible: _VisibleArea) -> Iterator[Line]:
     """Yield the lines of a page with letters from right to left, or with print drawn several times
     over, in order by their places: the library's own pieces overlap there."""
     from pypdfium2 import raw
@@ -308,10 +308,10 @@ def _lines_by_glyphs(text: Any, shown: _Shown) -> Iterator[Line]:
     row: list[tuple[Glyph, float, float, float]] = []
     for number in range(min(text.count_chars(), _MAX_RECTANGLES)):
         char = chr(raw.FPDFText_GetUnicode(text, number))
-        box = None if char in "\r\n" else shown.within(text.get_charbox(number, loose=True))
+        box = None if char in "\r\n" else visible.clip(text.get_charbox(number, loose=True))
         if box is None:
             continue
-        x0, y0, x1, y1 = shown.seen(box)
+        x0, y0, x1, y1 = visible.to_page(box)
         if char == _SOFT_HYPHEN:
             char = "-"
         size = raw.FPDFText_GetFontSize(text, number) or y1 - y0
@@ -344,7 +344,7 @@ def _divide_row(row: list[tuple[Glyph, float, float, float]]) -> Iterator[Line]:
     row.sort(key=lambda each: each[0].x0)
     start = 0
     for at in range(1, len(row) + 1):
-        if at < len(row) and row[at][0].x0 - row[at - 1][0].x1 < _APART * row[at][3]:
+        if at < len(row) and row[at][0].x0 - row[at - 1][0].x1 < _MIN_LINE_GAP * row[at][3]:
             continue
         part = row[start:at]
         start = at
@@ -359,7 +359,7 @@ def _divide_row(row: list[tuple[Glyph, float, float, float]]) -> Iterator[Line]:
             yield Line(glyphs[0].x0, min(tops), right, max(bottoms), glyph_text, sizes[0])
 
 
-def _goes_on(before: Line, line: Line) -> bool:
+def _continues_line(before: Line, line: Line) -> bool:
     shared = min(before.y1, line.y1) - max(before.y0, line.y0)
     gap = line.x0 - before.x1
     return shared > 0.6 * min(before.height, line.height) and -1 < gap < 0.6 * line.size
@@ -367,15 +367,15 @@ def _goes_on(before: Line, line: Line) -> bool:
 
 def _join_lines(before: Line, line: Line) -> Line:
     # Digits reach up from the baseline, as the boxes here do.
-    first, then = before.text, line.text
+    first, second = before.text, line.text
     if is_raised(line.size, line.y1, before.size, before.y1):
-        then = raised(then)
+        second = raised(second)
     elif is_raised(before.size, before.y1, line.size, line.y1):
         first = raised(first)
-    if then != line.text:
+    if second != line.text:
         glue = ""
     elif first[-1:] in SIGNS:
-        glue = "" if then[:1] in ".,;:!?)]" else " "
+        glue = "" if second[:1] in ".,;:!?)]" else " "
     else:
         glue = " " if line.x0 - before.x1 > 0.12 * line.size else ""
     return Line(
@@ -383,13 +383,13 @@ def _join_lines(before: Line, line: Line) -> Line:
         min(before.y0, line.y0),
         line.x1,
         max(before.y1, line.y1),
-        f"{first}{glue}{then}",
+        f"{first}{glue}{second}",
         max(before.size, line.size),
         before.bold and line.bold,
     )
 
 
-def _part(document: Any, number: int) -> tuple[str, bytes]:
+def _xfa_part(document: Any, number: int) -> tuple[str, bytes]:
     """Return the name and the content of a part of an XFA form."""
     from pypdfium2 import raw
 

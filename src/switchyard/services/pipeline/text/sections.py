@@ -15,8 +15,8 @@ GAP = "[…]"
 """Mark for text that was left out."""
 
 _HEADING = re.compile(r"^#{1,6} ")
-_MIN_SHARE = 200
-"""Characters of a section's beginning, at least, to be of use."""
+_MIN_BEGINNING = 200
+"""Shortest beginning of a section that is of use, in characters."""
 
 
 def sections_of(pages: Sequence[str]) -> list[str]:
@@ -38,7 +38,7 @@ def fit(sections: Sequence[str], budget: int) -> tuple[str, bool]:
     whole = "\n\n".join(sections)
     if len(whole) <= budget:
         return whole, False
-    chosen = _spread(sections, max(budget // _MIN_SHARE, 1))
+    chosen = _spread(sections, max(budget // _MIN_BEGINNING, 1))
     overhead = len(GAP) + 4
     share = _fair_share([len(section) + 2 for section in chosen], budget - overhead)
     parts = [_first_sentences(section, share - overhead) for section in chosen]
@@ -48,14 +48,14 @@ def fit(sections: Sequence[str], budget: int) -> tuple[str, bool]:
     return text[:budget], True
 
 
-def _spread(sections: Sequence[str], most: int) -> list[str]:
-    """Return at most `most` sections, evenly spread, the first and the last among them."""
-    if len(sections) <= most:
+def _spread(sections: Sequence[str], max_sections: int) -> list[str]:
+    """Return at most `max_sections` sections, evenly spread, the first and the last among them."""
+    if len(sections) <= max_sections:
         return list(sections)
-    if most == 1:
+    if max_sections == 1:
         return [sections[0]]
     last = len(sections) - 1
-    return [sections[round(step * last / (most - 1))] for step in range(most)]
+    return [sections[round(step * last / (max_sections - 1))] for step in range(max_sections)]
 
 
 def _fair_share(sizes: Sequence[int], budget: int) -> int:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 
 SIGNS = "⁰¹²³⁴⁵⁶⁷⁸⁹"
-SMALLER = 0.85
-"""Size of a raised number, at most, as a part of its line's size."""
-HIGHER = 0.15
-"""Height of a raised number's baseline above its line's, at least, in sizes of the line."""
+MAX_RAISED_SIZE = 0.85
+"""Largest size of a raised number, as a part of its line's size."""
+MIN_RAISED_HEIGHT = 0.15
+"""Smallest height of a raised number's baseline above the line's baseline, in sizes of the line."""
 _RAISED = str.maketrans("0123456789-\u2212\u2010", SIGNS + "⁻⁻⁻")
 _LOWERED = str.maketrans(SIGNS + "⁻", "0123456789-")
 _NUMBERS = re.compile(r"(?=.*\d)[\d\s,;–\u2212\u2010-]{1,60}", re.DOTALL)
@@ -30,4 +30,7 @@ def lowered(text: str) -> str:
 
 def is_raised(size: float, baseline: float, line_size: float, line_baseline: float) -> bool:
     """Return whether letters are raised in a line, by their size and baseline (from the top)."""
-    return size <= SMALLER * line_size and line_baseline - baseline >= HIGHER * line_size
+    return (
+        size <= MAX_RAISED_SIZE * line_size
+        and line_baseline - baseline >= MIN_RAISED_HEIGHT * line_size
+    )

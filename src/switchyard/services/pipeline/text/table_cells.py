@@ -22,28 +22,29 @@ PADDING = re.compile(r"\S[ \u00a0]{3,}(?:\S|$)")
 """Blanks that separate cells within a line, or fill its end."""
 MIN_ROWS = 3
 _MAX_WORDS = 60
-"""Words of a line, and spaces of a row, at most; longer lines are not divided."""
+"""Most words of a line, and most spaces of a row; longer lines are not divided."""
 _MAX_BANDS = 9
 """A line that is higher than this many usual lines is upright print: only its first bands are
 looked at."""
-_BLANK = 0.28
+_BLANK_WIDTH = 0.28
 """Width of a blank in ems (font sizes), where letters are not all of the same width."""
 _WIDE_DIGIT = 0.59
 """Width in ems from which on a digit is as wide as a typewriter's."""
-_PADDED = 2.9
-"""Blanks, at least, between padded cells."""
-_NARROW = 1.4
-"""Blanks, at least, between numbers of two cells."""
+_MIN_PADDING_BLANKS = 2.9
+"""Fewest blanks between padded cells."""
+_MIN_NUMBER_BLANKS = 1.4
+"""Fewest blanks between numbers of two cells."""
 _MIN_COMMON_BLANKS = 0.9
-"""Blanks that the spaces of all rows have in common, at least."""
-_WIDER = 1.8
+"""Smallest width that the spaces of all rows have in common, in blanks."""
+_MIN_WIDTH_RATIO = 1.8
 """A space between cells is at least this many times as wide as the narrowest of its line: in
 justified text all spaces are wide."""
 _MIN_BLANKS_BEFORE_NUMBERS = 1.8
-"""Blanks, at least, between a cell of words and one of numbers."""
+"""Fewest blanks between a cell of words and a cell of numbers."""
 _MIN_SHARE_OF_ROWS = 0.75
-"""Share of a river's rows, at least, that must look like cells there."""
-_SHORT_CELL = 28
+"""Smallest share of a river's rows (`_River`) in which the space must look like one between
+cells."""
+_MAX_MEAN_CELL = 28
 """Letters of a cell, on average, up to which lines side by side may be a table."""
 _NUMBER = re.compile(
     r"[-+–−(<>~±$€£¥]*\d[\d.,:/'’%)*†‡°±–-]*[a-z]?|[-–—.$€£¥]|n/?a\.?", re.IGNORECASE
@@ -106,7 +107,7 @@ def _likely_rows(rows: Sequence[list[Line]]) -> list[list[Line]]:
     for row in [*rows, []]:
         is_pair = any(_PAIR.search(line.text) is not None for line in row)
         if is_pair or (
-            len(row) > 1 and sum(len(line.text) for line in row) < _SHORT_CELL * len(row)
+            len(row) > 1 and sum(len(line.text) for line in row) < _MAX_MEAN_CELL * len(row)
         ):
             run.append(row)
             has_pair = has_pair or is_pair
@@ -145,7 +146,7 @@ class _LineOfWords:
 
 
 def _end_of(text: str, start: int, letters: int) -> int:
-    """Return the index behind so many letters of a text."""
+    """Return the index behind the next `letters` letters of a text."""
     for at in range(start, len(text)):
         if letters == 0:
             return at
@@ -168,8 +169,8 @@ class _Space:
     blanks: float
     """Its width, in blanks."""
     is_padding: bool
-    """Whether the space is wide, and wider than those between the words of its line, none of which
-    is stretched."""
+    """Whether the space is wide, wider than the spaces between the words of its line, and none of
+    these is stretched."""
 
 
 @dataclass(slots=True)
@@ -190,7 +191,7 @@ def _rows(line_rows: Sequence[Sequence[Line]], words: Iterable[Word]) -> list[_R
     ]
     widths = [_monospace_width(row) for row in rows]
     known = [width for width in widths if width is not None]
-    usual = median(known) if 2 * len(known) > len(rows) else _BLANK
+    usual = median(known) if 2 * len(known) > len(rows) else _BLANK_WIDTH
     cell_rows = []
     for row, width in zip(rows, widths, strict=True):
         blank = max((width or usual) * max(each.line.size for each in row), 0.1)
@@ -219,12 +220,12 @@ def _monospace_width(row: Sequence[_LineOfWords]) -> float | None:
     width = min(widths) / size
     # Digits are of one width in most fonts.
     has_letters = any(len(word.text) > 2 and word.text.isalpha() for word in words)
-    return max(width, _BLANK) if has_letters or width > _WIDE_DIGIT else None
+    return max(width, _BLANK_WIDTH) if has_letters or width > _WIDE_DIGIT else None
 
 
 def _words_by_line(lines: Sequence[Line], words: Iterable[Word]) -> dict[int, list[Word]]:
-    """Return the words of each line, by the line's id(). Lines whose words have not as many letters
-    as the line are left out."""
+    """Return the words of each line, by the line's id(). A line is left out if its words have not
+    as many letters as the line."""
     band_height = max(median(line.height for line in lines), 1.0)
     lines_by_band: defaultdict[int, list[Line]] = defaultdict(list)
     for line in lines:
@@ -256,19 +257,25 @@ def _spaces(lines: Sequence[_LineOfWords], blank: float) -> list[_Space]:
         pairs = list(pairwise(each.words))
         gaps = [(b.x0 - a.x1) / blank for a, b in pairs]
         has_stretched = any(
-            _NARROW <= blanks < _PADDED and a.text[-1] not in _SENTENCE_ENDS
+            _MIN_NUMBER_BLANKS <= blanks < _MIN_PADDING_BLANKS and a.text[-1] not in _SENTENCE_ENDS
             for (a, _), blanks in zip(pairs, gaps, strict=True)
         )
-        least = min(gaps, default=0.0)
+        narrowest = min(gaps, default=0.0)
         for at, ((a, b), blanks) in enumerate(zip(pairs, gaps, strict=True), 1):
             if a.text in _CURRENCY:  # the number behind it is in the same cell
                 continue
             is_pair = _is_number(a.text) and _is_number(b.text)
-            if blanks < (_MIN_COMMON_BLANKS if is_pair else _NARROW):
+            if blanks < (_MIN_COMMON_BLANKS if is_pair else _MIN_NUMBER_BLANKS):
                 continue
             is_code = _CODE_END.search(a.text) or _COMMENT.match(b.text)
-            is_wider = least >= _PADDED or blanks > _WIDER * max(least, 0.5) or len(gaps) == 1
-            is_padding = blanks >= _PADDED and is_wider and not has_stretched and not is_code
+            is_wider = (
+                narrowest >= _MIN_PADDING_BLANKS
+                or blanks > _MIN_WIDTH_RATIO * max(narrowest, 0.5)
+                or len(gaps) == 1
+            )
+            is_padding = (
+                blanks >= _MIN_PADDING_BLANKS and is_wider and not has_stretched and not is_code
+            )
             spaces.append(_Space(a.x1, b.x0, a.text, b.text, each, at, blanks, is_padding))
     for before, after in pairwise(lines):
         left = before.words[-1].text if before.words else before.line.text
@@ -276,7 +283,9 @@ def _spaces(lines: Sequence[_LineOfWords], blank: float) -> list[_Space]:
         x0, x1 = before.x1, after.x0
         blanks = (x1 - x0) / blank
         if blanks >= _MIN_COMMON_BLANKS:
-            spaces.append(_Space(x0, x1, left, right, None, 0, blanks, blanks >= _PADDED))
+            spaces.append(
+                _Space(x0, x1, left, right, None, 0, blanks, blanks >= _MIN_PADDING_BLANKS)
+            )
     spaces.sort(key=lambda space: space.x0)
     return spaces[:_MAX_WORDS]
 
@@ -308,22 +317,24 @@ class _River:
                 for space in spaces
             )
             if are_thousands:
-                return width >= _PADDED
-            return width >= (_NARROW if left >= enough_rows else _MIN_BLANKS_BEFORE_NUMBERS)
+                return width >= _MIN_PADDING_BLANKS
+            return width >= (
+                _MIN_NUMBER_BLANKS if left >= enough_rows else _MIN_BLANKS_BEFORE_NUMBERS
+            )
         return sum(space.is_padding for space in spaces) >= enough_rows
 
     def follow_into(self, row: _Row) -> bool:
         """Follow the river into a row. Returns whether it runs through the row."""
-        least = _MIN_COMMON_BLANKS * row.blank
+        min_width = _MIN_COMMON_BLANKS * row.blank
         best = max(row.spaces, key=self._common_width, default=None)
-        if best is not None and self._common_width(best) >= least:
+        if best is not None and self._common_width(best) >= min_width:
             self.x0, self.x1 = max(self.x0, best.x0), min(self.x1, best.x1)
             self.spaces.append(best)
             return True
-        if row.x1 <= self.x1 - least:  # the row ends before it
+        if row.x1 <= self.x1 - min_width:  # the row ends before it
             self.x0 = max(self.x0, row.x1)
             return True
-        if row.x0 >= self.x0 + least:  # the row begins behind it
+        if row.x0 >= self.x0 + min_width:  # the row begins behind it
             self.x1 = min(self.x1, row.x0)
             return True
         return False
@@ -333,7 +344,7 @@ class _River:
 
 
 def _rivers(rows: Sequence[_Row]) -> list[_River]:
-    """Return the spaces that run down through rows."""
+    """Find the spaces that run down through several rows."""
     rivers: list[_River] = []
     active: list[_River] = []
     above: _Row | None = None

@@ -13,14 +13,14 @@ _CELL = 28
 """Lines side by side with at least so many letters, on average, are columns of text."""
 _SHORT_CELL = 16
 """Lines side by side with at most so many letters, on average, are cells of a table."""
-_JUSTIFIED = 0.75
-"""Part of the rows of justified text, at least, that reach from its left to its right edge."""
-_MOST_ALIGNED = 0.7
-"""Part of a table's cells, at least, that are aligned with others."""
+_MIN_JUSTIFIED_SHARE = 0.75
+"""Text is justified if at least this part of its rows reach from its left to its right edge."""
+_MIN_ALIGNED_SHARE = 0.7
+"""Smallest part of a table's cells that are aligned with others."""
 _ALIGNED = 0.15
 """Two cells are aligned if their edges differ by at most so many sizes of a letter."""
-_FILLED = 0.5
-"""Part of the cells of a table, at least, that are not empty."""
+_MIN_FILLED_SHARE = 0.5
+"""Smallest part of the cells of a table that are not empty."""
 
 
 def with_tables(lines: Sequence[Line]) -> list[Line]:
@@ -68,7 +68,7 @@ def _find_table(rows: Sequence[Sequence[Line]]) -> Line | None:
         1 < len(columns) <= _MAX_COLUMNS
         and not _is_prose(lines, columns)
         and not _is_justified(rows)
-        and len(lines) >= _FILLED * len(columns) * len(rows)
+        and len(lines) >= _MIN_FILLED_SHARE * len(columns) * len(rows)
     )
     return _make_table(rows, lines, columns) if is_table else None
 
@@ -91,7 +91,7 @@ def _is_justified(rows: Sequence[Sequence[Line]]) -> bool:
     left = min(row[0].x0 for row in rows)
     right = max(row[-1].x1 for row in rows)
     full = [row for row in rows if row[0].x0 - left < size / 2 and right - row[-1].x1 < size / 2]
-    if len(full) < _JUSTIFIED * len(rows):
+    if len(full) < _MIN_JUSTIFIED_SHARE * len(rows):
         return False
     inner = aligned = 0
     for above, row in pairwise(rows):
@@ -103,15 +103,15 @@ def _is_justified(rows: Sequence[Sequence[Line]]) -> bool:
                 < _ALIGNED * size
                 for x0, x1 in places
             )
-    return aligned < _MOST_ALIGNED * inner
+    return aligned < _MIN_ALIGNED_SHARE * inner
 
 
 def _columns(rows: Sequence[Sequence[Line]]) -> list[tuple[float, float]]:
     """Return left and right edge of the columns, by the rows with the most cells, as a cell of
     other rows may reach over several columns."""
-    most = max(len(row) for row in rows)
+    column_count = max(len(row) for row in rows)
     columns: list[tuple[float, float]] = []
-    fullest = [line for row in rows if len(row) == most for line in row]
+    fullest = [line for row in rows if len(row) == column_count for line in row]
     for line in sorted(fullest, key=lambda line: line.x0):
         if columns and line.x0 <= columns[-1][1]:
             columns[-1] = (columns[-1][0], max(columns[-1][1], line.x1))

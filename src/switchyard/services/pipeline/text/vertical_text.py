@@ -12,8 +12,8 @@ _MAX_SIDE_BY_SIDE = 3
 """Characters side by side in a column at most, as digits are."""
 _MIN_COLUMN_LENGTH = 5
 """A column with at least so many characters is text, and not a column of a table."""
-_NEAR = 0.7
-"""Distance of two letters of a column, at most, in heights of a letter."""
+_MAX_LETTER_GAP = 0.7
+"""Largest distance of two letters of a column, in heights of a letter."""
 
 
 def turn_vertical_lines(lines: Sequence[Line], width: float) -> list[Line] | None:
@@ -51,7 +51,11 @@ def _may_be_vertical(line: Line) -> bool:
 def _is_below(above: Line, line: Line) -> bool:
     size = max(above.size, line.size)
     aside = abs(line.x0 + line.x1 - above.x0 - above.x1) / 2
-    return _may_be_vertical(above) and aside < 0.4 * size and abs(line.y0 - above.y1) < _NEAR * size
+    return (
+        _may_be_vertical(above)
+        and aside < 0.4 * size
+        and abs(line.y0 - above.y1) < _MAX_LETTER_GAP * size
+    )
 
 
 def _turn_column(column: Sequence[Line], text: str, width: float) -> Line:

@@ -15,9 +15,9 @@ TIMEOUT = 60.0
 MEMORY_MB = 1536
 """Address space for reading one page, in MiB."""
 MAX_LINKS = 1000
-"""Links of one page that are read at most."""
+"""Most links that are read of one page."""
 MAX_TEXT = 2 * 1024 * 1024
-"""Characters of a page's text at most."""
+"""Longest text of a page, in characters."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from switchyard.services.common.files.errors import CorruptDocument, Unsupported
 from switchyard.services.pipeline.text.plain_text import clean, has_words
 
 MAX_PACKET_BYTES = 32 * 1024 * 1024
-"""Bytes of each part that is read, at most."""
+"""Largest part that is read, in bytes."""
 _MAX_DEPTH = 200
 _TEXT_ELEMENTS = frozenset(("text", "exData"))
 """Elements with the text of drawings and of the captions of fields."""
