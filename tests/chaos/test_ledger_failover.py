@@ -61,7 +61,7 @@ async def test_while_nobody_takes_writes_the_ledger_is_away_and_says_so_in_time(
 ) -> None:
     primary, standby = pair
     await asyncio.to_thread(primary.stop)
-    database = await connect(url_of(pair), prompt=True)
+    database = await connect(url_of(pair), fail_fast=True)
     async with asyncio.timeout(2.5):
         with pytest.raises(LedgerUnavailable, match="takes writes") as caught:
             await database.write(lambda connection: None)

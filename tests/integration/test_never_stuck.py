@@ -27,7 +27,7 @@ LEVELS = (0.05, 0.1)
 SLOTS = 4
 ATTEMPTS = 2
 """Of the job types that raise."""
-UNCOUNTED = ("LedgerUnavailable", "TransactionRaced", "LedgerFull", "LedgerConnectionLimit",
+UNCOUNTED = ("LedgerUnavailable", "TransactionConflict", "LedgerFull", "LedgerConnectionLimit",
              "LedgerReadOnly", "LedgerAuthError", "DependencyUnavailable")  # fmt: skip
 """Errors that use up no attempt: what is needed is away. Jobs that meet them end by their age."""
 LANGUAGE = ("KeyboardInterrupt", "SystemExit", "GeneratorExit", "StopIteration", "MemoryError",

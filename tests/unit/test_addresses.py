@@ -113,7 +113,7 @@ def test_an_address_of_nothing_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 async def test_a_ledger_may_have_several_servers(written: str, where: str) -> None:
     database = await connect(written)
-    assert database.where == where
+    assert database.location == where
     await database.close()
 
 

@@ -280,7 +280,7 @@ def test_what_is_recorded_of_a_payload_is_what_is_sent() -> None:
     """Else its message would be taken for another job's, and the record stay queued for ever."""
     message = made(payload={"text": "x", "odd": [math.nan, math.inf, 10**30]}).message
     sent = JobMessage.decode(message.encode())
-    assert JobContent.of(sent) == JobContent.of(message)
+    assert JobContent.from_message(sent) == JobContent.from_message(message)
 
 
 def test_a_payload_whose_field_has_a_name_that_nothing_can_say_is_refused() -> None:

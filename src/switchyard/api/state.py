@@ -126,7 +126,7 @@ async def open_state(
     registry.process = "the API process"
     metrics, system_metrics = Metrics(), Metrics(of_process=False)
     async with (
-        await Ledger.open(settings.ledger_url, prompt=True) as ledger,
+        await Ledger.open(settings.ledger_url, fail_fast=True) as ledger,
         _checking_ledger(settings, ledger, stop),
         _open_broker(settings, registry, ledger) as broker,
         open_index(settings, _purse(settings, ledger)) as index,

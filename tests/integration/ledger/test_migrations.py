@@ -158,9 +158,9 @@ async def test_a_file_that_is_not_there_is_no_ledger_and_stays_away(sqlite_url: 
 async def test_the_upgrade_says_where_and_whether_it_was_new(empty_database_url: str) -> None:
     first, second = await upgrade(empty_database_url), await upgrade(empty_database_url)
     assert (first.is_new, second.is_new) == (True, False)
-    assert first.where == second.where
-    assert "@" not in first.where
-    assert first.where.endswith(empty_database_url.rpartition("/")[2])
+    assert first.location == second.location
+    assert "@" not in first.location
+    assert first.location.endswith(empty_database_url.rpartition("/")[2])
 
 
 async def test_the_file_is_made_with_its_directory(tmp_path: Path) -> None:

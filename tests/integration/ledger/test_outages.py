@@ -153,7 +153,7 @@ async def test_who_waits_for_an_answer_gets_a_turn_between_others_that_write_all
                 written += 1
                 stopped.wait(0.003)
 
-    async with await Ledger.open(sqlite_url, prompt=True) as ledger:
+    async with await Ledger.open(sqlite_url, fail_fast=True) as ledger:
         await ledger.jobs.record(new_job("first"))
         writing = asyncio.create_task(asyncio.to_thread(write_on_and_on))
         try:

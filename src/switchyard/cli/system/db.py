@@ -32,9 +32,9 @@ def upgrade() -> None:
 
     done = run(bring_up_to_date(load_settings().ledger_url))
     if done.is_new:
-        echo(f"A new ledger: {done.where}")
+        echo(f"A new ledger: {done.location}")
     else:
-        echo(f"The ledger is up to date: {done.where}")
+        echo(f"The ledger is up to date: {done.location}")
 
 
 @app.command()

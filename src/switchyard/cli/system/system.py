@@ -97,7 +97,7 @@ async def _read_ids(settings: Settings) -> dict[str, str]:
             verdict = str(error)
         return {
             "system": str(system),
-            "ledger": ledger.where,
+            "ledger": ledger.location,
             "broker": display_address(settings.require_amqp_url()),
             "broker's system": owner,
             "verdict": verdict,

@@ -95,7 +95,7 @@ class _RollbackDatabase:
         self._database = database
         self.dialect = database.dialect
         self.clock = database.clock
-        self.where = database.where
+        self.location = database.location
 
     async def read(self, work: TransactionBody[T]) -> T:
         return await self._database.read(work)

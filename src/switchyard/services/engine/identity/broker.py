@@ -74,14 +74,14 @@ def compare(
     broker = f"the broker at {display_address(settings.require_amqp_url())}"
     if mark.id != system.id:
         raise WrongSystem(
-            f"the ledger at {ledger.where} is of the system {system}, and {broker} of the system "
-            f"{mark}: set JOBS_DATABASE_URL or JOBS_DATA_DIR, and JOBS_AMQP_URL, to those of one "
-            "system. Another system needs a virtual host of its own. If the broker's own ledger is "
-            "gone for good, `jobctl system adopt` gives the broker to this one"
+            f"the ledger at {ledger.location} is of the system {system}, and {broker} of the "
+            f"system {mark}: set JOBS_DATABASE_URL or JOBS_DATA_DIR, and JOBS_AMQP_URL, to those "
+            "of one system. Another system needs a virtual host of its own. If the broker's own "
+            "ledger is gone for good, `jobctl system adopt` gives the broker to this one"
         )
     if mark.generation > system.generation:
         raise WrongSystem(
-            f"the ledger at {ledger.where} is an old copy of the system {system}, of "
+            f"the ledger at {ledger.location} is an old copy of the system {system}, of "
             f"{_moment(system.generation)}, and {broker} has gone on with the system {mark} until "
             f"{_moment(mark.generation)}: set JOBS_DATABASE_URL or JOBS_DATA_DIR to the ledger in "
             "use. If that one is lost, `jobctl system adopt` goes on with this copy, which does "

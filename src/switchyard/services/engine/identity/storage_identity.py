@@ -73,7 +73,7 @@ async def claim_places(
             continue
         if other_system is not None:
             raise WrongStorage(
-                f"the ledger at {ledger.where} is of the system {system}, and the {what} at "
+                f"the ledger at {ledger.location} is of the system {system}, and the {what} at "
                 f"{without_credentials(url)} of the system {other_system}: set {setting} to a "
                 "place of its own, or JOBS_DATABASE_URL to that system's ledger. If that ledger is "
                 "gone for good, `jobctl system adopt` gives the place to this one"

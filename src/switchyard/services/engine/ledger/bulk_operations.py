@@ -25,7 +25,7 @@ from sqlalchemy import (
 
 from switchyard.services.engine.ledger.sql import job_operations as ops
 from switchyard.services.engine.ledger.sql.codec import clean, to_json
-from switchyard.services.engine.ledger.sql.dialect import clock, clock_of
+from switchyard.services.engine.ledger.sql.dialect import now_sql, now_sql_of
 from switchyard.services.engine.ledger.sql.job_id_key import read_job_ids
 from switchyard.services.engine.ledger.sql.paging import fetch_page
 from switchyard.services.engine.ledger.sql.repository import Repository, read, write
@@ -158,7 +158,7 @@ class BulkRepository(Repository):
         """Give an operation to the holder of `hold`. None where another process has it."""
         if hold is None:
             return None
-        until = text(f"{clock(connection)} + :ttl").bindparams(ttl=hold.seconds)
+        until = text(f"{now_sql(connection)} + :ttl").bindparams(ttl=hold.seconds)
         taken_row = connection.execute(
             update(bulk_operations)
             .where(bulk_operations.c.id == operation_id, _is_free(connection, hold))
@@ -192,7 +192,7 @@ class BulkRepository(Repository):
         record; None when the holder has lost the operation, and nothing was written.
         """
         values: dict[str, Any] = {
-            "lease_until": text(f"{clock(connection)} + :ttl").bindparams(ttl=ttl),
+            "lease_until": text(f"{now_sql(connection)} + :ttl").bindparams(ttl=ttl),
             "updated_at": self.clock.time(),
         }
         if cursor is not None:
@@ -319,7 +319,7 @@ def _is_free(connection: Connection, hold: BulkHold | None) -> ColumnElement[boo
 
 def _is_unheld(dialect: str) -> str:
     """Return the condition that nobody runs an operation, as SQL."""
-    return f"(holder IS NULL OR lease_until <= {clock_of(dialect)})"
+    return f"(holder IS NULL OR lease_until <= {now_sql_of(dialect)})"
 
 
 def free_bulk_condition(dialect: str) -> str:

@@ -97,7 +97,7 @@ class DeadLetterReads(Repository):
         )
         parameters = {
             "now": now,
-            "reason": rules.GOES_BACK,
+            "reason": rules.DISPLACED,
             **keys_parameter(dialect, letter_ids),
         }
         await self._database.write(lambda connection: connection.execute(statement, parameters))
@@ -116,7 +116,7 @@ class DeadLetterReads(Repository):
                 "reason": letter.reason,
                 "message": clean(letter.error_message),
                 "fingerprint": letter.fingerprint,
-                "before": rules.GOES_BACK,
+                "before": rules.DISPLACED,
             }
             for letter in letters
         ]
@@ -238,7 +238,7 @@ class DeadLetterReads(Repository):
 
 def _content_of(message: JobMessage) -> JobContent | None:
     try:
-        return JobContent.of(message)
+        return JobContent.from_message(message)
     except RowRejected:
         return None  # no record has such a payload
 

@@ -9,7 +9,7 @@ from functools import cache
 from sqlalchemy import Connection, TextClause, text
 
 from switchyard.services.engine.ledger.bulk_operations import free_bulk_condition
-from switchyard.services.engine.ledger.sql.dialect import clock_of
+from switchyard.services.engine.ledger.sql.dialect import now_sql_of
 from switchyard.services.engine.ledger.sql.pausing import load_pauses, pauses_in_force
 from switchyard.services.engine.ledger.sql.repository import Repository, read
 from switchyard.services.engine.records.pauses import ActivePauses
@@ -52,7 +52,7 @@ class DueWorkReads(Repository):
 
 @cache  # it is run twice a second, and finds nothing mostly
 def _due_work(dialect: str) -> TextClause:
-    now = clock_of(dialect)
+    now = now_sql_of(dialect)
     # Literal states: only with these does the database use the partial indexes.
     return text(
         "SELECT "

@@ -28,17 +28,17 @@ from sqlalchemy import (
 from switchyard.broker.lanes import LANES
 from switchyard.services.engine.ledger.sql.dialect import (
     among,
-    clock,
     keys_condition,
     keys_parameter,
+    now_sql,
 )
 from switchyard.services.engine.ledger.sql.job_filters import (
     filter_jobs,
     find_bound,
     find_span_end,
     in_states,
-    lanes_in_states,
     sort_columns,
+    state_lane_conditions,
 )
 from switchyard.services.engine.ledger.sql.paging import cursor_before, fetch_page
 from switchyard.services.engine.ledger.sql.repository import LedgerCore, Repository, read
@@ -184,7 +184,7 @@ class JobReads(Repository):
                 bound = find_bound(connection, job_filter, number, cursor)
             if bound is not None:
                 wanted = replace(job_filter, since=bound)
-            parts = lanes_in_states(connection, wanted)
+            parts = state_lane_conditions(connection, wanted)
             rest = wanted if parts is None else replace(wanted, state=None, lane=None)
             query = filter_jobs(_summaries(), rest, now, dialect)
             page = fetch_page(connection, query, at, key, _summary, limit, cursor, parts=parts)
@@ -499,7 +499,7 @@ class JobReads(Repository):
                 jobs.c.state == State.RUNNING,
                 workers.c.worker_id.is_(None)
                 | workers.c.stopped_at.is_not(None)
-                | text(f"workers.beat_at < {clock(connection)} - :silent_for"),
+                | text(f"workers.beat_at < {now_sql(connection)} - :silent_for"),
             )
             .order_by(jobs.c.created_at)
             .limit(limit)

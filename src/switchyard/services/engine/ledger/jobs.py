@@ -122,7 +122,9 @@ class JobRepository(Repository):
 
         Raises RowRejected for a payload that is not JSON.
         """
-        return await self._committer.submit(Claim(request, JobContent.of(request.message)))
+        return await self._committer.submit(
+            Claim(request, JobContent.from_message(request.message))
+        )
 
     async def finish(self, request: FinishRequest) -> AttemptFinished | None:
         """End an attempt. None when another worker has taken the job over: nothing is changed then.

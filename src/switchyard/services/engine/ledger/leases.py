@@ -20,7 +20,7 @@ from sqlalchemy import Connection, text
 from switchyard.broker.task_supervisor import TaskSupervisor
 from switchyard.services.common.instance_ids import new_instance_id
 from switchyard.services.engine.ledger.sql.clock import latest_end
-from switchyard.services.engine.ledger.sql.dialect import clock
+from switchyard.services.engine.ledger.sql.dialect import now_sql
 from switchyard.services.engine.ledger.sql.repository import Repository, read, write
 from switchyard.services.engine.ledger.sql.stopwatch import Stopwatch
 from switchyard.services.engine.records.errors import LedgerError
@@ -58,7 +58,7 @@ class LeaseRepository(Repository):
         time in seconds that any holder takes this lease for: see `latest_end`."""
         if ttl is None:
             ttl = longest = LEASE_SECONDS
-        now = clock(connection)
+        now = now_sql(connection)
         taken = connection.execute(
             text(
                 f"INSERT INTO leases (name, holder, expires_at) "
@@ -84,14 +84,14 @@ class LeaseRepository(Repository):
     ) -> float:
         """Return the seconds until a lease runs out, by the database's clock; 0 when nobody holds
         it. `longest` as in `acquire_lease`."""
-        query = text(f"SELECT expires_at - {clock(connection)} FROM leases WHERE name = :name")
+        query = text(f"SELECT expires_at - {now_sql(connection)} FROM leases WHERE name = :name")
         left = float(connection.scalar(query, {"name": name}) or 0.0)
         return left if 0.0 < left <= latest_end(0.0, longest) else 0.0
 
     @write
     def renew_lease(self, connection: Connection, name: str, holder: str, ttl: float) -> bool:
         """Renew the lease for `ttl` seconds. False when it ran out or another process has it."""
-        now = clock(connection)
+        now = now_sql(connection)
         renewed_until = connection.execute(
             text(
                 f"UPDATE leases SET expires_at = {now} + :ttl "
@@ -116,7 +116,7 @@ class LeaseRepository(Repository):
         """Remove up to `limit` leases that ran out `age` seconds ago or earlier, such as those of
         web sites that are not visited any more."""
         watch = Stopwatch(connection)
-        is_old = f"expires_at < {clock(connection)} - :age"
+        is_old = f"expires_at < {now_sql(connection)} - :age"
         query = text(
             f"DELETE FROM leases WHERE {is_old} AND name IN "
             f"(SELECT name FROM leases WHERE {is_old} LIMIT :most)"

@@ -86,16 +86,21 @@ class Ledger(AsyncCloseable):
 
     @classmethod
     async def open(
-        cls, url: str, *, check: bool = False, prompt: bool = False, on_wait: OnWait | None = None
+        cls,
+        url: str,
+        *,
+        check: bool = False,
+        fail_fast: bool = False,
+        on_wait: OnWait | None = None,
     ) -> Ledger:
         """Return a ledger at that SQLAlchemy address (SQLite or PostgreSQL); connections are made
-        when they are needed. With `check`, raises what `check` raises. A `prompt` one, for somebody
-        who waits for an answer, says within two seconds that the database is locked or away; others
-        wait for longer, and `on_wait` is told of it.
+        when they are needed. With `check`, raises what `check` raises. With `fail_fast`, for
+        callers whom somebody waits for, a locked or unreachable database raises LedgerUnavailable
+        within two seconds. Otherwise the ledger waits for longer, and calls `on_wait` meanwhile.
 
         Raises LedgerError for an address that is not to be used.
         """
-        database = await connect(url, prompt=prompt)
+        database = await connect(url, fail_fast=fail_fast)
         if on_wait is not None:
             database = SlowTransactionNotifier(database, on_wait)
         ledger = cls(LedgerCore(database))
@@ -119,15 +124,15 @@ class Ledger(AsyncCloseable):
         except LedgerMissing:
             raise
         except SchemaOutdated as error:
-            raise LedgerMissing(self.core.database.where) from error
+            raise LedgerMissing(self.core.database.location) from error
         if version is None:
-            raise LedgerMissing(self.core.database.where)
+            raise LedgerMissing(self.core.database.location)
         version.require_usable()
 
     @property
-    def where(self) -> str:
+    def location(self) -> str:
         """The ledger's file, or its server and database, without credentials."""
-        return self.core.database.where
+        return self.core.database.location
 
     async def close(self) -> None:
         """Commit waiting operations, then close the connections."""

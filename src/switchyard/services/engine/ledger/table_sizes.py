@@ -37,7 +37,7 @@ class TableSizes(Repository):
         are PostgreSQL's estimates, where it has some."""
         known = [table for table in metadata.sorted_tables if _exists(connection, table)]
         if is_sqlite(connection):
-            total, free, sizes = _sqlite_sizes(connection, Path(self._database.where))
+            total, free, sizes = _sqlite_sizes(connection, Path(self._database.location))
         else:
             total, free, sizes = _postgres_sizes(connection, known)
         tables = []

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from sqlalchemy import Connection, delete, func, insert, select, text
 
 from switchyard.services.engine.ledger.job_types import TYPES_VERSION
-from switchyard.services.engine.ledger.sql.dialect import clock
+from switchyard.services.engine.ledger.sql.dialect import now_sql
 from switchyard.services.engine.ledger.sql.repository import Repository, read, write
 from switchyard.services.engine.ledger.sql.tables import attempts, jobs, loop_blocks, workers
 from switchyard.services.engine.records.results import (
@@ -62,7 +62,7 @@ class WorkerRepository(Repository):
             "mark": mark,
             "job_types": None if job_types is None else json.dumps(list(job_types)),
         }
-        now = clock(connection)
+        now = now_sql(connection)
         connection.execute(
             text(
                 "INSERT INTO workers (worker_id, kinds, lanes, host, pid, concurrency, mark, "
@@ -93,7 +93,7 @@ class WorkerRepository(Repository):
         `is_stopping` once it takes no more jobs. Return the version of the registered job types,
         which changes when another process registers some; None when the worker is not
         registered."""
-        now = clock(connection)
+        now = now_sql(connection)
         changes = f", hot_at = {now}" if hot else ""
         changes += f", stopping_at = COALESCE(stopping_at, {now})" if is_stopping else ""
         beat = text(
@@ -107,7 +107,7 @@ class WorkerRepository(Repository):
     @read
     def hot_idle(self, connection: Connection) -> float | None:
         """Return the seconds since a worker last reported a hot job; None where none ever has."""
-        query = text(f"SELECT {clock(connection)} - MAX(hot_at) FROM workers")
+        query = text(f"SELECT {now_sql(connection)} - MAX(hot_at) FROM workers")
         idle: float | None = connection.scalar(query)
         return idle
 
@@ -115,7 +115,7 @@ class WorkerRepository(Repository):
     def mark_stopped(self, connection: Connection, worker_id: str) -> bool:
         """Record that a worker has stopped in good order. False when it is not registered."""
         stop = text(
-            f"UPDATE workers SET stopped_at = {clock(connection)} WHERE worker_id = :worker_id "
+            f"UPDATE workers SET stopped_at = {now_sql(connection)} WHERE worker_id = :worker_id "
             "RETURNING worker_id"
         )
         return connection.scalar(stop, {"worker_id": worker_id}) is not None

@@ -60,7 +60,7 @@ def save_in_ledger(ledger_url: str) -> SaveBlock:
     """Return a function that saves blocks in that ledger, over a connection of its own."""
 
     async def save_block(block: LoopBlock) -> None:
-        async with await Ledger.open(ledger_url, prompt=True) as ledger:
+        async with await Ledger.open(ledger_url, fail_fast=True) as ledger:
             await ledger.workers.note_loop_block(block)
 
     return save_block

@@ -2,7 +2,7 @@
 
 LedgerError
 ├── LedgerUnavailable      the database is away, locked for too long, or its disk is full: retry
-│   ├── TransactionRaced   other processes wrote the same rows, in every retry
+│   ├── TransactionConflict   other processes wrote the same rows, in every retry
 │   ├── LedgerFull         its disk has no room
 │   ├── LedgerConnectionLimit  its server has no connection left for us
 │   ├── LedgerReadOnly     its server answers and takes no writes

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from sqlalchemy import Connection, TextClause, delete, select, text, tuple_, update
 
 from switchyard.services.engine.ledger.sql.clock import latest_end
-from switchyard.services.engine.ledger.sql.dialect import among, clock, db_now
+from switchyard.services.engine.ledger.sql.dialect import among, db_now, now_sql
 from switchyard.services.engine.ledger.sql.repository import Repository, read, write, write_soon
 from switchyard.services.engine.ledger.sql.stopwatch import Stopwatch
 from switchyard.services.engine.records.retention import Removal
@@ -52,7 +52,7 @@ class LlmAnswerRepository(Repository):
         """Hold the claim for `ttl` seconds more. Returns False if another process has it."""
         renewed = connection.execute(
             text(
-                f"UPDATE llm_answers SET lease_until = {clock(connection)} + :ttl "
+                f"UPDATE llm_answers SET lease_until = {now_sql(connection)} + :ttl "
                 "WHERE key = :key AND holder = :holder RETURNING key"
             ),
             {"key": key, "holder": holder, "ttl": ttl},
@@ -189,7 +189,8 @@ def claim_answer(
 def _select_answer(connection: Connection) -> TextClause:
     """Return the query for the record of an answer, all NULL if there is none, and the time."""
     return text(
-        f"SELECT clock.now, created_at, used_at FROM (SELECT {clock(connection)} AS now) AS clock "
+        "SELECT clock.now, created_at, used_at "
+        f"FROM (SELECT {now_sql(connection)} AS now) AS clock "
         "LEFT JOIN llm_answers ON key = :key"
     )
 
@@ -210,7 +211,7 @@ def _upsert_answer(connection: Connection) -> TextClause:
     return text(
         "INSERT INTO llm_answers (key, size, created_at, used_at) "
         "SELECT CAST(:key AS text), CAST(:size AS bigint), now, now "
-        f"FROM (SELECT {clock(connection)} AS now) AS clock "
+        f"FROM (SELECT {now_sql(connection)} AS now) AS clock "
         "WHERE true ON CONFLICT (key) DO UPDATE SET size = excluded.size, "
         "created_at = excluded.created_at, used_at = excluded.used_at, "
         "holder = NULL, lease_until = NULL"

@@ -15,7 +15,7 @@ from sqlalchemy import ColumnElement, Connection, Row, delete, func, select, tex
 
 from switchyard.services.common.durations import DAY
 from switchyard.services.engine.ledger.sql.clock import latest_end
-from switchyard.services.engine.ledger.sql.dialect import clock, db_now, insert_into, is_sqlite
+from switchyard.services.engine.ledger.sql.dialect import db_now, insert_into, is_sqlite, now_sql
 from switchyard.services.engine.ledger.sql.repository import Repository, read, write, write_soon
 from switchyard.services.engine.ledger.sql.tables import jobs
 from switchyard.services.engine.records.states import State
@@ -281,7 +281,7 @@ def _count_slots(connection: Connection, server: str) -> Row[Any]:
         "SELECT clock.now, count(id) AS total, "
         "count(CASE WHEN expires_at > clock.now AND expires_at <= clock.now + :most THEN 1 END) "
         "AS live "
-        f"FROM (SELECT {clock(connection)} AS now) AS clock "
+        f"FROM (SELECT {now_sql(connection)} AS now) AS clock "
         "LEFT JOIN llm_slots ON server = :server GROUP BY clock.now"
     )
     values = {"server": server, "most": latest_end(0.0, SLOT_TTL)}

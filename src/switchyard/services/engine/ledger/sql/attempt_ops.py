@@ -65,29 +65,29 @@ class Claim:
         )
         if message is not request.message:
             request = replace(request, message=message)
-        answer = rules.decide_claim(row, request)
-        if not isinstance(answer, Claimed | Suspect):
-            return answer
+        decision = rules.decide_claim(row, request)
+        if not isinstance(decision, Claimed | Suspect):
+            return decision
         if row is not None and row.cancel_asked_at is not None:
             return self._end_cancelled(rows, row)
-        if isinstance(answer, Suspect):
-            return self._defer(rows, row, answer)
+        if isinstance(decision, Suspect):
+            return self._defer(rows, row, decision)
         if message is not self.request.message:
-            answer = replace(answer, message=message)
+            decision = replace(decision, message=message)
         if row is not None and (row.join_id is not None or row.joins):
-            answer = replace(answer, join_id=row.join_id, joins=row.joins)
+            decision = replace(decision, join_id=row.join_id, joins=row.joins)
         if row is None:
             row = rows.jobs[self.job_id] = new_row(job_columns(request))
         elif row.state is State.RUNNING:
             if row.claim_id == request.claim_id:
-                return answer
+                return decision
             rows.end_attempt(row, AttemptOutcome.CRASHED, request.now)
         if history is not None and copy_validation.must_update_record(
             request, self.content, row, history
         ):
             rows.rewritten[row.id] = job_columns(request)
         row.redrives, row.attempts = request.message.generation
-        row.crashes = answer.crashes
+        row.crashes = decision.crashes
         held_by_pause = self._hold_if_paused(rows, row, request)
         if held_by_pause is not None:
             return held_by_pause
@@ -95,7 +95,7 @@ class Claim:
         row.worker_id, row.claim_id = request.worker_id, request.claim_id
         row.started_at = row.updated_at = request.now
         row.changed = True
-        return answer
+        return decision
 
     def _defer(self, rows: Rows, row: JobRow | None, suspect: Suspect) -> Suspect:
         """Leave a suspect to wait: the attempt that died with its worker is over."""
@@ -163,10 +163,12 @@ class Finish:
         error_type, error_message = clean(request.error_type), clean(request.error_message)
         if request.outcome is not None:
             rows.end_attempt(row, request.outcome, request.now, error_type, error_message)
-        now = row.end(request.state, request.now, clean(request.reason), error_type, error_message)
+        state = row.end(
+            request.state, request.now, clean(request.reason), error_type, error_message
+        )
         row.attempts = request.attempts
         row.result = self.result
-        if now in (State.SUCCEEDED, State.CANCELLED):
+        if state in (State.SUCCEEDED, State.CANCELLED):
             rows.forget_checkpoint(row)
 
 

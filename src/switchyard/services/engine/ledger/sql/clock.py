@@ -57,13 +57,13 @@ class Clock:
         """Return the ledger's time as a datetime in UTC."""
         return datetime.fromtimestamp(self.time(), UTC)
 
-    def with_measurement(self, work: Callable[[Connection], T]) -> Callable[[Connection], T]:
-        """Return `work`, preceded by a measurement of the offset where one is due."""
+    def with_measurement(self, body: Callable[[Connection], T]) -> Callable[[Connection], T]:
+        """Return `body`, preceded by a measurement of the offset where one is due."""
 
         def run(connection: Connection) -> T:
             if self._is_due():
                 self._measure(connection)
-            return work(connection)
+            return body(connection)
 
         return run
 

@@ -21,59 +21,59 @@ from switchyard.services.engine.records.errors import (
     SchemaOutdated,
 )
 
-Answer = TypeVar("Answer")
+ResultT = TypeVar("ResultT")
 
 MAX_BATCH = 500
 """Operations in one transaction, at most: a faulty one must not delay the others for long."""
 MAX_DELAY = 0.02
-"""Seconds for which an operation that nobody waits for is kept for the next transaction."""
+"""Seconds for which an operation of `submit_soon` waits for others to be committed with."""
 
 
 @dataclass(frozen=True, slots=True)
-class OtherWrite(Generic[Answer]):
+class OtherWrite(Generic[ResultT]):
     """An operation that changes other rows than jobs."""
 
-    run: Callable[[Connection], Answer]
+    run: Callable[[Connection], ResultT]
     """Called in the transaction; perhaps again, in another one."""
 
 
-Operation = JobChange[Answer] | OtherWrite[Answer]
+Operation = JobChange[ResultT] | OtherWrite[ResultT]
 Commit = Callable[[Sequence[Operation[Any]]], Awaitable[Sequence[Any]]]
-"""Runs operations in one transaction; answers each with its result or its LedgerError."""
+"""Runs operations in one transaction; returns the result or the LedgerError of each."""
 
 _PendingOperation = tuple[Operation[Any], asyncio.Future[Any]]
 
 
 class GroupCommitter:
-    """Collects operations of many coroutines. What somebody waits for is committed at once while
-    the ledger is idle."""
+    """Collects operations of many coroutines, and commits them together. An operation that a caller
+    waits for is committed at once if no transaction is running."""
 
     def __init__(self, commit: Commit, max_batch: int = MAX_BATCH) -> None:
         self._commit = commit
         self._max_batch = max_batch
-        self._waiting: deque[_PendingOperation] = deque()
+        self._pending: deque[_PendingOperation] = deque()
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        """Runs while operations wait that nobody waits for."""
+        """Set while only operations of `submit_soon` are pending."""
         self._closed = False
         self._owner = OwnerProcess()
 
-    async def submit(self, operation: Operation[Answer]) -> Answer:
+    async def submit(self, operation: Operation[ResultT]) -> ResultT:
         """Run the operation in the next transaction, and return its result once it is committed.
 
-        Raises LedgerUnavailable when the transaction failed, or the operation's own error. A
-        caller that is cancelled takes nothing back: its operation may still be committed.
+        Raises LedgerUnavailable when the transaction failed, or the operation's own error. If the
+        caller is cancelled, its operation may still be committed.
         """
         return await self._enqueue(operation)
 
     async def submit_many(
-        self, operations: Sequence[Operation[Answer]]
-    ) -> list[Answer | BaseException]:
+        self, operations: Sequence[Operation[ResultT]]
+    ) -> list[ResultT | BaseException]:
         """Return the results in order; an operation's own error stands in its place."""
         futures = [self._enqueue(operation) for operation in operations]
         return await asyncio.gather(*futures, return_exceptions=True)
 
-    def submit_soon(self, operation: Operation[Answer]) -> asyncio.Future[Answer]:
+    def submit_soon(self, operation: Operation[ResultT]) -> asyncio.Future[ResultT]:
         """Run the operation in the next transaction, with what is submitted meanwhile, and in
         MAX_DELAY seconds at the latest. The future has its result, or the error that `submit`
         would raise."""
@@ -92,24 +92,24 @@ class GroupCommitter:
         """Commit waiting operations, then refuse further ones."""
         self._closed = True
         if not self._owner.is_current:
-            return  # what waits is the parent's
-        if self._waiting:
+            return  # after a fork, the pending operations are the parent's
+        if self._pending:
             self._start()
         if self._task is not None:
             await asyncio.shield(self._task)
 
-    def _enqueue(self, operation: Operation[Answer]) -> asyncio.Future[Answer]:
+    def _enqueue(self, operation: Operation[ResultT]) -> asyncio.Future[ResultT]:
         future = self._append(operation)
         self._start()
         return future
 
-    def _append(self, operation: Operation[Answer]) -> asyncio.Future[Answer]:
+    def _append(self, operation: Operation[ResultT]) -> asyncio.Future[ResultT]:
         if not self._owner.is_current:
             raise LedgerForked
         if self._closed:
             raise LedgerClosed("the ledger is closed")
-        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self._waiting.append((operation, future))
+        future: asyncio.Future[ResultT] = asyncio.get_running_loop().create_future()
+        self._pending.append((operation, future))
         return future
 
     def _start(self) -> None:
@@ -121,9 +121,9 @@ class GroupCommitter:
 
     async def _drain(self) -> None:
         try:
-            while self._waiting:
-                size = min(len(self._waiting), self._max_batch)
-                batch = [self._waiting.popleft() for _ in range(size)]
+            while self._pending:
+                size = min(len(self._pending), self._max_batch)
+                batch = [self._pending.popleft() for _ in range(size)]
                 try:
                     await self._commit_batch(batch)
                 except BaseException as error:  # else their callers would wait for ever
@@ -133,14 +133,14 @@ class GroupCommitter:
             self._task = None
 
     async def _commit_batch(self, batch: Sequence[_PendingOperation]) -> None:
-        answers = await self._run_each([operation for operation, _ in batch])
-        for (_, future), answer in zip(batch, answers, strict=True):
+        results = await self._run_each([operation for operation, _ in batch])
+        for (_, future), result in zip(batch, results, strict=True):
             if future.done():  # its caller was cancelled
                 continue
-            if isinstance(answer, Exception):
-                future.set_exception(answer)
+            if isinstance(result, Exception):
+                future.set_exception(result)
             else:
-                future.set_result(answer)
+                future.set_result(result)
 
     async def _run_each(self, operations: Sequence[Operation[Any]]) -> Sequence[Any]:
         """Run operations in one transaction; if that fails, each in its own, so that one bad
@@ -152,20 +152,23 @@ class GroupCommitter:
         except Exception as error:
             if len(operations) == 1:
                 return [error]
-        answers: list[Any] = []
+        results: list[Any] = []
         for operation in operations:
-            answers += await self._run_each([operation])
-        return answers
+            results += await self._run_each([operation])
+        return results
 
 
 def _fail_batch(batch: Sequence[_PendingOperation], error: BaseException) -> None:
     for _, future in batch:
         if not future.done():
-            future.set_exception(LedgerUnavailable(f"not known whether it was done: {error!r}"))
+            future.set_exception(
+                LedgerUnavailable(f"not known whether the change was committed: {error!r}")
+            )
 
 
 def _copy_error(error: LedgerError) -> LedgerError:
-    """Copy an exception for one caller: one that is raised in many places grows a traceback."""
+    """Copy an exception for one caller: raised in several places, one exception would collect all
+    their tracebacks."""
     copy = type(error)(*error.args)
     copy.__cause__ = error
     return copy

@@ -1,9 +1,9 @@
 """Check a message against the job's record: its metadata counts only where both agree.
 
-Anybody who may publish can send a copy of a known job, with the right content and any metadata: a
-redrive that nobody has asked for, more attempts than were made, another time limit. So the record
-counts, and the message only where the job has no record. Each claim and each letter is checked
-here.
+Anybody who may publish can send a copy of a known job with the right content and false metadata: a
+redrive that nobody has asked for, more attempts than were made, another time limit. So the record's
+metadata is used, and the message's only if the job has no record. Each claim and each letter is
+checked here.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from switchyard.services.engine.ledger.sql.job_rows import JobRow
 from switchyard.services.engine.records.requests import ClaimRequest, FoundLetter
 from switchyard.services.engine.records.states import State
 
-EARLY_SECONDS = 60.0
-"""A scheduled job that is due within this time may be delivered: clocks differ a little."""
-QUEUED_SECONDS = 60.0
+MAX_EARLY = 60.0
+"""Seconds by which a scheduled job may be delivered before its due time: clocks differ a little."""
+MAX_QUEUED_BEFORE = 60.0
 """Seconds by which a message's `queued_at` may precede the record's: the message is made before it
 is confirmed."""
 
@@ -74,7 +74,7 @@ def _is_unknown_redrive(redrives: int, history: ContentHistory) -> bool:
 
 def _is_too_early(now: float, history: ContentHistory) -> bool:
     run_at = history.run_at if history.state is State.SCHEDULED else None
-    return run_at is not None and run_at > now + EARLY_SECONDS
+    return run_at is not None and run_at > now + MAX_EARLY
 
 
 def correct_metadata(
@@ -91,13 +91,13 @@ def correct_metadata(
     # The worker that published the retry may have died before it recorded it.
     if metadata.attempts > row.attempts + (row.state is State.RUNNING):
         changes["attempts"] = row.attempts
-    since, queue_times = recorded.queued_at, metadata.queued_at
+    recorded_at, queued_at = recorded.queued_at, metadata.queued_at
     if (
-        since is not None
-        and queue_times is not None
-        and queue_times.timestamp() < since - QUEUED_SECONDS
+        recorded_at is not None
+        and queued_at is not None
+        and queued_at.timestamp() < recorded_at - MAX_QUEUED_BEFORE
     ):
-        changes["queued_at"] = to_datetime(since)
+        changes["queued_at"] = to_datetime(recorded_at)
     if not recorded.matches(message):
         changes |= recorded.as_metadata()
         message = message.model_copy(update={"priority": recorded.priority})

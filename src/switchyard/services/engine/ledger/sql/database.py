@@ -1,7 +1,8 @@
 """Connections: one interface, so that the rest of the package is plain SQLAlchemy Core.
 
-Work is a function of a `sqlalchemy.Connection`. For SQLite it runs in a thread, whole: one
-thread writes (SQLite has one writer anyway) and a few read. For PostgreSQL it runs on asyncpg.
+A transaction's body is a function of a `sqlalchemy.Connection`. For SQLite, the whole body runs in
+a thread: one thread writes (SQLite has one writer anyway) and a few read. For PostgreSQL, it runs
+on asyncpg.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ from sqlalchemy.pool import QueuePool
 from switchyard.broker.forking import OwnerProcess
 from switchyard.services.common.library_loading import load
 from switchyard.services.engine.ledger.sql.clock import Clock
-from switchyard.services.engine.ledger.sql.driver_errors import TransactionRaced, raise_translated
+from switchyard.services.engine.ledger.sql.driver_errors import (
+    TransactionConflict,
+    raise_translated,
+)
 from switchyard.services.engine.ledger.sql.postgres_servers import (
     DEFAULT_PORT,
     MAX_OVERFLOW,
@@ -54,50 +58,54 @@ BUSY_TIMEOUT = 30.0
 CONNECT_TIMEOUT = 10.0
 """Seconds for PostgreSQL to answer a new connection."""
 
-PROMPT_TIMEOUT = 0.9
-"""Seconds that a `prompt` ledger waits, instead of these two, for a database that gives no sign of
-life. Twice as long at most: a write may be queued behind one that has just begun to wait."""
+FAIL_FAST_TIMEOUT = 0.9
+"""Seconds that a `fail_fast` ledger waits, instead of the two above, for a database that does not
+answer. A write may take twice as long, as it may be queued behind one that has just begun to
+wait."""
 
-MAX_PROMPT_WAIT = 10.0
-"""Seconds that a write of a `prompt` ledger waits while other processes write into the file: the
-ledger is not away, the machine is merely busy."""
+MAX_FAIL_FAST_WAIT = 10.0
+"""Seconds that a write of a `fail_fast` ledger waits while other processes write into the file: the
+ledger is there, but the machine is busy."""
 TURN_POLL_INTERVAL = 0.003
-"""Seconds between attempts of a `prompt` ledger to begin a write. SQLite's own wait tries ten times
-a second in the end, and always too late where another process writes again at once."""
+"""Seconds between attempts of a `fail_fast` ledger to begin a write. SQLite's own wait tries
+ten times a second in the end, and always too late where another process writes again at once."""
 
 MIN_SQLITE_VERSION = (3, 35)
-"""The first with RETURNING and materialised common table expressions."""
+"""The first version with RETURNING and materialised common table expressions."""
 
 MAX_READERS = 4
 WRITER_CACHE, READER_CACHE = 8 * 1024, 1024
-"""KiB of pages that each connection to SQLite caches. Twice and four times as much made a backfill
-and a worker's jobs no faster, and a process 17 MB larger: the system caches the file as well."""
+"""KiB of pages that each connection to SQLite caches. With two and four times as much, a backfill
+and a worker's jobs were no faster, and a process was 17 MB larger: the system caches the file,
+too."""
 JOURNAL_SUFFIX = "#restoring"
 """Suffix of the file beside a ledger's that marks a restore under way."""
-MAX_RACES = 10
-"""Retries of a transaction that conflicts with those of other processes."""
+MAX_CONFLICT_RETRIES = 10
+"""Retries of a transaction that conflicts with transactions of other processes."""
 
 
 class Database(Protocol):
-    """Database of the ledger."""
+    """Runs the transactions of a ledger."""
 
     dialect: str
     clock: Clock
-    where: str
+    location: str
     """The file, or server and database, without credentials."""
 
-    async def read(self, work: TransactionBody[T]) -> T:
-        """Run `work`, which changes nothing, in a transaction; in PostgreSQL each statement is one
-        of its own, which sees no less by READ COMMITTED. Raises LedgerError."""
+    async def read(self, body: TransactionBody[T]) -> T:
+        """Run `body`, which only reads, in a transaction. In PostgreSQL, each statement is a
+        transaction of its own, and sees as much as it would under READ COMMITTED. Raises
+        LedgerError."""
         ...
 
-    async def write(self, work: TransactionBody[T]) -> T:
-        """Run `work` in a transaction; it may be run again. Raises LedgerError."""
+    async def write(self, body: TransactionBody[T]) -> T:
+        """Run `body` in a transaction; it may be run again. Raises LedgerError."""
         ...
 
-    async def write_each(self, work: TransactionBody[T]) -> T:
-        """Run `work`, whose statements may be committed one by one: PostgreSQL is spared BEGIN and
-        COMMIT. It may be run again after statements of it were committed. Raises LedgerError."""
+    async def write_each(self, body: TransactionBody[T]) -> T:
+        """Run `body`, whose statements may be committed one by one, which saves the round trips of
+        BEGIN and COMMIT to PostgreSQL. It may be run again after some of its statements were
+        committed. Raises LedgerError."""
         ...
 
     async def sync(self) -> None:
@@ -107,10 +115,10 @@ class Database(Protocol):
     async def close(self) -> None: ...
 
 
-async def connect(url: str, *, prompt: bool = False, create: bool = False) -> Database:
-    """Return the database at that SQLAlchemy address; a `prompt` one gives up waiting after
-    PROMPT_TIMEOUT seconds. A missing file of SQLite is made with `create`; without, using it raises
-    LedgerMissing. Raises LedgerError for an address of another kind."""
+async def connect(url: str, *, fail_fast: bool = False, create: bool = False) -> Database:
+    """Return the database at that SQLAlchemy address. With `fail_fast`, it waits only for
+    FAIL_FAST_TIMEOUT seconds. With `create`, a missing file of SQLite is created; without, its use
+    raises LedgerMissing. Raises LedgerError for an address of another kind."""
     servers = servers_of(url)
     try:
         parsed = make_url(servers[0])
@@ -119,11 +127,11 @@ async def connect(url: str, *, prompt: bool = False, create: bool = False) -> Da
         raise LedgerMisconfigured("the ledger's address can't be read: " + ADDRESS_FORMS) from None
     backend = parsed.get_backend_name()
     if backend == "sqlite":
-        return SqliteDatabase(parsed, prompt=prompt, create=create)
+        return SqliteDatabase(parsed, fail_fast=fail_fast, create=create)
     if backend in ("postgresql", "postgres"):
-        # A third of a second, with SQLAlchemy's object mapper.
+        # Loaded only here: it takes a third of a second, with SQLAlchemy's object mapper.
         await load("sqlalchemy.ext.asyncio", "sqlalchemy.dialects.postgresql.asyncpg", "asyncpg")
-        return PostgresDatabase([make_url(each) for each in servers], prompt=prompt)
+        return PostgresDatabase([make_url(each) for each in servers], fail_fast=fail_fast)
     raise LedgerMisconfigured(f"the ledger can't use {backend!r}: {ADDRESS_FORMS}")
 
 
@@ -131,16 +139,16 @@ ADDRESS_FORMS = "use sqlite+aiosqlite:///FILE or postgresql+asyncpg://USER:PASSW
 
 
 class SqliteDatabase:
-    """A file in WAL mode; made, with its directory, with `create` alone.
+    """Uses a file in WAL mode; creates it, with its directory, only with `create`.
 
-    An event loop that is busy gives a thread the interpreter lock only now and then. So a
+    An event loop that is busy_timeout gives a thread the interpreter lock only now and then. So a
     transaction visits its thread once, as a whole, and not once per statement as the async
     driver of SQLite does.
     """
 
     dialect = "sqlite"
 
-    def __init__(self, url: URL, *, prompt: bool = False, create: bool = False) -> None:
+    def __init__(self, url: URL, *, fail_fast: bool = False, create: bool = False) -> None:
         if not url.database or url.database == ":memory:":
             raise LedgerMisconfigured(
                 f"the ledger needs a file to outlive the process: {ADDRESS_FORMS}"
@@ -152,35 +160,37 @@ class SqliteDatabase:
         self.clock = Clock()
         self._owner = OwnerProcess()
         file = Path(url.database).absolute()
-        self.where = str(file)
-        busy = PROMPT_TIMEOUT if prompt else BUSY_TIMEOUT
-        opener = partial(_open_file, file, busy, create)
-        begin = _begin_promptly if prompt else _begin
-        self._write_engine = _sqlite_engine(opener, begin, 1, WRITER_CACHE, busy)
-        self._read_engine = _sqlite_engine(opener, _begin_reading, MAX_READERS, READER_CACHE, busy)
+        self.location = str(file)
+        busy_timeout = FAIL_FAST_TIMEOUT if fail_fast else BUSY_TIMEOUT
+        opener = partial(_open_file, file, busy_timeout, create)
+        begin = _begin_fail_fast if fail_fast else _begin
+        self._write_engine = _sqlite_engine(opener, begin, 1, WRITER_CACHE, busy_timeout)
+        self._read_engine = _sqlite_engine(
+            opener, _begin_reading, MAX_READERS, READER_CACHE, busy_timeout
+        )
         self._writer = ThreadPoolExecutor(1, "ledger-writer")
         self._readers = ThreadPoolExecutor(MAX_READERS, "ledger-reader")
 
-    async def read(self, work: TransactionBody[T]) -> T:
-        return await self._run(self._readers, self._read_engine, work)
+    async def read(self, body: TransactionBody[T]) -> T:
+        return await self._run(self._readers, self._read_engine, body)
 
-    async def write(self, work: TransactionBody[T]) -> T:
-        return await self._run(self._writer, self._write_engine, work)
+    async def write(self, body: TransactionBody[T]) -> T:
+        return await self._run(self._writer, self._write_engine, body)
 
-    async def write_each(self, work: TransactionBody[T]) -> T:
-        return await self.write(work)
+    async def write_each(self, body: TransactionBody[T]) -> T:
+        return await self.write(body)
 
     async def sync(self) -> None:
         try:
             await asyncio.get_running_loop().run_in_executor(self._readers, self._sync)
         except OSError as error:
-            raise LedgerUnavailable(f"can't sync the ledger at {self.where}: {error}") from error
+            raise LedgerUnavailable(f"can't sync the ledger at {self.location}: {error}") from error
 
     def _sync(self) -> None:
-        # Commits are in this file, which SQLite syncs at checkpoints only (synchronous = NORMAL).
-        # Where it is missing, a checkpoint has written all. SQLite holds no lock on it, so closing
-        # this descriptor drops none.
-        with suppress(FileNotFoundError), Path(f"{self.where}-wal").open("rb") as log:
+        # SQLite writes commits into this file, and syncs it only at checkpoints (synchronous =
+        # NORMAL). Where it is missing, a checkpoint has written everything. SQLite holds no lock on
+        # it, so closing this descriptor drops none.
+        with suppress(FileNotFoundError), Path(f"{self.location}-wal").open("rb") as log:
             os.fsync(log.fileno())
 
     async def close(self) -> None:
@@ -195,23 +205,23 @@ class SqliteDatabase:
             executor.shutdown(wait=False)
 
     async def _run(
-        self, executor: ThreadPoolExecutor, engine: Engine, work: TransactionBody[T]
+        self, executor: ThreadPoolExecutor, engine: Engine, body: TransactionBody[T]
     ) -> T:
         if not self._owner.is_current:
             raise LedgerForked
         try:
             loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(executor, self._transact, engine, work)
+            return await loop.run_in_executor(executor, self._transact, engine, body)
         except Exception as error:
             raise_translated(error)
 
-    def _transact(self, engine: Engine, work: TransactionBody[T]) -> T:
+    def _transact(self, engine: Engine, body: TransactionBody[T]) -> T:
         with engine.begin() as connection:
-            return self.clock.with_measurement(work)(connection)
+            return self.clock.with_measurement(body)(connection)
 
 
 class _ConnectionLost(Exception):
-    """The connection was lost before the commit: the work can be done on another one."""
+    """The connection was lost before the commit: the transaction can run on another one."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error
@@ -219,23 +229,23 @@ class _ConnectionLost(Exception):
 
 
 class PostgresDatabase:
-    """A PostgreSQL server. Connections that a restart has cut are replaced unnoticed."""
+    """Uses a PostgreSQL server. Connections that a restart has cut are replaced unnoticed."""
 
     dialect = "postgresql"
 
-    def __init__(self, urls: Sequence[URL], *, prompt: bool = False) -> None:
+    def __init__(self, urls: Sequence[URL], *, fail_fast: bool = False) -> None:
         """Connect to the one of `urls` whose server takes writes; they differ in the host alone."""
-        # With it comes SQLAlchemy's object mapper: a third of what a ledger on SQLite loads.
+        # Imported here: it loads SQLAlchemy's object mapper, which SQLite does without.
         from sqlalchemy.ext.asyncio import create_async_engine
 
         self.clock = Clock()
         self._owner = OwnerProcess()
-        self._prompt = prompt
+        self._fail_fast = fail_fast
         url = urls[0]
         names = [
             f"{each.host or 'localhost'}{f':{each.port}' if each.port else ''}" for each in urls
         ]
-        self.where = f"postgresql://{','.join(names)}/{url.database or ''}"
+        self.location = f"postgresql://{','.join(names)}/{url.database or ''}"
         hosts = [(each.host or "localhost", each.port or DEFAULT_PORT) for each in urls]
         multiple_hosts = (
             {"async_creator_fn": partial(open_writable, hosts)} if len(hosts) > 1 else {}
@@ -247,7 +257,7 @@ class PostgresDatabase:
             max_overflow=MAX_OVERFLOW,
             pool_use_lifo=True,
             connect_args={
-                "timeout": PROMPT_TIMEOUT if prompt else CONNECT_TIMEOUT,
+                "timeout": FAIL_FAST_TIMEOUT if fail_fast else CONNECT_TIMEOUT,
                 "command_timeout": BUSY_TIMEOUT,
                 **multiple_hosts,
                 **connection_options(),
@@ -257,23 +267,23 @@ class PostgresDatabase:
         # The same connections, on which each statement is a transaction.
         self._autocommit_engine = self._engine.execution_options(isolation_level="AUTOCOMMIT")
 
-    async def read(self, work: TransactionBody[T]) -> T:
+    async def read(self, body: TransactionBody[T]) -> T:
         # BEGIN and ROLLBACK would be two round trips more.
-        return await self._run(partial(self._run_once, work, engine=self._autocommit_engine))
+        return await self._run(partial(self._run_once, body, engine=self._autocommit_engine))
 
-    async def write(self, work: TransactionBody[T]) -> T:
-        return await self._repeat_after_races(partial(self._run_once, work, commit=True))
+    async def write(self, body: TransactionBody[T]) -> T:
+        return await self._retry_conflicts(partial(self._run_once, body, commit=True))
 
-    async def write_each(self, work: TransactionBody[T]) -> T:
-        return await self._repeat_after_races(
-            partial(self._run_once, work, engine=self._autocommit_engine)
+    async def write_each(self, body: TransactionBody[T]) -> T:
+        return await self._retry_conflicts(
+            partial(self._run_once, body, engine=self._autocommit_engine)
         )
 
-    async def _repeat_after_races(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        for _ in range(MAX_RACES):
+    async def _retry_conflicts(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        for _ in range(MAX_CONFLICT_RETRIES):
             try:
                 return await self._run(attempt)
-            except TransactionRaced:
+            except TransactionConflict:
                 continue
         return await self._run(attempt)
 
@@ -283,12 +293,12 @@ class PostgresDatabase:
     async def _run(self, attempt: Callable[[], Awaitable[T]]) -> T:
         if not self._owner.is_current:
             raise LedgerForked
-        if not self._prompt:
+        if not self._fail_fast:
             return await self._run_with_retries(attempt)
         task = asyncio.create_task(self._run_with_retries(attempt))
         try:
-            await asyncio.wait((task,), timeout=PROMPT_TIMEOUT)
-            # A long query is no outage: a server that answers a short one is there.
+            await asyncio.wait((task,), timeout=FAIL_FAST_TIMEOUT)
+            # A long query is no outage: a server that answers a short query is there.
             if not task.done() and not await self._is_answering() and not task.done():
                 raise LedgerUnavailable("the ledger's database does not answer")
             return await task
@@ -297,24 +307,24 @@ class PostgresDatabase:
                 # The caller must not wait until a broken connection is closed.
                 task.cancel()
                 self._abandoned_tasks.add(task)
-                task.add_done_callback(self._discard)
+                task.add_done_callback(self._forget_abandoned)
 
     async def _is_answering(self) -> bool:
-        """Tell whether the server answers at all, or the work has ended meanwhile."""
+        """Tell whether the server answers a short query."""
 
         def select_one(connection: Connection) -> None:
             connection.exec_driver_sql("SELECT 1")
 
         probe = asyncio.create_task(self._run_with_retries(partial(self._run_once, select_one)))
         self._abandoned_tasks.add(probe)
-        probe.add_done_callback(self._discard)
-        await asyncio.wait((probe,), timeout=PROMPT_TIMEOUT)
+        probe.add_done_callback(self._forget_abandoned)
+        await asyncio.wait((probe,), timeout=FAIL_FAST_TIMEOUT)
         if not probe.done():
             probe.cancel()
             return False
         return probe.exception() is None
 
-    def _discard(self, task: asyncio.Task[Any]) -> None:
+    def _forget_abandoned(self, task: asyncio.Task[Any]) -> None:
         self._abandoned_tasks.discard(task)
         if not task.cancelled():
             task.exception()  # nobody waits for it any more
@@ -334,14 +344,14 @@ class PostgresDatabase:
 
     async def _run_once(
         self,
-        work: TransactionBody[T],
+        body: TransactionBody[T],
         *,
         commit: bool = False,
         engine: AsyncEngine | None = None,
     ) -> T:
         async with (engine or self._engine).connect() as connection:
             try:
-                result = await connection.run_sync(self.clock.with_measurement(work))
+                result = await connection.run_sync(self.clock.with_measurement(body))
             except exc.DBAPIError as error:
                 if error.connection_invalidated:
                     raise _ConnectionLost(error) from error
@@ -370,7 +380,7 @@ def _open_file(file: Path, busy_timeout: float, create: bool) -> sqlite3.Connect
             f"a restore of the ledger at {file} was interrupted: run `jobctl backup restore` again"
         )
     if create:
-        # Payloads and documents are nobody else's; a directory that is there stays as it is.
+        # Other users must not read payloads and documents. An existing directory keeps its mode.
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     mode = "rwc" if create else "rw"
     try:
@@ -388,7 +398,7 @@ def _open_file(file: Path, busy_timeout: float, create: bool) -> sqlite3.Connect
 
 def _use_write_ahead_log(connection: sqlite3.Connection, busy_timeout: float) -> None:
     """Switch the file to a write-ahead log, where it has none. Retries while another process does
-    the same to a new file: SQLite's own busy time-out does not cover this."""
+    the same to a new file: SQLite's own busy_timeout time-out does not cover this."""
     deadline = time.monotonic() + busy_timeout
     while True:
         try:
@@ -435,17 +445,17 @@ def _begin(connection: Connection) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE")
 
 
-def _begin_promptly(connection: Connection) -> None:
+def _begin_fail_fast(connection: Connection) -> None:
     """Begin to write when no other process does. Raises OperationalError when the file was locked
-    for PROMPT_TIMEOUT seconds in which nobody has written anything, or for MAX_PROMPT_WAIT."""
-    file = connection.connection.driver_connection
-    assert isinstance(file, sqlite3.Connection)
+    for FAIL_FAST_TIMEOUT seconds in which nobody has written, or for MAX_FAIL_FAST_WAIT."""
+    sqlite_connection = connection.connection.driver_connection
+    assert isinstance(sqlite_connection, sqlite3.Connection)
     began = silent_since = time.monotonic()
     version = None
-    file.execute("PRAGMA busy_timeout = 0")
-    while time.monotonic() < min(silent_since + PROMPT_TIMEOUT, began + MAX_PROMPT_WAIT):
+    sqlite_connection.execute("PRAGMA busy_timeout = 0")
+    while time.monotonic() < min(silent_since + FAIL_FAST_TIMEOUT, began + MAX_FAIL_FAST_WAIT):
         try:
-            file.execute("BEGIN IMMEDIATE")
+            sqlite_connection.execute("BEGIN IMMEDIATE")
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
                 break
@@ -453,9 +463,9 @@ def _begin_promptly(connection: Connection) -> None:
             return
         with suppress(sqlite3.OperationalError):
             # It changes with each commit of another connection.
-            (new_version,) = file.execute("PRAGMA data_version").fetchone()
+            (new_version,) = sqlite_connection.execute("PRAGMA data_version").fetchone()
             if version not in (None, new_version):
                 silent_since = time.monotonic()
             version = new_version
         time.sleep(TURN_POLL_INTERVAL)  # in the ledger's own thread
-    _begin(connection)  # which raises what SQLAlchemy makes of the error
+    _begin(connection)  # raises the error as SQLAlchemy's

@@ -98,7 +98,7 @@ class MarkDead:
         if row.state is State.RUNNING:
             outcome = AttemptOutcome.DEAD
             rows.end_attempt(row, outcome, letter.dead_at, error_type, error_message)
-            # The worker that buried it comes later, if at all, and finds nothing left to record.
+            # If the worker that dead-lettered it reports later, nothing is left to record.
             if letter.redrives == row.redrives:
                 row.attempts = max(row.attempts, letter.attempts)
         row.end(State.DEAD, letter.dead_at, clean(letter.reason), error_type, error_message)

@@ -95,10 +95,10 @@ def among(
 ) -> ColumnElement[bool]:
     """Return the condition that `key` is one of the values: one parameter, however many there
     are."""
-    return among_of(connection.dialect.name, key, values)
+    return among_in(connection.dialect.name, key, values)
 
 
-def among_of(dialect: str, key: ColumnElement[Any], values: Iterable[Any]) -> ColumnElement[bool]:
+def among_in(dialect: str, key: ColumnElement[Any], values: Iterable[Any]) -> ColumnElement[bool]:
     """Return the condition of `among`, for a dialect instead of a connection."""
     members = list(values)
     if dialect == "sqlite":
@@ -146,13 +146,13 @@ def fetch_locked(
     return result.all()
 
 
-def clock(connection: Connection) -> str:
+def now_sql(connection: Connection) -> str:
     """Return the database's own time in seconds since the epoch, as SQL (in SQLite to 1 ms)."""
-    return clock_of(connection.dialect.name)
+    return now_sql_of(connection.dialect.name)
 
 
-def clock_of(dialect: str) -> str:
-    """Return the time as `clock` does, for a statement that is made once for a dialect."""
+def now_sql_of(dialect: str) -> str:
+    """Return the time as `now_sql` does, for a statement that is made once for a dialect."""
     if dialect == "sqlite":
         return "((julianday('now') - 2440587.5) * 86400.0)"
     return "CAST(EXTRACT(EPOCH FROM clock_timestamp()) AS double precision)"
@@ -160,7 +160,7 @@ def clock_of(dialect: str) -> str:
 
 def db_now(connection: Connection) -> float:
     """Return the database's own time in seconds since the epoch, as it is now."""
-    return float(connection.scalar(text(f"SELECT {clock(connection)}")) or 0.0)
+    return float(connection.scalar(text(f"SELECT {now_sql(connection)}")) or 0.0)
 
 
 def insert_into(connection: Connection, table: Table) -> sqlite.Insert | postgresql.Insert:

@@ -18,27 +18,15 @@ from switchyard.services.engine.records.errors import (
 )
 
 _SQLITE_OUTDATED = ("no such table", "no such column", "has no column named")
-
-
-_PG_OUTDATED = ("42P01", "42703")
-
-
-_PG_REJECTED = ("22", "23", "54")
-
-
-_PG_AUTH_FAILED = ("28000", "28P01", "3D000")
-
-
-_PG_FULL = "53100"
 _SQLITE_FULL = "disk is full"
 
-
+# SQLSTATE codes of PostgreSQL, or the classes that they begin with.
+_PG_OUTDATED = ("42P01", "42703")
+_PG_REJECTED = ("22", "23", "54")
+_PG_AUTH_FAILED = ("28000", "28P01", "3D000")
+_PG_FULL = "53100"
 _PG_TOO_MANY_CONNECTIONS = "53300"
-
-
 _PG_READ_ONLY = "25006"
-
-
 _PG_CONFLICT = ("40001", "40P01")
 
 
@@ -53,7 +41,7 @@ def translate(error: Exception) -> Exception:
     text = _first_line(error)
     if state is not None:
         if state in _PG_CONFLICT:
-            return TransactionRaced(text)
+            return TransactionConflict(text)
         if state == _PG_FULL:
             return LedgerFull(f"the disk of the ledger's database is full: {text}")
         if state == _PG_TOO_MANY_CONNECTIONS:
@@ -134,5 +122,5 @@ def _first_line(error: BaseException) -> str:
     return lines[0] if lines else type(original).__name__
 
 
-class TransactionRaced(LedgerUnavailable):
+class TransactionConflict(LedgerUnavailable):
     """Other processes wrote the same rows at the same time; the transaction can be repeated."""

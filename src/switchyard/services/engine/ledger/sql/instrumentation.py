@@ -27,24 +27,24 @@ class _DatabaseWrapper(ABC):
     def __init__(self, database: Database) -> None:
         self._database = database
         self.dialect = database.dialect
-        self.where = database.where
+        self.location = database.location
         self.clock = database.clock
 
     @abstractmethod
     def _around(self, kind: str) -> AbstractContextManager[None]:
         """Return the context for a transaction of that kind, `read` or `write`."""
 
-    async def read(self, work: TransactionBody[T]) -> T:
+    async def read(self, body: TransactionBody[T]) -> T:
         with self._around("read"):
-            return await self._database.read(work)
+            return await self._database.read(body)
 
-    async def write(self, work: TransactionBody[T]) -> T:
+    async def write(self, body: TransactionBody[T]) -> T:
         with self._around("write"):
-            return await self._database.write(work)
+            return await self._database.write(body)
 
-    async def write_each(self, work: TransactionBody[T]) -> T:
+    async def write_each(self, body: TransactionBody[T]) -> T:
         with self._around("write"):
-            return await self._database.write_each(work)
+            return await self._database.write_each(body)
 
     async def sync(self) -> None:
         await self._database.sync()
@@ -81,7 +81,7 @@ class SlowTransactionNotifier(_DatabaseWrapper):
     @contextmanager
     def _around(self, kind: str) -> Iterator[None]:
         loop = asyncio.get_running_loop()
-        timer = loop.call_later(LONG_WAIT_SECONDS, self._on_wait, self.where)
+        timer = loop.call_later(LONG_WAIT_SECONDS, self._on_wait, self.location)
         try:
             yield
         finally:

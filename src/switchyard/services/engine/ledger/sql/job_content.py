@@ -30,8 +30,8 @@ class JobContent:
     """JSON, as written by `codec.to_json`."""
 
     @classmethod
-    def of(cls, message: JobMessage) -> JobContent:
-        """Return the content of a type and payload. Raises RowRejected for a payload that JSON
+    def from_message(cls, message: JobMessage) -> JobContent:
+        """Return the type and payload of a message. Raises RowRejected for a payload that JSON
         can't express."""
         return cls(message.job_type, to_json(message.payload))
 
@@ -182,7 +182,7 @@ def load_edits(
 
 def _content_of(body: bytes) -> JobContent | None:
     try:
-        return JobContent.of(JobMessage.decode(body))
+        return JobContent.from_message(JobMessage.decode(body))
     except MalformedMessage:
         return None
 

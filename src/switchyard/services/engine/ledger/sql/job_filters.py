@@ -1,4 +1,5 @@
-"""Which jobs a filter means, in SQL, and the spans of time in which they are examined."""
+"""Translate job filters into SQL, and find the spans of time in which matching jobs are looked
+for."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ from sqlalchemy import (
 from sqlalchemy import cast as sql_cast
 from sqlalchemy.dialects import postgresql
 
-from switchyard.services.engine.ledger.sql.dialect import among_of
+from switchyard.services.engine.ledger.sql.dialect import among_in
 from switchyard.services.engine.ledger.sql.paging import continued
 from switchyard.services.engine.ledger.sql.tables import job_actions, job_tags, jobs
 from switchyard.services.engine.records.requests import JobFilter, PayloadField
@@ -32,30 +33,30 @@ from switchyard.services.engine.records.states import State
 
 
 def lanes_in(connection: Connection, state: State) -> list[str]:
-    """Return the lanes that have jobs of this state, by a look into the index for each."""
-    found: list[str] = []
+    """Return the lanes that have jobs in this state; each lane costs one look into the index."""
+    lanes: list[str] = []
     query = select(func.min(jobs.c.lane)).where(jobs.c.state == state)
     lane = connection.scalar(query)
     while lane is not None:
-        found.append(lane)
+        lanes.append(lane)
         lane = connection.scalar(query.where(jobs.c.lane > lane))
-    return found
+    return lanes
 
 
 def find_bound(
     connection: Connection, job_filter: JobFilter, number: int, cursor: str | None
 ) -> float | None:
-    """Return when the last of the next `number` jobs was made, newest first, whether or not they
-    match; of the filter's state, and then its lane, if it has one. None where that is before the
-    filter's own time, or there are fewer. Raises InvalidCursor."""
+    """Return when the `number`th of the jobs after the cursor was made, newest first. Only the
+    filter's state, and with it its lane, are regarded; the jobs need not match the rest. None if
+    that is before the filter's own time, or there are fewer jobs. Raises InvalidCursor."""
     at, key = jobs.c.created_at, jobs.c.id
     times = continued(select(at), at, key, cursor)
     if job_filter.until is not None:
         times = times.where(at < job_filter.until)
     parts = None
     if job_filter.state not in (None, State.SUCCEEDED):  # others are few
-        wanted = JobFilter(state=job_filter.state, lane=job_filter.lane)
-        parts = lanes_in_states(connection, wanted)
+        state_filter = JobFilter(state=job_filter.state, lane=job_filter.lane)
+        parts = state_lane_conditions(connection, state_filter)
     made_at = _nth_time(connection, times, parts, desc, number)
     if made_at is None or made_at <= (job_filter.since or 0.0):
         return None
@@ -70,15 +71,15 @@ def find_span_end(
     until: float | None,
     number: int,
 ) -> float | None:
-    """Return when the `number`th of the jobs in these states that were made after a time, and
-    before `until`, was made; None where there are fewer."""
+    """Return when the `number`th of the jobs in these states was made, counted from the time
+    `after`, and up to `until`; None if there are fewer."""
     at = jobs.c.created_at
     times = select(at).where(at > after)
     if until is not None:
         times = times.where(at < until)
     parts = None
     if State.SUCCEEDED not in states:  # others are few
-        parts = _each_lane(connection, states, None)
+        parts = _state_lane_pairs(connection, states, None)
     return _nth_time(connection, times, parts, asc, number)
 
 
@@ -90,7 +91,7 @@ def _nth_time(
     number: int,
 ) -> float | None:
     """Return the `number`th of the times in that direction; None where there are fewer. `parts`:
-    see `lanes_in_states`."""
+    see `state_lane_conditions`."""
     at: ColumnElement[float] = jobs.c.created_at
     if parts is not None:
         first = (
@@ -102,7 +103,7 @@ def _nth_time(
     return nth
 
 
-def lanes_in_states(
+def state_lane_conditions(
     connection: Connection, job_filter: JobFilter
 ) -> list[ColumnElement[bool]] | None:
     """Return a condition for each pair of state and lane that the jobs may have: for each, the
@@ -113,10 +114,10 @@ def lanes_in_states(
     if job_filter.is_indexed:
         return None
     states = [job_filter.state] if job_filter.state else State
-    return _each_lane(connection, states, job_filter.lane)
+    return _state_lane_pairs(connection, states, job_filter.lane)
 
 
-def _each_lane(
+def _state_lane_pairs(
     connection: Connection, states: Iterable[State], lane: str | None
 ) -> list[ColumnElement[bool]]:
     """Return a condition for each pair of state and lane; without a `lane`, for those that have
@@ -145,10 +146,10 @@ def filter_jobs(query: Select[Any], job_filter: JobFilter, now: float, dialect: 
             query = query.join(job_tags, (job_tags.c.job_id == jobs.c.id) & condition)
         else:
             other = job_tags.alias()
-            has_it = (other.c.job_id == jobs.c.id) & (other.c.name == name)
-            query = query.where(exists().where(has_it, other.c.value == value))
+            has_tag = (other.c.job_id == jobs.c.id) & (other.c.name == name)
+            query = query.where(exists().where(has_tag, other.c.value == value))
     if job_filter.ids:
-        query = query.where(among_of(dialect, jobs.c.id, job_filter.ids))
+        query = query.where(among_in(dialect, jobs.c.id, job_filter.ids))
     if job_filter.acted_by is not None:
         condition = (job_actions.c.operation_id == job_filter.acted_by) & (
             job_actions.c.job_id == jobs.c.id
@@ -158,14 +159,14 @@ def filter_jobs(query: Select[Any], job_filter: JobFilter, now: float, dialect: 
         query = query.where(
             or_(jobs.c.id == job_filter.pipeline, jobs.c.pipeline == job_filter.pipeline)
         )
-    for moment, since, until in (
+    for time_column, since, until in (
         (jobs.c.created_at, job_filter.since, job_filter.until),
         (jobs.c.finished_at, job_filter.finished_since, job_filter.finished_until),
     ):
         if since is not None:
-            query = query.where(moment >= since)
+            query = query.where(time_column >= since)
         if until is not None:
-            query = query.where(moment < until)
+            query = query.where(time_column < until)
     if job_filter.slower_than is not None:
         ended_at = case((jobs.c.state == State.RUNNING, now), else_=jobs.c.finished_at)
         query = query.where(ended_at - jobs.c.started_at > job_filter.slower_than)

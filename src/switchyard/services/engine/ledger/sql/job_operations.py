@@ -18,10 +18,10 @@ from switchyard.services.engine.records.requests import NewJob
 from switchyard.services.engine.records.results import Created, Existing, Recorded
 from switchyard.services.engine.records.states import State
 
-Answer_co = TypeVar("Answer_co", covariant=True)
+ResultT_co = TypeVar("ResultT_co", covariant=True)
 
 
-class JobChange(Protocol[Answer_co]):
+class JobChange(Protocol[ResultT_co]):
     """A change of one job."""
 
     order: ClassVar[int]
@@ -30,8 +30,8 @@ class JobChange(Protocol[Answer_co]):
     @property
     def job_id(self) -> str: ...
 
-    def apply(self, rows: Rows) -> Answer_co:
-        """Change `rows`; the answer goes to the caller. Raises only LedgerError."""
+    def apply(self, rows: Rows) -> ResultT_co:
+        """Change `rows`, and return the result for the caller. Raises only LedgerError."""
         ...
 
 
@@ -74,15 +74,16 @@ class InsertJob:
 
     def apply(self, rows: Rows) -> Recorded:
         key = self.idempotency_key
-        # The key first: an id derived from the key would be found whatever the payload is.
+        # The key is checked first, together with the payload: an id that was made from the key
+        # would be found whatever the payload is.
         holder = None if key is None else rows.keys.get(key)
         if key is not None and holder is not None:
             if holder.fingerprint != self._columns["fingerprint"]:
                 raise IdempotencyConflict(key, holder.job_id)
-            return self._answer_for(rows.jobs[holder.job_id])
+            return self._result_for(rows.jobs[holder.job_id])
         known = rows.jobs.get(self.job_id)
         if known is not None:
-            return self._answer_for(known)
+            return self._result_for(known)
         if key is not None:
             rows.keys[key] = KeyHolder(self.job_id, self._columns["fingerprint"])
         paused = self._columns["state"] == State.PENDING and self._is_paused(rows)
@@ -100,16 +101,16 @@ class InsertJob:
         return new_row(self._columns)
 
     def created(self) -> Created:
-        """Return the answer for a plain job that was inserted and that no pause holds."""
+        """Return the result for a plain job that was inserted and that no pause holds."""
         return Created(self.job_id, self._receipt)
 
     def _is_paused(self, rows: Rows) -> bool:
         names = ("lane", "worker", "job_type", "source")
         return rows.pauses.pause_of(*(self._columns[name] for name in names)) is not None
 
-    def _answer_for(self, row: JobRow) -> Recorded:
+    def _result_for(self, row: JobRow) -> Recorded:
         if rules.is_revocable_by(row, self._receipt):
-            # A retry of the same request: its first answer was lost.
+            # A retry of the same request, whose first result was lost.
             paused = row.state is State.PAUSED
             return Created(row.id, self._receipt, self._notice_id, paused)
         _pin_row(row)

@@ -37,7 +37,7 @@ class JobRow:
     finished_at: float | None = None
     updated_at: float | None = None
     ended: bool = False
-    """Whether the next three fields are to be written, None included."""
+    """Whether the next three fields must be written, even if they are None."""
     reason: str | None = None
     error_type: str | None = None
     error_message: str | None = None
@@ -53,7 +53,7 @@ class JobRow:
     """Whether it waits, or has waited, for other jobs."""
     cancel_asked_at: float | None = None
     """When its cancellation was requested while it ran: it must not run again."""
-    before: State | None = None
+    loaded_state: State | None = None
     """State when the row was loaded; None where there was none."""
     new: Mapping[str, Any] | None = None
     """The other columns, when the row does not exist yet."""

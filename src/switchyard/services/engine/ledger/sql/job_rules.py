@@ -34,18 +34,23 @@ NEVER_STARTED = frozenset(
     {"expired", "overflowed", "unroutable", "refused", "malformed", "invalid_payload"}
 )
 """Reasons for which a copy dies without having run: such a death does not end a copy that runs."""
-GOES_BACK = "displaced"
+DISPLACED = "displaced"
 """The reason of letters that end no job, as they are returned to their queues automatically."""
 
 
 def decide_claim(row: JobRow | None, request: ClaimRequest) -> ClaimResult:
     """Tell whether the request may run the job. `crashes` of `Claimed` and `Suspect` includes
     the takeover, if it is one."""
-    answer = _decide_claim(row, request)
+    decision = _decide_claim(row, request)
     is_ours = row is not None and row.claim_id == request.claim_id
-    if request.defers_suspects and isinstance(answer, Claimed) and answer.crashes and not is_ours:
-        return Suspect(answer.crashes)
-    return answer
+    if (
+        request.defers_suspects
+        and isinstance(decision, Claimed)
+        and decision.crashes
+        and not is_ours
+    ):
+        return Suspect(decision.crashes)
+    return decision
 
 
 def _decide_claim(row: JobRow | None, request: ClaimRequest) -> ClaimResult:
@@ -62,7 +67,7 @@ def _decide_claim(row: JobRow | None, request: ClaimRequest) -> ClaimResult:
         return Superseded(row.redrives, row.attempts)
     if row.state is State.RUNNING:
         if row.claim_id == request.claim_id:
-            return Claimed(row.crashes, row.has_checkpoint, row.unended)  # its answer was lost
+            return Claimed(row.crashes, row.has_checkpoint, row.unended)  # its decision was lost
         if request.takeover_from is None or request.takeover_from != row.claim_id:
             return HeldBy(row.worker_id or "", row.claim_id or "")
         if redriven:
@@ -78,7 +83,7 @@ def owns(row: JobRow | None, request: FinishRequest) -> bool:
     over."""
     if row is None or row.claim_id != request.claim_id:
         return False
-    # Also for the same request again, whose first answer was lost.
+    # Also for the same request again, whose first decision was lost.
     was_cancelled = row.cancel_asked_at is not None and row.state is State.CANCELLED
     return row.state is State.RUNNING or row.state is request.state or was_cancelled
 
@@ -111,7 +116,7 @@ def may_overflow(row: JobRow | None) -> bool:
 
 def may_record_dead(row: JobRow | None, letter: DeadLetterRecord) -> bool:
     """Tell whether a dead letter ends the job, and not only an old or stray copy of it."""
-    if row is None or row.state in FINISHED or letter.reason == GOES_BACK:
+    if row is None or row.state in FINISHED or letter.reason == DISPLACED:
         return False
     if row.state is State.JOINING:
         return False  # nobody has sent it yet: the letter is a stray

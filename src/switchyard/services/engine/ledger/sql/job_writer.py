@@ -1,8 +1,8 @@
 """Apply many operations in one transaction: load their rows, change them in memory, write the
 changed ones.
 
-New jobs and confirms, where a batch is of these alone, need no rows: `JobWriter.run_unloaded`.
-For other operations, there are at most one SELECT, one UPDATE, one INSERT of jobs and one of
+A batch of only new jobs and confirms needs no rows: `JobWriter.run_unloaded`. For other batches,
+there are at most one SELECT, one UPDATE, one INSERT of jobs and one of
 attempts, each for the whole batch; and the statements of `services.engine.ledger.sql.join_writer`,
 where jobs with a join have begun or ended.
 """
@@ -16,7 +16,7 @@ from sqlalchemy import Connection, text
 
 from switchyard.services.engine.ledger.sql import dialect as sql
 from switchyard.services.engine.ledger.sql.attempt_ops import UNENDED, Claim
-from switchyard.services.engine.ledger.sql.driver_errors import TransactionRaced
+from switchyard.services.engine.ledger.sql.driver_errors import TransactionConflict
 from switchyard.services.engine.ledger.sql.job_content import (
     METADATA_COLUMNS,
     ContentHistory,
@@ -39,7 +39,7 @@ from switchyard.services.engine.records.pauses import ActivePauses
 from switchyard.services.engine.records.states import UNCONFIRMED, State
 
 INSERT_CHARACTERS: Final = 8_000_000
-"""Characters of payload in one INSERT, at most; more are written by several."""
+"""Characters of payload in one INSERT, at most; more are split over several."""
 
 _LOADED_COLUMNS: Final = (
     "id, state, redrives, attempts, crashes, worker_id, claim_id, started_at, "
@@ -200,26 +200,26 @@ class JobWriter:
         self, connection: Connection, operations: Sequence[JobChange[Any]]
     ) -> list[Any | LedgerError]:
         """Apply the operations and write the changed rows. Return the result of each, or its
-        LedgerError. Raises TransactionRaced when another process inserted the same job: run it
+        LedgerError. Raises TransactionConflict when another process inserted the same job: run it
         again.
         """
         rows = self._load(connection, operations)
-        answers: list[Any] = [None] * len(operations)
+        results: list[Any] = [None] * len(operations)
         for index in sorted(range(len(operations)), key=lambda index: operations[index].order):
             try:
-                answers[index] = operations[index].apply(rows)
+                results[index] = operations[index].apply(rows)
             except LedgerError as error:
-                answers[index] = error
+                results[index] = error
         self._write(connection, rows)
-        return answers
+        return results
 
     def run_unloaded(
         self, connection: Connection, operations: Sequence[JobChange[Any]]
     ) -> list[Any] | None:
-        """Insert new jobs and mark confirmed ones, without loading their rows: a statement for each
-        kind. For operations that `need_no_rows`. Return the results; None where a job exists
-        already or a pause is in force. Then call `run` with all of them: it recognises the rows
-        inserted here by their receipts.
+        """Insert new jobs and mark confirmed ones without loading their rows: one statement for the
+        inserts, one for the confirms. Only for operations that `need_no_rows`. Return the results;
+        None if a job exists already or a pause is in force. Then call `run` with the same
+        operations: it recognises the rows inserted here by their receipts.
         """
         new = [each for each in operations if isinstance(each, InsertJob)]
         confirmed = [each for each in operations if isinstance(each, MarkQueued)]
@@ -232,8 +232,8 @@ class JobWriter:
         return [each.created() if isinstance(each, InsertJob) else None for each in operations]
 
     def mark_queued(self, connection: Connection, confirmed: Sequence[tuple[str, float]]) -> None:
-        """Mark jobs queued, given as pairs of id and confirm time: `rules.may_queue` in one
-        statement. Loading, changing and writing the rows costs three times as much."""
+        """Mark jobs queued, given as pairs of id and confirm time. This is `rules.may_queue` as one
+        statement: loading, changing and writing the rows costs three times as much."""
         # In the order in which other transactions lock them.
         connection.execute(self._mark_queued, self._parameters(_CONFIRM_COLUMNS, sorted(confirmed)))
 
@@ -256,9 +256,16 @@ class JobWriter:
             started_at, key, fingerprint, join_id, joins, cancel_asked, has_checkpoint, *content = (
                 rest
             )
-            before = State(state)
+            loaded_state = State(state)
             rows.jobs[job_id] = row = JobRow(
-                job_id, before, redrives, attempts, crashes, worker_id, claim_id, before=before
+                job_id,
+                loaded_state,
+                redrives,
+                attempts,
+                crashes,
+                worker_id,
+                claim_id,
+                loaded_state=loaded_state,
             )
             row.started_at, row.has_checkpoint = started_at, bool(has_checkpoint)
             row.join_id, row.joins, row.cancel_asked_at = join_id, bool(joins), cancel_asked
@@ -269,7 +276,7 @@ class JobWriter:
                 rows.contents[job_id] = ContentHistory(
                     JobContent(job_type, payload),
                     redrives=redrives,
-                    state=before,
+                    state=loaded_state,
                     run_at=run_at,
                     routing_key=routing_key,
                     metadata=RecordedMetadata(*stored_content),
@@ -287,7 +294,7 @@ class JobWriter:
         for batch in _insert_batches(new):
             parameters = self._parameters(_INSERTED_COLUMNS, [_insert_values(row) for row in batch])
             if connection.execute(self._insert, parameters).rowcount != len(batch):
-                raise TransactionRaced("another process has recorded the same job")
+                raise TransactionConflict("another process has recorded the same job")
         tags = [line for row in new for line in _tag_lines(row)]
         if tags:
             connection.execute(self._insert_tags, self._parameters(_TAG_COLUMNS, tags))

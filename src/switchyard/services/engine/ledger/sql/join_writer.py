@@ -1,15 +1,17 @@
-"""Count joins: the jobs that another job waits for, in the transactions in which they begin and
-end.
+"""Count the jobs of each join in the transactions in which they begin and end. A join is a set of
+jobs that another job waits for.
 
-Every change of a job's state goes through `JobWriter`, so joins are counted here alone, by the
-states of a row before and after the transaction. The waiting job has a row from the start, in state
-`joining`; the transaction that ends the last of the others makes it `pending`, like any job that is
-recorded and not yet published. In a join with `again`, whenever all jobs have ended anew after a
-redrive, a `pending` copy of the waiting job is made.
+Every change of a job's state goes through `JobWriter`. So only this module counts joins: it
+compares the state of each row before and after the transaction.
+
+The waiting job has a row from the start, in state `joining`. The transaction that ends the last of
+the others makes it `pending`, like any job that is recorded and not yet published. In a join with
+`again`, a `pending` copy of the waiting job is made whenever all jobs have ended again after a
+redrive.
 
 A transaction locks the rows of joins after all others, in one order. So a transaction that has
-locked a join waits for nothing but the row of the waiting job, which only a cancellation locks
-together with a join.
+locked a join can only wait for the row of the waiting job, which only a cancellation locks together
+with a join.
 """
 
 from __future__ import annotations
@@ -43,8 +45,8 @@ _COLUMNS: Final[sql.Columns] = {
 
 
 @dataclass(slots=True)
-class JoinDelta:
-    """Numbers of a join's jobs by state, or changes of these numbers."""
+class JoinCounts:
+    """Numbers of a join's jobs by state, or the changes of these numbers."""
 
     total: int = 0
     open: int = 0
@@ -52,7 +54,7 @@ class JoinDelta:
     cancelled: int = 0
 
     def add(self, state: State | None, number: int) -> None:
-        """Add `number` jobs to a state's count; None counts for no state."""
+        """Add `number` jobs to a state's count; do nothing if the state is None."""
         if state is None:
             return
         self.total += number
@@ -60,8 +62,8 @@ class JoinDelta:
         self.dead += number * (state is State.DEAD)
         self.cancelled += number * (state is State.CANCELLED)
 
-    def plus(self, other: JoinDelta) -> JoinDelta:
-        return JoinDelta(
+    def plus(self, other: JoinCounts) -> JoinCounts:
+        return JoinCounts(
             self.total + other.total,
             self.open + other.open,
             self.dead + other.dead,
@@ -77,15 +79,15 @@ class JoinRow:
     when_dead: WhenDead
     held: bool
     again: bool
-    numbers: JoinDelta
+    counts: JoinCounts
     fulfilled_at: float | None
 
     @property
     def is_due(self) -> bool:
         """Whether the waiting job is to be released now."""
-        if self.fulfilled_at is not None or self.held or self.numbers.open:
+        if self.fulfilled_at is not None or self.held or self.counts.open:
             return False
-        return self.when_dead != "wait" or not self.numbers.dead
+        return self.when_dead != "wait" or not self.counts.dead
 
 
 _COPIED_COLUMNS: Final = (
@@ -131,7 +133,7 @@ class JoinWriter:
             connection, rows, sorted(rows.finishes_by_join.keys() - changes.keys())
         )
         deleted_ids = [row.id for row in rows.deleted if row.joins]
-        if deleted_ids:  # with the waiting job, its join goes
+        if deleted_ids:  # a join is deleted with its waiting job
             connection.execute(self._delete, sql.keys_parameter(self._dialect, sorted(deleted_ids)))
             changes = {
                 join_id: each for join_id, each in changes.items() if join_id not in deleted_ids
@@ -145,7 +147,7 @@ class JoinWriter:
                 join.when_dead,
                 join.held,
                 join.again,
-                changes.pop(join_id, JoinDelta()),
+                changes.pop(join_id, JoinCounts()),
                 None,
             )
             for join_id, join in rows.new_joins.items()
@@ -154,9 +156,9 @@ class JoinWriter:
         loaded = self._load(connection, list(changes)) if changes else []
         joins_to_copy = []
         for join in loaded:
-            was_open = join.numbers.open
-            join.numbers = join.numbers.plus(changes[join.id])
-            if join.again and join.fulfilled_at is not None and was_open and not join.numbers.open:
+            was_open = join.counts.open
+            join.counts = join.counts.plus(changes[join.id])
+            if join.again and join.fulfilled_at is not None and was_open and not join.counts.open:
                 joins_to_copy.append(join.id)
         due = {
             join_id: join_id
@@ -209,8 +211,8 @@ class JoinWriter:
     def _load(self, connection: Connection, ids: list[str]) -> list[JoinRow]:
         rows = sql.fetch_locked(connection, self._select, ids)
         return [
-            JoinRow(join_id, when_dead, bool(held), bool(again), JoinDelta(*numbers), fulfilled_at)
-            for join_id, when_dead, held, again, *numbers, fulfilled_at in rows
+            JoinRow(join_id, when_dead, bool(held), bool(again), JoinCounts(*counts), fulfilled_at)
+            for join_id, when_dead, held, again, *counts, fulfilled_at in rows
         ]
 
     def _write_joins(
@@ -236,10 +238,10 @@ class JoinWriter:
                 join.when_dead,
                 int(join.held),
                 int(join.again),
-                join.numbers.total,
-                join.numbers.open,
-                join.numbers.dead,
-                join.numbers.cancelled,
+                join.counts.total,
+                join.counts.open,
+                join.counts.dead,
+                join.counts.cancelled,
                 join.fulfilled_at,
             ]
             for join in joins
@@ -247,18 +249,18 @@ class JoinWriter:
         return sql.rows_parameters(self._dialect, _COLUMNS, lines)
 
 
-def _count_changes(rows: Rows) -> dict[str, JoinDelta]:
-    """Return the changes of the numbers of jobs, by join."""
-    changes: dict[str, JoinDelta] = {}
+def _count_changes(rows: Rows) -> dict[str, JoinCounts]:
+    """Return how the numbers of jobs have changed, by join."""
+    changes: dict[str, JoinCounts] = {}
 
     def count(row: JobRow, now: State | None) -> None:
-        if row.join_id is not None and now is not row.before:
-            numbers = changes.setdefault(row.join_id, JoinDelta())
-            numbers.add(row.before, -1)
-            numbers.add(now, 1)
+        if row.join_id is not None and now is not row.loaded_state:
+            counts = changes.setdefault(row.join_id, JoinCounts())
+            counts.add(row.loaded_state, -1)
+            counts.add(now, 1)
 
     for row in rows.jobs.values():
         count(row, row.state)
     for row in rows.deleted:
         count(row, None)
-    return {join_id: each for join_id, each in changes.items() if each != JoinDelta()}
+    return {join_id: each for join_id, each in changes.items() if each != JoinCounts()}

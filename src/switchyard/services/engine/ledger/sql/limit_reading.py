@@ -1,9 +1,8 @@
 """Lock named limits, and read the rows by which a transaction decides about permits.
 
-There are two statements, however many jobs and limits there are, and a third where a job waits and
-may get a permit. Each statement is a round trip on PostgreSQL, made with the rows of the limits
-locked; and on SQLite each releases the interpreter, which is slow to come back while the event loop
-is busy.
+There are two statements, however many jobs and limits there are, and a third if a waiting job may
+get a permit. On PostgreSQL, each statement is a round trip while the limits are locked. On SQLite,
+each releases the interpreter lock, which is slow to come back while the event loop is busy.
 """
 
 from __future__ import annotations
@@ -41,10 +40,10 @@ from sqlalchemy.types import TypeEngine
 
 from switchyard.services.engine.ledger.sql.dialect import (
     among_listed,
-    clock_of,
     insert_into,
     is_sqlite,
     list_value,
+    now_sql_of,
 )
 from switchyard.services.engine.ledger.sql.limit_writing import MAX_RESERVED
 from switchyard.services.engine.ledger.sql.tables import (
@@ -77,7 +76,7 @@ class LockedLimitRows:
 
     now: float
     """When the rows were read."""
-    bins: Mapping[LimitId, Row[Any]]
+    limit_rows: Mapping[LimitId, Row[Any]]
     """The rows of the limits, locked."""
     counts: dict[LimitId, Row[Any]] = field(default_factory=dict)
     """By limit: `in_use` is the number of its running jobs, `reserved` that of permits kept for
@@ -106,12 +105,12 @@ def read_locked(
     """
     dialect = connection.dialect.name
     parameters = _id_parameters(dialect, sorted(limit_ids))
-    bins = _lock_rows(connection, parameters, limit_ids)
+    limit_rows = _lock_rows(connection, parameters, limit_ids)
     # After the lock: counts from before it could be outdated.
     query = _read_query(dialect, bool(requesting), bool(holds or claimed))
     lists = {"requesting": requesting, "claimed": claimed, "holds": holds}
     values = {name: list_value(dialect, sorted(ids)) for name, ids in lists.items()}
-    rows = LockedLimitRows(now=0.0, bins=bins)
+    rows = LockedLimitRows(now=0.0, limit_rows=limit_rows)
     for row in connection.execute(query, parameters | values):
         match row.kind:
             case "limit":
@@ -160,7 +159,7 @@ def _lock_rows(
     return {(row.name, row.key): row for row in rows}
 
 
-# --- the statements: made once, as that takes longer than to run them ----------------------------
+# --- the statements: cached, as making one takes longer than running it --------------------------
 
 
 @cache
@@ -171,7 +170,7 @@ def _lock_query(dialect: str) -> Select[Any]:
 
 @cache
 def _read_query(dialect: str, with_requesting: bool, with_holds: bool) -> CompoundSelect[Any]:
-    now: ColumnElement[float] = literal_column(clock_of(dialect), Double)
+    now: ColumnElement[float] = literal_column(now_sql_of(dialect), Double)
     parts = [_select_counts(now).where(_has_listed_id(dialect))]
     if with_requesting:
         parts += _select_requesting(dialect)
@@ -235,7 +234,7 @@ def _select_requesting(dialect: str) -> list[Select[Any]]:
         since=limit_waits.c.since,
         called_until=limit_waits.c.called_until,
     )
-    known = _select_kind(
+    job_rows = _select_kind(
         "job",
         job_id=jobs.c.id,
         state=jobs.c.state,
@@ -244,7 +243,7 @@ def _select_requesting(dialect: str) -> list[Select[Any]]:
     )
     return [
         waits.where(among_listed(dialect, limit_waits.c.job_id, "requesting")),
-        known.where(among_listed(dialect, jobs.c.id, "requesting")),
+        job_rows.where(among_listed(dialect, jobs.c.id, "requesting")),
     ]
 
 
@@ -282,7 +281,7 @@ def _may_be_woken(now: ColumnElement[float]) -> tuple[ColumnElement[bool], ...]:
 def _has_listed_id(dialect: str) -> ColumnElement[bool]:
     """Return the condition that a limit is one of those in the parameters of `_id_parameters`."""
     if dialect == "sqlite":
-        pair = func.json_each(bindparam("places", type_=Text)).table_valued("value")
+        pair = func.json_each(bindparam("limit_ids", type_=Text)).table_valued("value")
         limit_ids = select(
             func.json_extract(pair.c.value, "$[0]"), func.json_extract(pair.c.value, "$[1]")
         )
@@ -295,5 +294,5 @@ def _has_listed_id(dialect: str) -> ColumnElement[bool]:
 
 def _id_parameters(dialect: str, limit_ids: Sequence[LimitId]) -> dict[str, Any]:
     if dialect == "sqlite":
-        return {"places": json.dumps(limit_ids)}
+        return {"limit_ids": json.dumps(limit_ids)}
     return {"names": [name for name, _ in limit_ids], "keys": [key for _, key in limit_ids]}

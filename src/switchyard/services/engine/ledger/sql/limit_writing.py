@@ -39,12 +39,12 @@ MAX_RESERVED = WAKE_TTL + 1.0
 """Seconds. A reservation that would last longer was made before the clock was set back, and counts
 as over."""
 MAX_WAKE_TTL = 300.0
-"""Seconds after which a woken job that has not asked for its permit is woken again, at most:
-WAKE_TTL at first, then twice as long each time. Such a job has a long queue, or no worker.
-Meanwhile others get the permits."""
+"""Longest wait, in seconds, before a woken job that has not asked for its permit is woken again.
+The first wait is WAKE_TTL, and each next one is twice as long. Such a job has a long queue, or no
+worker; meanwhile others get the permits."""
 
 _Row = dict[str, Any]
-_DOUBLED_AT_MOST = 6
+_MAX_DOUBLINGS = 6
 """2 to this power times WAKE_TTL is more than MAX_WAKE_TTL."""
 
 
@@ -55,7 +55,7 @@ class PermitWrites:
     limits: list[_Row] = field(default_factory=list)
     """Whole rows of limits."""
     ended_holds: list[str] = field(default_factory=list)
-    """Ids of holds that are given back."""
+    """Ids of holds that were returned."""
     holds: list[_Row] = field(default_factory=list)
     """Whole rows of new holds."""
     waits: list[_Row] = field(default_factory=list)
@@ -94,7 +94,7 @@ class PermitWrites:
         return [woken[each] for each in self.woken if each in woken]
 
 
-# --- the statements: made once, as that takes longer than to run them ----------------------------
+# --- the statements: cached, as making one takes longer than running it --------------------------
 
 _PARTS = ("ended_holds", "ended_waits", "limits", "holds", "waits", "woken")
 """Parts of the statement in the order of writing: the last one returns the result."""
@@ -175,7 +175,7 @@ def _mark_woken(condition: ColumnElement[bool]) -> Update:
     """Record that jobs were woken, and reserve their permits for them."""
     now = bindparam("now", type_=Double)
     calls = limit_waits.c.calls
-    times = case((calls < _DOUBLED_AT_MOST, calls), else_=_DOUBLED_AT_MOST)
+    times = case((calls < _MAX_DOUBLINGS, calls), else_=_MAX_DOUBLINGS)
     wait = WAKE_TTL * literal(1).bitwise_lshift(times)
     return (
         update(limit_waits)

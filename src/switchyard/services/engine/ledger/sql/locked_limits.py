@@ -17,7 +17,7 @@ from switchyard.services.engine.ledger.sql.limit_reading import (
 from switchyard.services.engine.records.limits import LimitSize, PermitDemand, RateWindow
 
 MAX_WOKEN = 20
-"""Waiting jobs of one limit that are read at once, beside those to be skipped."""
+"""Waiting jobs of one limit that are read at once, without those that are skipped."""
 
 
 @dataclass(slots=True)
@@ -34,13 +34,13 @@ class LockedLimit:
     """Permits kept for jobs that were woken and have not come yet."""
     reserved_tokens: int
     somebody_waits: bool
-    """False once no job was found that waits for this limit."""
+    """Whether a job may wait for this limit; False once none was found."""
     woken: list[str] = field(default_factory=list)
 
     @classmethod
     def from_rows(cls, demand: PermitDemand, rows: LockedLimitRows) -> LockedLimit:
         limit_id = (demand.name, demand.key)
-        row, count = rows.bins[limit_id], rows.counts[limit_id]
+        row, count = rows.limit_rows[limit_id], rows.counts[limit_id]
         return cls(
             demand=demand,
             now=rows.now,

@@ -55,8 +55,8 @@ def fetch_page(
         query = query.where(among(connection, key, keys))
     keyed_rows = connection.execute(newest(query)).all()
     rows: Sequence[Row[Any]] = keyed_rows[:limit]
-    more = len(keyed_rows) > limit
-    last = rows[-1]._mapping if more else None
+    has_more = len(keyed_rows) > limit
+    last = rows[-1]._mapping if has_more else None
     return Page(
         items=tuple(make(row) for row in rows),
         next_cursor=_encode(last["_at"], last["_key"]) if last is not None else None,

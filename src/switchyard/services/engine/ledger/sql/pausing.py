@@ -6,14 +6,15 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, text
 
-from switchyard.services.engine.ledger.sql.dialect import clock_of
+from switchyard.services.engine.ledger.sql.dialect import now_sql_of
 from switchyard.services.engine.records.pauses import PauseRecord, PauseScope
 
 
 def pauses_in_force(dialect: str) -> str:
     """Return the FROM and WHERE of the pauses that are in force, as SQL."""
     return (
-        f"FROM pauses WHERE ended_at IS NULL AND (ends_at IS NULL OR ends_at > {clock_of(dialect)})"
+        "FROM pauses WHERE ended_at IS NULL "
+        f"AND (ends_at IS NULL OR ends_at > {now_sql_of(dialect)})"
     )
 
 
@@ -27,7 +28,7 @@ def load_pauses(connection: Connection) -> list[PauseRecord]:
 
 
 def to_pause(row: Row[Any]) -> PauseRecord:
-    """Return the record of a row; one whose time is over has ended then."""
+    """Return the pause of a row."""
     columns = row._mapping
     return PauseRecord(
         id=columns["id"],

@@ -1,4 +1,4 @@
-"""Grant permits of named limits and take them back: many jobs in one transaction.
+"""Grant and release permits of named limits, for many jobs in one transaction.
 
 A free permit goes to the most urgent job that waits, by lane and priority, and of those to the one
 that has waited longest. That job is *woken* (`called_…` in the columns): the permit is reserved for
@@ -69,7 +69,7 @@ class PermitBatch:
         self._queue = PermitQueue(connection, self._limits, self._requesting)
 
     def run(self) -> list[PermitAnswer]:
-        """Decide all requests. Return the answers in order; the first one lists the woken jobs."""
+        """Decide all requests. Return the results in order; the first one lists the woken jobs."""
         returns = {
             each.hold: each.used_tokens for each in self._changes if isinstance(each, PermitReturn)
         }
@@ -80,17 +80,17 @@ class PermitBatch:
                 # A permit reserved for a job must not count against that job.
                 limit.reserved -= 1
                 limit.reserved_tokens -= wait.tokens
-        answers = {
+        results = {
             each.hold: self._decide(each) for each in sorted(self._requests, key=self._urgency)
         }
         for limit in self._limits.values():
             self._queue.wake(limit)
         woken = self._write()
-        answers_in_order = [
-            self._release_result(each) if isinstance(each, PermitReturn) else answers[each.hold]
+        results_in_order = [
+            self._release_result(each) if isinstance(each, PermitReturn) else results[each.hold]
             for each in self._changes
         ]
-        first, *others = answers_in_order
+        first, *others = results_in_order
         return [replace(first, woken=tuple(woken)), *others]
 
     # --- returns --------------------------------------------------------------------------
@@ -130,7 +130,7 @@ class PermitBatch:
         return (request.rank, float("inf") if wait is None else wait.since)
 
     def _decide(self, request: PermitRequest) -> PermitAnswer:
-        if not request.claimed and not self._is_to_run(request):
+        if not request.claimed and not self._may_run(request):
             self._jobs_not_waiting.add(request.job_id)
             return NotRunnable()
         limits = [self._limits[need.name, need.key] for need in request.needs]
@@ -162,7 +162,7 @@ class PermitBatch:
         self._jobs_not_waiting.add(request.job_id)
         return PermitGranted()
 
-    def _is_to_run(self, request: PermitRequest) -> bool:
+    def _may_run(self, request: PermitRequest) -> bool:
         """Tell whether the job's claim may succeed; the claim itself decides. A copy of a job that
         runs, has ended, or is in this batch twice gets no permit."""
         if request.job_id in self._jobs_not_waiting or request.job_id in self._new_waits:
@@ -220,8 +220,9 @@ class PermitBatch:
 
 
 def wake_waiting(connection: Connection, at_most: int) -> list[WokenJob]:
-    """Wake jobs that may run now, as a rate or a lease has run out; and expired jobs, which their
-    workers then end. The limits that were examined longest ago come first."""
+    """Wake jobs that may run now, because the minute of a rate or the lease of a hold is over. Also
+    wake expired jobs, which their workers then end. The limits that were examined longest ago come
+    first."""
     now = db_now(connection)
     expired = select(limit_waits.c.job_id).where(
         limit_waits.c.expires_at <= now,

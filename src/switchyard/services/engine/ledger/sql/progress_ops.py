@@ -45,13 +45,13 @@ class SaveProgress:
     """Operation: save the progress or checkpoint of a running job. Hashes the payload in the
     constructor, so that its errors reach the caller."""
 
-    __slots__ = ("_request", "_work")
+    __slots__ = ("_content_hash", "_request")
     order: ClassVar[int] = 4
 
     def __init__(self, request: NoteRequest) -> None:
         self._request = request
         message = request.message
-        self._work = (
+        self._content_hash = (
             None
             if request.checkpoint is None
             else fingerprint(message.job_type, to_json(message.payload))
@@ -72,7 +72,7 @@ class SaveProgress:
             note = clean(progress.note) or ""
             rows.progress[row.id] = [row.id, row.claim_id, progress.fraction, note, request.now]
         if request.checkpoint is not None:
-            rows.checkpoints[row.id] = [row.id, self._work, request.now, request.checkpoint]
+            rows.checkpoints[row.id] = [row.id, self._content_hash, request.now, request.checkpoint]
             row.has_checkpoint = True
         return True
 

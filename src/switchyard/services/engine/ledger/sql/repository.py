@@ -41,7 +41,7 @@ class LedgerCore:
         self.writer = JobWriter(database.dialect)
 
     async def close(self) -> None:
-        """Commit what waits, then close the connections."""
+        """Commit pending operations, then close the connections."""
         await self.committer.close()
         await self.permit_committer.close()
         await self.database.close()
@@ -59,19 +59,18 @@ class LedgerCore:
         def run(connection: Connection) -> list[Any]:
             # The others first: a transaction that locks a model server's row and jobs, such as the
             # end of a server's pause, locks them in this order.
-            other_answers = iter([each.run(connection) for each in others])
-            answers = iter(self.writer.run(connection, changes) if changes else ())
+            other_results = iter([each.run(connection) for each in others])
+            results = iter(self.writer.run(connection, changes) if changes else ())
             return [
-                next(other_answers if isinstance(each, OtherWrite) else answers)
+                next(other_results if isinstance(each, OtherWrite) else results)
                 for each in operations
             ]
 
-        answers = await self.database.write(run)
-        if any(isinstance(answer, HeldByPause) for answer in answers):
-            await (
-                self.database.sync()
-            )  # its delivery is acknowledged next: then only the ledger has the job
-        return answers
+        results = await self.database.write(run)
+        if any(isinstance(each, HeldByPause) for each in results):
+            # Its delivery is acknowledged next: then only the ledger has the job.
+            await self.database.sync()
+        return results
 
     async def _commit_permits(self, changes: Sequence[Any]) -> Sequence[PermitAnswer]:
         return await self.database.write(lambda connection: PermitBatch(connection, changes).run())

@@ -1,11 +1,10 @@
 """Read the version of a ledger's tables, and decide which programs may use them.
 
 Migrations change the tables while processes of the release before are running. So a migration
-either keeps all that those processes use (it expands), or removes something (it contracts). Then it
-names in `oldest_program` the first version of the tables whose programs no longer use what it
-removes. The ledger
-stores the newest `oldest_program`, so that a program knows whether it may use tables that are newer
-than itself.
+either keeps all that those processes use, or removes something. One that removes something names in
+`oldest_program` the first version of the tables whose programs no longer use it. The ledger stores
+the newest `oldest_program`, so that a program knows whether it may use tables that are newer than
+itself.
 """
 
 from __future__ import annotations
@@ -57,5 +56,5 @@ def read_tables_version(connection: Connection) -> TablesVersion | None:
 
 
 def has_tables(connection: Connection) -> bool:
-    """Return whether a ledger was made in this database."""
+    """Tell whether a ledger was made in this database."""
     return inspect(connection).has_table("alembic_version")

@@ -34,10 +34,10 @@ MAX_NAME_LENGTH = 40
 class UpgradeResult:
     """A ledger whose tables are those of this program."""
 
-    where: str
+    location: str
     """Location of the ledger: its file, or server and database, without credentials."""
     is_new: bool
-    """There was none before."""
+    """Whether this call has created the ledger."""
 
 
 async def upgrade(url: str) -> UpgradeResult:
@@ -49,18 +49,18 @@ async def upgrade(url: str) -> UpgradeResult:
     await load("alembic.command", "alembic.config", "alembic.script")
     database = await connect(url, create=True)
     try:
-        is_new = await database.write(partial(_migrate, _name_system(database.where)))
-        return UpgradeResult(database.where, is_new=is_new)
+        is_new = await database.write(partial(_migrate, _name_system(database.location)))
+        return UpgradeResult(database.location, is_new=is_new)
     finally:
         await database.close()
 
 
-def _name_system(where: str) -> str:
-    """Return a name for the system of that ledger, made of its folder or database, and the host."""
-    if where.startswith("postgresql://"):
-        host, _, base = where.removeprefix("postgresql://").partition("/")
+def _name_system(location: str) -> str:
+    """Return a name for the system of that ledger: its folder or database, and the host."""
+    if location.startswith("postgresql://"):
+        host, _, base = location.removeprefix("postgresql://").partition("/")
     else:
-        folder = Path(where).parent
+        folder = Path(location).parent
         base = (folder.parent if folder.name.startswith(".") else folder).name
         host = socket.gethostname()
     return re.sub(r"[^A-Za-z0-9@_-]", "-", f"{base or 'root'}@{host.partition(':')[0]}")[

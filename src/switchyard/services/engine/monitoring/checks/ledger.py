@@ -48,8 +48,8 @@ NO_PRIMARY_TEXT = "takes writes"
 async def ledger(context: DoctorContext) -> list[Diagnostic]:
     """Check that the ledger can be opened and written to, with a write that changes nothing."""
     try:
-        # `prompt`: a ledger that is locked or away says so within two seconds.
-        opened_ledger = await Ledger.open(context.settings.ledger_url, prompt=True)
+        # `fail_fast`: a ledger that is locked or away says so within two seconds.
+        opened_ledger = await Ledger.open(context.settings.ledger_url, fail_fast=True)
     except LedgerError as error:
         return [unusable(context, error)]
     try:
