@@ -42,7 +42,9 @@ from switchyard.services.engine.records.errors import (
 from switchyard.services.engine.webhooks.sources import WebhookSources
 from switchyard.services.engine.wings import job_modules
 from switchyard.services.llm.budget_account import BudgetAccount, EmbeddingBudget
-from switchyard.services.llm.llm_queue import LLMQueue
+from switchyard.services.llm.direct_first import DirectFirstRequests
+from switchyard.services.llm.direct_requests import DirectRequests
+from switchyard.services.llm.llm_queue import LLMQueue, QueuedRequests
 from switchyard.services.llm.records.llm_spend import Requester
 from switchyard.services.pipeline.index.open_index import OpenIndex, open_index
 
@@ -79,6 +81,8 @@ class ApiState:
     """None without JOBS_AMQP_URL."""
     direct: LLMQueue | None
     """Asks language models from this process; None without JOBS_LLM_DIRECT."""
+    direct_first: LLMQueue | None
+    """The same while nothing waits in the lane; None without JOBS_LLM_DIRECT_CALLS."""
     streams: Shares
     """The slots of event streams and of requests that wait."""
     admissions: AdmissionWatch
@@ -91,6 +95,11 @@ class ApiState:
         if self.siblings is not None:
             own = await self.siblings.scrape(own)
         return own + await self.system_metrics.scrape()
+
+    def cancel_here(self, job_id: str) -> bool:
+        """Stop a request to a language model that this process runs itself; False when it runs
+        none of that id."""
+        return any(each.cancel(job_id) for each in (self.direct, self.direct_first) if each)
 
     def require_broker(self) -> BrokerSide:
         """Return the broker's side. Raises Problem where the service runs without one."""
@@ -131,6 +140,7 @@ async def open_state(
         _open_broker(settings, registry, ledger) as broker,
         open_index(settings, _purse(settings, ledger)) as index,
         _open_direct(settings, registry, ledger, metrics) as direct,
+        _open_direct_first(settings, registry, ledger, metrics, broker) as direct_first,
         _syncing_types(registry, ledger),
         siblings.serving(metrics) if siblings is not None else nullcontext(),
     ):
@@ -153,6 +163,7 @@ async def open_state(
             webhooks=webhooks,
             broker=broker,
             direct=direct,
+            direct_first=direct_first,
             streams=Shares(settings.api_max_streams),
             admissions=AdmissionWatch(),
         )
@@ -174,6 +185,26 @@ async def _open_direct(
         return
     async with LLMQueue.direct(settings, registry, ledger, metrics) as queue:
         yield queue
+
+
+@asynccontextmanager
+async def _open_direct_first(
+    settings: Settings,
+    registry: Registry,
+    ledger: Ledger,
+    metrics: Metrics,
+    broker: BrokerSide | None,
+) -> AsyncIterator[LLMQueue | None]:
+    max_calls = settings.llm_direct_calls
+    if not max_calls or broker is None or settings.llm_direct or not settings.llm_servers:
+        yield None
+        return
+    opening = DirectRequests.open(
+        settings, registry, ledger, metrics, hub=broker.feed, publisher=broker.publisher
+    )
+    async with opening as direct:
+        queued = QueuedRequests(ledger, broker.jobs, broker.feed)
+        yield LLMQueue(ledger, DirectFirstRequests(queued, direct, broker.pressure, max_calls))
 
 
 @asynccontextmanager

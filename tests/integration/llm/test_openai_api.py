@@ -47,9 +47,10 @@ TOOLS: Any = [
 ]
 
 
-@pytest.fixture(params=[False, True], ids=["lanes", "direct"])
+@pytest.fixture(params=["lanes", "direct", "direct first"])
 async def api(request: pytest.FixtureRequest, system: System) -> AsyncIterator[RunningApi]:
-    async with served(system, direct=request.param) as opened:
+    calls = 8 if request.param == "direct first" else 0
+    async with served(system, direct=request.param == "direct", llm_direct_calls=calls) as opened:
         yield opened
 
 

@@ -311,6 +311,8 @@ async def cancel_job(state: ApiState, job_id: str) -> models.CancelledJob:
     if isinstance(answer, Cancelled):
         await _announce_cancelled(state, job_id)
         return models.CancelledJob(job_id=job_id, state=JobState.CANCELLED, stopping=False)
+    if state.cancel_here(job_id):
+        return models.CancelledJob(job_id=job_id, state=JobState.RUNNING, stopping=True)
     try:
         await send_cancel(state.require_broker().publisher, job_id)
     except PublishError as error:

@@ -134,7 +134,7 @@ async def run_request(
     admitted_request: AdmittedRequest,
 ) -> LlmResult | None:
     """Run a request, and return its result; None when the client has gone. Raises Problem."""
-    queue = request_queue(state)
+    queue = state.direct_first or request_queue(state)
     with translate_refusals():
         submitted = await queue.open_request(job_type, payload, **run_options.queue_arguments)
     job_id = submitted.job_id
@@ -291,7 +291,7 @@ async def start_stream(
     """Return the stream once its first event has come, so that a request that fails before is
     answered with an error; None when the client has gone. `make_writer` gets the job's id. Raises
     Problem."""
-    queue = request_queue(state)
+    queue = state.direct_first or request_queue(state)
     job_type = ENDPOINTS[url].job_type
     with translate_refusals():
         answer_stream = await queue.open_stream(job_type, payload, **run_options.queue_arguments)

@@ -13,21 +13,30 @@ import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
 
 import structlog
 
 from switchyard.broker.errors import LaneFull
 from switchyard.broker.lanes import split_routing_key
+from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.task_supervisor import TaskSupervisor
 from switchyard.services.common.process_memory import process_memory
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.monitoring.job_end import EndListener
-from switchyard.services.engine.monitoring.job_events import EventHub, text_event
+from switchyard.services.engine.monitoring.job_events import (
+    ENDINGS,
+    EventHub,
+    announce,
+    text_event,
+)
 from switchyard.services.engine.monitoring.metrics import Metrics
 from switchyard.services.engine.publishing.preparing import InvalidJob, JobRequest
 from switchyard.services.engine.publishing.publisher import Published
+from switchyard.services.engine.publishing.recorded import publish_recorded, without_paused
 from switchyard.services.engine.records.errors import LedgerError
 from switchyard.services.engine.records.results import JobRecord
 from switchyard.services.engine.records.states import FINISHED
@@ -35,6 +44,7 @@ from switchyard.services.engine.runtime.inline import InlineRunner
 from switchyard.services.engine.runtime.signs_of_life import keep_beating
 from switchyard.services.llm.endpoint_requests import EndpointRequest
 from switchyard.services.llm.llm_requests import LlmRequest
+from switchyard.services.llm.model_client import ModelClient
 
 MAX_REQUESTS = 1000
 """Requests that one process has under way at once; further ones are refused."""
@@ -54,12 +64,16 @@ class DirectRequests:
         ledger: Ledger,
         runner: InlineRunner,
         hub: EventHub,
+        *,
+        hands_over: bool = False,
     ) -> None:
+        """With `hands_over`, requests that can't go on here are given to workers."""
         self.hub = hub
         """Hands on the events of jobs, such as the text that they write."""
         self._registry = registry
         self._ledger = ledger
         self._runner = runner
+        self._hands_over = hands_over
         self._takeover_after = settings.takeover_after
         self._began = asyncio.Event()
         """Set when a request has begun."""
@@ -76,13 +90,23 @@ class DirectRequests:
         registry: Registry,
         ledger: Ledger,
         metrics: Metrics | None = None,
+        *,
+        hub: EventHub | None = None,
+        publisher: Publisher | None = None,
     ) -> AsyncIterator[DirectRequests]:
         """Open the requests of this process, counted in `metrics`. At the end, requests under way
-        are cancelled: nobody else would answer them."""
-        hub = EventHub()
+        are cancelled: nobody else would answer them. With a `publisher` there are workers that do:
+        they get these, and each request that has to be asked again; and the ends of requests are
+        announced to other processes. `hub` gets the pieces of streamed answers."""
+        hub = hub or EventHub()
 
-        def publish_text(job_id: str, text: str, offset: int) -> None:
-            hub.deliver(text_event(job_id, text, offset, ledger.clock.time()))
+        def announce_event(
+            event: str, *, job_id: str, text: tuple[str, int] | None = None, **fields: Any
+        ) -> None:
+            if text is not None:
+                hub.deliver(text_event(job_id, *text, ledger.clock.time()))
+            elif publisher is not None and event in ENDINGS:
+                announce(publisher, event, job_id=job_id, **fields)
 
         runner = InlineRunner(
             settings,
@@ -91,10 +115,11 @@ class DirectRequests:
             max_wait=SLOT_TIMEOUT,
             slots=MAX_REQUESTS,
             shared_ledger=True,
-            on_output=publish_text,
+            hand_over=None if publisher is None else partial(_publish, publisher, ledger),
+            announce=announce_event,
             metrics=metrics,
         )
-        requests = cls(settings, registry, ledger, runner, hub)
+        requests = cls(settings, registry, ledger, runner, hub, hands_over=publisher is not None)
         try:
             async with runner:
                 yield requests
@@ -114,6 +139,32 @@ class DirectRequests:
         published = await self._runner.publish(request)
         self._began.set()
         return published
+
+    @property
+    def under_way(self) -> int:
+        """Requests that run here and have not ended."""
+        return self._runner.pipelines_under_way
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether requests wait here for a slot at a server."""
+        client = self._runner.shared(ModelClient)
+        return client is not None and client.has_waiting
+
+    def runs(self, job_id: str) -> bool:
+        """Tell whether a request runs here."""
+        return self._runner.has(job_id)
+
+    def cancel(self, job_id: str) -> bool:
+        """Stop a request that runs here, and whose cancellation is recorded; False when it does not
+        run here."""
+        return self._runner.cancel(job_id)
+
+    async def wait_here(self, job_id: str, *, timeout: float) -> JobRecord | None:
+        """Wait while a request runs here, for at most `timeout` seconds, and return its record:
+        it has not ended where it was handed over. Raises LedgerError."""
+        await self._runner.wait(job_id, timeout)
+        return await self._ledger.job_reads.get(job_id)
 
     async def wait_for_end(
         self, job_id: str, *, timeout: float, listener: EndListener | None = None
@@ -168,6 +219,8 @@ class DirectRequests:
     async def _beat(self) -> None:
         try:
             await self._ledger.workers.beat(self._runner.worker_id, memory_bytes=process_memory())
+            if self._hands_over:
+                await self._runner.release_unheld()
         except LedgerError as error:
             self._log.warning("ledger unreachable", error=str(error))
 
@@ -179,3 +232,15 @@ class DirectRequests:
             await self._ledger.workers.mark_stopped(self._runner.worker_id)
         except LedgerError as error:  # the heartbeat ends: its jobs are taken over a little later
             self._log.warning("process stop not recorded", error=str(error))
+
+
+async def _publish(publisher: Publisher, ledger: Ledger, job_id: str) -> None:
+    """Publish a request that was handed over; the scheduler does it if this fails."""
+    log = structlog.get_logger("llm")
+    log.info("request handed over to the workers", job_id=job_id)
+    try:
+        record = await ledger.job_reads.get(job_id)
+        due = await without_paused(ledger, [record] if record else [])
+        await publish_recorded(publisher, ledger, due)
+    except LedgerError as error:
+        log.warning("request left to the scheduler", job_id=job_id, error=str(error))

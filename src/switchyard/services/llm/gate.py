@@ -205,6 +205,11 @@ class LlmGate:
             except LedgerError as error:  # they run out by themselves
                 gate._log.warning("model slots not released", error=str(error))
 
+    @property
+    def has_waiting(self) -> bool:
+        """Whether calls of this process wait for a slot."""
+        return bool(self._waiting)
+
     async def enter(
         self,
         urgency: Urgency,

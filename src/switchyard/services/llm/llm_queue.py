@@ -108,6 +108,10 @@ class RequestBackend(Protocol):
         self, job_id: str, *, timeout: float, listener: EndListener | None = None
     ) -> JobRecord | None: ...
 
+    def cancel(self, job_id: str) -> bool:
+        """Stop a request that runs in this process; False when it does not run here."""
+        ...
+
 
 class QueuedRequests:
     """Runs requests through the lanes, where the workers answer."""
@@ -130,6 +134,9 @@ class QueuedRequests:
         return await wait_for_end(
             self._feed, self._ledger, job_id, timeout=timeout, listener=listener
         )
+
+    def cancel(self, job_id: str) -> bool:
+        return False
 
 
 class SubmittedRequest:
@@ -320,6 +327,11 @@ class LLMQueue:
         """Wait until a request has ended, or for `timeout` seconds, and return its record; None if
         there is none."""
         return await self._backend.wait_for_end(job_id, timeout=timeout)
+
+    def cancel(self, job_id: str) -> bool:
+        """Stop a request that runs in this process, and whose cancellation is recorded; False when
+        it does not run here."""
+        return self._backend.cancel(job_id)
 
     async def stream(
         self,

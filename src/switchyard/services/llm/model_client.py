@@ -249,6 +249,11 @@ class ModelClient:
             await self._account.record_cache_saving(answer, by, models, soon=record_soon)
         return answer, reused
 
+    @property
+    def has_waiting(self) -> bool:
+        """Whether calls wait for a slot at a server."""
+        return self._gate is not None and self._gate.has_waiting
+
     def metric_samples(self) -> list[tuple[Metric, Samples]]:
         """Return the client's metrics."""
         counts = self._hedges.counts.items()

@@ -179,6 +179,14 @@ class LlmSettings(BaseSettings, defer_build=True):
         "publishing jobs. Limits and stored answers are the same "
         "(docs/llm.md#direct-mode).",
     )
+    llm_direct_calls: int = Field(
+        default=0,
+        ge=0,
+        le=1000,
+        description="Maximum number of requests to `/v1` in the lane hot that an API process "
+        "sends to the model servers itself at once, while no job waits in that lane; the others "
+        "are published as jobs (docs/llm.md#direct-calls). 0: all are.",
+    )
     llm_answers_days: float = Field(
         default=90,
         ge=0,

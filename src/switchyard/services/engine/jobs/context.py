@@ -49,6 +49,10 @@ class ProcessResources:
             resource: T = self._resources[kind]
             return resource
 
+    def known(self, kind: type[T]) -> T | None:
+        """Return the one object of that kind; None before its first use."""
+        return self._resources.get(kind)
+
     def metric_samples(self) -> list[Any]:
         """Return the metrics of all shared objects that have a method `metric_samples`."""
         return [

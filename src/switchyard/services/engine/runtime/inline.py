@@ -11,15 +11,18 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
+from typing import TypeVar
 
 import structlog
 
 from switchyard.broker.closeable import AsyncCloseable
-from switchyard.broker.dead.dead_letter_headers import Reason
+from switchyard.broker.dead.dead_letter_headers import DeadLetterInfo, Reason
+from switchyard.broker.lanes import queue_name
 from switchyard.broker.message import JobMessage
 from switchyard.services.common.instance_ids import new_instance_id
 from switchyard.services.common.settings import Settings
@@ -33,6 +36,7 @@ from switchyard.services.engine.monitoring.metric_names import Metric, Samples
 from switchyard.services.engine.monitoring.metrics import Metrics
 from switchyard.services.engine.publishing.preparing import InvalidJob, JobRequest, prepare
 from switchyard.services.engine.publishing.publisher import Published
+from switchyard.services.engine.publishing.recorded import kept_letter
 from switchyard.services.engine.records.errors import LedgerError, RowRejected
 from switchyard.services.engine.records.limits import (
     PermitDemand,
@@ -64,6 +68,9 @@ from switchyard.services.engine.runtime.followups import record_stages
 from switchyard.services.engine.runtime.permits import Permit
 from switchyard.services.engine.runtime.running_job import ClaimLost, RunningJob, is_from_outside
 
+T = TypeVar("T")
+HandOver = Callable[[str], Awaitable[None]]
+"""Publishes a job, by its id, that was released here and is pending."""
 RETRY_TIMEOUT = 60.0
 """Seconds that one job may wait for all its retries together: a caller waits for the answer."""
 
@@ -88,15 +95,17 @@ class InlineRunner(AsyncCloseable):
         max_wait: float = RETRY_TIMEOUT,
         slots: int | None = None,
         shared_ledger: bool = False,
-        on_output: Callable[[str, str, int], None] | None = None,
+        hand_over: HandOver | None = None,
+        announce: Callable[..., None] | None = None,
         metrics: Metrics | None = None,
     ) -> None:
         """With `shared_ledger`, other processes run jobs of the same ledger: their jobs are left
         alone, and pipelines that run here at `close` are cancelled, as no process would continue
-        them. `slots`: how many pipelines run at once. `on_output` is called with each piece of
-        output: the job's id, the piece, and the number of characters before it. `metrics` expose
-        what runs here."""
-        self._on_output = on_output
+        them. With `hand_over` there are workers that do: they get what still runs at `close`, and
+        each job that would have to be tried again. `slots`: how many pipelines run at once.
+        `announce` gets the events of the jobs, as `monitoring.job_events.announce` does. `metrics`
+        expose what runs here."""
+        self._hand_over = hand_over
         self._settings = settings
         self._registry = registry
         self._ledger = ledger
@@ -111,6 +120,10 @@ class InlineRunner(AsyncCloseable):
         self._log = structlog.get_logger("inline")
         self._attempts: Counter[str] = Counter()
         """Attempts under way, by kind of worker."""
+        self._running: dict[str, InlineJob] = {}
+        """Attempts under way, by the job's id."""
+        self._open_claims: set[str] = set()
+        """Claims that were requested here and have not ended."""
         attempt_metrics = None
         if metrics is not None:
             kinds = {each.worker for each in registry}
@@ -118,16 +131,24 @@ class InlineRunner(AsyncCloseable):
             metrics.add_source(self._metric_samples)
             metrics.add_source(self._resources.metric_samples)
         self._reporter = AttemptReporter(
-            self._forward_output, self.worker_id, ledger.clock, metrics=attempt_metrics, logs=False
+            announce or _announce_nothing,
+            self.worker_id,
+            ledger.clock,
+            metrics=attempt_metrics,
+            logs=False,
         )
-        self._attempt_writer = AttemptWriter(ledger)
+        # Who can't hand a job over tells its caller of a ledger that is away.
+        on_ledger_away = None if hand_over is None else self._log_ledger_away
+        self._attempt_writer = AttemptWriter(ledger, on_ledger_away)
         policy = RetryPolicy.over(settings.retry_delays)
         self._lifecycle: AttemptLifecycle[InlineJob] = AttemptLifecycle(
             settings=settings,
             registry=registry,
             ledger=ledger,
             executor=self._executor,
-            follow_up=InlineFollowUps(self._attempt_writer, policy, max_wait),
+            follow_up=InlineFollowUps(
+                self._attempt_writer, policy, max_wait, None if hand_over is None else self._release
+            ),
             attempt_writer=self._attempt_writer,
             reporter=self._reporter,
             resources=self._resources,
@@ -135,12 +156,12 @@ class InlineRunner(AsyncCloseable):
 
     async def close(self) -> None:
         """Stop all pipelines. `finish` continues them in the next process; with a shared ledger,
-        they are cancelled."""
+        they are cancelled, or handed over."""
         unfinished = dict(self._pipelines)
         for task in unfinished.values():
             task.cancel()
         await asyncio.gather(*unfinished.values(), return_exceptions=True)
-        if self._shared_ledger:
+        if self._shared_ledger and self._hand_over is None:
             await self._cancel_unended(list(unfinished))
         await self._executor.close()
         await self._resources.close()
@@ -149,6 +170,37 @@ class InlineRunner(AsyncCloseable):
     def pipelines_under_way(self) -> int:
         """Pipelines that have not ended."""
         return len(self._pipelines)
+
+    def has(self, job_id: str) -> bool:
+        """Tell whether a pipeline that began with this job runs here."""
+        return job_id in self._pipelines
+
+    def shared(self, kind: type[T]) -> T | None:
+        """Return the object of that kind that the handlers share; None before its first use."""
+        return self._resources.known(kind)
+
+    def cancel(self, job_id: str) -> bool:
+        """Stop the handler of a job that runs here; its cancellation is recorded already. False
+        when it does not run here."""
+        job = self._running.get(job_id)
+        if job is None or job.handler is None:
+            return False
+        job.cancel_requested = True
+        job.handler.cancel()
+        return True
+
+    async def release_unheld(self) -> None:
+        """Release claims of this process in the ledger under which nothing runs here: the ledger's
+        answer to a claim was lost, and nobody takes over the jobs of a live process. Raises
+        LedgerError."""
+        claims = [
+            claim_id
+            for _, claim_id in await self._ledger.jobs.running_claims(self.worker_id)
+            if claim_id not in self._open_claims
+        ]
+        if claims:
+            now = self._ledger.clock.time()
+            await self._ledger.jobs.release_unheld(self.worker_id, claims, now)
 
     async def wait(self, job_id: str, timeout: float) -> None:
         """Wait until the pipeline no longer runs here, for at most `timeout` seconds. Raises
@@ -239,29 +291,55 @@ class InlineRunner(AsyncCloseable):
         run."""
         resolved, needs, verdict = self._resolve(job.message)
         permit = await self._wait_for_permit(job, needs)
+        claim_id = f"{self.worker_id}/{next(self._numbers)}"
+        self._open_claims.add(claim_id)
         try:
-            running = await self._claim(job, waited)
+            running = await self._claim(job, claim_id, waited)
             if running is None:
                 return None
             running.usage = permit.usage
             running.verdict = running.verdict or verdict
             self._attempts[job.worker] += 1
+            self._running[job.message.job_id] = running
             try:
                 ending, due = await self._lifecycle.run(running, resolved)
             except asyncio.CancelledError:
-                if self._shared_ledger:
-                    with suppress(ClaimLost):
-                        await self._attempt_writer.record_end(running, CancelledWhileRunning())
+                await self._end_cancelled(running)
                 raise
             finally:
+                del self._running[job.message.job_id]
                 self._attempts[job.worker] -= 1
+        except HandedOver:
+            return None
         except ClaimLost as error:
             self._log.warning("claim lost to another process", error=str(error))
             return None
         finally:
+            self._open_claims.discard(claim_id)
             await self._return_permit(permit)
         self._reporter.report_end(running, ending)
         return running, ending, due
+
+    async def _end_cancelled(self, job: InlineJob) -> None:
+        """End the attempt of a job whose pipeline is stopped."""
+        if self._hand_over is not None:
+            try:
+                await self._release(job)
+            except LedgerError as error:  # it is taken over, as the heartbeats end
+                self._log.warning("claim release not recorded", error=str(error))
+        elif self._shared_ledger:
+            with suppress(ClaimLost):
+                await self._attempt_writer.record_end(job, CancelledWhileRunning())
+
+    async def _release(self, job: InlineJob) -> None:
+        """Release the claim of a job, with no attempt used up, and hand it over. Raises
+        LedgerError."""
+        jobs, now = self._ledger.jobs, self._ledger.clock.time()
+        if await jobs.release_unheld(self.worker_id, [job.claim_id], now) and self._hand_over:
+            await self._hand_over(job.message.job_id)
+
+    def _log_ledger_away(self) -> None:
+        self._log.warning("the end of a job is recorded as soon as the ledger can be reached")
 
     def _resolve(
         self, message: JobMessage
@@ -319,7 +397,7 @@ class InlineRunner(AsyncCloseable):
         except LedgerError as error:  # the permits expire by themselves
             self._log.warning("permits not released", error=str(error))
 
-    async def _claim(self, job: NewJob, waited: float) -> InlineJob | None:
+    async def _claim(self, job: NewJob, claim_id: str, waited: float) -> InlineJob | None:
         """Claim the job; None when it must not run."""
         request = ClaimRequest(
             message=job.message,
@@ -327,7 +405,7 @@ class InlineRunner(AsyncCloseable):
             worker=job.worker,
             routing_key=job.routing_key,
             worker_id=self.worker_id,
-            claim_id=f"{self.worker_id}/{next(self._numbers)}",
+            claim_id=claim_id,
             now=self._ledger.clock.time(),
         )
         claim = await self._ledger.jobs.claim(request)
@@ -354,18 +432,6 @@ class InlineRunner(AsyncCloseable):
             if record is not None
         ]
 
-    def _forward_output(
-        self,
-        event: str,
-        *,
-        job_id: str,
-        text: tuple[str, int] | None = None,
-        **other_fields: object,
-    ) -> None:
-        """Pass a job's output to `on_output`; drop all other events."""
-        if self._on_output is not None and text is not None:
-            self._on_output(job_id, *text)
-
     def _metric_samples(self) -> Iterable[tuple[Metric, Samples]]:
         return [(names.LLM_CONCURRENCY, {(self.worker_id,): float(self._attempts[names.LLM])})]
 
@@ -376,6 +442,14 @@ class InlineRunner(AsyncCloseable):
                 await self._ledger.jobs.cancel(job_id, self._ledger.clock.time())
             except LedgerError as error:
                 self._log.error("job not cancelled", job_id=job_id, error=str(error))
+
+
+class HandedOver(ClaimLost):
+    """The job was given to the workers."""
+
+
+def _announce_nothing(event: str, **fields: object) -> None:
+    """Drop an event: nobody listens."""
 
 
 @dataclass(slots=True)
@@ -392,17 +466,21 @@ class InlineJob(RunningJob):
 
 @dataclass(slots=True)
 class InlineFollowUps:
-    """Keeps follow-up jobs in memory. Dead letters exist only in the ledger."""
+    """Keeps follow-up jobs in memory, or releases them to workers. Dead letters exist only in the
+    ledger."""
 
     attempt_writer: AttemptWriter
     policy: RetryPolicy
     max_wait: float
     """Seconds that one job may wait for all its retries together."""
+    release: Callable[[InlineJob], Awaitable[None]] | None
+    """Gives a job to the workers; None where there are none."""
     keeps_letters: bool = False
 
     async def publish(self, job: InlineJob, ending: Ending, jobs: Sequence[NewJob]) -> Ending:
         """Record the next stages, or set how long the job waits for its retry; a job that would
-        wait too long is dead."""
+        wait too long is dead. Where there are workers, they get what is to be tried again, and a
+        dead letter is in the ledger's index. Raises HandedOver."""
         match ending:
             case Succeeded() if jobs:
                 try:
@@ -411,12 +489,40 @@ class InlineFollowUps:
                     return await self.publish(job, end_invalid_outcome(job.message, error), ())
             case Delayed() | Died() if not await self.attempt_writer.is_not_cancelled(job):
                 return CancelledWhileRunning()
+            case Delayed() if self.release is not None:
+                await self.release(job)
+                raise HandedOver
+            case Died() if self.release is not None:
+                await self._index_letter(job, ending)
             case Delayed():
                 job.pause = min(ending.seconds, _time_left(job.message, self.attempt_writer.ledger))
                 job.waited += job.pause
                 if job.waited > self.max_wait:
                     return Died(Reason.EXHAUSTED, ending.attempts, ending.failure)
         return ending
+
+    async def _index_letter(self, job: InlineJob, died: Died) -> None:
+        """Put a dead letter into the index of the ledger, which alone has it."""
+        ledger, message = self.attempt_writer.ledger, job.message
+        record = await self.attempt_writer.until_reached(
+            partial(ledger.job_reads.get, message.job_id)
+        )
+        if record is None:
+            return
+        message = message.with_metadata(attempts=died.attempts)
+        certificate = DeadLetterInfo(
+            reason=died.reason,
+            routing_key=record.routing_key,
+            queue=queue_name(record.lane, record.worker),
+            error_type=died.failure.error_type,
+            message=died.failure.message,
+            traceback=died.failure.traceback,
+            attempts=died.attempts,
+            worker=record.worker_id or "",
+            dead_at=ledger.clock.now().isoformat(),
+        )
+        letter = kept_letter(certificate, message, message.encode(), record)
+        await self.attempt_writer.until_reached(partial(ledger.dead_letters.index_dead, [letter]))
 
 
 def _time_left(message: JobMessage, ledger: Ledger) -> float:

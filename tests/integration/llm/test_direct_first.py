@@ -1,0 +1,147 @@
+"""Requests to `/v1` that the API sends to the server itself while nothing waits in the lane
+(JOBS_LLM_DIRECT_CALLS), and what becomes of them where it can't go on."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import openai
+import pytest
+
+from switchyard.services.engine.records.results import JobRecord
+from switchyard.services.engine.records.states import State
+from tests.support.api_server import client_of, connected, serving
+from tests.support.eventually import eventually
+from tests.support.llm_server import ANSWER, MODEL, LlmServer, answers, fails
+from tests.support.site import Exchange, held, slow
+from tests.support.system import System
+
+CHAT: Any = [{"role": "user", "content": "What is a tide?"}]
+OTHER: Any = [{"role": "user", "content": "What is an ebb?"}]
+WAITING = {"messages": [{"role": "user", "content": "I was first"}]}
+
+
+async def ask(client: openai.AsyncOpenAI, chat: Any = CHAT, **headers: str) -> Any:
+    create = client.chat.completions.create
+    return await create(model=MODEL, messages=chat, extra_headers=headers, timeout=60)
+
+
+async def jobs_of(system: System) -> list[JobRecord]:
+    page = await system.ledger.job_reads.list_jobs(limit=10)
+    return [await system.record(each.id) for each in page.items]
+
+
+async def test_without_a_job_that_waits_the_api_asks_itself(system: System, llm: LlmServer) -> None:
+    async with serving(system.settings, llm_direct_calls=2) as api, client_of(api) as client:
+        await connected(api)  # no worker is there
+        answer = await ask(client)
+        assert answer.choices[0].message.content == ANSWER
+        (job,) = await jobs_of(system)
+        assert job.state is State.SUCCEEDED
+        assert (job.worker_id or "").startswith("inline-")
+        assert await system.ready("hot.llm") == 0
+
+
+async def test_behind_a_job_that_waits_and_in_backfill_requests_wait_in_the_lanes(
+    system: System, llm: LlmServer
+) -> None:
+    await system.publish("hot.chat_completion", WAITING)
+    await system.wait_until_ready("hot.llm", 1)
+    async with serving(system.settings, llm_direct_calls=2) as api, client_of(api) as client:
+        await connected(api)  # it knows how many wait
+        later = asyncio.create_task(ask(client))
+        await system.wait_until_ready("hot.llm", 2)
+        bulk = asyncio.create_task(ask(client, OTHER, **{"X-Job-Lane": "backfill"}))
+        await system.wait_until_ready("backfill.llm", 1)
+        assert llm.requests == []
+        await system.start_worker("llm")
+        assert (await later).choices[0].message.content == ANSWER
+        await bulk
+    assert not any((each.worker_id or "").startswith("inline-") for each in await jobs_of(system))
+
+
+async def test_beyond_their_number_requests_wait_in_the_lanes(
+    system: System, llm: LlmServer
+) -> None:
+    until = threading.Event()
+    llm.next(held(until, answers("the first")))
+    async with serving(system.settings, llm_direct_calls=1) as api, client_of(api) as client:
+        await connected(api)
+        first = asyncio.create_task(ask(client))
+        await eventually(lambda: llm.requests, what="the first call")
+        second = asyncio.create_task(ask(client, OTHER))
+        await system.wait_until_ready("hot.llm", 1)
+        await system.start_worker("llm")
+        assert (await second).choices[0].message.content == ANSWER
+        until.set()
+        assert (await first).choices[0].message.content == "the first"
+
+
+async def test_what_must_be_asked_again_is_asked_by_a_worker(
+    system: System, llm: LlmServer
+) -> None:
+    llm.next(fails(500))
+    async with serving(system.settings, llm_direct_calls=2) as api, client_of(api) as client:
+        await connected(api)
+        asking = asyncio.create_task(ask(client))
+        await system.wait_until_ready("hot.llm", 1)
+        (job,) = await jobs_of(system)
+        assert (job.state, job.attempts) == (State.QUEUED, 0)
+        worker = await system.start_worker("llm")
+        assert (await asking).choices[0].message.content == ANSWER
+        (job,) = await jobs_of(system)
+        assert (job.state, job.worker_id) == (State.SUCCEEDED, worker.worker_id)
+
+
+async def test_what_runs_when_the_api_stops_is_answered_by_a_worker(
+    system: System, llm: LlmServer
+) -> None:
+    llm.next(slow(30))
+    async with serving(system.settings, llm_direct_calls=2) as api, client_of(api) as client:
+        await connected(api)
+        asking = asyncio.create_task(ask(client, **{"X-Job-Background": "true"}))
+        await eventually(lambda: llm.requests, what="the call")
+        await api.stop()
+        with pytest.raises(openai.APIError):
+            await asking
+    await system.start_worker("llm")
+    (job,) = await jobs_of(system)
+    await system.wait_for_state(job.id, State.SUCCEEDED)
+
+
+@pytest.mark.parametrize("setting", [{"llm_direct_calls": 2}, {"llm_direct": True}])
+async def test_a_client_that_hangs_up_ends_the_call(
+    system: System, llm: LlmServer, setting: dict[str, Any]
+) -> None:
+    gone = threading.Event()
+
+    def until_gone(exchange: Exchange, request: Any) -> None:
+        if not exchange.connection.recv(1):  # it has sent all, and is waited for until it goes
+            gone.set()
+
+    llm.next(until_gone)
+    async with serving(system.settings, **setting) as api, client_of(api) as client:
+        await connected(api)
+        asking = asyncio.create_task(ask(client))
+        await eventually(lambda: llm.requests, what="the call")
+        asking.cancel()
+        (job,) = await jobs_of(system)
+        await system.wait_for_state(job.id, State.CANCELLED)
+        assert await asyncio.to_thread(gone.wait, 20)
+
+
+async def test_a_refused_request_is_a_dead_letter_of_the_ledger(
+    system: System, llm: LlmServer
+) -> None:
+    llm.next(fails(400, "no such format"))
+    async with serving(system.settings, llm_direct_calls=2) as api, client_of(api) as client:
+        await connected(api)
+        with pytest.raises(openai.BadRequestError):
+            await ask(client)
+    (job,) = await jobs_of(system)
+    assert job.state is State.DEAD
+    letter = await system.ledger.dead_letters.require_dead(job.id)
+    assert letter.job_id == job.id
+    assert len(llm.requests) == 1
