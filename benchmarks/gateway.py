@@ -52,6 +52,8 @@ KNOWN_CAPACITY = {
 """Our settings where the server takes more than it gets. What the small one takes is left to be
 found, as by default: with a limit that is too high, calls would wait in the server, hot ones too.
 """
+DIRECT_CALLS = 32
+"""Requests that our API sends to the server itself at a time, where it may."""
 HOT = 40
 """Hot questions beside those that wait."""
 EQUAL = 50
@@ -167,7 +169,7 @@ def _switchyard(
     stage: Stage, server: ModelServer, *, ledger: str, is_direct: bool = False
 ) -> Gateway:
     """One API process, one worker and one scheduler of ours, beside a broker; `is_direct`: the API
-    asks the server itself (JOBS_LLM_DIRECT)."""
+    asks the server itself while nothing waits (JOBS_LLM_DIRECT_CALLS)."""
     own = stage.switchyard("gateway", ledger, modules=job_modules())
     port = free_port()
     pacing = {} if server.at_once == SMALL_AT_ONCE else KNOWN_CAPACITY
@@ -179,7 +181,7 @@ def _switchyard(
         "JOBS_API_RATE_LIMIT": "1000000",
         "JOBS_API_RATE_BURST": "1000000",
         "JOBS_API_MAX_STREAMS": "2000",
-        "JOBS_LLM_DIRECT": str(is_direct).lower(),
+        "JOBS_LLM_DIRECT_CALLS": str(DIRECT_CALLS if is_direct else 0),
     }
     return Gateway(
         f"switchyard on {ledger}{', direct' if is_direct else ''}",
