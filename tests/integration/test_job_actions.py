@@ -128,7 +128,7 @@ async def test_a_rerun_that_is_killed_anywhere_reruns_no_job_twice(
             async def killed(*_: object, **__: object) -> None:
                 raise RuntimeError("killed")
 
-            patch.setattr(system.ledger.job_actions, "note_reruns", killed)
+            patch.setattr(system.ledger.job_actions, "record_reruns", killed)
             assert (await run(system, operation)).state is BulkState.FAILED
         await bulk_control.resume(system.ledger, operation.id)
         with monkeypatch.context() as patch:

@@ -103,7 +103,7 @@ async def test_a_notice_that_comes_while_it_goes_on_again_leaves_the_word_to_the
     job_id = await system.publish("hot.leaf", {"dies": True}, notify_url=receiver.url)
     await system.start_worker("llm")
     await system.wait_for_state(job_id, State.DEAD)
-    await system.ledger.redrives.note_redriven([RedrivenCopy(job_id, 1)], time.time())
+    await system.ledger.redrives.record_redriven([RedrivenCopy(job_id, 1)], time.time())
     await system.start_worker("link")
     early = await system.wait_for_state(await notice_id(system, job_id), State.SUCCEEDED)
     assert early.result is not None

@@ -14,7 +14,7 @@ import pytest
 from switchyard.broker.lanes import EVENTS_EXCHANGE
 from switchyard.services.engine.ledger.progress import ProgressRepository
 from switchyard.services.engine.monitoring import loop_watch
-from switchyard.services.engine.records.progress import NoteRequest
+from switchyard.services.engine.records.progress import ProgressRequest
 from switchyard.services.engine.records.states import State
 from switchyard.services.engine.runtime.progress_writer import WRITE_INTERVAL
 from tests.support.brokers import TestBroker
@@ -59,13 +59,13 @@ async def test_ten_thousand_reports_are_a_few_writes_and_the_last_one_is_kept(
     system: System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writes: list[tuple[str, float]] = []
-    note = ProgressRepository.note
+    note = ProgressRepository.save
 
-    async def counted(self: ProgressRepository, request: NoteRequest) -> bool:
+    async def counted(self: ProgressRepository, request: ProgressRequest) -> bool:
         writes.append((request.message.job_id, time.monotonic()))
         return await note(self, request)
 
-    monkeypatch.setattr(ProgressRepository, "note", counted)
+    monkeypatch.setattr(ProgressRepository, "save", counted)
     await system.start_worker("llm", slots=8)
     jobs = [await system.publish("hot.telling", {"reports": 10_000}) for _ in range(8)]
     await journal.started(*jobs)
@@ -150,15 +150,15 @@ async def test_a_ledger_that_is_away_for_a_while_costs_no_last_word(
 ) -> None:
     from switchyard.services.engine.records.errors import LedgerUnavailable
 
-    note, refused = ProgressRepository.note, asyncio.Event()
+    note, refused = ProgressRepository.save, asyncio.Event()
 
-    async def away_at_first(self: ProgressRepository, request: NoteRequest) -> bool:
+    async def away_at_first(self: ProgressRepository, request: ProgressRequest) -> bool:
         if not refused.is_set():
             refused.set()
             raise LedgerUnavailable("away")
         return await note(self, request)
 
-    monkeypatch.setattr(ProgressRepository, "note", away_at_first)
+    monkeypatch.setattr(ProgressRepository, "save", away_at_first)
     await system.start_worker("llm")
     job_id = await system.publish("hot.telling", {"reports": 2})
     await journal.started(job_id)

@@ -216,7 +216,7 @@ async def test_redriven_job_that_dies_again_can_be_redriven_again(
 async def test_index_is_right_when_a_job_dies_again_before_its_redrive_is_noted(
     broker310: TestBroker, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    note_redriven = RedriveRepository.note_redriven
+    record_redriven = RedriveRepository.record_redriven
 
     async def late(
         redrives: RedriveRepository, copies: Sequence[RedrivenCopy], *options: Any
@@ -226,9 +226,9 @@ async def test_index_is_right_when_a_job_dies_again_before_its_redrive_is_noted(
             return letter is not None and letter.redrives == copies[0].redrives
 
         await eventually(dead_again)
-        await note_redriven(redrives, copies, *options)
+        await record_redriven(redrives, copies, *options)
 
-    monkeypatch.setattr(RedriveRepository, "note_redriven", late)
+    monkeypatch.setattr(RedriveRepository, "record_redriven", late)
     async with open_system(broker310, database_url) as system, indexing(system):
         await system.start_worker()
         job_id = await system.publish("hot.scripted", {"steps": ["permanent"]})

@@ -162,7 +162,7 @@ async def test_letters_that_the_queue_has_lost_are_not_sent_from_the_index(
 async def test_process_that_ends_before_the_record_sends_no_other_generation(
     broker310: TestBroker, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    note_redriven = RedriveRepository.note_redriven
+    record_redriven = RedriveRepository.record_redriven
     asked = asyncio.Event()
 
     async def never(*_: object) -> None:
@@ -171,7 +171,7 @@ async def test_process_that_ends_before_the_record_sends_no_other_generation(
 
     async with open_system(broker310, sqlite_url, lanes=lanes_with()) as system:
         await bury_all(system, IN_ORDER)
-        monkeypatch.setattr(RedriveRepository, "note_redriven", never)
+        monkeypatch.setattr(RedriveRepository, "record_redriven", never)
         operation = await start(system, FEW_OF_THEM)
         task = asyncio.create_task(runner_of(system).run_one(operation.id))
         await asked.wait()
@@ -181,7 +181,7 @@ async def test_process_that_ends_before_the_record_sends_no_other_generation(
         assert (await in_index(system, FEW[0]))[0] == "waiting"
         assert await system.ready("backfill.llm") == len(FEW)
 
-        monkeypatch.setattr(RedriveRepository, "note_redriven", note_redriven)
+        monkeypatch.setattr(RedriveRepository, "record_redriven", record_redriven)
         holder = (await current(system, operation)).holder
         if holder is not None:
             await system.ledger.bulk.release_bulk(operation.id, holder)

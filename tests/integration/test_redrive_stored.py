@@ -59,7 +59,7 @@ async def run_killed(system: System, operation: BulkOperation) -> None:
         raise asyncio.CancelledError("killed before it could note that")
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(RedriveRepository, "note_redriven", never)
+        patched.setattr(RedriveRepository, "record_redriven", never)
         with pytest.raises(asyncio.CancelledError):
             await run(system, operation)
     await bulk_control.cancel(system.ledger, operation.id)
@@ -286,7 +286,7 @@ async def test_worker_that_is_faster_than_the_record_shows_the_change_too(
         async def never(*_: object) -> None:
             raise asyncio.CancelledError("killed before it could note that")
 
-        monkeypatch.setattr(RedriveRepository, "note_redriven", never)
+        monkeypatch.setattr(RedriveRepository, "record_redriven", never)
         with pytest.raises(asyncio.CancelledError):
             await run(system, await start(system, change=Change(values={"payload.n": 7})))
         await system.start_worker()

@@ -179,14 +179,14 @@ async def test_a_job_that_is_looked_at_is_read_again_when_its_run_has_changed(
     feeds = api.server.app.state.dashboard.feeds
     monkeypatch.setattr(feeds, "_interval", 0.05)
     calls: Counter[str] = Counter()
-    for name in ("run_heads", "pipeline"):
+    for name in ("run_versions", "pipeline"):
         monkeypatch.setattr(JobReads, name, counted(getattr(JobReads, name), calls))
     ledger = system.ledger.jobs
     await ledger.record_many([new_job("root"), new_job(message("next", pipeline="root"))])
     page = api.client.stream("GET", "/dashboard/jobs/root", headers={"accept": MEDIA_TYPE})
     async with page as stream:
         lines = stream.aiter_lines()
-        await eventually(lambda: calls["run_heads"] >= 5, what="looks at the run's head")
+        await eventually(lambda: calls["run_versions"] >= 5, what="looks at the run's head")
         assert calls["pipeline"] == 1
         await ledger.cancel("next", time.time())
         async for line in lines:
@@ -197,8 +197,8 @@ async def test_a_job_that_is_looked_at_is_read_again_when_its_run_has_changed(
         async for line in lines:
             if "live_job" in line and "cancelled" in line:
                 break
-        seen = calls["run_heads"]
-        await eventually(lambda: calls["run_heads"] >= seen + 5, what="more looks")
+        seen = calls["run_versions"]
+        await eventually(lambda: calls["run_versions"] >= seen + 5, what="more looks")
         assert calls["pipeline"] == 3
 
 

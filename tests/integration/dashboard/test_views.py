@@ -5,7 +5,7 @@ from functools import partial
 
 from switchyard.api.dashboard.workers import SHOWN_JOBS
 from switchyard.services.engine.access.api_keys import Scope, create_key
-from switchyard.services.engine.records.progress import NoteRequest, ReportedProgress
+from switchyard.services.engine.records.progress import ProgressRequest, ReportedProgress
 from switchyard.services.engine.records.states import State
 from switchyard.services.engine.schedules.entry import ScheduleEntry
 from switchyard.services.engine.schedules.service import Schedules
@@ -59,8 +59,10 @@ async def test_all_that_a_worker_runs_is_counted_and_the_first_ones_shown(
         await system.ledger.jobs.record(new_job(f"job-{number}"))
         begun = claim(f"job-{number}", f"claim-{number}")
         await system.ledger.jobs.claim(begun)
-    note = NoteRequest(begun.message, begun.claim_id, begun.now, ReportedProgress(0.5, "<b>half"))
-    await system.ledger.progress.note(note)
+    note = ProgressRequest(
+        begun.message, begun.claim_id, begun.now, ReportedProgress(0.5, "<b>half")
+    )
+    await system.ledger.progress.save(note)
     page = (await api.client.get("/dashboard/workers")).text
     assert f"{SHOWN_JOBS + 2} of 9" in page
     assert "and 2 more" in page

@@ -67,7 +67,7 @@ async def test_a_redrive_does_not_bring_it_back(ledger: Ledger) -> None:
     await called_off(ledger)
     await ledger.dead_letters.index_dead([letter(dead_at=NOW + 20)])
     assert (await found(ledger)).state is State.CANCELLED
-    await ledger.redrives.note_redriven([RedrivenCopy("job-1", 1)], NOW + 30)
+    await ledger.redrives.record_redriven([RedrivenCopy("job-1", 1)], NOW + 30)
     assert await ledger.jobs.claim(claim(claim_id="claim-2", redrives=1)) == Finished(
         State.CANCELLED
     )
@@ -81,8 +81,8 @@ async def test_a_job_that_succeeds_all_the_same_has_succeeded(ledger: Ledger) ->
 
 async def test_those_that_run_on_are_found(ledger: Ledger) -> None:
     await called_off(ledger)
-    assert await ledger.job_reads.unheeded_cancels(NOW + 12, 10) == []
-    (job,) = await ledger.job_reads.unheeded_cancels(NOW + 13, 10)
+    assert await ledger.job_reads.ignored_cancels(NOW + 12, 10) == []
+    (job,) = await ledger.job_reads.ignored_cancels(NOW + 13, 10)
     assert (job.id, job.worker_id) == ("job-1", "worker-1")
     assert await ledger.jobs.finish(finish(State.CANCELLED, outcome=AttemptOutcome.CANCELLED))
-    assert await ledger.job_reads.unheeded_cancels(NOW + 13, 10) == []
+    assert await ledger.job_reads.ignored_cancels(NOW + 13, 10) == []

@@ -115,7 +115,7 @@ class Claims(RuleBasedStateMachine):
             self.run(let_out(self.ledger, record.redrives + 1, self.job_id))
             if marked:
                 copy = RedrivenCopy(self.job_id, record.redrives + 1)
-                self.run(self.ledger.redrives.note_redriven([copy], NOW))
+                self.run(self.ledger.redrives.record_redriven([copy], NOW))
 
     @rule(worker_id=WORKERS)
     def release(self, worker_id: str) -> None:

@@ -100,10 +100,10 @@ async def test_a_redriven_job_is_queued_unless_a_worker_was_faster(ledger: Ledge
     await ledger.jobs.claim(claim())
     await ledger.jobs.finish(finish(State.DEAD, attempts=3))
     for _ in range(2):
-        await ledger.redrives.note_redriven([RedrivenCopy("job-1", 1)], NOW)
+        await ledger.redrives.record_redriven([RedrivenCopy("job-1", 1)], NOW)
     assert await state_of(ledger) is State.QUEUED
     await ledger.jobs.claim(claim(claim_id="c2", redrives=1))
-    await ledger.redrives.note_redriven([RedrivenCopy("job-1", 1)], NOW)
+    await ledger.redrives.record_redriven([RedrivenCopy("job-1", 1)], NOW)
     assert await state_of(ledger) is State.RUNNING
 
 

@@ -167,7 +167,7 @@ async def test_a_dead_job_is_waited_for_until_it_was_redriven_and_has_succeeded(
     (stuck,) = await ledger.joins.stuck_joins(10)
     assert stuck.id == THEN
     assert stuck.is_stuck
-    await ledger.redrives.note_redriven([RedrivenCopy("then-0", 1)], NOW)
+    await ledger.redrives.record_redriven([RedrivenCopy("then-0", 1)], NOW)
     assert await counts(ledger) == (2, 1, 0, 0)
     assert await ledger.joins.stuck_joins(10) == []
     assert await run(ledger, "then-0", redrives=1) == [THEN]
@@ -202,7 +202,7 @@ async def test_where_it_says_again_each_new_end_makes_a_job_like_the_one_that_wa
     await run(ledger, THEN)
     copies = []
     for redrive, end in enumerate((State.DEAD, State.SUCCEEDED), 1):
-        await ledger.redrives.note_redriven([RedrivenCopy("then-0", redrive)], NOW)
+        await ledger.redrives.record_redriven([RedrivenCopy("then-0", redrive)], NOW)
         copies += await run(ledger, "then-0", end, redrives=redrive)
     assert len({THEN, *copies}) == 3
     first = await ledger.job_reads.get(THEN)
@@ -225,7 +225,7 @@ async def test_one_that_was_called_off_is_not_made_again(ledger: Ledger) -> None
     )
     await ledger.jobs.cancel(THEN, NOW)
     await run(ledger, "then-0", State.DEAD)
-    await ledger.redrives.note_redriven([RedrivenCopy("then-0", 1)], NOW)
+    await ledger.redrives.record_redriven([RedrivenCopy("then-0", 1)], NOW)
     assert await run(ledger, "then-0", redrives=1) == []
 
 
@@ -233,7 +233,7 @@ async def test_a_redrive_after_it_went_on_publishes_it_no_second_time(ledger: Le
     await ledger.joins.record_joined(joined(1, when_dead="go_on"))
     assert await run(ledger, "then-0", State.DEAD) == [THEN]
     await run(ledger, THEN)
-    await ledger.redrives.note_redriven([RedrivenCopy("then-0", 1)], NOW)
+    await ledger.redrives.record_redriven([RedrivenCopy("then-0", 1)], NOW)
     assert await run(ledger, "then-0", redrives=1) == []
     assert await state_of(ledger) is State.SUCCEEDED
     assert await counts(ledger) == (1, 0, 0, 0)
@@ -286,7 +286,7 @@ async def test_a_job_that_waits_may_be_called_off_and_stays_so(ledger: Ledger) -
 async def test_a_redrive_that_is_taken_back_is_a_death_again(ledger: Ledger) -> None:
     await ledger.joins.record_joined(joined(1))
     await run(ledger, "then-0", State.DEAD)
-    await ledger.redrives.note_redriven([RedrivenCopy("then-0", 1)], NOW)
+    await ledger.redrives.record_redriven([RedrivenCopy("then-0", 1)], NOW)
     record = new_job("then-0", now=NOW + 40)
     from switchyard.services.engine.ledger.sql.dead_letter_ops import UndoRedrive
 
@@ -406,7 +406,7 @@ async def test_a_thousand_ends_at_once_in_four_processes_let_it_go_once(database
             ledger = ledgers[number % 4]
             due = await run(ledger, job_id, State.DEAD if number % 50 == 49 else State.SUCCEEDED)
             if number % 50 == 49:
-                await ledger.redrives.note_redriven([RedrivenCopy(job_id, 1)], NOW)
+                await ledger.redrives.record_redriven([RedrivenCopy(job_id, 1)], NOW)
                 due += await run(ledger, job_id, redrives=1)
             return due
 

@@ -22,7 +22,7 @@ async def test_rows_are_looked_up_by_keys_and_not_by_reading_all(postgres_url: s
             "redrive-1", kind="redrive", title="", spec={}, created_by="test"
         )
         assert await ledger.bulk.claim_bulk(BulkHold("me", 60.0), kinds=["redrive"]) is not None
-        assert await ledger.redrives.plan_redriven("redrive-1", "me", dict.fromkeys(letters, 1))
+        assert await ledger.redrives.record_plan("redrive-1", "me", dict.fromkeys(letters, 1))
         wanted = [*letters[:200], "unknown"]
         assert await ledger.redrives.planned_redrives("redrive-1", wanted) == dict.fromkeys(
             wanted[:-1], 1

@@ -6,7 +6,7 @@ from sqlalchemy import Connection, insert, text
 from switchyard.services.common.durations import DAY
 from switchyard.services.engine.ledger import Ledger, job_reads
 from switchyard.services.engine.ledger.sql.tables import job_actions, jobs
-from switchyard.services.engine.records.progress import NoteRequest, ReportedProgress
+from switchyard.services.engine.records.progress import ProgressRequest, ReportedProgress
 from switchyard.services.engine.records.requests import JobFilter, PayloadField
 from switchyard.services.engine.records.results import TIMED_OUT, Created
 from switchyard.services.engine.records.states import OPEN, AttemptOutcome, State
@@ -264,7 +264,7 @@ async def test_the_head_of_a_run_changes_with_each_of_its_jobs(ledger: Ledger) -
     jobs, heads, lonely = ledger.jobs, [], set()
 
     async def look() -> None:
-        of_each = await ledger.job_reads.run_heads(["next", "lonely", "nobody"])
+        of_each = await ledger.job_reads.run_versions(["next", "lonely", "nobody"])
         assert set(of_each) == {"next", "lonely"}
         lonely.add(of_each["lonely"])
         heads.append(of_each["next"])
@@ -284,8 +284,8 @@ async def test_the_head_of_a_run_changes_with_each_of_its_jobs(ledger: Ledger) -
     begun = claim("next", "claim-1")
     await jobs.claim(begun)
     await look()
-    note = NoteRequest(begun.message, "claim-1", begun.now, ReportedProgress(0.5, "half"), None)
-    assert await ledger.progress.note(note)
+    note = ProgressRequest(begun.message, "claim-1", begun.now, ReportedProgress(0.5, "half"), None)
+    assert await ledger.progress.save(note)
     await look()
     await jobs.cancel("next", NOW + 9)
     await look()

@@ -16,16 +16,16 @@ async def begun(ledger: Ledger, holder: str) -> None:
 
 async def test_a_holder_plans_and_forgets(ledger: Ledger) -> None:
     await begun(ledger, "first")
-    assert await ledger.redrives.plan_redriven("redrive-1", "first", {"a": 1, "b": 1})
+    assert await ledger.redrives.record_plan("redrive-1", "first", {"a": 1, "b": 1})
     assert await ledger.redrives.forget_planned("redrive-1", "first", ["a"])
     assert await ledger.redrives.planned_redrives("redrive-1", ["a", "b"]) == {"b": 1}
 
 
 async def test_who_has_lost_an_operation_forgets_nothing_of_it(ledger: Ledger) -> None:
     await begun(ledger, "first")
-    assert await ledger.redrives.plan_redriven("redrive-1", "first", {"a": 1})
+    assert await ledger.redrives.record_plan("redrive-1", "first", {"a": 1})
     assert await ledger.bulk.claim_bulk(BulkHold("second", HOLD), kinds=["redrive"]) is not None
-    assert await ledger.redrives.plan_redriven("redrive-1", "second", {"a": 2, "b": 1})
+    assert await ledger.redrives.record_plan("redrive-1", "second", {"a": 2, "b": 1})
     assert not await ledger.redrives.forget_planned("redrive-1", "first", ["a", "b"])
     assert await ledger.redrives.planned_redrives("redrive-1", ["a", "b"]) == {"a": 2, "b": 1}
 
@@ -33,6 +33,6 @@ async def test_who_has_lost_an_operation_forgets_nothing_of_it(ledger: Ledger) -
 async def test_who_has_lost_an_operation_plans_nothing_of_it(ledger: Ledger) -> None:
     await begun(ledger, "first")
     assert await ledger.bulk.claim_bulk(BulkHold("second", HOLD), kinds=["redrive"]) is not None
-    assert await ledger.redrives.plan_redriven("redrive-1", "second", {"a": 2})
-    assert not await ledger.redrives.plan_redriven("redrive-1", "first", {"a": 1, "b": 1})
+    assert await ledger.redrives.record_plan("redrive-1", "second", {"a": 2})
+    assert not await ledger.redrives.record_plan("redrive-1", "first", {"a": 1, "b": 1})
     assert await ledger.redrives.planned_redrives("redrive-1", ["a", "b"]) == {"a": 2}

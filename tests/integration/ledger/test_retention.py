@@ -158,7 +158,7 @@ async def test_what_a_redrive_sends_stays_until_it_has_ended(ledger: Ledger) -> 
         "redrive-1", kind="redrive", title="all", spec={}, created_by="test"
     )
     assert await ledger.bulk.claim_bulk(BulkHold("me", 60.0), kinds=["redrive"]) is not None
-    assert await ledger.redrives.plan_redriven("redrive-1", "me", {"sent": 1})
+    assert await ledger.redrives.record_plan("redrive-1", "me", {"sent": 1})
     await ended(ledger, "sent")
     assert (await Pruner(ledger, AGES).prune()).kept == {KeptFor.REDRIVE: 1}
     await end_operation(ledger, "redrive-1", days=70)

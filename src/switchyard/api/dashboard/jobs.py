@@ -215,7 +215,7 @@ async def show_job(
     """Show everything that is known of a job, and the jobs of its run."""
     reads = state.ledger.job_reads
     # First, so that changes during the reads below are noticed.
-    head = (await reads.run_heads([job_id])).get(job_id)
+    head = (await reads.run_versions([job_id])).get(job_id)
     record = await reads.require(job_id)
     record = replace(record, payload=state.registry.shown_payload(record.job_type, record.payload))
     run = await reads.pipeline(record.pipeline or job_id)
@@ -245,7 +245,7 @@ async def show_job(
         context,
         title=f"{record.job_type} {record.id[:8]}",
         # Whether a waiting job is paused is decided elsewhere.
-        head=PageHead(partial(readings.run_heads.of, job_id), head, covers_all=not record.waits),
+        head=PageHead(partial(readings.run_versions.of, job_id), head, covers_all=not record.waits),
     )
 
 

@@ -96,8 +96,8 @@ class Reading(Generic[T]):
 
 
 class RunHeads:
-    """Reads heads of jobs and their runs (`JobReads.run_heads`): one query for all that pages ask
-    for at about the same time."""
+    """Reads heads of jobs and their runs (`JobReads.run_versions`): one query for all that pages
+    ask for at about the same time."""
 
     def __init__(self, reads: JobReads) -> None:
         self._reads = reads
@@ -114,7 +114,7 @@ class RunHeads:
     async def _read(self) -> dict[str, Hashable]:
         await asyncio.sleep(HEADS_WINDOW)
         job_ids, self._job_ids, self._next = self._job_ids, set(), None
-        return await self._reads.run_heads(job_ids)
+        return await self._reads.run_versions(job_ids)
 
 
 class UsualRunTimes:
@@ -170,7 +170,7 @@ class Readings:
         self.lanes: Reading[Report] = Reading(self._ask_lanes, LANES_INTERVAL)
         self._gauges: Reading[Gauges] = Reading(state.ledger.gauges.gauges, GAUGES_INTERVAL)
         self.retries: Reading[dict[float, int]] = Reading(self._ask_retries, LANES_INTERVAL)
-        self.run_heads = RunHeads(state.ledger.job_reads)
+        self.run_versions = RunHeads(state.ledger.job_reads)
         self.usual_run_times = UsualRunTimes(state.ledger.job_reads)
 
     async def close(self) -> None:

@@ -423,7 +423,7 @@ class RerunRun(ActionRun):
                 else:
                     raise outcome  # the runner goes on later, from the saved cursor
             prepared = refused
-        is_ours = await self.ledger.job_actions.note_reruns(
+        is_ours = await self.ledger.job_actions.record_reruns(
             self.session.id, self.session.holder, new_id_by_job, self.ledger.clock.time()
         )
         if not is_ours:

@@ -16,7 +16,8 @@ from switchyard.services.engine.records.system import ApiKeyRecord, KeyAllowance
 
 
 class ApiKeyRepository(Repository):
-    """All raise LedgerUnavailable when the database is away."""
+    """Stores API keys, their allowances, and sessions of the dashboard. All methods raise
+    LedgerUnavailable when the database is away."""
 
     @write
     def add_api_key(

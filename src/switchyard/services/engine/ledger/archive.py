@@ -28,7 +28,8 @@ from switchyard.services.engine.records.archive import (
 
 
 class ArchiveRepository(Repository):
-    """All raise LedgerUnavailable when the database is away."""
+    """Registers archive files, and reads the jobs for them. All methods raise LedgerUnavailable
+    when the database is away."""
 
     @read
     def read_jobs(self, connection: Connection, job_ids: Sequence[str]) -> JobsToArchive:

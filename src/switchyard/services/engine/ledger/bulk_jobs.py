@@ -14,7 +14,8 @@ from switchyard.services.engine.records.states import OPEN, State
 
 
 class BulkJobRepository(Repository):
-    """All raise LedgerUnavailable when the database is away."""
+    """Counts and lists the jobs of bulk operations. All methods raise LedgerUnavailable when the
+    database is away."""
 
     @read
     def count_bulk_jobs(

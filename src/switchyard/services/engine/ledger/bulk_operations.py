@@ -1,8 +1,8 @@
 """Bulk operations (backfills, redrives, purges): their records, and who runs them.
 
 Times that decide who runs an operation are the database's own. One process at a time holds an
-operation. Each checkpoint renews its hold, and returns the operation as it is then: perhaps an
-operator has paused or cancelled it.
+operation. Each of its checkpoints renews the hold, and returns the operation, which an operator may
+have paused or cancelled meanwhile.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ from switchyard.services.engine.records.results import Page
 
 
 class BulkRepository(Repository):
-    """All raise LedgerUnavailable when the database is away."""
+    """Stores bulk operations, and which process runs each. All methods raise LedgerUnavailable when
+    the database is away."""
 
     @write
     def create_bulk(
@@ -185,7 +186,7 @@ class BulkRepository(Repository):
         cursor: Mapping[str, Any] | None = None,
         counts: Mapping[str, Any] | None = None,
     ) -> BulkOperation | None:
-        """Note how far the holder has come, and keep its hold for `ttl` seconds.
+        """Record the progress of the holder, and renew its hold for `ttl` seconds.
 
         `cursor` and `counts` are written even when an operator has paused or cancelled the
         operation meanwhile, as that work was done; `state` and `note` are not. Returns the new
@@ -280,19 +281,17 @@ class BulkRepository(Repository):
         return await self._database.write(work)
 
     def _notify(self, connection: Connection, changed_row: Row[Any]) -> None:
-        """Release the operation's notice, where it has one, once nothing more happens to it without
-        an operator."""
+        """Release the operation's notice, if it has one, once the operation has ended or needs an
+        operator."""
         if BulkState(changed_row.state) in AT_LAST:
-            notice_id, now = (
-                notice_id_of(read_job_ids(connection), changed_row.id),
-                self.clock.time(),
-            )
-            self._writer.joins.seal(connection, notice_id, now)
+            notice_id = notice_id_of(read_job_ids(connection), changed_row.id)
+            self._writer.joins.seal(connection, notice_id, self.clock.time())
 
 
-def keep_hold(connection: Connection, operation_id: str, holder: str) -> bool:
-    """Tell whether the holder has the operation. If so, no other process takes it before the
-    transaction ends: its row is locked, and in SQLite no other transaction may write."""
+def lock_if_held(connection: Connection, operation_id: str, holder: str) -> bool:
+    """Lock an operation until the transaction ends, so that no other process takes it; return False
+    where the holder has lost it. PostgreSQL locks the row; in SQLite no other transaction may
+    write."""
     held_row = (
         select(bulk_operations.c.id)
         .where(bulk_operations.c.id == operation_id, bulk_operations.c.holder == holder)

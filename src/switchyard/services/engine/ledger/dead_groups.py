@@ -7,7 +7,11 @@ from collections.abc import Callable, Collection
 
 from sqlalchemy import Connection, Integer, bindparam, cast, func, select, text, tuple_, update
 
-from switchyard.services.engine.ledger.dead_letters import DeadLetterReads, filtered, to_letter
+from switchyard.services.engine.ledger.dead_letters import (
+    DeadLetterIndex,
+    filter_letters,
+    to_letter,
+)
 from switchyard.services.engine.ledger.sql.tables import dead_letters
 from switchyard.services.engine.records.requests import DeadLetterFilter
 from switchyard.services.engine.records.results import DeadGroup, DeadLetter
@@ -24,8 +28,9 @@ FingerprintOf = Callable[[DeadLetter], str]
 """Makes the fingerprint of a letter."""
 
 
-class DeadLetterRepository(DeadLetterReads):
-    """All raise LedgerUnavailable when the database is away."""
+class DeadLetterRepository(DeadLetterIndex):
+    """Groups and expires dead letters, and does all that DeadLetterIndex does. All methods raise
+    LedgerUnavailable when the database is away."""
 
     async def dead_groups(
         self,
@@ -61,7 +66,7 @@ class DeadLetterRepository(DeadLetterReads):
         )
         samples = select(dead_letters).order_by(at.desc(), dead_letters.c.id.desc()).limit(1)
         groups, recent, samples = (
-            filtered(query, letter_filter, self._database.dialect)
+            filter_letters(query, letter_filter, self._database.dialect)
             for query in (groups, recent, samples)
         )
 
@@ -129,7 +134,7 @@ class DeadLetterRepository(DeadLetterReads):
         """Return the letters in one of the states, oldest first, from after that time of death and
         id."""
         at, key = dead_letters.c.dead_at, dead_letters.c.id
-        query = filtered(select(dead_letters), letter_filter, self._database.dialect)
+        query = filter_letters(select(dead_letters), letter_filter, self._database.dialect)
         query = query.where(dead_letters.c.state.in_(sorted(states)))
         if after is not None:
             query = query.where(tuple_(at, key) > tuple_(*after))

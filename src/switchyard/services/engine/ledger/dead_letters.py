@@ -35,8 +35,9 @@ REFUSED = "refused"
 """Reason of letters that are in the ledger alone."""
 
 
-class DeadLetterReads(Repository):
-    """All raise LedgerUnavailable when the database is away."""
+class DeadLetterIndex(Repository):
+    """Indexes dead letters, and reads the index. All methods raise LedgerUnavailable when the
+    database is away."""
 
     async def index_dead(
         self, letters: Sequence[DeadLetterRecord], *, recount: bool = False
@@ -52,28 +53,28 @@ class DeadLetterReads(Repository):
             return
         now = self.clock.time()
         rows = [_columns(letter, now) for letter in sorted(letters, key=lambda letter: letter.id)]
-        burials = [MarkDead(letter) for letter in letters if letter.job_id is not None]
+        mark_dead_operations = [MarkDead(letter) for letter in letters if letter.job_id is not None]
 
         def work(connection: Connection) -> None:
-            if burials:
-                self._writer.run(connection, burials)
+            if mark_dead_operations:
+                self._writer.run(connection, mark_dead_operations)
             insert = insert_into(connection, dead_letters)
-            # A later generation is no further copy: its job was redriven in between.
-            another = (dead_letters.c.state == DeadLetterState.WAITING) & (
+            # A letter of a later generation is no copy: its job was redriven in between.
+            is_copy = (dead_letters.c.state == DeadLetterState.WAITING) & (
                 dead_letters.c.redrives == insert.excluded.redrives
             )
             # Of several letters of one death the first is kept, as when `jobs.dead` is read; a
             # letter of fewer attempts than the known one changes nothing.
-            same = another & (dead_letters.c.attempts >= insert.excluded.attempts)
+            is_same_death = is_copy & (dead_letters.c.attempts >= insert.excluded.attempts)
             changes: dict[str, Any] = {
-                column.name: case((same, column), else_=insert.excluded[column.name])
+                column.name: case((is_same_death, column), else_=insert.excluded[column.name])
                 for column in dead_letters.c
                 if column.name not in ("id", "first_at", "updated_at")
             }
             changes["updated_at"] = insert.excluded.updated_at
             copies = insert.excluded.copies
             changes["copies"] = (
-                copies if recount else case((another, dead_letters.c.copies + copies), else_=copies)
+                copies if recount else case((is_copy, dead_letters.c.copies + copies), else_=copies)
             )
             connection.execute(
                 insert.on_conflict_do_update(index_elements=["id"], set_=changes), rows
@@ -83,14 +84,16 @@ class DeadLetterReads(Repository):
 
     async def record_dead(self, letters: Sequence[DeadLetterRecord]) -> None:
         """Mark the jobs of letters dead, as `index_dead` does, without indexing the letters."""
-        burials = [MarkDead(letter) for letter in letters]
-        if burials:
-            await self._database.write(lambda connection: self._writer.run(connection, burials))
+        mark_dead_operations = [MarkDead(letter) for letter in letters]
+        if mark_dead_operations:
+            await self._database.write(
+                lambda connection: self._writer.run(connection, mark_dead_operations)
+            )
 
-    async def note_returned(self, letter_ids: Sequence[str], now: float) -> None:
+    async def record_returned(self, letter_ids: Sequence[str], now: float) -> None:
         """Record that displaced jobs were returned to their queues unchanged."""
         dialect = self._database.dialect
-        # A job that has died again meanwhile has another letter, which stays as it is.
+        # A job that has died again meanwhile has is_copy letter, which stays as it is.
         statement = text(
             "UPDATE dead_letters SET state = 'redriven', updated_at = :now "
             f"WHERE {keys_condition(dialect, 'id')} AND state = 'waiting' AND reason = :reason"
@@ -102,10 +105,10 @@ class DeadLetterReads(Repository):
         }
         await self._database.write(lambda connection: connection.execute(statement, parameters))
 
-    async def note_not_displaced(self, letters: Sequence[DeadLetterRecord]) -> None:
+    async def record_not_displaced(self, letters: Sequence[DeadLetterRecord]) -> None:
         """Record that displaced letters are not returned to their queues after all: their jobs are
         dead, and the letters wait for a redrive."""
-        burials = [MarkDead(letter) for letter in letters]
+        mark_dead_operations = [MarkDead(letter) for letter in letters]
         statement = text(
             "UPDATE dead_letters SET reason = :reason, error_message = :message, "
             "fingerprint = :fingerprint WHERE id = :letter AND reason = :before"
@@ -122,14 +125,14 @@ class DeadLetterReads(Repository):
         ]
 
         def work(connection: Connection) -> None:
-            self._writer.run(connection, burials)
+            self._writer.run(connection, mark_dead_operations)
             connection.execute(statement, rows)
 
         if letters:
             await self._database.write(work)
 
     async def find_foreign(self, letters: Sequence[FoundLetter]) -> set[int]:
-        """Return the indexes of letters that carry another job's id: see
+        """Return the indexes of letters that carry is_copy job's id: see
         `copy_validation.is_foreign_letter`."""
         contents = [(each, each.message.job_id, _content_of(each.message)) for each in letters]
         dialect, at = self._database.dialect, self.clock.time()
@@ -141,16 +144,16 @@ class DeadLetterReads(Repository):
 
             def list_foreign() -> set[int]:
                 return {
-                    place
-                    for place, (letter, job_id, each) in enumerate(contents)
+                    index
+                    for index, (letter, job_id, each) in enumerate(contents)
                     if each is None or is_foreign_letter(letter, each, at, known.get(job_id))
                 }
 
             suspects = list_foreign()
-            unsure = {contents[place][1] for place in suspects} & known.keys()
-            if not unsure:
+            unsure_ids = {contents[index][1] for index in suspects} & known.keys()
+            if not unsure_ids:
                 return suspects
-            load_edits(connection, dialect, known, unsure)
+            load_edits(connection, dialect, known, unsure_ids)
             return list_foreign()
 
         return await self._database.read(work) if contents else set()
@@ -165,7 +168,7 @@ class DeadLetterReads(Repository):
         """List dead letters, the latest first. Raises ValueError for a limit outside 1 to 1,000 or
         a cursor that is not from a page before."""
         letter_filter = letter_filter or DeadLetterFilter()
-        query = filtered(select(dead_letters), letter_filter, self._database.dialect)
+        query = filter_letters(select(dead_letters), letter_filter, self._database.dialect)
         at, key = dead_letters.c.dead_at, dead_letters.c.id
         return await self._database.read(
             lambda connection: fetch_page(connection, query, at, key, to_letter, limit, cursor)
@@ -173,7 +176,7 @@ class DeadLetterReads(Repository):
 
     async def count_dead(self, letter_filter: DeadLetterFilter) -> int:
         """Count the dead letters that match."""
-        query = filtered(
+        query = filter_letters(
             select(func.count()).select_from(dead_letters), letter_filter, self._database.dialect
         )
         return await self._database.read(lambda connection: connection.scalar(query) or 0)
@@ -220,7 +223,7 @@ class DeadLetterReads(Repository):
         self, letter_ids: Sequence[str], state: DeadLetterState, now: float
     ) -> int:
         """Record a new state of letters; return the number of letters found. For a redrive, see
-        `note_redriven`."""
+        `record_redriven`."""
         dialect = self._database.dialect
         statement = text(
             "UPDATE dead_letters SET state = :state, updated_at = :now "
@@ -268,7 +271,9 @@ def _columns(letter: DeadLetterRecord, now: float) -> dict[str, Any]:
     }
 
 
-def filtered(query: Select[Any], letter_filter: DeadLetterFilter, dialect: str) -> Select[Any]:
+def filter_letters(
+    query: Select[Any], letter_filter: DeadLetterFilter, dialect: str
+) -> Select[Any]:
     """Add the conditions of a filter to a query."""
     for name in ("state", "reason", "job_type", "lane", "error_type"):
         value = getattr(letter_filter, name)

@@ -32,18 +32,18 @@ class DueWork:
 
 
 class DueWorkReads(Repository):
-    """All raise LedgerUnavailable when the database is away."""
+    """Finds work that is due. All methods raise LedgerUnavailable when the database is away."""
 
     @read
     def find_due(
-        self, connection: Connection, moment: float, *, unconfirmed_before: float, silent_for: float
+        self, connection: Connection, now: float, *, unconfirmed_before: float, silent_for: float
     ) -> DueWork:
-        """Find due work of all kinds. Jobs count when they are due at `moment`, were recorded
+        """Find due work of all kinds. Jobs count when they are due at `now`, were recorded
         before `unconfirmed_before` and are not confirmed, or run in a worker that has been silent
         for `silent_for` seconds. The other times are seconds since the epoch."""
         row = connection.execute(
             _due_work(connection.dialect.name),
-            {"moment": moment, "before": unconfirmed_before, "silent_for": silent_for},
+            {"now": now, "before": unconfirmed_before, "silent_for": silent_for},
         ).one()
         jobs, schedules, limits, bulk, paused = map(bool, row)
         pauses = load_pauses(connection) if paused else []
@@ -56,7 +56,7 @@ def _due_work(dialect: str) -> TextClause:
     # Literal states: only with these does the database use the partial indexes.
     return text(
         "SELECT "
-        "EXISTS (SELECT 1 FROM jobs WHERE state = 'scheduled' AND run_at <= :moment) "
+        "EXISTS (SELECT 1 FROM jobs WHERE state = 'scheduled' AND run_at <= :now) "
         "OR EXISTS (SELECT 1 FROM jobs WHERE state = 'pending' AND updated_at < :before) "
         "OR EXISTS (SELECT 1 FROM jobs "
         "LEFT JOIN workers ON workers.worker_id = jobs.worker_id "

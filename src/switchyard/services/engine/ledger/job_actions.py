@@ -13,7 +13,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, func, select, text, update
 
-from switchyard.services.engine.ledger.bulk_operations import keep_hold
+from switchyard.services.engine.ledger.bulk_operations import lock_if_held
 from switchyard.services.engine.ledger.sql.attempt_ops import Cancel
 from switchyard.services.engine.ledger.sql.codec import to_json
 from switchyard.services.engine.ledger.sql.dialect import among, insert_into
@@ -29,7 +29,8 @@ MAX_NOTED_FOR_JOB = 50
 
 
 class JobActionRepository(Repository):
-    """All raise LedgerUnavailable when the database is away."""
+    """Applies bulk actions to jobs. All methods raise LedgerUnavailable when the database is
+    away."""
 
     @write
     def cancel(
@@ -41,7 +42,7 @@ class JobActionRepository(Repository):
         now: float,
     ) -> dict[str, CancelResult] | None:
         """Cancel jobs, as `JobRepository.cancel` does each."""
-        if not keep_hold(connection, operation_id, holder):
+        if not lock_if_held(connection, operation_id, holder):
             return None
         ids = sorted(job_ids)
         results = self._writer.run(connection, [Cancel(each, now) for each in ids])
@@ -69,7 +70,7 @@ class JobActionRepository(Repository):
         it. A job that this operation has moved before is not moved again, but returned again, as
         its new copy may not have been sent.
         """
-        if not keep_hold(connection, operation_id, holder):
+        if not lock_if_held(connection, operation_id, holder):
             return None
         moves_by_id = {each.job_id: each for each in moves}
         recorded_ids = set(
@@ -103,7 +104,7 @@ class JobActionRepository(Repository):
         return publish
 
     @write
-    def note_reruns(
+    def record_reruns(
         self,
         connection: Connection,
         operation_id: str,
@@ -113,7 +114,7 @@ class JobActionRepository(Repository):
     ) -> bool:
         """Note, for each job, the new one that does it again. False where the operation is no
         longer the holder's."""
-        if not keep_hold(connection, operation_id, holder):
+        if not lock_if_held(connection, operation_id, holder):
             return False
         notes = {job_id: {"new_job_id": new} for job_id, new in reruns.items()}
         _record_actions(connection, operation_id, now, notes)

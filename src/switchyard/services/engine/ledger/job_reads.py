@@ -1,4 +1,4 @@
-"""Reading jobs: one, many, counts, a pipeline; and what the scheduler has to publish."""
+"""Read jobs: one, many, counts, a pipeline; and those that the scheduler has to publish."""
 
 from __future__ import annotations
 
@@ -94,24 +94,24 @@ _ATTEMPTS_QUERY = (
 )
 
 COUNT_SECONDS = 0.1
+"""Seconds that a count of ended jobs may take; the result of a slower one is reused."""
 COUNT_PAUSE_RATIO = 20.0
-"""A count of ended jobs is reused for this many times its duration: so counting takes at most about
-a twentieth of the time."""
+"""How many times its duration a slow count of ended jobs is reused: counting takes at most about a
+twentieth of the time."""
 MANY_ENDED = 100_000
-"""Fewer ended jobs are counted each time, even slowly: then only the machine is busy with other
-work."""
+"""Fewer ended jobs are counted each time: if that is slow, the machine is busy with other work."""
 EXAMINED_JOBS = 20_000
-"""Jobs that are examined for one page of those that no index finds: some hundredths of a second
-instead of many seconds where there are millions."""
-EXAMINED_FIRST = 10
-"""How many times the length of a page is examined at first."""
+"""Jobs that are examined for one page if no index finds those that match. It takes some hundredths
+of a second; to examine millions would take many seconds."""
+FIRST_EXAMINED_PAGES = 10
+"""Lengths of a page that are examined at first."""
 _IDS_PAGE = 10_000
 """Ids that are read in one transaction."""
 
 
 class JobReads(Repository):
-    """Reads that wait for no writer. All methods raise LedgerUnavailable when the database is
-    away."""
+    """Reads jobs, without waiting for a writer. All methods raise LedgerUnavailable when the
+    database is away."""
 
     def __init__(self, core: LedgerCore) -> None:
         super().__init__(core)
@@ -126,7 +126,7 @@ class JobReads(Repository):
         if row is None:
             return None
         ended = connection.execute(_ATTEMPTS_QUERY, {"job": job_id})
-        return to_record(row, tuple(_attempt(each) for each in ended))
+        return to_record(row, tuple(_to_attempt(each) for each in ended))
 
     async def require(self, job_id: str) -> JobRecord:
         """Return the job with its timeline. Raises UnknownJob."""
@@ -179,39 +179,41 @@ class JobReads(Repository):
 
         def read_page(connection: Connection, number: int | None) -> JobListing:
             bound = None
-            wanted = job_filter
+            bounded_filter = job_filter
             if number is not None:
                 bound = find_bound(connection, job_filter, number, cursor)
             if bound is not None:
-                wanted = replace(job_filter, since=bound)
-            parts = state_lane_conditions(connection, wanted)
-            rest = wanted if parts is None else replace(wanted, state=None, lane=None)
+                bounded_filter = replace(job_filter, since=bound)
+            parts = state_lane_conditions(connection, bounded_filter)
+            rest = bounded_filter
+            if parts is not None:
+                rest = replace(bounded_filter, state=None, lane=None)
             query = filter_jobs(_summaries(), rest, now, dialect)
-            page = fetch_page(connection, query, at, key, _summary, limit, cursor, parts=parts)
-            following = page.next_cursor
-            if following is None and bound is not None:
-                following = cursor_before(bound)
-            return JobListing(_with_tags(connection, page.items), following, bound)
+            page = fetch_page(connection, query, at, key, _to_summary, limit, cursor, parts=parts)
+            next_cursor = page.next_cursor
+            if next_cursor is None and bound is not None:
+                next_cursor = cursor_before(bound)
+            return JobListing(_with_tags(connection, page.items), next_cursor, bound)
 
-        def work(connection: Connection) -> JobListing:
+        def read_listing(connection: Connection) -> JobListing:
             if examined is None or not job_filter.is_scan:
                 return read_page(connection, None)
-            # Even to count 20,000 jobs takes longer than to find the usual ones, of which a page
-            # of the newest jobs is full.
-            first = min(EXAMINED_FIRST * limit, examined)
+            # Usually, a page is filled from the newest jobs. To find these is quicker than even to
+            # count 20,000 jobs.
+            first = min(FIRST_EXAMINED_PAGES * limit, examined)
             page = read_page(connection, first)
             if page.examined_since is None or len(page.items) == limit or first == examined:
                 return page
             return read_page(connection, examined)
 
-        return await self._database.read(work)
+        return await self._database.read(read_listing)
 
     @read
     def find_bound(
         self, connection: Connection, job_filter: JobFilter, number: int
     ) -> float | None:
-        """Return since when jobs are examined where `list_jobs` examines `number` for its first
-        page; None where that is all that the filter leaves."""
+        """Return the time of the oldest job that `list_jobs` examines for its first page, if it
+        examines `number` jobs; None if these are all that the filter leaves."""
         return find_bound(connection, job_filter, number, None)
 
     async def matching_jobs(
@@ -224,17 +226,17 @@ class JobReads(Repository):
     ) -> list[JobSummary]:
         """Return jobs that match the filter and are in one of the states, the oldest first. `after`
         is the position of the last job of the page before: when it was made, and its id."""
-        found: list[JobSummary] = []
+        matching: list[JobSummary] = []
         async for span in self._spans(job_filter, states, 0.0 if after is None else after[0]):
             query = self._matching(_summaries(), span, states)
             at, key = sort_columns(span)
             if after is not None:
                 query = query.where(at >= after[0], tuple_(at, key) > tuple_(*after))
-            query = query.order_by(at, key).limit(limit - len(found))
-            found += await self._database.read(partial(_fetch_summaries, query=query))
-            if len(found) == limit:
+            query = query.order_by(at, key).limit(limit - len(matching))
+            matching += await self._database.read(partial(_fetch_summaries, query=query))
+            if len(matching) == limit:
                 break
-        return found
+        return matching
 
     async def count_matching(
         self, job_filter: JobFilter, states: Collection[State], *, at_most: int
@@ -252,9 +254,9 @@ class JobReads(Repository):
     async def _spans(
         self, job_filter: JobFilter, states: Collection[State], since: float
     ) -> AsyncIterator[JobFilter]:
-        """Yield the filter cut into spans of time, the oldest first, each with about EXAMINED_JOBS
-        jobs: to look through millions at once takes longer than a statement may. Yield it as a
-        whole where an index finds its jobs."""
+        """Cut the filter into spans of time with about EXAMINED_JOBS jobs each, and yield these,
+        the oldest first: to look through millions at once takes longer than a statement may.
+        Yield the filter itself if an index finds its jobs."""
         if job_filter.is_indexed:
             yield job_filter
             return
@@ -296,8 +298,8 @@ class JobReads(Repository):
             self._database.dialect,
         )
         at, key = sort_columns(job_filter)
-        found = query.order_by(at.desc(), key.desc()).limit(newest).subquery()
-        counted = select(found.c.state, func.count()).group_by(found.c.state)
+        sample = query.order_by(at.desc(), key.desc()).limit(newest).subquery()
+        counted = select(sample.c.state, func.count()).group_by(sample.c.state)
         return {State(state): number for state, number in connection.execute(counted)}
 
     @read
@@ -348,17 +350,17 @@ class JobReads(Repository):
 
     @read
     def timed_out(self, connection: Connection, since: float) -> dict[str, int]:
-        """Count, by type, the jobs that have exceeded their time limit since then, and that wait
-        for another attempt or are dead; the largest number first."""
+        """Count, by type, the jobs that exceeded their time limit after `since`, and that wait for
+        another attempt or are dead; the largest number first."""
         late = (jobs.c.error_type == TIMED_OUT) & (jobs.c.updated_at >= since)
         query = select(jobs.c.job_type, func.count()).where(late).group_by(jobs.c.job_type)
-        found: Counter[str] = Counter()
+        number_by_type: Counter[str] = Counter()
         for condition in (jobs.c.state == State.RETRYING, IS_DEAD):  # each has an index
             for job_type, number in connection.execute(query.where(condition)):
-                found[job_type] += number
-        return dict(found.most_common())
+                number_by_type[job_type] += number
+        return dict(number_by_type.most_common())
 
-    async def unheeded_cancels(self, before: float, limit: int) -> list[JobSummary]:
+    async def ignored_cancels(self, before: float, limit: int) -> list[JobSummary]:
         """Return jobs that still run although their cancellation was requested before that time;
         the oldest request first."""
         query = (
@@ -368,7 +370,7 @@ class JobReads(Repository):
             .limit(limit)
         )
         return await self._database.read(
-            lambda connection: [_summary(row) for row in connection.execute(query)]
+            lambda connection: [_to_summary(row) for row in connection.execute(query)]
         )
 
     @read
@@ -384,10 +386,10 @@ class JobReads(Repository):
             .limit(limit)
         )
         rows = [*connection.execute(root), *connection.execute(others)]
-        return [_summary(row) for row in rows]
+        return [_to_summary(row) for row in rows]
 
     @read
-    def run_heads(
+    def run_versions(
         self, connection: Connection, job_ids: Collection[str], *, limit: int = 1_000
     ) -> dict[str, Hashable]:
         """Return a value by job id that changes whenever the job, its dead letter or another job of
@@ -416,8 +418,8 @@ class JobReads(Repository):
             .scalar_subquery(),
             select(func.count()).where(job_actions.c.job_id == jobs.c.id).scalar_subquery(),
         )
-        found = own.select_from(_WITH_PROGRESS).where(among(connection, jobs.c.id, job_ids))
-        return {row.id: tuple(row) for row in connection.execute(found)}
+        query = own.select_from(_WITH_PROGRESS).where(among(connection, jobs.c.id, job_ids))
+        return {row.id: tuple(row) for row in connection.execute(query)}
 
     @read
     def pipelines(
@@ -434,7 +436,7 @@ class JobReads(Repository):
         )
         pipelines: dict[str, list[JobSummary]] = {}
         for row in connection.execute(query):
-            job = _summary(row)
+            job = _to_summary(row)
             if job.id in ids:
                 pipelines.setdefault(job.id, []).insert(0, job)
             elif job.pipeline is not None:
@@ -450,7 +452,7 @@ class JobReads(Repository):
         query = (
             select(jobs)
             .where(jobs.c.state == State.PENDING, jobs.c.updated_at < older_than)
-            .where(*_outside(without))
+            .where(*_not_in_queues(without))
             .order_by(_URGENCY, jobs.c.created_at)
             .limit(limit)
         )
@@ -480,7 +482,7 @@ class JobReads(Repository):
             select(jobs)
             # Literal text: only with it does the database use the partial index.
             .where(text("state = 'scheduled'"), jobs.c.run_at <= now)
-            .where(*_outside(without))
+            .where(*_not_in_queues(without))
             .order_by(_URGENCY, jobs.c.run_at)
             .limit(limit)
         )
@@ -517,7 +519,7 @@ def _fetch_ids(connection: Connection, query: Select[Any]) -> list[str]:
 
 
 def _fetch_summaries(connection: Connection, query: Select[Any]) -> list[JobSummary]:
-    return [_summary(row) for row in connection.execute(query)]
+    return [_to_summary(row) for row in connection.execute(query)]
 
 
 def _fetch_number(connection: Connection, query: Select[Any]) -> int:
@@ -528,17 +530,17 @@ def _summaries() -> Select[Any]:
     return select(*_SUMMARY, *_PROGRESS).select_from(_WITH_PROGRESS)
 
 
-def _outside(queues: Collection[tuple[str, str]]) -> list[ColumnElement[bool]]:
+def _not_in_queues(queues: Collection[tuple[str, str]]) -> list[ColumnElement[bool]]:
     """Return the conditions that leave out the jobs of these queues."""
     return [~((jobs.c.lane == lane) & (jobs.c.worker == worker)) for lane, worker in queues]
 
 
 def _count_states(connection: Connection, states: Collection[State]) -> dict[str, dict[State, int]]:
-    found: dict[str, dict[State, int]] = {}
+    counts: dict[str, dict[State, int]] = {}
     query = select(jobs.c.state, jobs.c.lane, func.count()).where(jobs.c.state.in_(states))
     for state, lane, number in connection.execute(query.group_by("state", "lane")):
-        found.setdefault(lane, {})[State(state)] = number
-    return found
+        counts.setdefault(lane, {})[State(state)] = number
+    return counts
 
 
 def _with_tags(connection: Connection, summaries: Sequence[JobSummary]) -> tuple[JobSummary, ...]:
@@ -558,7 +560,7 @@ def _summary_fields(row: RowMapping) -> dict[str, Any]:
     return fields
 
 
-def _summary(row: Row[Any]) -> JobSummary:
+def _to_summary(row: Row[Any]) -> JobSummary:
     return JobSummary(**_summary_fields(row._mapping))
 
 
@@ -577,7 +579,7 @@ def to_record(row: Row[Any], timeline: tuple[AttemptRecord, ...] = ()) -> JobRec
     )
 
 
-def _attempt(row: Row[Any]) -> AttemptRecord:
+def _to_attempt(row: Row[Any]) -> AttemptRecord:
     columns = row._mapping
     return AttemptRecord(
         redrive=columns["redrive"],

@@ -1,4 +1,4 @@
-"""Job types as workers know them, for processes that lack their modules."""
+"""Store job types as workers know them, for processes that lack their modules."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ TYPES_VERSION = (
 
 
 class JobTypeRepository(Repository):
-    """Registered job types; at most MAX_JOB_TYPES. All raise LedgerUnavailable when the database is
-    away."""
+    """Stores registered job types, at most MAX_JOB_TYPES. All methods raise LedgerUnavailable when
+    the database is away."""
 
     @write
     def register(

@@ -26,7 +26,7 @@ from switchyard.services.engine.records.results import (
 )
 from switchyard.services.engine.records.states import IN_QUEUES, AttemptOutcome, State
 
-Answer = TypeVar("Answer")
+ResultT = TypeVar("ResultT")
 
 OWN_STATEMENT_THRESHOLD = 100
 """So many jobs or more are marked by a statement of their own, and do not wait for a group
@@ -34,9 +34,9 @@ commit."""
 
 
 class JobRepository(Repository):
-    """Writes jobs' states: the hot path. Changes of single jobs are committed in groups. All
-    methods may be called by any number of coroutines, and raise LedgerUnavailable when the database
-    is away: the same call may then be made again."""
+    """Writes jobs' states: the busiest part of the ledger. Changes of single jobs are committed in
+    groups. All methods may be called by any number of coroutines, and raise LedgerUnavailable when
+    the database is away: the same call may then be made again."""
 
     async def record(self, job: NewJob) -> Recorded:
         """Make the job's row, `pending` or (with `run_at`) `scheduled`.
@@ -46,18 +46,18 @@ class JobRepository(Repository):
         return await self._committer.submit(ops.InsertJob(job))
 
     async def record_many(self, batch: Sequence[NewJob]) -> list[Recorded | IdempotencyConflict]:
-        """Record jobs, answered in order; a conflict stands in its job's place.
+        """Record jobs; return the results in order, with a conflict in its job's place.
 
         Not all or nothing: when another error is raised, some of them may be recorded, and the
         same call may be made again.
         """
-        answers = await self._committer.submit_many([ops.InsertJob(job) for job in batch])
-        results: list[Recorded | IdempotencyConflict] = []
-        for answer in answers:
-            if isinstance(answer, BaseException) and not isinstance(answer, IdempotencyConflict):
-                raise answer
-            results.append(answer)
-        return results
+        results = await self._committer.submit_many([ops.InsertJob(job) for job in batch])
+        recorded: list[Recorded | IdempotencyConflict] = []
+        for result in results:
+            if isinstance(result, BaseException) and not isinstance(result, IdempotencyConflict):
+                raise result
+            recorded.append(result)
+        return recorded
 
     async def requeue_all(self, lane: str | None = None) -> int:
         """Make queued jobs pending again, all or those of a lane, after the broker has lost them:
@@ -100,8 +100,8 @@ class JobRepository(Repository):
     async def pin(self, job_ids: Sequence[str]) -> dict[str, State]:
         """Pin jobs that other requests have recorded: they are not rolled back any more. Returns
         the states of those that exist; a missing one was rolled back before."""
-        answers = await self._committer.submit_many([ops.PinJob(job_id) for job_id in job_ids])
-        states = zip(job_ids, _raise_first_error(answers), strict=True)
+        results = await self._committer.submit_many([ops.PinJob(job_id) for job_id in job_ids])
+        states = zip(job_ids, _raise_first_error(results), strict=True)
         return {job_id: state for job_id, state in states if state is not None}
 
     async def rollback_inserts(self, created: Sequence[Created]) -> list[State | None]:
@@ -194,14 +194,14 @@ class JobRepository(Repository):
         return len(ids)
 
 
-def _raise_first_error(answers: Sequence[Answer | BaseException]) -> list[Answer]:
-    """Return the answers if none is an error; else raise the first error."""
-    all_answers: list[Answer] = []
-    for answer in answers:
-        if isinstance(answer, BaseException):
-            raise answer
-        all_answers.append(answer)
-    return all_answers
+def _raise_first_error(results: Sequence[ResultT | BaseException]) -> list[ResultT]:
+    """Return the results if none is an error; else raise the first error."""
+    checked: list[ResultT] = []
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+        checked.append(result)
+    return checked
 
 
 _RELEASED_COLUMNS = (

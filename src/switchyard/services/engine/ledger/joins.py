@@ -35,20 +35,21 @@ _JOB_COLUMNS = (
 
 
 class JoinRepository(Repository):
-    """All raise LedgerUnavailable when the database is away."""
+    """Records, seals and reads joins. All methods raise LedgerUnavailable when the database is
+    away."""
 
     async def record_joined(self, batch: Sequence[NewJob]) -> list[Recorded]:
         """Record jobs and the one that waits for them, all or none: otherwise, after a crash, some
         could end before the others are recorded. Raises RowRejected."""
-        records = [ops.InsertJob(job) for job in batch]
-        answers = await self._database.write(
-            lambda connection: self._writer.run(connection, records)
+        inserts = [ops.InsertJob(job) for job in batch]
+        results = await self._database.write(
+            lambda connection: self._writer.run(connection, inserts)
         )
         recorded: list[Recorded] = []
-        for answer in answers:
-            if isinstance(answer, LedgerError):
-                raise answer
-            recorded.append(answer)
+        for result in results:
+            if isinstance(result, LedgerError):
+                raise result
+            recorded.append(result)
         return recorded
 
     async def seal(
@@ -69,7 +70,7 @@ class JoinRepository(Repository):
         return None if row is None else _record(row)
 
     async def stuck_joins(self, limit: int) -> list[JoinRecord]:
-        """Return the joins that wait for dead jobs alone."""
+        """Return the joins that wait only for dead jobs: all others have ended."""
         waits = select(jobs.c.id).where(jobs.c.id == joins.c.id, jobs.c.state == State.JOINING)
         query = (
             select(joins)

@@ -35,7 +35,8 @@ _INSERT = text(
 
 
 class LaneHistory(Repository):
-    """All raise LedgerUnavailable when the database is away."""
+    """Stores the minutes of each lane. All methods raise LedgerUnavailable when the database is
+    away."""
 
     @read
     def minutes(self, connection: Connection, since: float) -> list[LaneMinute]:

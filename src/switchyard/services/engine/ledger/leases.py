@@ -40,8 +40,8 @@ LEASE_POLL_INTERVAL = 0.1
 
 
 class LeaseRepository(Repository):
-    """Each lease has a name and at most one holder, by the database's clock. All raise
-    LedgerUnavailable when the database is away."""
+    """Grants and renews leases. Each has a name and at most one holder, by the database's clock.
+    All methods raise LedgerUnavailable when the database is away."""
 
     @write
     def acquire_lease(
@@ -121,8 +121,10 @@ class LeaseRepository(Repository):
             f"DELETE FROM leases WHERE {is_old} AND name IN "
             f"(SELECT name FROM leases WHERE {is_old} LIMIT :most)"
         )
-        gone = connection.execute(query, {"age": age, "most": limit})
-        return Removal(Counter({"leases": gone.rowcount}), gone.rowcount < limit, watch.seconds())
+        deleted = connection.execute(query, {"age": age, "most": limit})
+        return Removal(
+            Counter({"leases": deleted.rowcount}), deleted.rowcount < limit, watch.seconds()
+        )
 
     @asynccontextmanager
     async def holding_lease(self, name: str, wait: Sleep = asyncio.sleep) -> AsyncIterator[None]:
@@ -136,12 +138,12 @@ class LeaseRepository(Repository):
 
     @asynccontextmanager
     async def keeping_lease(
-        self, name: str, holder: str, *, most: float = math.inf
+        self, name: str, holder: str, *, longest_hold: float = math.inf
     ) -> AsyncIterator[None]:
         """Renew a lease that the holder has just taken, and give it back at the end. It is free
-        LEASE_SECONDS seconds after the holder's death, and after `most` seconds even while it
-        lives."""
-        until = time.monotonic() + most
+        LEASE_SECONDS seconds after the holder's death, and after `longest_hold` seconds even
+        while it lives."""
+        until = time.monotonic() + longest_hold
 
         async def renew() -> None:
             if time.monotonic() < until:

@@ -45,7 +45,8 @@ IDLE_LIMIT_TTL = 3600.0
 
 
 class LimitRepository(Repository):
-    """All raise LedgerUnavailable when the database is away."""
+    """Grants, renews and releases permits, and reports limits. All methods raise LedgerUnavailable
+    when the database is away."""
 
     async def take_permits(self, request: PermitRequest) -> PermitAnswer:
         """Give a job a permit of each of its limits at once, or none."""
@@ -66,9 +67,9 @@ class LimitRepository(Repository):
         return await self._permit_committer.submit(cast("JobChange[PermitAnswer]", change))
 
     async def wake_waiting(self, at_most: int = 100) -> list[WokenJob]:
-        """Wake jobs that may run now although no permit was returned, as a rate or the lease of a
-        dead worker has run out; and jobs that have expired. The caller must send them to their
-        queues. Examines `at_most` limits."""
+        """Wake jobs that may run now although no permit was returned: the minute of a rate, or the
+        lease of a dead worker is over. Also wake jobs that have expired. The caller must send all
+        of them to their queues. Examines `at_most` limits."""
         return await self._database.write(lambda connection: wake_waiting(connection, at_most))
 
     @write

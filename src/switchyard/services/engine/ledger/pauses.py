@@ -64,7 +64,8 @@ class TooManyPauses(ConflictError):
 
 
 class PauseRepository(Repository):
-    """All raise LedgerUnavailable when the database is away."""
+    """Stores pauses, and holds and releases jobs by them. All methods raise LedgerUnavailable when
+    the database is away."""
 
     @write
     def pause(self, connection: Connection, new_pause: NewPause) -> PauseRecord:
@@ -164,8 +165,8 @@ class PauseRepository(Repository):
 
     @read
     def held(self, connection: Connection, job_ids: Sequence[str]) -> set[str]:
-        """Return the ids of those of these jobs that have neither begun nor ended, and that a pause
-        holds."""
+        """Return the ids of those of these jobs that a pause holds; running and ended ones are left
+        out."""
         if not job_ids:
             return set()
         query = select(jobs.c.id).where(
@@ -176,8 +177,8 @@ class PauseRepository(Repository):
         return set(connection.scalars(query))
 
     async def hold(self, job_ids: Sequence[str], now: float) -> set[str]:
-        """Make those of these jobs `paused` that a pause holds, and return their ids: they must not
-        be published. For jobs that the broker does not have, or has given up."""
+        """Mark those of these jobs `paused` that a pause holds, and return their ids: they must not
+        be published. Only for jobs that the broker does not have, or has given up."""
         if not job_ids or not (await self.active()).pauses:
             return set()
         held = await self._hold(job_ids, now)
@@ -201,7 +202,7 @@ class PauseRepository(Repository):
         lane first, then the oldest job."""
         job_ids: list[str] = []
         is_free = ~_is_paused(connection)
-        for lane in LANES:  # one by one, by the index: a million other jobs may still be held
+        for lane in LANES:  # one by one, to use the index: a million other jobs may still be held
             query = (
                 select(jobs.c.id)
                 .where(jobs.c.state == State.PAUSED, jobs.c.lane == lane.name, is_free)
@@ -241,11 +242,11 @@ def _end_expired(connection: Connection, now: float) -> None:
 
 
 def _end_pause(
-    connection: Connection, which: ColumnElement[bool], now: float, by: str
+    connection: Connection, condition: ColumnElement[bool], now: float, by: str
 ) -> PauseRecord | None:
     ended = (
         update(pauses)
-        .where(which, _NOT_ENDED)
+        .where(condition, _NOT_ENDED)
         .values(ended_at=now, ended_by=clean(by))
         .returning(pauses)
     )

@@ -11,13 +11,14 @@ from switchyard.services.engine.ledger.sql.codec import fingerprint, to_json
 from switchyard.services.engine.ledger.sql.progress_ops import SaveProgress
 from switchyard.services.engine.ledger.sql.repository import Repository
 from switchyard.services.engine.ledger.sql.tables import job_checkpoints, job_progress, jobs
-from switchyard.services.engine.records.progress import NoteRequest, ProgressRecord
+from switchyard.services.engine.records.progress import ProgressRecord, ProgressRequest
 
 
 class ProgressRepository(Repository):
-    """All raise LedgerUnavailable when the database is away."""
+    """Stores progress and checkpoints of running jobs. All methods raise LedgerUnavailable when the
+    database is away."""
 
-    async def note(self, request: NoteRequest) -> bool:
+    async def save(self, request: ProgressRequest) -> bool:
         """Record a job's progress, or its checkpoint in the place of an earlier one. False when
         somebody has taken the job over, or it has ended: nothing is changed then."""
         return await self._committer.submit(SaveProgress(request))
@@ -44,9 +45,9 @@ class ProgressRepository(Repository):
         """Return the checkpoint, JSON, that an earlier attempt at this job has kept; None where
         there is none, or where it belongs to another payload, as a redrive may have changed
         it."""
-        work = fingerprint(message.job_type, to_json(message.payload))
+        content_hash = fingerprint(message.job_type, to_json(message.payload))
         query = select(job_checkpoints.c.data).where(
-            job_checkpoints.c.job_id == message.job_id, job_checkpoints.c.work == work
+            job_checkpoints.c.job_id == message.job_id, job_checkpoints.c.work == content_hash
         )
 
         def read(connection: Connection) -> str | None:

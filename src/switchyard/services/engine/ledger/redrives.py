@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, case, delete, func, select, text, update
 
 from switchyard.broker.lanes import queue_name
-from switchyard.services.engine.ledger.bulk_operations import keep_hold
+from switchyard.services.engine.ledger.bulk_operations import lock_if_held
 from switchyard.services.engine.ledger.job_reads import to_record
 from switchyard.services.engine.ledger.sql import dialect as sql
 from switchyard.services.engine.ledger.sql.codec import to_json
@@ -37,7 +37,8 @@ _LEFTOVERS: sql.Columns = {"letter_id": "text", "redrives": "integer", "copies":
 
 
 class RedriveRepository(Repository):
-    """All raise LedgerUnavailable when the database is away."""
+    """Stores what redrives plan, send and change. All methods raise LedgerUnavailable when the
+    database is away."""
 
     @read
     def job_generations(
@@ -64,7 +65,7 @@ class RedriveRepository(Repository):
         rows = connection.execute(query, keys)
         return {row.id: queue_name(row.lane, row.worker) for row in rows}
 
-    async def note_redriven(
+    async def record_redriven(
         self,
         copies: Sequence[RedrivenCopy],
         now: float,
@@ -72,7 +73,7 @@ class RedriveRepository(Repository):
     ) -> None:
         """Record that the broker has these copies: their jobs are queued again unless a worker has
         already started them, and their letters no longer wait unless the jobs have died again.
-        `leftovers`: see `note_leftovers`."""
+        `leftovers`: see `record_leftovers`."""
         if not copies:
             return
         redriven = [
@@ -95,7 +96,7 @@ class RedriveRepository(Repository):
 
     # --- letters that no longer wait, but are still in the queue -----------------------------
 
-    async def note_leftovers(self, leftovers: Sequence[LeftoverLetter]) -> None:
+    async def record_leftovers(self, leftovers: Sequence[LeftoverLetter]) -> None:
         """Record letters that no longer wait, but whose messages are still in `jobs.dead`: the next
         scan of it removes the messages."""
         if leftovers:
@@ -135,7 +136,7 @@ class RedriveRepository(Repository):
 
     # --- one operation ----------------------------------------------------------------------
 
-    async def plan_redriven(
+    async def record_plan(
         self,
         operation_id: str,
         holder: str,
@@ -157,7 +158,7 @@ class RedriveRepository(Repository):
         edit_rows = [_edit_columns(edit) for edit in sorted(edits, key=lambda edit: edit.letter_id)]
 
         def work(connection: Connection) -> bool:
-            if not keep_hold(connection, operation_id, holder):
+            if not lock_if_held(connection, operation_id, holder):
                 return False
             statement = sql.insert_into(connection, redriven_letters)
             connection.execute(
@@ -219,7 +220,7 @@ class RedriveRepository(Repository):
         parameters = {"operation": operation_id, **sql.keys_parameter(dialect, letter_ids)}
 
         def work(connection: Connection) -> bool:
-            if not keep_hold(connection, operation_id, holder):
+            if not lock_if_held(connection, operation_id, holder):
                 return False
             connection.execute(statement, parameters)
             return True
@@ -292,7 +293,7 @@ class RedriveRepository(Repository):
             letter_edits.c.redrives.desc(),
         ).limit(limit)
         return await self._database.read(
-            lambda connection: [_edit(row) for row in connection.execute(query)]
+            lambda connection: [_to_edit(row) for row in connection.execute(query)]
         )
 
     @write
@@ -361,13 +362,13 @@ def _add_leftovers(connection: Connection, leftovers: Sequence[LeftoverLetter]) 
     insert = sql.insert_into(connection, leftover_letters)
     # The same redrive written twice counts once; an earlier one of the letter counts in addition.
     is_same = leftover_letters.c.redrives == insert.excluded.redrives
-    before = case((is_same, 0), else_=leftover_letters.c.copies)
+    earlier_copies = case((is_same, 0), else_=leftover_letters.c.copies)
     connection.execute(
         insert.on_conflict_do_update(
             index_elements=["letter_id"],
             set_={
                 "redrives": insert.excluded.redrives,
-                "copies": insert.excluded.copies + before,
+                "copies": insert.excluded.copies + earlier_copies,
             },
         ),
         [asdict(each) for each in sorted(leftovers, key=lambda each: each.letter_id)],
@@ -390,6 +391,6 @@ def _edit_columns(edit: LetterEdit) -> dict[str, Any]:
     }
 
 
-def _edit(row: Row[Any]) -> LetterEdit:
+def _to_edit(row: Row[Any]) -> LetterEdit:
     fields = {column.name: row._mapping[column.name] for column in letter_edits.c}
     return LetterEdit(**{**fields, "headers": json.loads(fields["headers"])})

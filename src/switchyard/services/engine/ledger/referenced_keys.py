@@ -26,7 +26,8 @@ _PAGE = 1_000
 
 
 class ReferencedKeys(Repository):
-    """Raises LedgerUnavailable when the database is away."""
+    """Collects the names of files that are still needed. Raises LedgerUnavailable when the database
+    is away."""
 
     async def names_needed(self, *, since: float = 0.0) -> set[str]:
         """Return all texts that may name a needed file.

@@ -1,9 +1,9 @@
 """Remove ended jobs, letters, operations and workers that are old enough and no longer needed.
 
 Every method is one short transaction, whose size the caller chooses by how long the last one took.
-The transaction that removes also decides what is needed, so a job that is needed by now stays. A
-job is removed after the jobs that followed from it: so a job that runs never misses the ones that
-it followed from.
+The transaction that removes jobs also checks whether they are needed, so a job that has become
+needed stays. A job is removed only after the jobs that followed from it, so a running job never
+misses its predecessors.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ _DELETE_ATTEMPTS = (
 
 
 def _delete_at_once() -> TextClause:
-    """Return PostgreSQL's statement for all rows of jobs: of ten statements, a busy machine would
-    keep each waiting, within the transaction."""
+    """Return PostgreSQL's statement that deletes all rows of jobs. It is one statement, because
+    on a busy machine each of ten would wait, within the transaction."""
     attempts = _DELETE_ATTEMPTS.format(keys_condition("postgresql", "job_id"))
     parts = [
         f"of_attempts AS ({attempts} RETURNING 1)",
@@ -110,11 +110,12 @@ _OPEN_OPERATION = bulk_operations.c.state.not_in(sorted(ENDED))
 
 
 class RetentionRepository(Repository):
-    """All raise LedgerUnavailable when the database is away."""
+    """Removes rows that are old enough and no longer needed. All methods raise LedgerUnavailable
+    when the database is away."""
 
     @read
     def ended_lanes(self, connection: Connection, state: State) -> list[str]:
-        """Return the lanes that have jobs of this state, by a look into the index for each."""
+        """Return the lanes that have jobs in this state; each costs one look into the index."""
         return lanes_in(connection, state)
 
     @read
@@ -127,11 +128,11 @@ class RetentionRepository(Repository):
         *,
         before: tuple[float, str] | None,
         limit: int,
-        foresee: bool = False,
+        expect_removals: bool = False,
     ) -> ExaminedJobs:
         """Tell which of the next `limit` ended jobs can be removed, and why others can't. With
-        `foresee`, a job is not kept for others that are old enough themselves, as these are removed
-        before it."""
+        `expect_removals`, a job is not kept for others that are old enough themselves, as these are
+        removed before it."""
         watch = Stopwatch(connection)
         now = self.clock.time()
         age = ages.shortest(state, lane)
@@ -145,7 +146,7 @@ class RetentionRepository(Repository):
             key = tuple_(jobs.c.created_at, jobs.c.id)
             sample = sample.where(jobs.c.created_at <= at, key < tuple_(*before))
         page = sample.order_by(jobs.c.created_at.desc(), jobs.c.id.desc()).limit(limit).subquery()
-        why = _reason_to_keep(ages, now, foresee=foresee).label("why")
+        why = _reason_to_keep(ages, now, expect_removals=expect_removals).label("why")
         query = (
             select(jobs.c.id, jobs.c.created_at, jobs.c.job_type, why)
             .where(jobs.c.id == page.c.id)
@@ -193,18 +194,18 @@ class RetentionRepository(Repository):
             )
             .with_for_update(of=jobs, skip_locked=True)
         )
-        found = [
+        removable = [
             row
             for row in connection.execute(query)
             if archived is None
             or archived.versions[row.id]
             == JobVersion(microseconds(row.created_at), microseconds(row.updated_at))
         ]
-        if not found:
+        if not removable:
             return Removal(Counter(), True, watch.seconds())
-        removed, is_complete = _delete_jobs(connection, [row.id for row in found])
+        removed, is_complete = _delete_jobs(connection, [row.id for row in removable])
         if is_complete:
-            _count_removed(connection, found)
+            _count_removed(connection, removable)
         return Removal(+removed, is_complete, watch.seconds())
 
     @write
@@ -261,18 +262,18 @@ class RetentionRepository(Repository):
         has sent. Each call removes at most `limit` rows; the last one, the operation itself."""
         watch = Stopwatch(connection)
         query = _old_operations(self.clock.time() - age).limit(1)
-        found = connection.scalar(query)
+        operation_id = connection.scalar(query)
         removed: Counter[str] = Counter()
-        if found is None:
+        if operation_id is None:
             return Removal(removed, True, watch.seconds())
         for key in (redriven_letters.c.letter_id, letter_edits.c.letter_id, job_actions.c.job_id):
             table = key.table
-            condition = table.c.operation_id == found
+            condition = table.c.operation_id == operation_id
             batch = select(key).where(condition).limit(limit)
             deleted = connection.execute(delete(table).where(condition, key.in_(batch)))
             removed[table.name] += deleted.rowcount
         if removed.total() == 0:
-            connection.execute(delete(bulk_operations).where(bulk_operations.c.id == found))
+            connection.execute(delete(bulk_operations).where(bulk_operations.c.id == operation_id))
             removed["bulk_operations"] = 1
         return Removal(+removed, False, watch.seconds())
 
@@ -354,7 +355,7 @@ def _delete_jobs(connection: Connection, ids: Sequence[str]) -> tuple[Counter[st
     return removed, True
 
 
-def _old_enough(row: Any, ages: RetentionAges, now: float) -> ColumnElement[bool]:
+def _is_old_enough(row: Any, ages: RetentionAges, now: float) -> ColumnElement[bool]:
     """Return the condition that a job has ended and its age is over. `row`: the columns of `jobs`,
     or of an alias of it."""
     bounds = []
@@ -375,11 +376,11 @@ def _ended_before(now: float, age: float | None) -> float:
 
 
 def _reason_to_keep(
-    ages: RetentionAges, now: float, *, foresee: bool = False
+    ages: RetentionAges, now: float, *, expect_removals: bool = False
 ) -> ColumnElement[str]:
     """Return an expression for the reason why a job is kept; NULL for a job that is not needed."""
     other = jobs.alias("other")
-    is_staying = ~_old_enough(other.c, ages, now) if foresee else other.c.id.is_not(None)
+    is_staying = ~_is_old_enough(other.c, ages, now) if expect_removals else other.c.id.is_not(None)
     letter = exists().where(
         dead_letters.c.id == jobs.c.id, dead_letters.c.state == DeadLetterState.WAITING
     )
@@ -395,7 +396,7 @@ def _reason_to_keep(
     )
     key = and_(jobs.c.idempotency_key.is_not(None), now - KEYS_KEPT_FOR <= _ENDED_AT)
     return case(
-        (~_old_enough(jobs.c, ages, now), KeptFor.AGE.value),
+        (~_is_old_enough(jobs.c, ages, now), KeptFor.AGE.value),
         (key, KeptFor.KEY.value),
         (operation, KeptFor.OPERATION.value),
         (letter, KeptFor.LETTER.value),

@@ -32,7 +32,8 @@ MAX_FIRINGS = 500
 
 
 class ScheduleRepository(Repository):
-    """All raise LedgerUnavailable when the database is away."""
+    """Stores schedules and their firings. All methods raise LedgerUnavailable when the database is
+    away."""
 
     async def schedules(self) -> list[ScheduleRecord]:
         """Return all schedules, by name."""
@@ -49,12 +50,12 @@ class ScheduleRepository(Repository):
 
     @write
     def add_schedule(
-        self, connection: Connection, entry: ScheduleRecord, *, most: int
+        self, connection: Connection, entry: ScheduleRecord, *, max_number: int
     ) -> bool | None:
-        """Record a new schedule. False where its name is taken, None where there are `most`
+        """Record a new schedule. False where its name is taken, None where there are `max_number`
         schedules already."""
         number = connection.scalar(select(func.count()).select_from(schedules)) or 0
-        if number >= most:
+        if number >= max_number:
             return None
         added = connection.execute(
             insert_into(connection, schedules)
@@ -160,7 +161,7 @@ class ScheduleRepository(Repository):
         return True
 
     @write
-    def note_firing(self, connection: Connection, firing: Firing) -> bool:
+    def record_firing(self, connection: Connection, firing: Firing) -> bool:
         """Record a firing outside of the schedule's due times. False where there is one for that
         moment."""
         _delete_old_firings(connection, firing.schedule)

@@ -11,7 +11,8 @@ from switchyard.services.engine.ledger.sql.tables import alerts
 
 
 class SentAlerts(Repository):
-    """All raise LedgerUnavailable when the database is away."""
+    """Stores which alerts were sent. All methods raise LedgerUnavailable when the database is
+    away."""
 
     async def sent_alerts(self) -> dict[str, float]:
         """Return when each remembered alert was sent, in seconds since the epoch."""

@@ -14,8 +14,8 @@ from switchyard.services.engine.records.system import SystemRecord
 
 
 class SystemRepository(Repository):
-    """The one row that `upgrade` has made. All raise LedgerUnavailable when the database is
-    away."""
+    """Reads and advances the system's identity, the one row that `upgrade` has made. All methods
+    raise LedgerUnavailable when the database is away."""
 
     def __init__(self, core: LedgerCore) -> None:
         super().__init__(core)

@@ -29,7 +29,8 @@ _MADE_AT = {
 
 
 class TableSizes(Repository):
-    """All raise LedgerUnavailable when the database is away."""
+    """Measures the ledger's tables. All methods raise LedgerUnavailable when the database is
+    away."""
 
     @read
     def usage(self, connection: Connection) -> LedgerUsage:

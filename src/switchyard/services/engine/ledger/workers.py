@@ -34,7 +34,7 @@ MAX_BLOCKS = 1000
 
 
 class WorkerRepository(Repository):
-    """Workers and their heartbeats."""
+    """Stores workers, their heartbeats, and blocked event loops."""
 
     @write
     def register_worker(
@@ -167,7 +167,7 @@ class WorkerRepository(Repository):
         return [WorkerDeath(*row) for row in rows]
 
     @write
-    def note_loop_block(self, connection: Connection, block: LoopBlock) -> None:
+    def record_loop_block(self, connection: Connection, block: LoopBlock) -> None:
         """Record a blocked event loop, kept for BLOCKS_KEPT_FOR seconds; the same id again updates
         its duration."""
         old = delete(loop_blocks).where(

@@ -61,7 +61,7 @@ def save_in_ledger(ledger_url: str) -> SaveBlock:
 
     async def save_block(block: LoopBlock) -> None:
         async with await Ledger.open(ledger_url, fail_fast=True) as ledger:
-            await ledger.workers.note_loop_block(block)
+            await ledger.workers.record_loop_block(block)
 
     return save_block
 

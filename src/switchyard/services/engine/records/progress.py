@@ -26,7 +26,7 @@ class ProgressRecord(ReportedProgress):
 
 
 @dataclass(frozen=True, slots=True)
-class NoteRequest:
+class ProgressRequest:
     """A request to record a running job's progress, its checkpoint, or both, if the claim still
     holds."""
 

@@ -199,7 +199,7 @@ class DisplacedJobReturner:
             else:
                 self._log.warning("displaced job not returned", job_id=letter.id, error=str(result))
         moment = self.ledger.clock.time()
-        await self.ledger.dead_letters.note_returned(
+        await self.ledger.dead_letters.record_returned(
             [letter.id for letter in (*sent, *paused)], moment
         )
         if sent:
@@ -208,7 +208,7 @@ class DisplacedJobReturner:
             ids = [letter.id for letter in unneeded]
             await self.ledger.dead_letters.mark_dead_state(ids, DeadLetterState.DROPPED, moment)
         records = [record_of(as_overflowed(letter), self.registry) for letter in not_returnable]
-        await self.ledger.dead_letters.note_not_displaced(records)
+        await self.ledger.dead_letters.record_not_displaced(records)
         for letter in (*sent, *paused, *unneeded):
             letter.ack()
         return len(sent) + len(paused)

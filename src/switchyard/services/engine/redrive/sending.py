@@ -133,9 +133,9 @@ class LetterSender:
         if finished:
             ids = [letter.id for letter in finished]
             await self._ledger.dead_letters.mark_dead_state(ids, DeadLetterState.DROPPED, moment)
-            await self._ledger.redrives.note_leftovers(_leftovers(finished))
+            await self._ledger.redrives.record_leftovers(_leftovers(finished))
         if redriven:  # a later letter of the same job, which the index may have, stays as it is
-            await self._ledger.redrives.note_redriven(
+            await self._ledger.redrives.record_redriven(
                 [RedrivenCopy(letter.id, redrives) for letter, redrives in redriven],
                 moment,
                 _leftovers([letter for letter, _ in redriven]),
@@ -163,9 +163,7 @@ class LetterSender:
             if not self._change.is_empty
         ]
         redrives = {copy.letter.id: copy.redrives for copy in copies}
-        if not await self._ledger.redrives.plan_redriven(
-            session.id, session.holder, redrives, edits
-        ):
+        if not await self._ledger.redrives.record_plan(session.id, session.holder, redrives, edits):
             session.fail_lost()
 
     async def forget(self, letter_ids: Sequence[str], session: BulkSession) -> None:
@@ -194,8 +192,8 @@ class LetterSender:
                 # The copy is a dead letter itself now: the old letter is not needed.
                 copy.letter.ack()
                 dead_lettered.append(copy.letter)
-        await self._ledger.redrives.note_leftovers(_leftovers(dead_lettered))
-        await self._ledger.redrives.note_redriven(
+        await self._ledger.redrives.record_leftovers(_leftovers(dead_lettered))
+        await self._ledger.redrives.record_redriven(
             [RedrivenCopy(copy.letter.id, copy.redrives, copy.job) for copy in sent],
             self._ledger.clock.time(),
             _leftovers([copy.letter for copy in sent]),

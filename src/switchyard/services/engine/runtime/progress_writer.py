@@ -18,7 +18,7 @@ from switchyard.services.common.errors import TemporarilyUnavailable
 from switchyard.services.engine.jobs.progress_buffer import PendingProgress, ProgressBuffer
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.errors import LedgerError
-from switchyard.services.engine.records.progress import NoteRequest, ReportedProgress
+from switchyard.services.engine.records.progress import ProgressRequest, ReportedProgress
 
 WRITE_INTERVAL = 1.0
 """Seconds between two writes for one job."""
@@ -98,11 +98,11 @@ class _AttemptProgress(AbstractAsyncContextManager[ProgressBuffer]):
 
     async def _write(self, pending: PendingProgress) -> None:
         ledger = self._writer.ledger
-        request = NoteRequest(
+        request = ProgressRequest(
             self._message, self._claim_id, ledger.clock.time(), pending.progress, pending.checkpoint
         )
         try:
-            is_recorded = await ledger.progress.note(request)
+            is_recorded = await ledger.progress.save(request)
         except LedgerError as error:
             structlog.get_logger("worker").warning(
                 "progress not recorded",

@@ -159,7 +159,7 @@ class Pruner:
         place: tuple[float, str] | None = None
         while True:
             page = await self._examining.make(
-                partial(self._examine, state, lane, place, foresee=dry_run)
+                partial(self._examine, state, lane, place, expect_removals=dry_run)
             )
             report.kept += page.kept
             report.examined += len(page.removable) + page.kept.total()
@@ -180,10 +180,16 @@ class Pruner:
         del report.kept[KeptFor.AGE]
 
     async def _examine(
-        self, state: State, lane: str, place: tuple[float, str] | None, limit: int, *, foresee: bool
+        self,
+        state: State,
+        lane: str,
+        place: tuple[float, str] | None,
+        limit: int,
+        *,
+        expect_removals: bool,
     ) -> ExaminedJobs:
         return await self._retention.examine(
-            self._ages, state, lane, before=place, limit=limit, foresee=foresee
+            self._ages, state, lane, before=place, limit=limit, expect_removals=expect_removals
         )
 
     async def _remove_jobs(

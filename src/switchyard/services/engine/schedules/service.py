@@ -68,7 +68,7 @@ class Schedules:
             entry = entry.model_copy(update={"payload_version": version})
         now = await self._now()
         record = entry.record(now, origin=ADDED, remote=remote, created_by=created_by)
-        added = await self._ledger.schedules.add_schedule(record, most=MAX_SCHEDULES)
+        added = await self._ledger.schedules.add_schedule(record, max_number=MAX_SCHEDULES)
         if added is None:
             raise ScheduleConflict(f"there are {MAX_SCHEDULES:,} schedules: remove one first")
         if not added:
@@ -116,7 +116,7 @@ class Schedules:
         now = await self._now()
         ids = await self._ledger.system.job_ids()
         firing = due_firing(ids, name, now, now, f"at once, by {by}")
-        await self._ledger.schedules.note_firing(firing)
+        await self._ledger.schedules.record_firing(firing)
         return firing
 
     async def all(self) -> list[tuple[ScheduleRecord, Firing | None]]:

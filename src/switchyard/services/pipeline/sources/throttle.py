@@ -175,7 +175,7 @@ class FleetThrottle:
                 await self._keep_places(HOT_RETURN_TTL)
                 raise SourceBusy(f"others are waiting to ask {self._label}", wait=self._interval)
             await asyncio.sleep(_POLL_INTERVAL)
-        async with self._ledger.leases.keeping_lease(name, holder, most=seconds):
+        async with self._ledger.leases.keeping_lease(name, holder, longest_hold=seconds):
             yield
 
     async def _take_place(self, holder: str) -> str | None:

@@ -16,7 +16,7 @@ from sqlalchemy import Connection, text
 from switchyard.services.engine.ledger.sql import dialect as sql
 from switchyard.services.engine.ledger.sql.codec import clean, fingerprint, to_json
 from switchyard.services.engine.ledger.sql.job_rows import Rows
-from switchyard.services.engine.records.progress import NoteRequest
+from switchyard.services.engine.records.progress import ProgressRequest
 from switchyard.services.engine.records.states import State
 
 HAS_CHECKPOINT: Final = "EXISTS (SELECT 1 FROM job_checkpoints WHERE job_id = jobs.id)"
@@ -48,7 +48,7 @@ class SaveProgress:
     __slots__ = ("_content_hash", "_request")
     order: ClassVar[int] = 4
 
-    def __init__(self, request: NoteRequest) -> None:
+    def __init__(self, request: ProgressRequest) -> None:
         self._request = request
         message = request.message
         self._content_hash = (

@@ -191,7 +191,7 @@ async def cancels(context: DoctorContext) -> list[Diagnostic]:
     """Check for cancelled jobs that still run."""
     ledger = context.need_ledger()
     now = ledger.clock.time()
-    running = await ledger.job_reads.unheeded_cancels(now - CANCEL_GRACE, MAX_EXAMINED)
+    running = await ledger.job_reads.ignored_cancels(now - CANCEL_GRACE, MAX_EXAMINED)
     if not running:
         return [ok("cancelled jobs", "none runs on")]
     examples = first_few(
