@@ -29,8 +29,8 @@ class CitedWork:
 
     @classmethod
     def from_fields(cls, **fields: Any) -> Self:
-        """Make a work with the id that its identifiers give. Raises ValueError where it has
-        none."""
+        """Make a work, with an id made of its identifiers. Raises ValueError if it has no
+        identifier."""
         for scheme, name in _SCHEMES:
             if fields.get(name):
                 return cls(id=f"{scheme}:{fields[name]}", **fields)
@@ -38,9 +38,9 @@ class CitedWork:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """Make it from what `as_json` returned."""
+        """Read what `as_json` returned."""
         authors = tuple(Person(**each) for each in values.get("authors", ()))
-        # CleanupCounts here, as earlier versions stored catalogues' answers uncleaned.
+        # Earlier versions stored catalogues' answers with their markup.
         texts = {
             name: without_markup(values[name]) for name in ("title", "container") if name in values
         }
@@ -61,7 +61,7 @@ _SCHEMES = (
 
 
 _MAX_TITLE = 20_000
-"""Characters of a title with its markup, at most; formulae in a title may have some thousands."""
+"""Longest title with its markup, in characters; formulae in a title may have some thousands."""
 _TAG = re.compile(r"<(/?)(\w{1,10}:)?([A-Za-z][\w-]{0,30})(?:\s[^<>]*|/)?(?:>|\Z)")
 _TYPE_FACES = frozenset([
     "i", "b", "u", "em", "strong", "italic", "bold", "sc", "scp", "tt", "span", "roman",
@@ -69,7 +69,7 @@ _TYPE_FACES = frozenset([
 ])  # fmt: skip
 _BREAKS = frozenset(["br", "p", "div", "title", "sec", "list-item"])
 _SOURCES = frozenset(["annotation", "annotation-xml", "tex-math"])
-"""Elements that hold a formula once more, as it was written for a program."""
+"""Elements that repeat a formula in the form of its source."""
 _MARKUP = _TYPE_FACES | _BREAKS | _SOURCES | frozenset([
     "sub", "sup", "inf", "font", "small", "a", "xref", "ext-link", "math", "mrow", "mi", "mn",
     "mo", "ms", "mtext", "mspace", "msub", "msup", "msubsup", "mfrac", "msqrt", "mroot", "mover",
@@ -77,8 +77,8 @@ _MARKUP = _TYPE_FACES | _BREAKS | _SOURCES | frozenset([
     "mtr", "mtd", "mmultiscripts", "mprescripts", "none", "semantics", "inline-formula",
     "disp-formula", "alternatives", "named-content", "styled-content", "inline-graphic",
 ])  # fmt: skip
-_MIN_WORD = 4
-"""A stretch in another type face with at least so many letters is a word of its own."""
+_MIN_WORD_LETTERS = 4
+"""Fewest letters of a stretch in another type face that is a word of its own."""
 
 
 def without_markup(text: str) -> str:
@@ -92,34 +92,36 @@ def without_markup(text: str) -> str:
     if "<" not in text and "&" not in text:
         return " ".join(text.split())
     text = html.unescape(html.unescape(text))
-    read: list[str] = []
-    skipped: list[str] = []  # put back if the element is never closed
-    at, source, is_formula = 0, "", False
+    kept_parts: list[str] = []
+    skipped_parts: list[str] = []  # put back if the element is never closed
+    position, source, is_formula = 0, "", False
     for tag in _TAG.finditer(text):
         is_closing, prefix, name = bool(tag[1]), tag[2], tag[3].lower()
         if name not in _MARKUP and not prefix:
             continue
-        piece, at = text[at : tag.start()], tag.end()
-        (skipped if source else read).append(piece.strip() if is_formula else piece)
+        piece, position = text[position : tag.start()], tag.end()
+        (skipped_parts if source else kept_parts).append(piece.strip() if is_formula else piece)
         if name in _SOURCES:
             if is_closing:
-                skipped.clear()
+                skipped_parts.clear()
             source = "" if is_closing else name
         elif name == "math":
             is_formula = not is_closing
         elif name in _BREAKS or (
             name in _TYPE_FACES
-            and _separates_words(piece, text[at : at + _MIN_WORD], is_closing=is_closing)
+            and _separates_words(
+                piece, text[position : position + _MIN_WORD_LETTERS], is_closing=is_closing
+            )
         ):
-            read.append(" ")
-    return " ".join("".join([*read, *skipped, text[at:]]).split())
+            kept_parts.append(" ")
+    return " ".join("".join([*kept_parts, *skipped_parts, text[position:]]).split())
 
 
 def _separates_words(before: str, after: str, *, is_closing: bool) -> bool:
     """Return whether a type face begins or ends between two words that a catalogue has run
     together."""
-    word, other = (before[-_MIN_WORD:], after[:1]) if is_closing else (after, before[-1:])
-    return len(word) == _MIN_WORD and word.isalpha() and other.isalnum()
+    word, other = (before[-_MIN_WORD_LETTERS:], after[:1]) if is_closing else (after, before[-1:])
+    return len(word) == _MIN_WORD_LETTERS and word.isalpha() and other.isalnum()
 
 
 class LinkStatus(StrEnum):
@@ -140,7 +142,7 @@ class Candidate:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """Make it from what `as_json` returned."""
+        """Read what `as_json` returned."""
         return cls(values["score"], CitedWork.from_json(values["work"]))
 
     def as_json(self) -> dict[str, Any]:
@@ -165,7 +167,7 @@ class WorkLink:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """Make it from what `as_json` returned."""
+        """Read what `as_json` returned."""
         work = values.get("work")
         return cls(
             LinkStatus(values["status"]),
@@ -189,7 +191,7 @@ class WorkLink:
 
 
 def with_work(reference: Reference, work: CitedWork) -> Reference:
-    """Return the reference with the identifiers of its work where its own are missing."""
+    """Add to a reference those identifiers of its work that it lacks."""
     return replace(
         reference,
         doi=reference.doi or work.doi,

@@ -1,4 +1,4 @@
-"""Make a reference's fields out of its labelled tokens."""
+"""Make a reference's fields from its labelled tokens."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ _DASHES = re.compile(r"\s*(?:--+|[-–—‐‑−_])\s*")
 _PAGES_AND_YEAR = re.compile(r"(?:([^,]*\d[^,]*), ?)?((?:1[5-9]|20)\d\d)")
 # "Who governs? Journal of Politics": a sentence before a name, not an abbreviation's full stop.
 _TITLE_AND_CONTAINER = re.compile(r"(\S+(?: \S+)+(?:[?!]|(?<=[a-zà-ÿ]{4})\.)) (\w.*)")
-# "On tides. Tides 3": a periodical with its volume behind a title, and not a part of a work.
+# "On tides. Tides 3": a title, and a periodical with its volume; not a part of a work.
 _TITLE_AND_VOLUME = re.compile(
     r"(\S+(?: \S+)*?[^\W\d_]{3}[.?!]) "
     r"(?!(?:Part|Volume|Vol|Book|Chapter|Section|No|Version|Band|Teil|Tome|Report)\b)"
@@ -43,8 +43,8 @@ def assemble_reference(
     def first(label: str) -> str:
         return next(
             (
-                _trim(text[tokens[begin].start : tokens[end].end])
-                for name, begin, end in spans
+                _trim(text[tokens[start].start : tokens[end].end])
+                for name, start, end in spans
                 if name == label
             ),
             "",
@@ -55,21 +55,21 @@ def assemble_reference(
     if not title and (parts := _TITLE_AND_CONTAINER.fullmatch(container)):
         title, container = _trim(parts.group(1)), _trim(parts.group(2))
     volume = first("volume")
-    if not (container or volume) and (glued := _TITLE_AND_VOLUME.fullmatch(title)):
-        title, container, volume = _trim(glued[1]), glued[2], glued[3]
+    if not (container or volume) and (joined_title := _TITLE_AND_VOLUME.fullmatch(title)):
+        title, container, volume = _trim(joined_title[1]), joined_title[2], joined_title[3]
     year, pages = re.search(r"\d{4}", first("year")), first("pages")
-    if year is None and (both := _PAGES_AND_YEAR.fullmatch(pages)):
-        pages, year = both.group(1) or "", re.match(r"\d{4}", both.group(2))
-    persons, more = _persons(text, tokens, labels)
-    also = [
-        _trim(text[tokens[begin].start : tokens[end].end])
-        for name, begin, end in spans
+    if year is None and (pages_and_year := _PAGES_AND_YEAR.fullmatch(pages)):
+        pages, year = pages_and_year.group(1) or "", re.match(r"\d{4}", pages_and_year.group(2))
+    persons, has_more = _persons(text, tokens, labels)
+    other_parts = [
+        _trim(text[tokens[start].start : tokens[end].end])
+        for name, start, end in spans
         if name in ("note", "type", "series")
     ]
     return Reference(
         text=text,
         authors=persons,
-        more_authors=more,
+        more_authors=has_more,
         editors=longest("editor"),
         title=title,
         container=_with_full_stop(container, text),
@@ -87,7 +87,7 @@ def assemble_reference(
         language=language_of(title),
         confidence=round(confidence, 3),
         engine=engine,
-        also=tuple(part for part in also if part),
+        also=tuple(part for part in other_parts if part),
     )
 
 
@@ -96,29 +96,29 @@ def _correct_labels(tokens: Sequence[Token], labels: Sequence[str]) -> Sequence[
     title."""
     corrected = list(labels)
     seen: set[str] = set()
-    for place, token in enumerate(tokens):
-        if token.text == ";" and {"volume", "year"} <= seen and "volume" in labels[place:]:
-            corrected[place + 1 :] = [
+    for index, token in enumerate(tokens):
+        if token.text == ";" and {"volume", "year"} <= seen and "volume" in labels[index:]:
+            corrected[index + 1 :] = [
                 label if later.is_identifier else "note"
-                for later, label in zip(tokens[place + 1 :], labels[place + 1 :], strict=True)
+                for later, label in zip(tokens[index + 1 :], labels[index + 1 :], strict=True)
             ]
             break
-        seen.add(labels[place])
-        if token.text == "Collaboration" and labels[place] in ("title", "container"):
-            first = place
-            while first and labels[first - 1] == labels[place]:
+        seen.add(labels[index])
+        if token.text == "Collaboration" and labels[index] in ("title", "container"):
+            first = index
+            while first and labels[first - 1] == labels[index]:
                 first -= 1
             if tokens[max(first - 1, 0)].text in "[(" or tokens[first].text in "[(":
-                corrected[first : place + 1] = ["note"] * (place + 1 - first)
+                corrected[first : index + 1] = ["note"] * (index + 1 - first)
         if (
-            labels[place] == "o"
+            labels[index] == "o"
             and token.kind == "number"
-            and place
-            and labels[place - 1] == "volume"
-            and tokens[place - 1].end < token.start
+            and index
+            and labels[index - 1] == "volume"
+            and tokens[index - 1].end < token.start
             and "pages" not in labels
         ):
-            corrected[place] = "pages"  # "Acta 48 581"
+            corrected[index] = "pages"  # "Acta 48 581"
     return corrected
 
 
@@ -172,7 +172,8 @@ def _trim(text: str) -> str:
 
 
 def _with_full_stop(name: str, text: str) -> str:
-    """Add the last full stop to a periodical's abbreviated name whose other words end with one."""
+    """Add the last full stop to a periodical's abbreviated name, if its other words end with
+    one."""
     whole = f"{name}."
     return whole if _ABBREVIATED.search(name) and whole in text else name
 
@@ -198,7 +199,7 @@ def _persons(
 
 def _pair_names(runs: Sequence[tuple[str, str]]) -> tuple[Person, ...]:
     persons: list[Person] = []
-    place = 0
+    index = 0
     family_first = (
         next((label for label, _ in runs if label in ("family", "given")), "family") == "family"
     )
@@ -207,13 +208,13 @@ def _pair_names(runs: Sequence[tuple[str, str]]) -> tuple[Person, ...]:
         label == "given" and _WHOLE_NAME.search(name) and not _FAMILY_AND_INITIALS.fullmatch(name)
         for label, name in runs
     )
-    while place < len(runs):
-        label, name = runs[place]
-        following = runs[place + 1] if place + 1 < len(runs) else ("", "")
-        after = runs[place + 2][0] if place + 2 < len(runs) else ""
+    while index < len(runs):
+        label, name = runs[index]
+        following = runs[index + 1] if index + 1 < len(runs) else ("", "")
+        after = runs[index + 2][0] if index + 2 < len(runs) else ""
         if label == "family" and following[0] == "given" and (family_first or after != "family"):
             persons.append(Person(name, following[1]))
-            place += 2
+            index += 2
         elif (
             label == "given"
             and family_first
@@ -222,13 +223,13 @@ def _pair_names(runs: Sequence[tuple[str, str]]) -> tuple[Person, ...]:
             and (whole := _FAMILY_AND_INITIALS.fullmatch(name))
         ):
             persons.append(Person(whole.group(1), whole.group(2)))
-            place += 1
+            index += 1
         elif label == "given" and following[0] == "family":
             persons.append(Person(following[1], name))
             family_first = False
-            place += 2
+            index += 2
         else:
             if label in ("family", "org"):
                 persons.append(Person(name))
-            place += 1
+            index += 1
     return tuple(persons)

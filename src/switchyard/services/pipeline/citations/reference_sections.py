@@ -15,12 +15,12 @@ from switchyard.services.pipeline.citations.tokens import MAX_REFERENCE_CHARS
 from switchyard.services.pipeline.text.plain_text import sentences
 from switchyard.services.pipeline.text.superscripts import SIGNS, lowered
 
-# More references than any book has; those after them are left out.
+# More references than any book has; further ones are left out.
 MAX_REFERENCES = 5_000
 MAX_CITATIONS = 20_000
 _MAX_LINES = 400_000
 
-_NAMES_OF_THE_LIST = (
+_LIST_HEADINGS = (
     "references|references and notes|references cited|list of references|notes and references|"
     "bibliography|works cited|literature|literature cited|cited literature|reference list|"
     "literatur|literaturverzeichnis|quellen|quellenverzeichnis|bibliographie|"
@@ -28,20 +28,22 @@ _NAMES_OF_THE_LIST = (
     "riferimenti|riferimenti bibliografici|bibliografia|referências|referências bibliográficas|"
     "literatuur|litteratur|referenser|список литературы|литература|参考文献"
 )
-_NUMBERED = r"(?:#{1,6} )?\*{0,2}(?:(?:\d\d?|[A-Z]|[IVX]{1,5})(?:\.\d\d?){0,3}[.):]? +)?"
-_HEADING = re.compile(rf"{_NUMBERED}(?:{_NAMES_OF_THE_LIST})\*{{0,2}}[ .:]{{0,3}}", re.IGNORECASE)
+_HEADING_NUMBER = r"(?:#{1,6} )?\*{0,2}(?:(?:\d\d?|[A-Z]|[IVX]{1,5})(?:\.\d\d?){0,3}[.):]? +)?"
+_HEADING = re.compile(rf"{_HEADING_NUMBER}(?:{_LIST_HEADINGS})\*{{0,2}}[ .:]{{0,3}}", re.IGNORECASE)
 # The list's heading and its first entry in one line, which a whole block of a PDF may be.
 _HEADING_AND_ENTRY = re.compile(
-    rf"({_NUMBERED}(?:{_NAMES_OF_THE_LIST})[.:]?) (?=\[[^\]]{{1,16}}\] |1[.)] )", re.IGNORECASE
+    rf"({_HEADING_NUMBER}(?:{_LIST_HEADINGS})[.:]?) (?=\[[^\]]{{1,16}}\] |1[.)] )", re.IGNORECASE
 )
-_WHAT_FOLLOWS = (
+_FOLLOWING_HEADINGS = (
     r"(?:appendi(?:x|ces)|anhang|annexe?s?|apéndice|supplement\w*|supporting information)\b.{0,80}|"
     r"acknowledge?ments?|danksagung|remerciements|agradecimientos|about the authors?|"
     r"(?:author (?:contributions|biograph)|conflicts? of interest).{0,40}|"
     r"figure captions|list of (?:figures|tables)|index|"
     r"(?:chapter|kapitel|chapitre|capítulo|capitolo) (?:\d{1,3}|[IVXL]{1,6}|[a-z]{3,9})\b.{0,80}"
 )
-_END = re.compile(rf"{_NUMBERED}(?:{_WHAT_FOLLOWS})\*{{0,2}}[ .:]{{0,3}}", re.IGNORECASE)
+_LIST_END = re.compile(
+    rf"{_HEADING_NUMBER}(?:{_FOLLOWING_HEADINGS})\*{{0,2}}[ .:]{{0,3}}", re.IGNORECASE
+)
 _BRACKET = re.compile(r"\[([0-9]{1,4}[a-z]?|[A-Za-z+*]{1,12}[0-9]{2,4}[a-z]?)\] {0,4}")
 _NUMBER = re.compile(r"\(?([0-9]{1,4})[.):]? {1,4}(?=\S)|([0-9]{1,4})\. ?(?=[^\W\d_])")
 _STARTS_LIKE_AUTHORS = re.compile(
@@ -72,9 +74,10 @@ class RawReference:
 
 @dataclass(frozen=True)
 class Citation:
-    """A place in the text that cites: the marker, the sentence around it, and the references.
+    """A place in the text that cites references: the marker, the sentence around it, and the
+    references.
 
-    `references` are places in the list of references, from 0.
+    `references` are indices in the list of references, from 0.
     """
 
     marker: str
@@ -103,22 +106,22 @@ def split_references(pages: Sequence[str]) -> SplitPaper:
     A list has a heading of its own, in any of a dozen languages, or entries that are numbered from
     [1] at the end of the paper. There may be several, one at the end of each chapter.
     """
-    lines = _lines(pages)
+    lines = _split_lines(pages)
     references: list[RawReference] = []
     in_lists: set[int] = set()  # indices of lines
-    for section in _sections(lines):
-        entries = _entries(lines[section.start : section.stop])
+    for section in _find_sections(lines):
+        entries = _split_entries(lines[section.start : section.stop])
         references += entries
         if entries:
             in_lists.update(section)
     body: list[list[str]] = [[] for _ in pages]
-    for place, line in enumerate(lines):
-        if place not in in_lists:
+    for index, line in enumerate(lines):
+        if index not in in_lists:
             body[line.page - 1].append(line.text)
     return SplitPaper(references[:MAX_REFERENCES], ["\n".join(page) for page in body])
 
 
-def _lines(pages: Sequence[str]) -> list[_Line]:
+def _split_lines(pages: Sequence[str]) -> list[_Line]:
     lines = (
         _Line(part.strip(), page_number)
         for page_number, page in enumerate(pages, start=1)
@@ -128,21 +131,21 @@ def _lines(pages: Sequence[str]) -> list[_Line]:
     return list(itertools.islice((line for line in lines if line.text), _MAX_LINES))
 
 
-def _sections(lines: Sequence[_Line]) -> Iterator[range]:
-    begin: int | None = None
+def _find_sections(lines: Sequence[_Line]) -> Iterator[range]:
+    start: int | None = None
     headings = 0
-    for place, line in enumerate(lines):
+    for index, line in enumerate(lines):
         if len(line.text) > 120:
             continue
         if _HEADING.fullmatch(line.text):
-            if begin is not None:
-                yield range(begin, place)
-            begin, headings = place + 1, headings + 1
-        elif begin is not None and _END.fullmatch(line.text):
-            yield range(begin, place)
-            begin = None
-    if begin is not None:
-        yield range(begin, len(lines))
+            if start is not None:
+                yield range(start, index)
+            start, headings = index + 1, headings + 1
+        elif start is not None and _LIST_END.fullmatch(line.text):
+            yield range(start, index)
+            start = None
+    if start is not None:
+        yield range(start, len(lines))
     if not headings:
         yield _numbered_end(lines)
 
@@ -150,36 +153,36 @@ def _sections(lines: Sequence[_Line]) -> Iterator[range]:
 def _numbered_end(lines: Sequence[_Line]) -> range:
     """Return the lines from the last one that begins with [1], if [2] and [3] follow it in
     order."""
-    for place in range(len(lines) - 1, -1, -1):
-        if lines[place].text.startswith("[1]"):
-            later = [
-                match.group(1) for line in lines[place:] if (match := _BRACKET.match(line.text))
+    for index in range(len(lines) - 1, -1, -1):
+        if lines[index].text.startswith("[1]"):
+            labels = [
+                match.group(1) for line in lines[index:] if (match := _BRACKET.match(line.text))
             ]
-            return range(place, len(lines) if later[:3] == ["1", "2", "3"] else place)
+            return range(index, len(lines) if labels[:3] == ["1", "2", "3"] else index)
     return range(0)
 
 
-def _entries(section: Sequence[_Line]) -> list[RawReference]:
-    """Split a list into its entries; a line may hold several, as a PDF's block is one line."""
+def _split_entries(section: Sequence[_Line]) -> list[RawReference]:
+    """Split a list into its entries. A line may hold several, as a block of a PDF is one line."""
     lines = [
         _Line(part, line.page)
         for line in section
         for part in _ENTRY_START.split(_RAISED_LABEL.sub(_lowered_label, line.text))
     ]
-    starts = _by_brackets(lines) or _by_numbers(lines) or _by_authors(lines)
+    starts = _bracketed_starts(lines) or _numbered_starts(lines) or _author_starts(lines)
     entries: list[RawReference] = []
-    for at, (place, label, skip) in enumerate(starts):
+    for at, (index, label, skip) in enumerate(starts):
         end = starts[at + 1][0] if at + 1 < len(starts) else len(lines)
-        first, *others = [line.text for line in lines[place:end]]
+        first, *others = [line.text for line in lines[index:end]]
         text = "\n".join([first[skip:], *others])[:MAX_REFERENCE_CHARS].strip()
         if _is_reference(text):
-            entries.append(RawReference(text, label, lines[place].page))
+            entries.append(RawReference(text, label, lines[index].page))
     return entries
 
 
 def _is_reference(text: str) -> bool:
-    """Return whether a text can be a reference. A text without a digit, or of one or two words, is
-    a page's header or the like."""
+    """Return whether a text can be a reference. A text without a digit, or with only one or two
+    words, is a page's header or similar."""
     return len(text) >= 12 and any(char.isdigit() for char in text)
 
 
@@ -191,38 +194,42 @@ def _lowered_label(match: re.Match[str]) -> str:
 _Start = tuple[int, str, int]
 
 
-def _by_brackets(lines: Sequence[_Line]) -> list[_Start]:
+def _bracketed_starts(lines: Sequence[_Line]) -> list[_Start]:
     starts = [
-        (place, match.group(1), match.end())
-        for place, line in enumerate(lines)
+        (index, match.group(1), match.end())
+        for index, line in enumerate(lines)
         if (match := _BRACKET.match(line.text))
     ]
     return starts if starts and starts[0][0] <= 2 and len(starts) >= 2 else []
 
 
-def _by_numbers(lines: Sequence[_Line]) -> list[_Start]:
+def _numbered_starts(lines: Sequence[_Line]) -> list[_Start]:
     """Find the lines that begin with the next expected number; a volume or page at a line's start
     is another number."""
     starts: list[_Start] = []
     expected = 0
-    for place, line in enumerate(lines):
+    for index, line in enumerate(lines):
         match = _NUMBER.match(line.text)
         number = int(match.group(1) or match.group(2)) if match else -1
-        if match and (number == expected or (not starts and place <= 2)):
-            starts.append((place, str(number), match.end()))
+        if match and (number == expected or (not starts and index <= 2)):
+            starts.append((index, str(number), match.end()))
             expected = number + 1
     return starts if len(starts) >= 2 else []
 
 
-def _by_authors(lines: Sequence[_Line]) -> list[_Start]:
+def _author_starts(lines: Sequence[_Line]) -> list[_Start]:
     """Find the lines that begin as references do, each after a line that ends as references do."""
     starts: list[_Start] = []
     has_year = False
-    for place, line in enumerate(lines):
-        before = lines[place - 1].text
-        ended = place == 0 or before.endswith(_LINE_ENDS) or before[-1:].isdigit()
-        if _STARTS_LIKE_AUTHORS.match(line.text) and ended and (has_year or not starts):
-            starts.append((place, "", 0))
+    for index, line in enumerate(lines):
+        before = lines[index - 1].text
+        is_line_before_complete = index == 0 or before.endswith(_LINE_ENDS) or before[-1:].isdigit()
+        if (
+            _STARTS_LIKE_AUTHORS.match(line.text)
+            and is_line_before_complete
+            and (has_year or not starts)
+        ):
+            starts.append((index, "", 0))
             has_year = False
         has_year = has_year or bool(_YEAR.search(line.text))
     return starts
@@ -234,7 +241,7 @@ _NARRATIVE = re.compile(
     r"\b([^\W\d_][\w’'-]{1,40})(?: et al\.?,?| (?:and|&|und|et|y) [^\W\d_][\w’'-]{1,40})?"
     r" \(((?:1[5-9]|20)\d\d)[a-z]?\)"
 )
-_ONE_OF_SEVERAL = re.compile(r"([A-ZÀ-ÖØ-ÞĀ-Ž][\w’'-]{1,40})\D{0,120}?((?:1[5-9]|20)\d\d)[a-z]?")
+_SINGLE_CITATION = re.compile(r"([A-ZÀ-ÖØ-ÞĀ-Ž][\w’'-]{1,40})\D{0,120}?((?:1[5-9]|20)\d\d)[a-z]?")
 
 
 def find_citations(
@@ -245,7 +252,7 @@ def find_citations(
 
     `body` is the text of each page without the lists of references. Returns at most MAX_CITATIONS.
     """
-    labels = {reference.label: place for place, reference in enumerate(raw) if reference.label}
+    labels = {reference.label: index for index, reference in enumerate(raw) if reference.label}
     named = _group_by_name(parsed)
     citations: Iterator[Citation] = (
         Citation(marker, sentence, page_number, cited)
@@ -262,8 +269,8 @@ def _raised_citations(body: Sequence[str], labels: Mapping[str, int]) -> Iterato
     for page_number, page in enumerate(body, start=1):
         for sentence, markers in sentences_with_markers(page):
             for marker in markers:
-                cited = [labels.get(label) for label in _numbers(lowered(marker))]
-                known = tuple(place for place in cited if place is not None)
+                cited = [labels.get(label) for label in _expand_marker(lowered(marker))]
+                known = tuple(index for index in cited if index is not None)
                 if len(known) == len(cited):
                     yield Citation(marker, sentence, page_number, known)
 
@@ -274,13 +281,13 @@ def cites_by_number(body: Sequence[str]) -> bool:
 
 
 def _group_by_name(parsed: Sequence[Reference]) -> Mapping[tuple[str, int], tuple[int, ...]]:
-    """Return the references' places by first author and year. A marker without a letter means all
+    """Return the references' indices by first author and year. A marker without a letter means all
     references of that author and year."""
     named: dict[tuple[str, int], tuple[int, ...]] = {}
-    for place, reference in enumerate(parsed):
+    for index, reference in enumerate(parsed):
         if reference.authors and reference.year:
             key = (reference.authors[0].family.split()[-1].casefold(), reference.year)
-            named[key] = (*named.get(key, ()), place)
+            named[key] = (*named.get(key, ()), index)
     return named
 
 
@@ -288,13 +295,13 @@ def _cited_references(
     sentence: str, labels: Mapping[str, int], named: Mapping[tuple[str, int], tuple[int, ...]]
 ) -> Iterator[tuple[str, tuple[int, ...]]]:
     for match in _NUMERIC_MARKER.finditer(sentence):
-        cited = tuple(labels[label] for label in _numbers(match.group(1)) if label in labels)
+        cited = tuple(labels[label] for label in _expand_marker(match.group(1)) if label in labels)
         if cited:
             yield match.group(), cited
     for match in _AUTHOR_MARKER.finditer(sentence):
-        one_by_one = _ONE_OF_SEVERAL.findall(match.group(1))
+        one_by_one = _SINGLE_CITATION.findall(match.group(1))
         cited = tuple(
-            place for name, year in one_by_one for place in _find_by_name(named, name, year)
+            index for name, year in one_by_one for index in _find_by_name(named, name, year)
         )
         if cited:
             yield match.group(), cited
@@ -310,7 +317,7 @@ def _find_by_name(
     return named.get((name.casefold(), int(year)), ())
 
 
-def _numbers(marker: str) -> Iterator[str]:
+def _expand_marker(marker: str) -> Iterator[str]:
     """Expand a marker: 3, 5–7 is 3, 5, 6, 7. An implausibly long range counts as two numbers."""
     for part in re.split(r"[,;]", marker):
         first, *last = re.split(r"[–-]", part)

@@ -1,7 +1,8 @@
 """Find citations by raised numbers, and tell them from exponents, footnotes and the marks of
 authors' addresses.
 
-The rule rather misses a citation than accepts a wrong one. A raised number is a citation if
+The rule is strict: it misses citations rather than accepting wrong ones. A raised number is a
+citation if
 
 - the list of references is numbered, the text has no markers in brackets, and every number of the
   marker is in the list,
@@ -18,26 +19,26 @@ from collections.abc import Iterator, Sequence
 from switchyard.services.pipeline.text.plain_text import sentences
 from switchyard.services.pipeline.text.superscripts import SIGNS, lowered
 
-_ONE = rf"[{SIGNS}]{{1,4}}"
-_MARK = rf"{_ONE}(?:\s?[,;–⁻]\s?{_ONE}){{0,30}}"
+_RAISED_NUMBER = rf"[{SIGNS}]{{1,4}}"
+_MARK = rf"{_RAISED_NUMBER}(?:\s?[,;–⁻]\s?{_RAISED_NUMBER}){{0,30}}"
 _MARKER = re.compile(rf"(?<=.)(?<![\s\d{SIGNS}⁻⁺]){_MARK}(?![\w⁺⁻⁼])")
-_NOTE = re.compile(rf"(?:^|(?<=\s))({_ONE})[ .)]?\s?[^\W\d_]")
+_FOOTNOTE_START = re.compile(rf"(?:^|(?<=\s))({_RAISED_NUMBER})[ .)]?\s?[^\W\d_]")
 _SENTENCE_END = re.compile(rf"(?<=[.!?])([”\"’)]?{_MARK}) +(?=[“\"(‘]?[^\W\d_a-z])")
 _WORD = re.compile(r"[^\W\d_]+(?:[-’'][^\W\d_]+)*$")
 _UNIT = re.compile(r"\d[\s\u2009\u202f]?[^\W\d_]{1,4}$")
-_IN_BRACKETS = re.compile(r"[(\[][^()\[\]]*[^\W\d_]{3}[^()\[\]]*[)\]]$")
+_BRACKETED_WORDS = re.compile(r"[(\[][^()\[\]]*[^\W\d_]{3}[^()\[\]]*[)\]]$")
 _SMALL_WORD = re.compile(r"(?<![\w’'])[^\W\d_A-ZÀ-Þ]{3,}(?!\w)")
 _FUNCTIONS = frozenset(
     ("sin", "cos", "tan", "cot", "log", "exp", "det", "max", "min", "sinh", "cosh")
 )
 _SENTENCE_SIGNS = '.,;:!?”"’»'
-_MAX_WORD = 60
+_MAX_CONTEXT = 60
 
 
 def sentences_with_markers(page: str) -> Iterator[tuple[str, list[str]]]:
     """Yield the sentences of a page's text (a paragraph to a line) with the markers in each."""
     paragraphs = [line.strip() for line in page.splitlines() if line.strip()]
-    notes = {lowered(mark) for each in paragraphs for mark in _NOTE.findall(each)}
+    notes = {lowered(mark) for each in paragraphs for mark in _FOOTNOTE_START.findall(each)}
     for each in paragraphs:
         if not _is_text(each):
             notes -= {number for mark in _MARKER.findall(each) for number in _digits(mark)}
@@ -52,20 +53,20 @@ def sentences_with_markers(page: str) -> Iterator[tuple[str, list[str]]]:
 
 def _markers(sentence: str) -> Iterator[str]:
     for match in _MARKER.finditer(sentence):
-        before = sentence[max(0, match.start() - _MAX_WORD) : match.start()]
-        if _may_be_cited(before):
+        before = sentence[max(0, match.start() - _MAX_CONTEXT) : match.start()]
+        if _may_precede_citation(before):
             yield match.group()
 
 
-def _may_be_cited(before: str) -> bool:
-    """Return whether the text before a raised number can be a statement whose source the number
-    gives."""
+def _may_precede_citation(before: str) -> bool:
+    """Return whether the text before a raised number can be a statement for which the number cites
+    a source."""
     if not before:
         return False
     if before[-1] in _SENTENCE_SIGNS:
         return True
     if before[-1] in ")]":
-        return _IN_BRACKETS.search(before) is not None
+        return _BRACKETED_WORDS.search(before) is not None
     word = _WORD.search(before)
     return (
         word is not None

@@ -24,31 +24,31 @@ from switchyard.services.pipeline.records.graph import (
 from switchyard.services.pipeline.sources.arxiv.arxiv_feed import ArxivId
 
 MAX_LABEL = 500
-"""Characters of a label at most."""
+"""Longest label, in characters."""
 MAX_KEY = 200
-"""Characters of a key at most; a longer one is cut and ends in a hash of the whole."""
+"""Longest key, in characters; a longer one is cut, and ends in a hash of the whole."""
 MAX_AUTHORS = 20
-"""Authors of a cited work at most; of a document, ten times as many."""
+"""Most authors of a cited work; a document may have ten times as many."""
 MAX_TOPICS = 50
 MAX_CITED = 5_000
-"""Works that a document cites at most."""
+"""Most works that a document cites."""
 YEARS = range(1000, 2101)
 
-_UNFIT = re.compile(
+_UNPRINTABLE = re.compile(
     r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]+"
 )
-_NO_WORD = re.compile(r"[\W_]+")
+_NON_WORD = re.compile(r"[\W_]+")
 _DOI = re.compile(r"10\.\d{4,9}/[^\s\"<>]+")
 _ARXIV_DOI = "10.48550/arxiv."
 
 
-def tidy(text: object, most: int = MAX_LABEL) -> str:
-    """Return one line of text, without characters that would steer a terminal or that a database
-    refuses."""
+def tidy(text: object, max_length: int = MAX_LABEL) -> str:
+    """Shorten a text to one line, without characters that would control a terminal or that a
+    database refuses."""
     if not isinstance(text, str):
         return ""
-    line = " ".join(_UNFIT.sub(" ", text[: 4 * most]).split())
-    return line if len(line) <= most else f"{line[: most - 1]}…"
+    line = " ".join(_UNPRINTABLE.sub(" ", text[: 4 * max_length]).split())
+    return line if len(line) <= max_length else f"{line[: max_length - 1]}…"
 
 
 def normalize_name(text: str) -> str:
@@ -56,7 +56,7 @@ def normalize_name(text: str) -> str:
     accents and signs."""
     bare = unicodedata.normalize("NFKD", text[: 4 * MAX_LABEL])
     letters = "".join(each for each in bare if not unicodedata.combining(each))
-    return " ".join(_NO_WORD.sub(" ", letters).casefold().split())
+    return " ".join(_NON_WORD.sub(" ", letters).casefold().split())
 
 
 def bounded_key(scheme: str, name: str) -> str:
@@ -133,11 +133,11 @@ def citation_edges(
     work are left out."""
     citation_counts: dict[int, int] = {}
     for citation in citations:
-        for at in _as_list(citation.get("references")):
-            if isinstance(at, int):
-                citation_counts[at] = citation_counts.get(at, 0) + 1
+        for index in _as_list(citation.get("references")):
+            if isinstance(index, int):
+                citation_counts[index] = citation_counts.get(index, 0) + 1
     edges = []
-    for at, reference in enumerate(references[:MAX_CITED]):
+    for index, reference in enumerate(references[:MAX_CITED]):
         link = reference.get("link") or {}
         linked = link.get("work") if link.get("status") == "linked" else None
         work = (
@@ -145,7 +145,7 @@ def citation_edges(
         )
         if work is not None:
             provenance = tidy(link.get("provider")) if linked else ""
-            weight = float(max(1, citation_counts.get(at, 0)))
+            weight = float(max(1, citation_counts.get(index, 0)))
             edges.append(NewEdge(EdgeKind.CITES, work, weight, provenance or "reference"))
     return edges
 
@@ -213,7 +213,7 @@ def similarity_edges(links: Iterable[Mapping[str, Any]]) -> list[NewEdge]:
 
 
 def _title_key(title: str, family: str, year: int | None) -> str | None:
-    """Return the key of a work by its title, year and first author; None where one of them is
+    """Make the key of a work from its title, year and first author; None if one of these is
     unknown."""
     if not (title and family and year):
         return None

@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # the job types are imported without a database
     from switchyard.services.engine.ledger import Ledger
 
 PAGE_SIZE = 5_000
-"""Nodes or edges that are in memory at once, at most."""
+"""Most nodes or edges that are in memory at once."""
 
 _ILLEGAL_IN_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _NODE_FIELDS = ("kind", "label", "year", "cited", "rank", "community", "documents", "provenance")

@@ -31,7 +31,7 @@ class Edges:
     sources: NDArray[Any]
     targets: NDArray[Any]
     cites: NDArray[Any]
-    """Whether each edge is a citation; otherwise its ends are similar."""
+    """Whether each edge is a citation; if not, it joins similar documents."""
     weights: NDArray[Any]
 
     def __len__(self) -> int:
@@ -62,8 +62,8 @@ async def read_edges(ledger: Ledger) -> Edges:
         parts.append(np.array(rows, dtype=kinds))
         if mark is None:
             break
-    whole = np.concatenate(parts)
-    return Edges(*(np.ascontiguousarray(whole[name]) for name, _ in kinds))
+    all_rows = np.concatenate(parts)
+    return Edges(*(np.ascontiguousarray(all_rows[name]) for name, _ in kinds))
 
 
 def rank(edges: Edges) -> Ranks:
@@ -78,18 +78,20 @@ def rank(edges: Edges) -> Ranks:
 
     if not len(edges):
         return Ranks()
-    nodes, ends = np.unique(np.concatenate([edges.sources, edges.targets]), return_inverse=True)
-    sources, targets = ends[: len(edges)], ends[len(edges) :]
+    nodes, node_indices = np.unique(
+        np.concatenate([edges.sources, edges.targets]), return_inverse=True
+    )
+    sources, targets = node_indices[: len(edges)], node_indices[len(edges) :]
     shape = (len(nodes), len(nodes))
     cites = edges.cites.astype(bool)
     ones = np.ones(int(cites.sum()))
-    cited = sparse.csr_matrix((ones, (sources[cites], targets[cites])), shape=shape)
-    cited.data[:] = 1.0  # two documents of one work may both have a citation
-    # The library's default solver ranks works that cite nothing too high, and of most works only
-    # the citations of them are known. This solver is right; its error after so many steps is
+    citations = sparse.csr_matrix((ones, (sources[cites], targets[cites])), shape=shape)
+    citations.data[:] = 1.0  # two documents of one work may both have a citation
+    # The library's default solver ranks works that cite nothing too high, and for most works it is
+    # not known what they cite. This solver ranks them right; its error after _MAX_STEPS steps is
     # below 1e-7.
-    ranks = PageRank(solver="RH", n_iter=_MAX_STEPS).fit_predict(cited)
+    ranks = PageRank(solver="RH", n_iter=_MAX_STEPS).fit_predict(citations)
     weights = np.where(cites, 1.0, np.maximum(edges.weights, _MIN_WEIGHT))
-    joined = sparse.csr_matrix((weights, (sources, targets)), shape=shape)
-    communities = Leiden(random_state=0).fit_predict(joined + joined.T)
+    weighted = sparse.csr_matrix((weights, (sources, targets)), shape=shape)
+    communities = Leiden(random_state=0).fit_predict(weighted + weighted.T)
     return Ranks(nodes.tolist(), np.asarray(ranks).tolist(), np.asarray(communities).tolist())

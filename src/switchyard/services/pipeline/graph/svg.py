@@ -19,9 +19,9 @@ from switchyard.services.pipeline.records.graph import EdgeKind, NodeKind
 LINE_HEIGHT = 24
 """Pixels from one label to the next."""
 MAX_LABEL = 46
-"""Letters of a label at most; its tooltip has the whole one."""
+"""Most letters of a label; its tooltip has the whole label."""
 LETTER_WIDTH = 6.9
-"""Width of a letter in pixels, about, as the font is not known."""
+"""Approximate width of a letter in pixels, as the font is not known."""
 LABEL_WIDTH = 340
 """Pixels for a column's labels."""
 COLUMN_GAP = 150
@@ -44,7 +44,7 @@ STROKES: Mapping[EdgeKind, tuple[str, str]] = {
     EdgeKind.PUBLISHED_IN: ("#6b4fa0", ""),
     EdgeKind.ABOUT: ("#3d8a4e", ""),
 }
-_KINDS = list(NodeKind)
+_KIND_ORDER = list(NodeKind)
 _SVG = "http://www.w3.org/2000/svg"
 
 
@@ -172,17 +172,19 @@ def _sort_into_columns(graph: DrawnGraph, distances: Sequence[int]) -> dict[int,
         joined.setdefault(edge.target, []).append((edge.source, 1))
         joined.setdefault(edge.source, []).append((edge.target, -1))
     for node in graph.nodes[1:]:
-        ways = [
-            side[other] or way
-            for other, way in joined.get(node.key, ())
+        directions = [
+            side[other] or direction
+            for other, direction in joined.get(node.key, ())
             if other in side and distance[other] == distance[node.key] - 1
         ]
-        side[node.key] = 1 if not ways or max(ways) > 0 else -1
+        side[node.key] = 1 if not directions or max(directions) > 0 else -1
     columns: dict[int, list[DrawnNode]] = {}
     for node in graph.nodes:
         columns.setdefault(side[node.key] * distance[node.key], []).append(node)
     for nodes in columns.values():
-        nodes.sort(key=lambda node: (_KINDS.index(node.kind), -node.cited, node.label, node.key))
+        nodes.sort(
+            key=lambda node: (_KIND_ORDER.index(node.kind), -node.cited, node.label, node.key)
+        )
     return columns
 
 
@@ -196,8 +198,8 @@ def _draw_edge(lines: ET.Element, edge: DrawnEdge, positions: Mapping[str, _Node
         bend = min(COLUMN_GAP * 0.8, 26 + abs(end.y - start.y) * 0.12)
         first, second = x + side * bend, tip + side * bend
     else:
-        onwards = end.column > start.column
-        x, tip = (start.right, end.left) if onwards else (start.left, end.right)
+        leads_right = end.column > start.column
+        x, tip = (start.right, end.left) if leads_right else (start.left, end.right)
         first = second = (x + tip) / 2
     path = f"M{x:.0f},{start.y:.0f} C{first:.0f},{start.y:.0f} "
     path += f"{second:.0f},{end.y:.0f} {tip:.0f},{end.y:.0f}"
@@ -210,18 +212,18 @@ def _draw_edge(lines: ET.Element, edge: DrawnEdge, positions: Mapping[str, _Node
 
 def _draw_node(svg: ET.Element, node: DrawnNode, position: _NodePosition) -> None:
     group = ET.SubElement(svg, "g")
-    about = f"{tidy(node.label)}\n{node.key}\ncited by {node.cited}"
-    ET.SubElement(group, "title").text = about
+    tooltip = f"{tidy(node.label)}\n{node.key}\ncited by {node.cited}"
+    ET.SubElement(group, "title").text = tooltip
     radius = "5" if position.column else "7"
     dot = {"cx": f"{position.x:.0f}", "cy": f"{position.y:.0f}", "r": radius, "stroke": "#ffffff"}
     ET.SubElement(group, "circle", dot | {"fill": COLOURS[node.kind]})
     x, y = position.x, position.y + 4.5
-    more: dict[str, str] = {}
+    attributes: dict[str, str] = {}
     if position.column == 0:
         # The middle node's label is above all columns, as its dot has edges on both sides.
-        y, more = HEADER_HEIGHT + MARGIN - 8, {"text-anchor": "middle", "font-weight": "bold"}
+        y, attributes = HEADER_HEIGHT + MARGIN - 8, {"text-anchor": "middle", "font-weight": "bold"}
     elif position.column < 0:
-        x, more = x - 11, {"text-anchor": "end"}
+        x, attributes = x - 11, {"text-anchor": "end"}
     else:
         x += 11
     # A white edge around the letters keeps them readable where lines cross them; drawn as a
@@ -234,9 +236,9 @@ def _draw_node(svg: ET.Element, node: DrawnNode, position: _NodePosition) -> Non
         fill="#ffffff",
         stroke="#ffffff",
         **{"stroke-width": "4"},
-        **more,
+        **attributes,
     )
-    _draw_text(group, x, y, position.label, fill="#1c2730", **more)
+    _draw_text(group, x, y, position.label, fill="#1c2730", **attributes)
 
 
 def _draw_legend(svg: ET.Element, graph: DrawnGraph) -> None:
@@ -267,22 +269,22 @@ def _define_arrows(svg: ET.Element) -> None:
 
 
 def _draw_text(parent: ET.Element, x: float, y: float, text: str, **attributes: str) -> float:
-    """Write a text. Returns where it ends, about."""
+    """Write a text. Returns the approximate position of its end."""
     position = {"x": f"{x:.0f}", "y": f"{y:.1f}"}
     ET.SubElement(parent, "text", position | attributes).text = text
     return x + 8 * len(text)
 
 
 def _text_width(text: str) -> int:
-    """Return the width of a text in letters: those of East Asia are two."""
+    """Return the width of a text in letters; a letter of East Asia counts as two."""
     return sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in text)
 
 
-def _shorten_label(label: str, room: int) -> str:
+def _shorten_label(label: str, width: int) -> str:
     """Cut a label to a width in letters."""
-    if _text_width(label) <= room:
+    if _text_width(label) <= width:
         return label
-    letters = label[: room - 1]
-    while _text_width(letters) >= room:
+    letters = label[: width - 1]
+    while _text_width(letters) >= width:
         letters = letters[:-1]
     return letters.rstrip() + "…"

@@ -1,8 +1,8 @@
 """Crawls, and the pages that they have claimed.
 
 A page is claimed and its job recorded in one transaction, which locks the crawl's row. So no page
-has two jobs, and no crawl has more pages than it may. A process killed before the commit leaves
-nothing behind; one killed after it leaves a job that the scheduler publishes.
+has two jobs, and no crawl has more pages than it may. If the process is killed before the commit,
+nothing is left behind; if it is killed afterwards, the scheduler publishes the job.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from switchyard.services.pipeline.records.crawls import (
 CANCEL_BATCH_SIZE = 500
 """Jobs that one transaction cancels."""
 _MAX_OUTCOME = 300
-"""Characters of the outcome of a page, at most."""
+"""Longest outcome of a page, in characters."""
 
 
 class CrawlRepository(Repository):
@@ -115,20 +115,24 @@ class CrawlRepository(Repository):
         known = select(crawl_pages.c.address).where(
             condition, crawl_pages.c.address.in_(list(by_address))
         )
-        taken = set(connection.execute(known).scalars())
-        room = crawl.max_pages - crawl.claimed
-        new = {address: each for address, each in by_address.items() if address not in taken}
-        new = dict(list(new.items())[: max(0, room)])
+        claimed_addresses = set(connection.execute(known).scalars())
+        pages_left = crawl.max_pages - crawl.claimed
+        new = {
+            address: each
+            for address, each in by_address.items()
+            if address not in claimed_addresses
+        }
+        new = dict(list(new.items())[: max(0, pages_left)])
         if not new:
             return 0
         hosts = {each.host for each in new.values()}
-        last = (
+        last_due = (
             select(crawl_pages.c.host, func.max(crawl_pages.c.due_at))
             .where(condition, crawl_pages.c.host.in_(hosts))
             .group_by(crawl_pages.c.host)
         )
-        due = {row[0]: max(now, row[1] + interval) for row in connection.execute(last)}
-        rows, records = [], []
+        due = {row[0]: max(now, row[1] + interval) for row in connection.execute(last_due)}
+        rows, inserts = [], []
         for address, each in new.items():
             due_at = due.setdefault(each.host, now)
             due[each.host] = due_at + interval
@@ -145,15 +149,15 @@ class CrawlRepository(Repository):
                     "url": each.url,
                 }
             )
-            records.append(
+            inserts.append(
                 ops.InsertJob(replace(each.job.shifted(self.clock.offset), run_at=due_at))
             )
         connection.execute(insert(crawl_pages), rows)
-        for answer in self._writer.run(connection, records):
-            if isinstance(answer, LedgerError):
-                raise answer
-        more = update(crawls).where(crawls.c.id == crawl.id)
-        connection.execute(more.values(claimed=crawls.c.claimed + len(rows)))
+        for result in self._writer.run(connection, inserts):
+            if isinstance(result, LedgerError):
+                raise result
+        count_update = update(crawls).where(crawls.c.id == crawl.id)
+        connection.execute(count_update.values(claimed=crawls.c.claimed + len(rows)))
         return len(rows)
 
     @write
@@ -173,7 +177,7 @@ class CrawlRepository(Repository):
             "main": 0,
             "url": url,
         }
-        # Locks the crawl, so that one caller at a time claims its pages.
+        # Lock the crawl, so that one caller at a time claims its pages.
         connection.execute(select(crawls.c.id).where(crawls.c.id == crawl_id).with_for_update())
         statement = insert_into(connection, crawl_pages).values(**row).on_conflict_do_nothing()
         connection.execute(statement)
@@ -252,11 +256,11 @@ class CrawlRepository(Repository):
         """
         if not await self._mark_cancelled(crawl_id, now):
             return None
-        number = 0
+        cancelled = 0
         while job_ids := await self._waiting_jobs(crawl_id):
             await self._committer.submit_many([Cancel(each, now) for each in job_ids])
-            number += len(job_ids)
-        return number
+            cancelled += len(job_ids)
+        return cancelled
 
     @write
     def _mark_cancelled(self, connection: Connection, crawl_id: str, now: float) -> bool:
@@ -292,17 +296,18 @@ class CrawlRepository(Repository):
         return await self._drop_some(crawl_id, limit)
 
     @read
-    def _oldest_ended_crawl(self, connection: Connection, began: float) -> str | None:
-        """Return the oldest crawl from before `began` that no job needs any more."""
-        letters = select(dead_letters.c.job_id).where(
+    def _oldest_ended_crawl(self, connection: Connection, before: float) -> str | None:
+        """Return the oldest crawl that began before the time `before` and that no job needs any
+        more."""
+        waiting_letters = select(dead_letters.c.job_id).where(
             dead_letters.c.state == DeadLetterState.WAITING
         )
         redrivable = or_(
             jobs.c.updated_at > self.clock.time() - DEAD_TTL_SECONDS,
-            jobs.c.id.in_(letters.where(dead_letters.c.job_id.is_not(None))),
+            jobs.c.id.in_(waiting_letters.where(dead_letters.c.job_id.is_not(None))),
         )
         dead = and_(jobs.c.state == State.DEAD, redrivable)
-        needed = (
+        needed_jobs = (
             select(jobs.c.id)
             .join(crawl_pages, crawl_pages.c.job_id == jobs.c.id)
             .where(
@@ -311,7 +316,7 @@ class CrawlRepository(Repository):
             )
             .exists()
         )
-        query = select(crawls.c.id).where(crawls.c.created_at < began, ~needed)
+        query = select(crawls.c.id).where(crawls.c.created_at < before, ~needed_jobs)
         return connection.scalar(query.order_by(crawls.c.created_at, crawls.c.id).limit(1))
 
     @write
@@ -332,7 +337,7 @@ def _select_by_key(key: str) -> Select[Any]:
 
 
 def _hash_url(url: str) -> str:
-    """Return a hash of an address, which is short enough for indexes."""
+    """Hash an address, so that it is short enough for indexes."""
     return hashlib.sha256(url.encode()).hexdigest()[:32]
 
 

@@ -33,8 +33,8 @@ from switchyard.services.pipeline.ledger.pipeline_tables import (
 from switchyard.services.pipeline.records.graph import EdgeKind, NodeDescription, NodeKind
 
 MAX_COMPARED = 2_000
-"""Nodes that are compared at most, of those with one of the titles."""
-_WORKS = (NodeKind.WORK, NodeKind.DOCUMENT)
+"""Most nodes with one of the titles that are compared."""
+_WORK_KINDS = (NodeKind.WORK, NodeKind.DOCUMENT)
 
 
 class GraphNodes:
@@ -42,7 +42,8 @@ class GraphNodes:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        # Changes nothing, but locks the row: other writers of the graph wait for our end.
+        # This changes nothing, but locks the row: other writers of the graph wait until this
+        # transaction ends.
         last_id = connection.scalar(
             update(graph_counters)
             .where(graph_counters.c.name == "id")
@@ -64,7 +65,7 @@ class GraphNodes:
         return self._next
 
     def current_id(self, node_id: int) -> int:
-        """Return the id of the node that a node was merged into; its own where it was not."""
+        """Return the id of the node into which a node was merged, or else the node's own."""
         while node_id in self._merged:
             node_id = self._merged[node_id]
         return node_id
@@ -75,32 +76,39 @@ class GraphNodes:
     def load(
         self, descriptions: Iterable[NodeDescription], document_ids: Iterable[str] = ()
     ) -> None:
-        """Read all nodes that these descriptions could be of."""
-        every = list(descriptions)
-        keys = {key for each in every for key in each.keys} - self._by_key.keys()
-        titles = {each.title for each in every if each.title and each.kind in _WORKS}
-        here = {each.document_id for each in every if each.document_id} | set(document_ids)
+        """Read all nodes that one of these descriptions may be of."""
+        description_list = list(descriptions)
+        keys = {key for each in description_list for key in each.keys} - self._by_key.keys()
+        titles = {
+            each.title for each in description_list if each.title and each.kind in _WORK_KINDS
+        }
+        own_document_ids = {
+            each.document_id for each in description_list if each.document_id
+        } | set(document_ids)
         node_ids = set(self._select_ids(graph_keys.c.node_id, graph_keys.c.key, keys))
         node_ids |= set(
             self._select_ids(graph_nodes.c.id, graph_nodes.c.title, titles, MAX_COMPARED)
         )
         node_ids |= set(
-            self._select_ids(graph_documents.c.node_id, graph_documents.c.document_id, here)
+            self._select_ids(
+                graph_documents.c.node_id, graph_documents.c.document_id, own_document_ids
+            )
         )
         self._read(node_ids)
 
-    def find(self, description: NodeDescription, first: int | None = None) -> int:
-        """Return the id of the node that is described, a known or a new one. Nodes that prove to be
-        the same are merged; `first` is tried before all others."""
+    def find(self, description: NodeDescription, preferred: int | None = None) -> int:
+        """Return the id of the node that a description is of; create the node if there is none.
+        Nodes that prove to be the same are merged. The node `preferred` is tried before all
+        others."""
         node_id = None
-        if first is not None and not contradict(self.node(first).keys, description.keys):
-            node_id = self.current_id(first)
+        if preferred is not None and not contradict(self.node(preferred).keys, description.keys):
+            node_id = self.current_id(preferred)
         for key in description.keys:
             other = self._by_key.get(key)
             if other is None or not same_by_key(self.node(other), key, description):
                 continue
             node_id = self._merge_if_same(node_id, self.current_id(other), key)
-        if description.kind in _WORKS and description.title:
+        if description.kind in _WORK_KINDS and description.title:
             node_id = self._find_by_title(description, node_id)
         if node_id is None:
             return self._create(description)
@@ -134,27 +142,27 @@ class GraphNodes:
             setattr(node, name, value)
         node.is_changed = True
 
-    def drop_idle(self, node_ids: Iterable[int]) -> None:
-        """Drop the nodes that are no document and to which no edge leads; then, in the same way,
-        the nodes to which the dropped ones led."""
+    def drop_unreferenced(self, node_ids: Iterable[int]) -> None:
+        """Drop those of the nodes that are no document and to which no edge leads; then, in the
+        same way, the nodes to which edges of the dropped ones led."""
         candidates = set(node_ids)
         while candidates:
             document = select(graph_documents.c.id).where(
                 graph_documents.c.node_id == graph_nodes.c.id
             )
             edge = select(graph_edges.c.target).where(graph_edges.c.target == graph_nodes.c.id)
-            idle = select(graph_nodes.c.id).where(
+            unreferenced = select(graph_nodes.c.id).where(
                 among(self._connection, graph_nodes.c.id, candidates),
                 ~document.exists(),
                 ~edge.exists(),
             )
-            ids = list(self._connection.scalars(idle))
+            ids = list(self._connection.scalars(unreferenced))
             if not ids:
                 return
             is_source = among(self._connection, graph_edges.c.source, ids)
             targets = select(graph_edges.c.target).where(is_source).distinct()
             candidates = set(self._connection.scalars(targets)) - set(ids)
-            cited = self._cited_by(ids)
+            cited_ids = self._cited_by(ids)
             for column in (
                 graph_edges.c.source,
                 graph_keys.c.node_id,
@@ -163,7 +171,7 @@ class GraphNodes:
             ):
                 table = column.table
                 self._connection.execute(delete(table).where(among(self._connection, column, ids)))
-            self.count_citations(cited)
+            self.count_citations(cited_ids)
 
     def count_citations(self, node_ids: Iterable[int]) -> None:
         """Count again how many works cite each of these nodes."""
@@ -229,31 +237,33 @@ class GraphNodes:
         self._add_keys(node, keys)
         if node.title:
             self._by_title.setdefault(node.title, []).append(node_id)
-        self._remember_better(node, description)
+        self._note_better_description(node, description)
         return node_id
 
     def _enrich(self, node: Node, description: NodeDescription) -> None:
         before = replace(node)
-        better = trust_of(description.provenance) > trust_of(node.provenance)
-        again = description.provenance == node.provenance and description.provenance != "reference"
-        if (better or again) and description.label:
+        is_better = trust_of(description.provenance) > trust_of(node.provenance)
+        is_repeated = (
+            description.provenance == node.provenance and description.provenance != "reference"
+        )
+        if (is_better or is_repeated) and description.label:
             node.label, node.title, node.provenance = (
                 description.label,
                 description.title,
                 description.provenance,
             )
-        if description.year is not None and (better or again or node.year is None):
+        if description.year is not None and (is_better or is_repeated or node.year is None):
             node.year = description.year
-        if description.author and (better or again or not node.author):
+        if description.author and (is_better or is_repeated or not node.author):
             node.author = description.author
         if description.kind is NodeKind.DOCUMENT:
             node.kind = NodeKind.DOCUMENT
         self._add_keys(node, [key for key in description.keys if key not in self._by_key])
         node.is_changed |= replace(node, keys=before.keys) != before
-        if better or again or node.kind is NodeKind.DOCUMENT:
-            self._remember_better(node, description)
+        if is_better or is_repeated or node.kind is NodeKind.DOCUMENT:
+            self._note_better_description(node, description)
 
-    def _remember_better(self, node: Node, description: NodeDescription) -> None:
+    def _note_better_description(self, node: Node, description: NodeDescription) -> None:
         if description.edges and description.document_id is None:
             self.better_descriptions[node.id] = description
 
@@ -274,7 +284,7 @@ class GraphNodes:
         self.flush()
         kept_id, merged_id = sorted((node_id, other))
         kept, merged = self.node(kept_id), self.node(merged_id)
-        touched = {kept_id} | self._cited_by((kept_id, merged_id))
+        affected_ids = {kept_id} | self._cited_by((kept_id, merged_id))
         for table in (graph_keys, graph_documents):
             moved = update(table).where(table.c.node_id == merged_id).values(node_id=kept_id)
             self._connection.execute(moved)
@@ -296,7 +306,7 @@ class GraphNodes:
         self._by_key |= dict.fromkeys(merged.keys, kept_id)
         if merged_id in self.better_descriptions:
             self.better_descriptions[kept_id] = self.better_descriptions.pop(merged_id)
-        self.count_citations(touched)
+        self.count_citations(affected_ids)
         return kept_id
 
     def _move_edges(self, merged_id: int, kept_id: int) -> None:

@@ -50,17 +50,17 @@ from switchyard.services.pipeline.records.graph import (
 )
 
 MAX_SAMPLED_WORKS = 2_000
-"""Works citing a work, or cited by it, that a comparison reads at most."""
+"""Most works citing a work, or cited by it, that a comparison reads."""
 MAX_SAMPLED_EDGES = 100_000
-"""Citations that a comparison reads at most."""
+"""Most citations that a comparison reads."""
 
 _CITES = str(EdgeKind.CITES)
 
 
 class GraphReads(Repository):
-    """Reads the graph. A node is asked for by any of its keys, or by the id of its document; the
-    answer is None where there is no such node. All methods raise LedgerUnavailable when the
-    database is unreachable."""
+    """Reads the graph. Each method takes any key of a node, or the id of its document, and returns
+    None if there is no such node. All methods raise LedgerUnavailable when the database is
+    unreachable."""
 
     @read
     def graph_node(self, connection: Connection, key: str) -> GraphNode | None:
@@ -89,12 +89,12 @@ class GraphReads(Repository):
         if node_id is None:
             return None
         rows = _neighbour_rows(connection, node_id, kinds, direction, limit + 1, after)
-        more, rows = len(rows) > limit, rows[:limit]
+        has_more, rows = len(rows) > limit, rows[:limit]
         nodes = nodes_of(connection, {node_id, *(row.other for row in rows)})
         return Page(
             items=tuple(_neighbour(nodes, node_id, row) for row in rows if row.other in nodes),
             next_cursor=encode_cursor(rows[-1].way, rows[-1].kind, rows[-1].other)
-            if more
+            if has_more
             else None,
         )
 
@@ -113,8 +113,8 @@ class GraphReads(Repository):
         the highest PageRank first. Raises ValueError for a limit outside 1 to 1,000,
         InvalidCursor."""
         check_limit(limit)
-        by = graph_ranks.c.rank if by_rank else graph_nodes.c.cited
-        query = select(graph_nodes.c.id, by.label("by")).select_from(graph_nodes)
+        order_column = graph_ranks.c.rank if by_rank else graph_nodes.c.cited
+        query = select(graph_nodes.c.id, order_column.label("by")).select_from(graph_nodes)
         if by_rank or community is not None:
             query = query.join(graph_ranks, is_current_rank())
         if not by_rank:
@@ -125,15 +125,16 @@ class GraphReads(Repository):
             query = query.where(graph_nodes.c.kind == str(kind))
         if cursor is not None:
             query = query.where(
-                tuple_(by, graph_nodes.c.id) < tuple_(*decode_cursor(cursor, (float, int)))
+                tuple_(order_column, graph_nodes.c.id)
+                < tuple_(*decode_cursor(cursor, (float, int)))
             )
-        query = query.order_by(by.desc(), graph_nodes.c.id.desc()).limit(limit + 1)
+        query = query.order_by(order_column.desc(), graph_nodes.c.id.desc()).limit(limit + 1)
         rows = connection.execute(query).all()
-        more, rows = len(rows) > limit, rows[:limit]
+        has_more, rows = len(rows) > limit, rows[:limit]
         nodes = nodes_of(connection, [row.id for row in rows])
         return Page(
             items=tuple(nodes[row.id] for row in rows if row.id in nodes),
-            next_cursor=encode_cursor(rows[-1].by, rows[-1].id) if more else None,
+            next_cursor=encode_cursor(rows[-1].by, rows[-1].id) if has_more else None,
         )
 
     async def graph_cocited(self, key: str, limit: int = 20) -> RelatedWorks | None:
@@ -152,8 +153,8 @@ class GraphReads(Repository):
     def graph_documents_by(
         self, connection: Connection, key: str, *, cites: bool, limit: int = 10_000
     ) -> set[str] | None:
-        """Return documents that cite the work; without `cites`, documents that the work cites. Of
-        more than `limit` documents, only some are returned."""
+        """Return documents that cite the work; without `cites`, documents that the work cites.
+        Returns only `limit` of them if there are more."""
         near, far = (
             (graph_edges.c.target, graph_edges.c.source)
             if cites
@@ -216,12 +217,12 @@ class GraphReads(Repository):
             query = query.where(tuple_(*place) > tuple_(*after))
         rows = connection.execute(query).all()
         keys = keys_of(connection, {end for row in rows for end in (row.source, row.target)})
-        more = tuple(rows[-1][:4]) if len(rows) == limit else None
+        next_place = tuple(rows[-1][:4]) if len(rows) == limit else None
         return [
             edge_between(keys[row.source], keys[row.target], row)
             for row in rows
             if row.source in keys and row.target in keys  # otherwise merged meanwhile
-        ], more
+        ], next_place
 
     @read
     def _related_works(
@@ -230,17 +231,17 @@ class GraphReads(Repository):
         """List works at the far end of citations that share their near end with a citation of the
         node."""
         edges = graph_edges.alias()
-        here = edges.c[far.name]
-        among_them = edges.c[near.name]
+        far_end = edges.c[far.name]
+        near_end = edges.c[near.name]
         node_id = node_of(connection, key)
         if node_id is None:
             return None
         own_neighbours = select(near).where(far == node_id, graph_edges.c.kind == _CITES).distinct()
         shared = list(connection.scalars(own_neighbours.limit(MAX_SAMPLED_WORKS + 1)))
-        sampled, shared = len(shared) > MAX_SAMPLED_WORKS, shared[:MAX_SAMPLED_WORKS]
+        is_sampled, shared = len(shared) > MAX_SAMPLED_WORKS, shared[:MAX_SAMPLED_WORKS]
         pairs = (
-            select(among_them, here)
-            .where(among(connection, among_them, shared), edges.c.kind == _CITES)
+            select(near_end, far_end)
+            .where(among(connection, near_end, shared), edges.c.kind == _CITES)
             .distinct()
             .limit(MAX_SAMPLED_EDGES + 1)
             .subquery()
@@ -253,7 +254,7 @@ class GraphReads(Repository):
         rows = connection.execute(query).all()
         nodes = nodes_of(connection, [row.other for row in rows])
         works = [Related(nodes[row.other], row.shared) for row in rows if row.other in nodes]
-        return RelatedWorks(works, sampled or total > MAX_SAMPLED_EDGES)
+        return RelatedWorks(works, is_sampled or total > MAX_SAMPLED_EDGES)
 
 
 def _count_by_kind(connection: Connection, kind: Any) -> dict[str, int]:

@@ -29,18 +29,18 @@ from switchyard.services.pipeline.records.graph import (
 )
 
 MAX_DEPTH = 4
-"""Edges between a node and the farthest node of its neighbourhood, at most."""
+"""Most edges between a node and the farthest node of its neighbourhood."""
 MAX_NEARBY = 500
-"""Nodes of a neighbourhood at most."""
+"""Most nodes of a neighbourhood."""
 MAX_EDGES_PER_NODE = 200
 """Edges that are followed from one node of a neighbourhood."""
 MAX_PATH = 8
-"""Edges of a path at most."""
+"""Most edges of a path."""
 MAX_PATHS = 10
 MAX_SEEN = 50_000
-"""Edges that the search for a path reads at most, in each direction of each level."""
+"""Most edges that the search for a path reads in each direction of each level."""
 MAX_SHOWN_EDGES = 5_000
-"""Edges of a neighbourhood at most."""
+"""Most edges of a neighbourhood."""
 
 Step = tuple[int, int]
 """Ids of a node and the next one."""
@@ -105,11 +105,11 @@ class GraphWalks(Repository):
         if ends[0] is None or ends[1] is None:
             return None
         search = _Search(connection, kinds, direction)
-        ways = search.between(ends[0], ends[1], longest, limit)
-        nodes = nodes_of(connection, {each for way in ways for each in way})
-        edges = _edges_of_ways(connection, nodes, ways, kinds, direction)
-        paths = [path for way in ways if (path := _graph_path(nodes, edges, way)) is not None]
-        return GraphPaths(paths, complete=not search.given_up and len(paths) == len(ways))
+        routes = search.between(ends[0], ends[1], longest, limit)
+        nodes = nodes_of(connection, {each for route in routes for each in route})
+        edges = _edges_of_routes(connection, nodes, routes, kinds, direction)
+        paths = [path for route in routes if (path := _graph_path(nodes, edges, route)) is not None]
+        return GraphPaths(paths, complete=not search.is_given_up and len(paths) == len(routes))
 
 
 class _Search:
@@ -122,59 +122,61 @@ class _Search:
         self._connection = connection
         self._kinds = kinds
         self._direction = direction
-        self.given_up = False
+        self.is_given_up = False
 
     def between(self, start: int, end: int, longest: int, limit: int) -> list[list[int]]:
         if start == end:
             return [[start]]
         # For each node that was reached from an end: the nodes before it on a shortest path.
         before: tuple[dict[int, list[int]], dict[int, list[int]]] = ({start: []}, {end: []})
-        fronts: list[set[int]] = [{start}, {end}]
+        frontiers: list[set[int]] = [{start}, {end}]
         for _ in range(longest):
-            side = 0 if len(fronts[0]) <= len(fronts[1]) else 1
-            steps = self._steps(fronts[side], _direction_from(self._direction, side))
+            side = 0 if len(frontiers[0]) <= len(frontiers[1]) else 1
+            steps = self._steps(frontiers[side], _direction_from(self._direction, side))
             reached: dict[int, list[int]] = {}
-            for here, there in steps:
-                if there not in before[side]:
-                    reached.setdefault(there, []).append(here)
+            for from_node, to_node in steps:
+                if to_node not in before[side]:
+                    reached.setdefault(to_node, []).append(from_node)
             before[side].update(reached)
-            fronts[side] = set(reached)
-            met = sorted(reached.keys() & before[1 - side].keys())
-            if met:
+            frontiers[side] = set(reached)
+            meeting_nodes = sorted(reached.keys() & before[1 - side].keys())
+            if meeting_nodes:
                 # All nodes in the middle have the same distances, so each of these paths is a
                 # shortest one.
-                return _join_ways(before, met, limit)
-            if not reached or self.given_up:
+                return _join_routes(before, meeting_nodes, limit)
+            if not reached or self.is_given_up:
                 return []
         return []
 
-    def _steps(self, front: Iterable[int], direction: Direction) -> list[Step]:
-        rows = _steps(self._connection, front, self._kinds, direction, MAX_SEEN + 1)
-        self.given_up |= len(rows) > MAX_SEEN
+    def _steps(self, frontier: Iterable[int], direction: Direction) -> list[Step]:
+        rows = _steps(self._connection, frontier, self._kinds, direction, MAX_SEEN + 1)
+        self.is_given_up |= len(rows) > MAX_SEEN
         return sorted(set(rows[:MAX_SEEN]))
 
 
-def _join_ways(
-    before: tuple[dict[int, list[int]], dict[int, list[int]]], met: Sequence[int], limit: int
+def _join_routes(
+    before: tuple[dict[int, list[int]], dict[int, list[int]]],
+    meeting_nodes: Sequence[int],
+    limit: int,
 ) -> list[list[int]]:
-    ways: list[list[int]] = []
-    for middle in met:
-        for head in _ways_back(before[0], middle, limit):
-            for tail in _ways_back(before[1], middle, limit):
-                way = [*reversed(head), *tail[1:]]
-                if way not in ways:
-                    ways.append(way)
-                if len(ways) == limit:
-                    return ways
-    return ways
+    routes: list[list[int]] = []
+    for middle in meeting_nodes:
+        for head in _routes_back(before[0], middle, limit):
+            for tail in _routes_back(before[1], middle, limit):
+                route = [*reversed(head), *tail[1:]]
+                if route not in routes:
+                    routes.append(route)
+                if len(routes) == limit:
+                    return routes
+    return routes
 
 
-def _ways_back(before: dict[int, list[int]], node: int, limit: int) -> list[list[int]]:
+def _routes_back(before: dict[int, list[int]], node: int, limit: int) -> list[list[int]]:
     """Return the ways from a node back to the end from which it was reached."""
-    ways = [[node]]
-    while before[ways[0][-1]]:
-        ways = [[*way, each] for way in ways for each in before[way[-1]]][:limit]
-    return ways
+    routes = [[node]]
+    while before[routes[0][-1]]:
+        routes = [[*route, each] for route in routes for each in before[route[-1]]][:limit]
+    return routes
 
 
 def _distances_around(
@@ -186,10 +188,10 @@ def _distances_around(
     limit: int,
 ) -> tuple[dict[int, int], bool]:
     """Return the distance of each node around the start, and whether some were left out."""
-    distances, front, truncated = {start: 0}, [start], False
+    distances, frontier, truncated = {start: 0}, [start], False
     for distance in range(1, depth + 1):
         following: list[int] = []
-        for here in front:
+        for here in frontier:
             steps = _steps(connection, [here], kinds, direction, MAX_EDGES_PER_NODE + 1)
             truncated |= len(steps) > MAX_EDGES_PER_NODE
             for _, there in steps[:MAX_EDGES_PER_NODE]:
@@ -199,19 +201,19 @@ def _distances_around(
                     return distances, True
                 distances[there] = distance
                 following.append(there)
-        front = following
+        frontier = following
     return distances, truncated
 
 
 def _steps(
     connection: Connection,
-    front: Iterable[int],
+    frontier: Iterable[int],
     kinds: Collection[EdgeKind],
     direction: Direction,
     limit: int,
 ) -> list[Step]:
-    """Return the steps from these nodes to others, up to `limit` in each direction."""
-    nodes = list(front)
+    """Return steps from these nodes to others, up to `limit` in each direction."""
+    nodes = list(frontier)
     steps: list[Step] = []
     edges = graph_edges.c
     for way, here, there in (
@@ -249,15 +251,15 @@ def _edges_between(
     return list(connection.execute(grouped))
 
 
-def _edges_of_ways(
+def _edges_of_routes(
     connection: Connection,
     nodes: dict[int, GraphNode],
-    ways: Sequence[Sequence[int]],
+    routes: Sequence[Sequence[int]],
     kinds: Collection[EdgeKind],
     direction: Direction,
 ) -> dict[Step, GraphEdge]:
     """Return, for each step of the ways, an edge that joins its ends."""
-    steps = {step for way in ways for step in pairwise(way)}
+    steps = {step for route in routes for step in pairwise(route)}
     joining: dict[Step, GraphEdge] = {}
     for row in _edges_between(connection, nodes, kinds):
         edge = _edge(nodes, row)
@@ -269,13 +271,13 @@ def _edges_of_ways(
 
 
 def _graph_path(
-    nodes: dict[int, GraphNode], edges: dict[Step, GraphEdge], way: Sequence[int]
+    nodes: dict[int, GraphNode], edges: dict[Step, GraphEdge], route: Sequence[int]
 ) -> GraphPath | None:
     """Return a path with its nodes and edges; None where the graph has changed meanwhile."""
-    steps = list(pairwise(way))
-    if not (nodes.keys() >= set(way) and edges.keys() >= set(steps)):
+    steps = list(pairwise(route))
+    if not (nodes.keys() >= set(route) and edges.keys() >= set(steps)):
         return None
-    return GraphPath([nodes[each] for each in way], [edges[step] for step in steps])
+    return GraphPath([nodes[each] for each in route], [edges[step] for step in steps])
 
 
 def _edge(nodes: dict[int, GraphNode], row: Row[Any]) -> GraphEdge:

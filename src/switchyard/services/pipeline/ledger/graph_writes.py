@@ -1,4 +1,5 @@
-"""Write what each document adds to the graph; writing it again replaces all of it."""
+"""Write what each document adds to the graph. Writing a document again replaces all that it
+added."""
 
 from __future__ import annotations
 
@@ -47,7 +48,9 @@ class GraphWrites(Repository):
         nodes = GraphNodes(connection)
         targets = [edge.target for edge in new_edges]
         nodes.load([document, *targets, *(edge.target for each in targets for edge in each.edges)])
-        owner, source, maybe_idle = _place_document(connection, nodes, document, document_id)
+        owner, source, unreferenced_candidates = _place_document(
+            connection, nodes, document, document_id
+        )
         rows: dict[tuple[str, int], dict[str, Any]] = {}
         targets_found = [
             (kind, edge, _find_target(connection, nodes, edge.target))
@@ -62,24 +65,26 @@ class GraphWrites(Repository):
             known = rows.get((kind, target))
             if target != source and (known is None or known["weight"] < edge.weight):
                 rows[kind, target] = _edge_row(source, kind, target, owner, edge)
-        before = _cited_nodes(connection, source)
+        cited_before = _cited_nodes(connection, source)
         condition = (graph_edges.c.source == source) & graph_edges.c.kind.in_(list(kinds))
         removed = connection.scalars(
             delete(graph_edges)
             .where(condition, graph_edges.c.owner == owner)
             .returning(graph_edges.c.target)
         )
-        maybe_idle |= set(removed)
+        unreferenced_candidates |= set(removed)
         if rows:
             connection.execute(insert(graph_edges), list(rows.values()))
-            maybe_idle |= _drop_edges_by_others(connection, source, {kind for kind, _ in rows})
-        _adjust_citations(connection, before, _cited_nodes(connection, source))
-        nodes.drop_idle(maybe_idle - {target for _, target in rows})
+            unreferenced_candidates |= _drop_edges_by_others(
+                connection, source, {kind for kind, _ in rows}
+            )
+        _adjust_citations(connection, cited_before, _cited_nodes(connection, source))
+        nodes.drop_unreferenced(unreferenced_candidates - {target for _, target in rows})
 
     @write
     def drop_from_graph(self, connection: Connection, document_id: str) -> bool:
         """Delete a document's edges from the graph, and its node unless others cite the work.
-        Returns False where it was not in the graph."""
+        Returns False if the document was not in the graph."""
         nodes = GraphNodes(connection)
         deleted = connection.execute(
             delete(graph_documents)
@@ -88,53 +93,53 @@ class GraphWrites(Repository):
         ).one_or_none()
         if deleted is None:
             return False
-        before = _cited_nodes(connection, deleted.node_id)
+        cited_before = _cited_nodes(connection, deleted.node_id)
         removed = connection.scalars(
             delete(graph_edges)
             .where(graph_edges.c.source == deleted.node_id, graph_edges.c.owner == deleted.id)
             .returning(graph_edges.c.target)
         )
-        maybe_idle = {deleted.node_id, *removed}
-        _adjust_citations(connection, before, _cited_nodes(connection, deleted.node_id))
+        unreferenced_candidates = {deleted.node_id, *removed}
+        _adjust_citations(connection, cited_before, _cited_nodes(connection, deleted.node_id))
         _demote_to_work(connection, deleted.node_id)
-        nodes.drop_idle(maybe_idle)
+        nodes.drop_unreferenced(unreferenced_candidates)
         return True
 
     @read
     def graph_strays(self, connection: Connection, limit: int = 100) -> list[str]:
         """List documents in the graph that were deleted from the ledger."""
-        here = select(documents.c.id).where(documents.c.id == graph_documents.c.document_id)
-        query = select(graph_documents.c.document_id).where(~here.exists()).limit(limit)
+        in_ledger = select(documents.c.id).where(documents.c.id == graph_documents.c.document_id)
+        query = select(graph_documents.c.document_id).where(~in_ledger.exists()).limit(limit)
         return list(connection.scalars(query))
 
 
 def _place_document(
     connection: Connection, nodes: GraphNodes, document: NodeDescription, document_id: str
 ) -> tuple[int, int, set[int]]:
-    """Find or move a document's node. Returns its owner id, the node, and nodes that may have
-    become idle."""
+    """Find or move a document's node. Returns the document's owner id, the node, and nodes that may
+    have become unreferenced."""
     row = _document_row(connection, document_id)
     if row is None:
         node_id = nodes.find(document)
         return _add_document(connection, nodes, document_id, node_id), node_id, set()
-    owner, before = row
-    node_id = nodes.find(document, first=before)
-    before = nodes.current_id(before)
-    if node_id == before:
+    owner, old_node_id = row
+    node_id = nodes.find(document, preferred=old_node_id)
+    old_node_id = nodes.current_id(old_node_id)
+    if node_id == old_node_id:
         return owner, node_id, set()
     # The document proves to be another work: it moves there, with its edges.
     nodes.flush()
     condition = graph_documents.c.id == owner
     connection.execute(update(graph_documents).where(condition).values(node_id=node_id))
-    nodes.node(before).documents.discard(document_id)
+    nodes.node(old_node_id).documents.discard(document_id)
     nodes.node(node_id).documents.add(document_id)
-    own_edges = (graph_edges.c.source == before) & (graph_edges.c.owner == owner)
+    own_edges = (graph_edges.c.source == old_node_id) & (graph_edges.c.owner == owner)
     connection.execute(delete(graph_edges).where(own_edges, graph_edges.c.target == node_id))
     connection.execute(update(graph_edges).where(own_edges).values(source=node_id))
     nodes.count_citations(_cited_nodes(connection, node_id) | {node_id})
-    if not nodes.node(before).documents:
-        nodes.change(before, kind=NodeKind.WORK)
-    return owner, node_id, {before}
+    if not nodes.node(old_node_id).documents:
+        nodes.change(old_node_id, kind=NodeKind.WORK)
+    return owner, node_id, {old_node_id}
 
 
 def _find_target(connection: Connection, nodes: GraphNodes, target: NodeDescription) -> int:
@@ -144,7 +149,7 @@ def _find_target(connection: Connection, nodes: GraphNodes, target: NodeDescript
         return nodes.find(target)
     row = _document_row(connection, target.document_id)
     if row is not None:
-        return nodes.find(target, first=row[1])
+        return nodes.find(target, preferred=row[1])
     node_id = nodes.find(target)
     _add_document(connection, nodes, target.document_id, node_id)
     return node_id
@@ -168,8 +173,9 @@ def _add_document(connection: Connection, nodes: GraphNodes, document_id: str, n
 
 
 def _update_works(connection: Connection, nodes: GraphNodes) -> None:
-    """Write descriptions of works by others where they are better than before; of a document, only
-    edges of kinds that it does not have itself. All works at once, as a document cites dozens."""
+    """Write others' descriptions of works where they are better than the present ones. For a work
+    that is a document, write only edges of kinds that the document does not have itself. All works
+    are written at once, as a document cites dozens."""
     updates = []
     while nodes.better_descriptions:
         node_id, description = nodes.better_descriptions.popitem()
@@ -201,7 +207,7 @@ def _update_works(connection: Connection, nodes: GraphNodes) -> None:
     removed = set(connection.scalars(before.returning(graph_edges.c.target)))
     statement = insert_into(connection, graph_edges).on_conflict_do_nothing()
     connection.execute(statement, [row for each in rows.values() for row in each])
-    nodes.drop_idle(removed)
+    nodes.drop_unreferenced(removed)
 
 
 def _own_kinds(connection: Connection, source: int) -> tuple[set[str], bool]:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 TIMEOUT = 180.0
 """Seconds for one request and its whole answer."""
 MAX_BYTES = 50 * 1024 * 1024
-"""Bytes of an answer at most."""
+"""Largest answer, in bytes."""
 BUSY_RETRY_DELAY = 5.0
 """Seconds until the next request to a busy server that does not say how long to wait."""
 BUSY_TIMEOUT = 60.0

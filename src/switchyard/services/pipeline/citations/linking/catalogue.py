@@ -24,7 +24,7 @@ TIMEOUT = 180.0
 BATCH_SIZE = 50
 """Identifiers of one request at most: OpenAlex accepts 100, Wikidata 50."""
 MAX_RESULTS = 5
-"""Works that a search returns at most."""
+"""Most works that a search returns."""
 MAX_AUTHORS = 100
 _MAX_TEXT = 1_000
 """Characters of a text without its markup."""

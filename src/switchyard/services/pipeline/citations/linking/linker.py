@@ -1,5 +1,5 @@
-"""Link references to works. Each distinct question to catalogues is asked once in the whole fleet,
-and its answer is kept in the ledger."""
+"""Link references to works. Each question to the catalogues is asked once in the whole fleet, and
+its answer is kept in the ledger."""
 
 from __future__ import annotations
 
@@ -45,20 +45,20 @@ CLAIM_TTL = 6.0
 """Seconds after which a claim to ask a question ends, unless its process renews it. So another
 process can ask after a crash."""
 CLAIM_POLL_INTERVAL = 0.5
-"""Seconds between looks for answers to questions that other processes ask."""
+"""Seconds between polls for answers to questions that other processes ask."""
 MAX_TRIES = 3
 """Attempts at a request to a catalogue."""
 TURN_TIMEOUT = 10.0
 """Seconds that a job waits for its turn at a catalogue, or for the end of a catalogue's pause,
 before it goes back to its queue."""
 MAX_PAUSE = 600.0
-"""Seconds of a catalogue's pause for which a job comes back later. A catalogue that pauses for
-longer is left out: the others link the references."""
+"""Longest pause of a catalogue, in seconds, after which a job comes back. A catalogue that pauses
+for longer is left out: the others link the references."""
 READ_BATCH_SIZE = 500
 """Answers that are read from the ledger at once."""
 
 WorksByQuestion = dict[str, list[Any]]
-"""By a question's key: `provider` and `work` of each work that was found."""
+"""By a question's key, the works that were found, each with its `provider`."""
 
 
 class OutOfTime(TemporarilyUnavailable):
@@ -78,7 +78,7 @@ class Linker:
         max_pause: float = MAX_PAUSE,
     ) -> None:
         self._ledger = ledger
-        self._kept_answers = PipelineLedger(ledger).catalogue_answers
+        self._answer_repository = PipelineLedger(ledger).catalogue_answers
         self._catalogues = catalogues
         self._max_age = max_age
         self._deadline = time.monotonic() + timeout
@@ -86,8 +86,9 @@ class Linker:
         self._holder = new_instance_id()
         self._log = structlog.get_logger("citations")
         self.paused: dict[str, float] = {}
-        """Catalogues that were left out, and when their pauses end, in seconds since the epoch.
-        Answers that they could have completed are not kept, so that the next linker asks again."""
+        """By name, the catalogues that were left out, with the end of their pauses in seconds since
+        the epoch. Answers that they could have added to are not kept, so that the next linker asks
+        again."""
 
     @classmethod
     @asynccontextmanager
@@ -100,8 +101,8 @@ class Linker:
         max_pause: float = MAX_PAUSE,
         lane: str = "",
     ) -> AsyncIterator[Linker]:
-        """Open a linker for `timeout` seconds; its connections end with the context. `lane`: that
-        of the job; requests of the hot lane come before others.
+        """Open a linker for `timeout` seconds; its connections end with the context. `lane` is
+        the job's; requests of the hot lane come before others.
 
         A catalogue that pauses for more than `max_pause` seconds is left out; for a shorter pause,
         SourceBusy is raised.
@@ -151,23 +152,23 @@ class Linker:
         answers: WorksByQuestion = {}
         keys = list(questions)
         for start in range(0, len(keys), READ_BATCH_SIZE):
-            answers |= await self._kept_answers.find_catalogue_answers(
+            answers |= await self._answer_repository.find_catalogue_answers(
                 keys[start : start + READ_BATCH_SIZE], max_age=self._max_age
             )
-        left = [key for key in keys if key not in answers]
-        while left:
-            progress = False
-            for batch in _batches(questions, left):
-                claims = await self._kept_answers.claim_catalogue_questions(
+        open_keys = [key for key in keys if key not in answers]
+        while open_keys:
+            has_progressed = False
+            for batch in _batches(questions, open_keys):
+                claims = await self._answer_repository.claim_catalogue_questions(
                     batch, self._holder, ttl=CLAIM_TTL, max_age=self._max_age
                 )
                 answers |= claims.kept
                 if claims.claimed:
                     claimed = [questions[key] for key in claims.claimed]
                     answers |= await self._ask_claimed(claimed)
-                progress = progress or bool(claims.kept or claims.claimed)
-            left = [key for key in left if key not in answers]
-            if left and not progress:
+                has_progressed = has_progressed or bool(claims.kept or claims.claimed)
+            open_keys = [key for key in open_keys if key not in answers]
+            if open_keys and not has_progressed:
                 self._check_time()
                 await asyncio.sleep(CLAIM_POLL_INTERVAL)
         return answers
@@ -176,7 +177,7 @@ class Linker:
         """Ask the questions that this process has claimed, and keep the answers; give up the claims
         of questions without an answer."""
         keys = [each.key for each in questions]
-        claims = self._kept_answers
+        claims = self._answer_repository
         renew = partial(claims.renew_catalogue_claims, keys, self._holder, CLAIM_TTL)
         try:
             async with renewing("claims of questions", CLAIM_TTL, renew):
@@ -190,7 +191,7 @@ class Linker:
         except BaseException:
             try:
                 await asyncio.shield(claims.give_up_catalogue_claims(keys, self._holder))
-            except LedgerError as error:  # they run out by themselves
+            except LedgerError as error:  # the claims run out by themselves
                 self._log.warning("claims not released", error=str(error))
             raise
 
@@ -201,18 +202,18 @@ class Linker:
         know more failed or was left out.
         """
         answers: WorksByQuestion = {each.key: [] for each in questions}
-        left = list(questions)
+        open_questions = list(questions)
         failed: SourceUnavailable | InvalidSourceResponse | None = None
-        answered = is_incomplete = False
+        has_answered = is_incomplete = False
         for catalogue in self._catalogues:
-            if not left:
+            if not open_questions:
                 break
             if self.paused.get(catalogue.name, 0.0) > self._ledger.clock.time():
-                answered = is_incomplete = True
+                has_answered = is_incomplete = True
                 continue
             try:
-                found_works = await self._look_up(catalogue, left)
-                answered = True
+                found_works = await self._look_up(catalogue, open_questions)
+                has_answered = True
             except (SourceUnavailable, InvalidSourceResponse) as error:
                 self._log.warning(
                     "catalogue request failed", catalogue=catalogue.name, error=str(error)
@@ -229,25 +230,27 @@ class Linker:
                     seconds=round(error.wait),
                     error=str(error),
                 )
-                answered = is_incomplete = True
+                has_answered = is_incomplete = True
                 continue
             except (SourceRefused, SourceNotFound) as error:
                 # It refuses only this question, and another catalogue may accept it.
                 self._log.warning(
                     "catalogue request refused", catalogue=catalogue.name, error=str(error)
                 )
-                answered = True
+                has_answered = True
                 continue
             for key, works in found_works.items():
                 answers[key] += [
                     {"provider": catalogue.name, "work": work.as_json()} for work in works
                 ]
-            left = [each for each in left if not _is_settled(each, answers[each.key])]
+            open_questions = [
+                each for each in open_questions if not _is_settled(each, answers[each.key])
+            ]
         if failed is None and not is_incomplete:
             return answers, set()
-        if failed is not None and not answered:
+        if failed is not None and not has_answered:
             raise failed
-        return answers, {each.key for each in left}
+        return answers, {each.key for each in open_questions}
 
     async def _look_up(
         self, catalogue: Catalogue, questions: Sequence[WorkQuestion]
@@ -299,13 +302,13 @@ def _open_questions(
     method: LookupMethod,
     links: Sequence[WorkLink | None],
 ) -> tuple[dict[int, WorkQuestion], dict[str, WorkQuestion]]:
-    """Return the questions of one method for references that are not linked yet: by the reference's
-    place in the list, and by the question's key."""
+    """Return the questions of one method for references that are not linked yet, twice: by the
+    reference's index in the list, and by the question's key."""
     open_questions = {
-        place: question
-        for place, questions in enumerate(questions_of_all)
+        index: question
+        for index, questions in enumerate(questions_of_all)
         for question in questions
-        if question.method is method and _is_unlinked(links[place])
+        if question.method is method and _is_unlinked(links[index])
     }
     return open_questions, {each.key: each for each in open_questions.values()}
 
@@ -318,13 +321,13 @@ def _update_links(
 ) -> list[WorkLink | None]:
     """Return the links after these questions are answered."""
     linked = list(links)
-    for place, question in open_questions.items():
-        link = _link_of(references[place], question, _works(answers[question.key]))
-        before = linked[place]
+    for index, question in open_questions.items():
+        link = _link_of(references[index], question, _works(answers[question.key]))
+        before = linked[index]
         if link.status is LinkStatus.LINKED or (
             link.status is LinkStatus.AMBIGUOUS and before is None
         ):
-            linked[place] = link
+            linked[index] = link
     return linked
 
 
@@ -343,8 +346,8 @@ def _works(answer: Sequence[Any]) -> list[tuple[str, CitedWork]]:
 
 
 def _is_settled(question: WorkQuestion, answer: Sequence[Any]) -> bool:
-    """Return whether no other catalogue need be asked: for an identifier, if there is any work; for
-    a search, if exactly one work fits the question."""
+    """Return whether a question needs no other catalogue: for an identifier, if a work was found;
+    for a search, if exactly one work fits the question."""
     if not answer or question.method is not LookupMethod.SEARCH:
         return bool(answer)
     reference = Reference(text="", title=question.value, year=question.year)

@@ -1,4 +1,5 @@
-"""Decide how well a work fits a reference, and which of several works it is. Pure."""
+"""Decide, with pure functions, how well a work fits a reference, and which of several works
+fits."""
 
 from __future__ import annotations
 
@@ -15,22 +16,22 @@ from switchyard.services.pipeline.citations.linking.work_questions import words_
 from switchyard.services.pipeline.citations.reference import Reference
 
 THRESHOLD = 0.8
-"""Least score at which a work that a search has found is linked."""
+"""Lowest score at which a work found by search is linked."""
 MARGIN = 0.08
-"""Least difference between a linked work's score and that of the next best work."""
+"""Smallest difference between a linked work's score and that of the next best work."""
 MIN_CANDIDATE_SCORE = 0.5
 MIN_TITLE_LIKENESS = 0.4
-"""Least likeness of the titles at which a work that an identifier names is linked."""
+"""Lowest likeness of the titles at which a work found by an identifier is linked."""
 MAX_CANDIDATES = 5
 _WEIGHTS = {"title": 0.6, "authors": 0.2, "year": 0.15, "container": 0.05}
 _MAX_COMPARED = 300
 """Characters of a title that are compared."""
-_OTHER_NUMBERS = 0.75
+_DIFFERENT_NUMBERS_FACTOR = 0.75
 """Factor for the likeness of titles in which the numbers differ."""
 
 
 def score(reference: Reference, work: CitedWork) -> float:
-    """Return how well the work fits, 0 to 1. Fields that reference or work lack don't count; where
+    """Return how well a work fits a reference, 0 to 1. Fields that either lacks do not count; if
     the titles differ, the other fields count little."""
     likenesses = {
         "title": title_likeness(reference.title, work.title),
@@ -38,12 +39,12 @@ def score(reference: Reference, work: CitedWork) -> float:
         "year": _compare_years(reference.year, work.year),
         "container": _compare_containers(reference.container, work.container),
     }
-    known = {name: value for name, value in likenesses.items() if value is not None}
-    if "title" not in known:
+    known_likenesses = {name: value for name, value in likenesses.items() if value is not None}
+    if "title" not in known_likenesses:
         return 0.0
-    weight = sum(_WEIGHTS[name] for name in known)
-    mean = sum(_WEIGHTS[name] * value for name, value in known.items()) / weight
-    return round(mean * min(1.0, known["title"] / THRESHOLD), 3)
+    weight = sum(_WEIGHTS[name] for name in known_likenesses)
+    mean = sum(_WEIGHTS[name] * value for name, value in known_likenesses.items()) / weight
+    return round(mean * min(1.0, known_likenesses["title"] / THRESHOLD), 3)
 
 
 def choose_work(reference: Reference, works: Iterable[tuple[str, CitedWork]]) -> WorkLink:
@@ -89,10 +90,10 @@ def title_likeness(title: str, other: str) -> float | None:
     shorter, longer = sorted((first, second), key=len)
     if len(shorter) >= 4 and longer[: len(shorter)] == shorter:
         return max(0.9, len(shorter) / len(longer))
-    alike = SequenceMatcher(
+    likeness = SequenceMatcher(
         None, " ".join(first)[:_MAX_COMPARED], " ".join(second)[:_MAX_COMPARED], autojunk=False
     ).ratio()
-    return alike if _numbers(first) == _numbers(second) else alike * _OTHER_NUMBERS
+    return likeness if _numbers(first) == _numbers(second) else likeness * _DIFFERENT_NUMBERS_FACTOR
 
 
 def _numbers(words: Sequence[str]) -> set[str]:

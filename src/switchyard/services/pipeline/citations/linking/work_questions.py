@@ -16,7 +16,7 @@ _WORD = re.compile(r"\w+")
 _ARXIV_DOI = re.compile(r"10\.48550/arxiv\.(.+)", re.IGNORECASE)
 _VERSION = re.compile(r"v\d{1,4}$")
 MAX_WORDS = 40
-"""Words of a title in a query, at most."""
+"""Most words of a title in a query."""
 
 
 class LookupMethod(StrEnum):
