@@ -45,10 +45,10 @@ async def test_an_upload_is_kept_when_another_was_told_of_its_document_before_it
     publisher = JobPublisher(system.registry, system.ledger, slow)
     first = DocumentService(system.ledger, UploadIntake(system.settings, publisher, None))
     second = DocumentService(system.ledger, UploadIntake(system.settings, system.jobs, None))
-    mine = await first.inbox.receive(text())
+    mine = await first.intake.receive(text())
     sending = asyncio.create_task(first.submit(mine, ABOUT))
     await slow.answered.wait()
-    told = await second.submit(await second.inbox.receive(text()), ABOUT)
+    told = await second.submit(await second.intake.receive(text()), ABOUT)
     assert told.duplicate
     slow.go_on.set()
     kept = await sending
@@ -62,7 +62,7 @@ async def test_an_upload_that_is_refused_alone_leaves_nothing(system: System) ->
     await system.publish_foreign("backfill.ingest_document", {"key": "uploads/incoming/x"})
     desk = DocumentService(system.ledger, UploadIntake(system.settings, system.jobs, None))
     with pytest.raises(LaneFull):
-        await desk.submit(await desk.inbox.receive(text()), ABOUT)
+        await desk.submit(await desk.intake.receive(text()), ABOUT)
     assert waiting_files(system) == []
     assert not (await system.ledger.job_reads.list_jobs()).items
 
@@ -72,7 +72,7 @@ async def test_an_upload_for_which_there_is_no_queue_leaves_nothing(system: Syst
         await channel.queue_delete("backfill.ingest")
     desk = DocumentService(system.ledger, UploadIntake(system.settings, system.jobs, None))
     with pytest.raises(Unroutable, match="jobctl topology apply"):
-        await desk.submit(await desk.inbox.receive(text()), ABOUT)
+        await desk.submit(await desk.intake.receive(text()), ABOUT)
     assert waiting_files(system) == []
     assert not (await system.ledger.job_reads.list_jobs()).items
     assert await system.letters() == []

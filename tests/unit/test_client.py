@@ -92,7 +92,7 @@ def test_the_last_id_outlives_what_was_cut_off() -> None:
 
 
 def test_a_stream_is_opened_again_with_growing_pauses_and_not_for_ever() -> None:
-    backoff = ReconnectBackoff(most=3)
+    backoff = ReconnectBackoff(max_failures=3)
     with pytest.raises(ApiUnavailable):
         backoff.pause(ApiUnavailable("never there"))
     backoff.restore()

@@ -80,7 +80,7 @@ async def serve_metrics(
         date_header=False,
         timeout_graceful_shutdown=1,
         ws="none",
-        http=bounded_http(most=MAX_CONNECTIONS),
+        http=bounded_http(max_connections=MAX_CONNECTIONS),
         proxy_headers=False,
     )
     try:

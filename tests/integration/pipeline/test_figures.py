@@ -117,7 +117,7 @@ async def test_pictures_stay_those_of_their_list_until_others_are_described(
         return figures.CutPictures([*rest, replace(first, caption="Not asked about yet.")], {})
 
     monkeypatch.setattr(figures, "cut", otherwise)
-    monkeypatch.setattr(figures_worker, "_AT_ONCE", 1)
+    monkeypatch.setattr(figures_worker, "_CONCURRENT_ANSWERS", 1)
     llm.always(server.fails(500))
     with pytest.raises(RetryableError):
         await seeing.one("describe_figures", {"document_id": document_id, "force": True})

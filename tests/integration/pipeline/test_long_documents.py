@@ -31,7 +31,7 @@ def book() -> bytes:
 
 
 def drafts_in(pipeline: Pipeline, input_hash: str = "content", *, least: int = RANGE + 1) -> Drafts:
-    return Drafts(pipeline.storage, "book", "extract_text", input_hash, least=least)
+    return Drafts(pipeline.storage, "book", "extract_text", input_hash, min_pages=least)
 
 
 def read_until(data: bytes, drafts: Drafts, last: int, extractor: ExtractorName) -> None:

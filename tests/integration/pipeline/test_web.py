@@ -282,7 +282,7 @@ def test_a_server_can_name_no_charset_that_fails(charset: str) -> None:
 def test_the_links_and_wishes_of_a_page_are_read() -> None:
     said = read_page(PAGE.encode(), "http://example.org/tides/")
     base = "http://example.org/tides/x"
-    assert link_addresses(base, said.links, most=10) == [
+    assert link_addresses(base, said.links, max_links=10) == [
         "http://example.org/",
         "http://example.org/imprint",
         "http://example.org/tides/moon.html",

@@ -1,4 +1,4 @@
-"""One operation of the API as a value: what is sent, and how the answer is read."""
+"""Describe one call of the API as a value: what is sent, and how the answer is read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ M = TypeVar("M", bound=BaseModel)
 P = ParamSpec("P")
 
 _JSON = TypeAdapter(dict[str, Any], config=ConfigDict(defer_build=True))
-"""Worked out when it is first used: pydantic then looks for plugins in all installed packages."""
+"""Made when it is first used, as pydantic then looks for plugins in all installed packages."""
 UPLOAD_TIMEOUT = 600.0
 """Seconds to wait for the answer to an upload: without a broker, it comes after all stages."""
 
@@ -32,7 +32,7 @@ class Call(Generic[T]):
     method: str
     path: str
     read: Callable[[bytes], T]
-    """Makes the result of an answer's body. Raises pydantic's ValidationError."""
+    """Makes the result from an answer's body. Raises pydantic's ValidationError."""
     query: Mapping[str, Any] = field(default_factory=dict)
     """Values that are None are not sent."""
     json: Any = None
@@ -41,16 +41,16 @@ class Call(Generic[T]):
     file: Upload | None = None
     filename: str | None = None
     repeatable: bool = False
-    """Sent twice, it does what it does once: the client may retry it."""
+    """Whether sending the call twice has the same effect as once, so that the client may retry
+    it."""
     read_timeout: float | None = None
     """Seconds to wait for the answer; None for the client's timeout."""
     answer_statuses: frozenset[int] = frozenset()
     """Statuses besides 2xx whose body is an answer, not a problem."""
 
     def can_repeat(self, *, refused: bool) -> bool:
-        """Tell whether the call may be retried: when it was `refused`, or got no answer at all.
-
-        A file is sent again only when it was refused, for else it may have been stored. It must be
+        """Return whether the call may be retried, after it was `refused` or got no answer. A file
+        is sent again only if it was refused, as it may otherwise have been stored; and it must be
         at a path, or be seekable.
         """
         if self.file is None or not self.repeatable:

@@ -41,7 +41,7 @@ class Retries:
 
     max_retries: int
     max_pause: float
-    """Seconds; a call is not repeated when the service asks for a longer pause."""
+    """Longest pause, in seconds, after which a call is repeated."""
     on_retry: Callable[[ApiError, float], object] | None = None
     """Called before each pause with the error and the seconds."""
 

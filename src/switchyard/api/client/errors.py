@@ -47,7 +47,7 @@ class ApiError(Exception):
 
 
 class ApiUnavailable(ApiError):
-    """No answer came. The call may have been carried out all the same."""
+    """No answer came. The call may still have been carried out."""
 
 
 class UnexpectedResponse(ApiError):

@@ -87,7 +87,7 @@ def _parse_data(text: str) -> dict[str, Any]:
 class ReconnectBackoff:
     """Counts failed attempts in a row to open a stream, and returns the pause before the next."""
 
-    most: int
+    max_failures: int
     failures: int = 0
     has_opened: bool = False
     """Whether the stream has worked before: then errors may be temporary."""
@@ -99,7 +99,7 @@ class ReconnectBackoff:
         if error is not None and not (is_temporary and self.has_opened):
             raise error
         self.failures += 1
-        if self.failures > self.most:
+        if self.failures > self.max_failures:
             raise error or ApiUnavailable("the stream of events ends again and again")
         wait: float = min(FIRST_PAUSE * 2 ** (self.failures - 1), MAX_PAUSE)
         if error is not None and error.retry_after is not None:

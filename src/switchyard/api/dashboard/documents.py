@@ -124,7 +124,7 @@ async def list_documents(
         "asked": fields,
         "is_filtered": bool(query),
         "states": sorted(STATES),
-        "max_bytes": documents.inbox.max_bytes,
+        "max_bytes": documents.intake.max_bytes,
         "newer": f"{HERE}?{urlencode(query)}" if cursor else None,
         "older": f"{HERE}?{urlencode(query | {'cursor': page.next_cursor})}"
         if page.next_cursor
@@ -136,7 +136,7 @@ async def list_documents(
 @router.post("", dependencies=[allows(Scope.PUBLISH)], openapi_extra=FORM)
 async def send_document(request: Request, documents: DocumentsOf) -> Response:
     """Take a document in, as the API does."""
-    upload, about = await receive_upload(request, documents.inbox)
+    upload, about = await receive_upload(request, documents.intake)
     submitted = await documents.submit(upload, about)
     name = about.filename or "The document"
     notice = "is known: nothing was started" if submitted.duplicate else "has been taken in"

@@ -19,12 +19,12 @@ from switchyard.services.engine.publishing.requests import RequestFieldError
 
 MEDIA_TYPE = "application/problem+json"
 OPENAI_PREFIX = "/v1/"
-"""Below it, requests, answers and errors have the form of OpenAI's API."""
+"""Prefix of the paths whose requests, answers and errors have the form of OpenAI's API."""
 RETRY_AFTER = 5
 """Seconds after which a client should try again when a dependency does not answer, or a lane is
 full."""
 POLL_AFTER = {"Retry-After": "1"}
-"""The header, in seconds, of an answer without a result yet."""
+"""Headers of an answer that has no result yet: the seconds until the next poll."""
 
 
 class JsonResponse(JSONResponse):

@@ -38,8 +38,8 @@ class BodyBound:
     """A dependency that sets how many bytes a route accepts, where these are fewer than usual: for
     bodies that are read before the key is known."""
 
-    def __init__(self, most: int) -> None:
-        self.most = most
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
 
     async def __call__(self) -> None:
         """Do nothing, as `middleware.bodies` enforces the limit."""
@@ -85,7 +85,7 @@ class GuardedRoute(APIRoute):
         """Bytes that it accepts, where these are fewer than for other routes; otherwise None."""
         dependencies = [each.dependency for each in self.dependencies]
         return min(
-            (each.most for each in dependencies if isinstance(each, BodyBound)), default=None
+            (each.max_bytes for each in dependencies if isinstance(each, BodyBound)), default=None
         )
 
     @cached_property

@@ -1,6 +1,7 @@
 """Limits of API keys on the OpenAI-compatible API: models, priority, rates, budgets.
 
-One place for all endpoints below `/v1`. For a key without limits, the ledger is not asked.
+This is the one place for all endpoints below `/v1`. The ledger is not asked for a key without
+limits.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ spending_router = Routes(prefix="/llm/spend", tags=["llm"])
 _REFUSALS = (InvalidJob, InvalidPayload, UnknownJobType)
 DEFAULT_PRIORITY = 5
 MAX_STREAM_DURATION = 3600.0
-"""Seconds after which a stream ends whose request does not expire."""
+"""Longest duration, in seconds, of the stream of a request that does not expire."""
 STREAM_EXAMPLE = (
     'event: accepted\ndata: {"job_id": "0b0f6c1e"}\n\n'
     'event: text\ndata: {"text": "The tide", "offset": 0}\n\n'
@@ -222,8 +222,8 @@ async def _submit_streamed(
 
 
 def request_queue(state: ApiState) -> LLMQueue:
-    """Return the queue of requests: this process's own in direct mode, else the lanes'. Raises
-    Problem without either."""
+    """Return the queue of requests: that of this process in direct mode, or else one that uses the
+    lanes. Raises Problem if there is neither."""
     if state.direct is not None:
         return state.direct
     broker = state.require_broker()
@@ -231,8 +231,8 @@ def request_queue(state: ApiState) -> LLMQueue:
 
 
 def priority_or_default(priority: int | None, lane: str) -> int:
-    """Return the priority of a request: by default in the middle, so that others may be more
-    urgent, or less."""
+    """Return the priority of a request; the default is in the middle, so that other requests may be
+    more or less urgent."""
     if priority is not None:
         return priority
     return min(DEFAULT_PRIORITY, lane_named(lane).default_priority)
@@ -240,7 +240,7 @@ def priority_or_default(priority: int | None, lane: str) -> int:
 
 @contextmanager
 def translate_refusals() -> Iterator[None]:
-    """Raise errors of publishing as those of the API: InvalidRequest, or Problem for a full
+    """Translate errors of publishing into errors of the API: InvalidRequest, or Problem for a full
     lane."""
     try:
         yield
@@ -269,7 +269,7 @@ async def _stream_frames(
                 else:
                     result = result_of(each, state.ledger.clock.time())
     except LedgerError as error:
-        structlog.get_logger("api").warning("a stream ends without its answer", error=str(error))
+        structlog.get_logger("api").warning("stream ended without answer", error=str(error))
     yield frame("end", view_answer(result).model_dump(mode="json"))
 
 

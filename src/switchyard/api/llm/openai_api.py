@@ -30,7 +30,7 @@ from switchyard.api.llm.openai_requests import (
     admit_request,
     answer_headers,
     check_model,
-    payload_of,
+    job_payload_of,
     run_endpoint_request,
     run_options_of,
     run_request,
@@ -119,7 +119,7 @@ async def create_chat_completion(
     OpenAI's form, too."""
     chat = {"messages": body.messages}
     admitted_request = await admit_request(body, chat, state, request)
-    payload = payload_of(CHATS_URL, body, chat, run_options)
+    payload = job_payload_of(CHATS_URL, body, chat, run_options)
     slot = StreamSlot(request)
     with ExitStack() as cleanup:
         cleanup.callback(slot.leave)
@@ -247,7 +247,7 @@ async def _stream_response(
     run_options: OpenAiRunOptions,
 ) -> Response:
     admitted_request = await admit_request(body, request_input, state, request)
-    payload = payload_of(RESPONSES_URL, body, request_input, run_options)
+    payload = job_payload_of(RESPONSES_URL, body, request_input, run_options)
     slot = StreamSlot(request)
     with ExitStack() as cleanup:
         cleanup.callback(slot.leave)

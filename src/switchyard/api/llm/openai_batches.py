@@ -29,7 +29,7 @@ router = Routes(prefix=OPENAI_PREFIX.rstrip("/"), tags=["openai"])
 
 PURPOSE = "batch"
 MAX_PAGE = 100
-"""Batches of one page: the requests of each are counted anew."""
+"""Most batches of one page: the requests of each are counted for every page."""
 FileId = Annotated[str, Path(max_length=100, pattern=patterns.PLAIN, description="The file's id.")]
 BatchId = Annotated[
     str, Path(max_length=100, pattern=patterns.PLAIN, description="The batch's id.")

@@ -60,15 +60,15 @@ RequestBody = (
 
 @dataclass(frozen=True, slots=True)
 class OpenAiRunOptions:
-    """How a request is to be run."""
+    """Options for running a request, from its headers."""
 
     lane: str
     priority: int
     expires_in: float
     is_background: bool
-    """Whether it goes on when its client has gone."""
+    """Whether the request goes on when its client has gone."""
     is_fresh: bool
-    """Whether to ask anew even if an answer is stored."""
+    """Whether to ask the model again even if an answer is stored."""
     source: str
     idempotency_key: str | None
 
@@ -157,11 +157,11 @@ async def run_endpoint_request(
     state: ApiState,
     request: Request,
 ) -> LlmResult | None:
-    """Run a request to an endpoint other than that for chats, as `run_request` does."""
+    """Run a request to an endpoint other than chats, as `run_request` does."""
     admitted_request = await admit_request(
         body, question, state, request, embeds=url == EMBEDDINGS_URL
     )
-    payload = payload_of(url, body, question, run_options)
+    payload = job_payload_of(url, body, question, run_options)
     with StreamSlot(request):
         return await run_request(
             ENDPOINTS[url].job_type, payload, run_options, state, request, admitted_request
@@ -184,7 +184,7 @@ async def admit_request(
     return await admit(state, request, body=fields)
 
 
-def payload_of(
+def job_payload_of(
     url: str,
     body: RequestBody,
     question: Mapping[str, Any],
@@ -223,7 +223,7 @@ def check_answered(result: LlmResult) -> None:
             text = error or "no answer in the time that the request had (X-Job-Expires-In)"
             raise Problem("not-answered", text, headers=headers)
         case LlmStatus.CANCELLED:
-            raise Problem("request-cancelled", "somebody has cancelled it", headers=headers)
+            raise Problem("request-cancelled", "the request was cancelled", headers=headers)
         case LlmStatus.FAILED:
             code = REFUSALS.get(result.error_type)
             if code is None:
@@ -250,7 +250,7 @@ async def _ends_while_connected(request: Request, result: asyncio.Task[Any]) -> 
 
 
 async def _abandon(state: ApiState, job_id: str, run_options: OpenAiRunOptions) -> None:
-    """Cancel the request of a client that has gone, unless it is to go on."""
+    """Cancel the request of a client that has gone, unless it runs in the background."""
     if run_options.is_background:
         return
     try:
@@ -270,11 +270,11 @@ class StreamWriter(Protocol):
         ...
 
     def end(self, answer: Mapping[str, Any]) -> Iterator[bytes]:
-        """Write what is missing of the complete answer, and the end."""
+        """Write the part of the complete answer that is not written yet, and the end."""
         ...
 
     def error(self, problem: Problem) -> bytes:
-        """Write the error with which a stream that has begun breaks off."""
+        """Write the error that ends a stream that has begun."""
         ...
 
 
@@ -373,7 +373,7 @@ async def _stream_frames(
         for frame in writer.end(answer_of(url, {}, result)):
             yield frame
     except LedgerError as error:
-        structlog.get_logger("api").warning("a stream ends without its answer", error=str(error))
+        structlog.get_logger("api").warning("stream ended without answer", error=str(error))
         is_ended = True
         yield writer.error(Problem("ledger-away", "ask again: a stored answer is not paid again"))
     except Problem as problem:

@@ -1,7 +1,7 @@
 """The events of a stream of the Responses API, written from the server's own and from the answer.
 
-The worker sends the server's events as lines of JSON, best effort. They go on as they are; what is
-missing of them once the answer is complete is made of it.
+The worker sends the server's events as lines of JSON, best effort. These events are passed on as
+they are; events that are missing once the answer is complete are made from the answer.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class _SentItem:
     has_ended: bool = False
 
     def begins(self, item: Mapping[str, Any]) -> bool:
-        """Return whether an item of the answer begins as this one."""
+        """Return whether an item of the answer begins with what was sent of this one."""
         parts = _parts(item)
         for index, text in self.texts.items():
             if index >= len(parts) or not str(parts[index].get("text", "")).startswith(text):

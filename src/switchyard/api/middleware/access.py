@@ -72,11 +72,11 @@ PrincipalOf = Annotated[Principal, Depends(documented_principal)]
 
 
 async def identify(request: Request) -> Principal:
-    """Return who makes this request; found out once. Raises Problem (401, 403, 429),
-    LedgerError."""
-    known: Principal | None = getattr(request.state, "principal", None)
-    if known is not None:
-        return known
+    """Return who makes this request; this is found out once for each request. Raises Problem (401,
+    403, 429), LedgerError."""
+    identified: Principal | None = getattr(request.state, "principal", None)
+    if identified is not None:
+        return identified
     state = state_of(request)
     key = key_in(request)
     if (key is None or must_send_key(request.url.path)) and not await state.keys.has_keys():
@@ -200,18 +200,19 @@ def may(request: Request, scope: Scope) -> bool:
     return principal.may(scope)
 
 
-def may_be_told(request: Request, *, is_own: bool) -> bool:
-    """Return whether the answer may have content: the rule for everything that a key may change.
+def may_see_content(request: Request, *, is_own: bool) -> bool:
+    """Return whether the answer may have content. This rule holds for everything that a key may
+    change.
 
-    A key without the scope `read` only sees what it has sent itself, and what was made of that,
-    which `is_own` says. Of everything else it gets a `receipt`.
+    A key without the scope `read` only sees what it has sent itself, and what was made of that
+    (`is_own`). Of everything else it gets a `receipt`.
     """
     return is_own or may(request, Scope.READ)
 
 
 def receipt(request: Request, view: V, *, is_own: bool) -> V:
     """Return the view as the request's key may see it: complete, or only ids and state."""
-    if may_be_told(request, is_own=is_own):
+    if may_see_content(request, is_own=is_own):
         return view
     fields = type(view).model_fields
     hidden = {
@@ -290,9 +291,10 @@ def _unauthorized_problem(detail: str) -> Problem:
 
 
 def require_this_machine(request: Request) -> None:
-    """Raise Problem (403) for a request without keys from elsewhere than a program on this machine,
-    whatever address the server is bound to. So a web page is refused whose own name resolves to
-    loopback, or that lets the browser send a form here (by its `Origin`, also if it is `null`)."""
+    """Raise Problem (403) unless a request without a key comes from a program on this machine,
+    whatever address the server is bound to. This also refuses web pages: those whose own name
+    resolves to loopback, and those that let the browser send a form here (by `Origin`, also if that
+    is `null`)."""
     client = request.client.host if request.client is not None else ""
     if not is_loopback(client) or not is_loopback(request.url.hostname or ""):
         raise Problem("forbidden", "without API keys only this machine is served, by its own name")

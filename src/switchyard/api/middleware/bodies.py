@@ -27,29 +27,29 @@ MIN_UPLOAD_RATE = 64 * 1024
 """Bytes per second: an upload gets the time that a body as large as its limit takes at this
 speed."""
 DRAIN_BYTES, DRAIN_SECONDS = 32 * 1024 * 1024, 3.0
-"""How much of a refused body is still read, and for how long, at most."""
+"""Most bytes of a refused body that are still read, and most seconds for which it is read."""
 PIECE_BYTES = 32 * 1024
-"""Answers are given to the connection in such pieces, each when the one before was sent. Answers of
-one piece are not counted."""
+"""Size of the pieces in which answers are given to the connection, each when the piece before was
+sent. Answers of one piece are not counted."""
 JSON_MARKS = (b",", b"[", b"{", b":")
 BYTES_PER_BYTE, BYTES_PER_MARK = 2, 64
-"""Memory that JSON takes while it is processed: for its text, and for each value an object and its
-place in a list or dict. `[[],[],…` takes the most: 64 bytes for 3 bytes of text, which
-are counted as 134."""
+"""Bytes of memory that JSON takes while it is processed: for each byte of its text, and for each
+mark, as every value is an object with a place in a list or dict. `[[],[],…` takes the most: 64
+bytes for 3 bytes of text, which are counted as 134."""
 
 
 class BodyMemory:
     """The memory of a process for bodies and answers in flight, shared between clients."""
 
-    def __init__(self, most: int) -> None:
-        self.all = Shares(most)
-        self.without_key = Shares(max(1, most // 2), parent=self.all, name="without a key")
-        """At most a share of `all`, in which all requests without a key (such as those of webhooks,
-        whose sender only the body tells) count as one client; among themselves, they count by
+    def __init__(self, max_bytes: int) -> None:
+        self.all = Shares(max_bytes)
+        self.without_key = Shares(max(1, max_bytes // 2), parent=self.all, name="without a key")
+        """A part of `all` for all requests without a key, such as those of webhooks, whose sender
+        only the body names. In `all` they count as one client; among themselves, they count by
         address."""
 
-    def hold(self, scope: Scope) -> HeldMemory:
-        """Begin to count for the client that makes this request."""
+    def count_for(self, scope: Scope) -> HeldMemory:
+        """Begin to count memory for the client that makes this request."""
         principal_id = scope["state"].get("principal_id")
         if principal_id is not None:
             return HeldMemory(self.all, f"key {principal_id}")
@@ -66,7 +66,7 @@ class HeldMemory:
         self._bytes = 0
 
     def take(self, size: int) -> None:
-        """Take memory for so many bytes. Raises Problem (503)."""
+        """Take memory for `size` bytes. Raises Problem (503)."""
         if size and not self._shares.take(self._client, size):
             raise try_later("overloaded", "too many and too large requests at once: send fewer")
         self._bytes += size
@@ -112,12 +112,12 @@ class _LimitedBody:
         self._memory = memory
         self._held: HeldMemory | None = None
         self._size = 0
-        self._complete = False
+        self._is_complete = False
 
     async def __call__(self) -> Message:
-        if self._complete:
+        if self._is_complete:
             return await self._receive()
-        held = self._begin()
+        held = self._set_limits()
         if self._is_streamed:
             held.release()  # the part before was processed
         timeout = min(self._settings.api_idle_timeout, self._deadline - time.monotonic())
@@ -131,26 +131,25 @@ class _LimitedBody:
         if message["type"] == "http.request":
             part = message.get("body", b"")
             self._size += len(part)
-            self._complete = not message.get("more_body", False)
-            if self._size > self._most:
+            self._is_complete = not message.get("more_body", False)
+            if self._size > self._max_bytes:
                 await _drain(self._receive)
-                raise _too_large(self._most)
+                raise _too_large(self._max_bytes)
             held.take(len(part) if self._is_streamed else _size_in_memory(part))
         return message
 
     async def check_length(self) -> None:
-        """Raise Problem (413) where the header says that the body is too long."""
-        self._begin()
+        """Raise Problem (413) if the header says that the body is too long."""
+        self._set_limits()
         headers = Headers(scope=self._scope)
         length = headers.get("content-length", "")
-        if length.isdecimal() and int(length) > self._most:
+        if length.isdecimal() and int(length) > self._max_bytes:
             if "expect" not in headers:  # else it has not sent the body yet
                 await _drain(self._receive)
-            raise _too_large(self._most)
+            raise _too_large(self._max_bytes)
 
-    def _begin(self) -> HeldMemory:
-        """Set this body's limits, and begin to count it, as its route and its client are known
-        now."""
+    def _set_limits(self) -> HeldMemory:
+        """Set this body's limits, and begin to count it: its route and its client are known now."""
         if self._held is not None:
             return self._held
         headers = Headers(scope=self._scope)
@@ -159,14 +158,14 @@ class _LimitedBody:
         guarded_route = route if isinstance(route, GuardedRoute) else None
         takes_files = guarded_route is not None and guarded_route.takes_files
         self._is_streamed = takes_files and kind in STREAMED_TYPES
-        self._most, seconds = self._settings.api_max_body, self._settings.api_body_timeout
+        self._max_bytes, seconds = self._settings.api_max_body, self._settings.api_body_timeout
         if self._is_streamed:
-            self._most = self._settings.max_document_bytes + MULTIPART_OVERHEAD
-            seconds = self._most / MIN_UPLOAD_RATE
+            self._max_bytes = self._settings.max_document_bytes + MULTIPART_OVERHEAD
+            seconds = self._max_bytes / MIN_UPLOAD_RATE
         if guarded_route is not None and guarded_route.max_body is not None:
-            self._most = min(self._most, guarded_route.max_body)
+            self._max_bytes = min(self._max_bytes, guarded_route.max_body)
         self._deadline = time.monotonic() + seconds
-        self._held = self._memory.hold(self._scope)
+        self._held = self._memory.count_for(self._scope)
         return self._held
 
     def release(self) -> None:
@@ -186,10 +185,10 @@ class _LimitedAnswer:
         self._head: Message | None = None
         """The head, which is sent with the first part of the body: until then, another answer is
         possible."""
-        self._refused = False
+        self._is_refused = False
 
     async def __call__(self, message: Message) -> None:
-        if self._refused:
+        if self._is_refused:
             return
         if message["type"] == "http.response.start":
             self._head = message
@@ -197,11 +196,11 @@ class _LimitedAnswer:
         body = message.get("body", b"")
         if self._head is not None:
             if len(body) > PIECE_BYTES:
-                self._held = self._memory.hold(self._scope)
+                self._held = self._memory.count_for(self._scope)
                 try:
                     self._held.take(len(body))
                 except Problem as problem:
-                    self._refused = True
+                    self._is_refused = True
                     refusal = render(problem, self._scope["state"]["request_id"])
                     await refusal(self._scope, self._receive, self._send)
                     return
@@ -241,7 +240,7 @@ async def _drain(receive: Receive) -> None:
         return  # after that, the client is cut off
 
 
-def _too_large(most: int) -> Problem:
+def _too_large(max_bytes: int) -> Problem:
     return Problem(
-        "too-large", f"at most {most:,} bytes are taken here", headers={"Connection": "close"}
+        "too-large", f"at most {max_bytes:,} bytes are taken here", headers={"Connection": "close"}
     )

@@ -79,9 +79,9 @@ class BoundedHttp(HttpToolsProtocol):
         self._client = "" if host in self.proxies else client_at(host)
         if self._client:
             self.from_client[self._client] += 1
-        most = MAX_CONNECTIONS if self.max_connections is None else self.max_connections
+        max_connections = MAX_CONNECTIONS if self.max_connections is None else self.max_connections
         if (
-            len(self.connections) > most
+            len(self.connections) > max_connections
             or self.from_client[self._client] > MAX_CONNECTIONS_PER_CLIENT
         ):
             transport.abort()
@@ -253,12 +253,15 @@ class _AnswerTransport(Transport):
             self._protocol.transport.close()
 
 
-def bounded_http(*, most: int | None = None, proxies: Iterable[str] = ()) -> type[BoundedHttp]:
-    """Make the protocol of one server, for `most` connections at once."""
+def bounded_http(
+    *, max_connections: int | None = None, proxies: Iterable[str] = ()
+) -> type[BoundedHttp]:
+    """Make the protocol of one server, for `max_connections` connections at once."""
 
     class Connection(BoundedHttp):
-        max_connections = most
+        """A connection of this server."""
 
+    Connection.max_connections = max_connections
     Connection.from_client = Counter()
     Connection.proxies = _TrustedHosts(list(proxies))
     return Connection

@@ -1,6 +1,6 @@
 """Give every request an id, check the rate limit of its client's address, add headers, log it.
 
-Plain ASGI, outside of all other layers but `openai_form`, so that a defect is answered as a
+It is plain ASGI, around all other layers except `openai_form`, so that a defect is answered as a
 problem, too.
 """
 
@@ -37,7 +37,7 @@ SECURITY_HEADERS = {
 
 class RequestMiddleware:
     """The layer around all requests. Bodies, queries and API keys never reach the log, only the
-    keys' ids. `trouble` in the log is the cause of an error that the answer does not tell."""
+    keys' ids. `trouble` in the log is the cause of an error if the answer does not name it."""
 
     def __init__(
         self, app: ASGIApp, limiter: RateLimiter, probes: RateLimiter, tracer: object = None

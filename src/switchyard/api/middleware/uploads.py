@@ -19,10 +19,10 @@ from switchyard.api.http.problems import Problem
 from switchyard.services.common.files.charsets import Charset, charset_of
 
 MAX_FIELD_BYTES = 64 * 1024
-"""Bytes of all fields together, at most."""
+"""Most bytes of all fields together."""
 MAX_FIELDS = 32
 MAX_HEADER_BYTES = 16 * 1024
-"""Bytes of the headers of one part of the form, at most."""
+"""Most bytes of the headers of one part of the form."""
 FILE_FIELD = "file"
 
 

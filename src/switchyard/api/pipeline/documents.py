@@ -17,7 +17,7 @@ from switchyard.api.http.document_errors import (
 from switchyard.api.http.problems import POLL_AFTER, responses
 from switchyard.api.http.reference_formats import FORMATS, FormatOf, in_format
 from switchyard.api.http.routing import Cursor, Limit, Routes
-from switchyard.api.middleware.access import may, may_be_told, needs, receipt, source_of
+from switchyard.api.middleware.access import may, may_see_content, needs, receipt, source_of
 from switchyard.api.middleware.uploads import UploadForm
 from switchyard.api.models.documents import (
     ClassField,
@@ -96,13 +96,13 @@ FORM: dict[str, Any] = {
 }
 
 
-async def receive_upload(request: Request, inbox: UploadIntake) -> tuple[Upload, UploadMetadata]:
+async def receive_upload(request: Request, intake: UploadIntake) -> tuple[Upload, UploadMetadata]:
     """Store the request's file, and return it with its metadata.
 
     Raises InvalidUpload, and as UploadIntake.receive and UploadMetadata.from_fields do.
     """
     form = UploadForm(request)
-    upload = await inbox.receive(form.file(), lambda: form.filename, lambda: form.charset)
+    upload = await intake.receive(form.file(), lambda: form.filename, lambda: form.charset)
     try:
         await form.rest()
         metadata = UploadMetadata.from_fields(
@@ -113,9 +113,9 @@ async def receive_upload(request: Request, inbox: UploadIntake) -> tuple[Upload,
         )
         if metadata.source is not None and not may(request, Scope.ADMIN):
             check_source(metadata.source, state_of(request).registry)
-        inbox.check(metadata)
+        intake.check(metadata)
     except BaseException:
-        await inbox.discard(upload)
+        await intake.discard(upload)
         raise
     return upload, metadata
 
@@ -139,15 +139,15 @@ async def send_document(
     processed again. A key without the scope `read` gets only the id and state of a document that
     was sent before.
     """
-    upload, metadata = await receive_upload(request, documents.inbox)
+    upload, metadata = await receive_upload(request, documents.intake)
     submitted = await documents.submit(upload, metadata)
     status = submitted.status
     response.headers["Location"] = f"/documents/{status.document_id}"
     view = DocumentView.from_record(status, duplicate=submitted.duplicate)
     view = receipt(request, view, is_own=submitted.is_own)
-    if documents.inbox.is_inline and status.has_ended:
+    if documents.intake.is_inline and status.has_ended:
         response.status_code = 201
-        if may_be_told(request, is_own=submitted.is_own):
+        if may_see_content(request, is_own=submitted.is_own):
             view.result = await _result(request, documents, status)
     if submitted.duplicate:
         response.status_code = 200
@@ -291,6 +291,6 @@ async def _result(
     """Return the result for the answer to an upload. Raises Problem where it has failed."""
     if not status.is_finished:
         raise unreadable(NotFinished(status))
-    if may_be_told(request, is_own=False):
+    if may_see_content(request, is_own=False):
         return await documents.result(status.document_id)
     return await documents.own_result(status.document_id)

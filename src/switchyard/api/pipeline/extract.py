@@ -38,7 +38,7 @@ async def order_text(
     request: Request, response: Response, extractions: ExtractionsOf
 ) -> ExtractionView:
     """Extract the text of a PDF, Markdown or text file, without storing it as a document."""
-    upload, metadata = await receive_upload(request, extractions.inbox)
+    upload, metadata = await receive_upload(request, extractions.intake)
     try:
         extraction = await extractions.start(upload, metadata)
     except ExtractionNotFinished as error:

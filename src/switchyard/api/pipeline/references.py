@@ -14,7 +14,7 @@ from switchyard.api.dependencies import ReferencesOf
 from switchyard.api.http.document_errors import UPLOAD_PROBLEMS, unreadable
 from switchyard.api.http.problems import POLL_AFTER, Problem
 from switchyard.api.http.routing import Routes
-from switchyard.api.middleware.access import may_be_told, needs, source_of
+from switchyard.api.middleware.access import may_see_content, needs, source_of
 from switchyard.api.models.references import (
     OrderedReferences,
     ReferenceRequest,
@@ -110,12 +110,12 @@ async def _start_job(
     asked_by = source_of(request, None)
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind == "multipart/form-data":
-        upload, metadata = await receive_upload(request, service.inbox)
+        upload, metadata = await receive_upload(request, service.intake)
         return ReferenceSubmission(
             await service.order_from_file(order, upload, metadata), is_own=True
         )
     if kind == "text/plain":
-        upload = await service.inbox.receive(
+        upload = await service.intake.receive(
             request.stream(), charset=lambda: charset_of(request.headers.get("content-type"))
         )
         metadata = UploadMetadata(filename="references.txt", asked_by=asked_by)
@@ -149,11 +149,11 @@ async def _answer(
 ) -> OrderedReferences:
     job_id = submission.job_id
     response.headers["Location"] = f"/jobs/{job_id}"
-    if not service.inbox.is_inline:
+    if not service.intake.is_inline:
         response.headers.update(POLL_AFTER)
         return OrderedReferences(job_id=job_id)
     response.status_code = 200
-    if not may_be_told(request, is_own=submission.is_own):
+    if not may_see_content(request, is_own=submission.is_own):
         return OrderedReferences(job_id=job_id)
     try:
         return OrderedReferences(job_id=job_id, result=await service.references(job_id))

@@ -42,7 +42,7 @@ async def generate_documents(
     """
     sample_order = await order_samples(
         state.ledger,
-        documents.inbox,
+        documents.intake,
         count=body.count,
         seed=body.seed,
         kinds=body.kinds,

@@ -1,4 +1,4 @@
-"""Call the HTTP API from commands: which one, with which key, and what to print when it fails."""
+"""Call the HTTP API from commands: open a client, and explain its errors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from switchyard.api.client import ApiError, Client
 
 SHORT_PAUSE = 1.0
-"""A repeated call is only announced if the pause before it is longer than these seconds."""
+"""Longest pause, in seconds, before a repeated call that is not announced."""
 
 
 @contextmanager
@@ -44,7 +44,7 @@ def api_client(*, retries: int = 2) -> Iterator[Client]:
 
 
 def advice(error: ApiError) -> str:
-    """Return the error's text, with what to do."""
+    """Return the error's text, and what the user can do."""
     from switchyard.api.client import ApiUnavailable, Unauthorized
 
     if isinstance(error, ApiUnavailable):

@@ -105,10 +105,11 @@ def _describe_problems(problems: Iterable[Any]) -> str:
     )
 
 
-def _variable_name(place: tuple[str | int, ...]) -> str:
-    """Name the variable of a setting, and the place in its JSON: `JOBS_LLM_PROVIDERS[0].weight`."""
-    inside = "".join(f"[{each}]" if isinstance(each, int) else f".{each}" for each in place[1:])
-    return f"JOBS_{str(place[0]).upper()}{inside}"
+def _variable_name(location: tuple[str | int, ...]) -> str:
+    """Name the variable of a setting, and the location in its JSON:
+    `JOBS_LLM_PROVIDERS[0].weight`."""
+    inside = "".join(f"[{each}]" if isinstance(each, int) else f".{each}" for each in location[1:])
+    return f"JOBS_{str(location[0]).upper()}{inside}"
 
 
 def load_registry(settings: Settings, include: Iterable[str] | None = None) -> Registry:
@@ -134,8 +135,8 @@ def require_broker(settings: Settings) -> str:
 
 
 def require_ledger(settings: Settings) -> None:
-    """Raise LedgerMissing where there is no file of the default ledger, before a command loads the
-    libraries that would find that out: these take most of its time."""
+    """Raise LedgerMissing if the file of the default ledger is missing. This is checked before the
+    database libraries are loaded, which takes most of a command's time."""
     from switchyard.services.engine.records.errors import LedgerMissing
 
     if settings.database_url is not None:
@@ -185,13 +186,14 @@ def _say_waiting(ledger: str) -> None:
 
 
 def quiet_logs(level: str = "error") -> None:
-    """Keep logs of the layers beneath off a command's output, as it reports failures itself."""
+    """Hide log lines of lower layers from a command's output, as the command reports failures
+    itself."""
     from switchyard.services.common.logs import configure
 
     configure(level)
 
 
-def run(work: Coroutine[Any, Any, T], *, endures_exits: bool = False) -> T:
+def run(command: Coroutine[Any, Any, T], *, endures_exits: bool = False) -> T:
     """Run a command's coroutine to its end. `age` uses the clock of the ledger that it opens.
 
     `endures_exits`: see `stopping.run_enduring`.
@@ -199,7 +201,7 @@ def run(work: Coroutine[Any, Any, T], *, endures_exits: bool = False) -> T:
     from switchyard.cli.base import stopping
 
     reset_age_clock()
-    return stopping.run_enduring(work) if endures_exits else stopping.run(work)
+    return stopping.run_enduring(command) if endures_exits else stopping.run(command)
 
 
 def current_user() -> str:

@@ -30,8 +30,8 @@ def reset_age_clock() -> None:
 
 
 def set_age_clock(clock: Callable[[], float]) -> None:
-    """Measure this command's ages by that clock from now on: the ledger's, as the ages are those of
-    its times."""
+    """Measure this command's ages by the ledger's clock from now on, as the times are the
+    ledger's."""
     age_clock = _age_clock.get()
     if age_clock is not None:
         age_clock.clock = clock
@@ -52,7 +52,7 @@ def parse_duration(text: str) -> float:
 
 
 def optional_duration(text: str | None) -> float | None:
-    """Do as `parse_duration`; return None for an option that was not given."""
+    """Parse a duration as `parse_duration` does; return None for an option that was not given."""
     return None if text is None else parse_duration(text)
 
 

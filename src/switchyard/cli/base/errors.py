@@ -40,11 +40,13 @@ EXIT_CODES: Mapping[type[Exception], int] = {
     errors.Misconfigured: FAILED,
     errors.PermanentFailure: FAILED,
 }
-"""The first class that an error is of counts. Any other error is a bug of ours."""
+"""Exit codes by class: the first class of which an error is an instance counts. Any other error is
+a bug of this program."""
 
 
 def exit_code_of(error: BaseException) -> int | None:
-    """Return the exit code of a command that failed with this error; None for a bug of ours."""
+    """Return the exit code of a command that failed with this error; None for a bug of this
+    program."""
     if isinstance(error, ModuleNotFoundError) and missing_extra_hint(error):
         return FAILED
     return next((code for kind, code in EXIT_CODES.items() if isinstance(error, kind)), None)
@@ -60,7 +62,8 @@ def explain(error: BaseException) -> str:
 
 @contextmanager
 def writing(path: str | Path) -> Iterator[None]:
-    """Write a file in this context: an OSError becomes CommandFailed, which says what to do."""
+    """Raise CommandFailed, which says what to do, for an OSError while a file is written in this
+    context."""
     try:
         yield
     except OSError as error:

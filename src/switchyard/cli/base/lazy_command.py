@@ -1,5 +1,5 @@
-"""Where modules come from: a command imports its own when it is used, and those of users may lie
-in the current directory.
+"""Import a command's module when the command is used, and find users' modules in the current
+directory.
 
 `jobctl --help` needs only names and summaries: with the modules of all commands it would take
 half as long again.
@@ -31,8 +31,9 @@ SHORT_TYPES = {
 class LazyCommand(TyperCommand):
     """A command or group of commands, known by name and summary until somebody uses it.
 
-    `place` is where it is, as in `cli.pipeline.search:search`: a function, or a `typer.Typer` with
-    commands of its own. `summary` repeats the first line of its help; a test holds them equal.
+    `place` names the command's function, or a `typer.Typer` with commands of its own:
+    `cli.pipeline.search:search`. `summary` repeats the first line of its help; a test checks that
+    both are equal.
     """
 
     def __init__(self, name: str, summary: str, *, place: str, panel: str) -> None:

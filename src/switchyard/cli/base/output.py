@@ -30,7 +30,7 @@ YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for con
 
 _LINE_END = re.compile(" +\n")
 PIPE_WIDTH = 10_000
-"""Width of a table, in columns, that goes to a file or a pipe, where nothing is cut off."""
+"""Width, in characters, of a table that goes to a file or a pipe, so that nothing is cut off."""
 
 STATE_STYLES = {
     "succeeded": "green",
@@ -84,22 +84,22 @@ def _safe_console() -> type[Console]:
         def render(
             self, renderable: RenderableType, options: ConsoleOptions | None = None
         ) -> Iterator[Segment]:
-            held: list[Segment] = []  # spaces that may be the end of a line
+            trailing_spaces: list[Segment] = []  # spaces that may be the end of a line
             for segment in super().render(renderable, options):
                 if segment.control:  # rich's control codes, for the cursor of a live display
                     yield segment
                     continue
                 text = _LINE_END.sub("\n", printable(segment.text))
                 if text.startswith("\n"):
-                    held.clear()
-                shown = text.rstrip(" ")
-                if shown:
-                    yield from held
-                    held.clear()
-                    yield segment if shown == segment.text else Segment(shown, segment.style)
-                if shown != text:
-                    held.append(Segment(text[len(shown) :], segment.style))
-            yield from held
+                    trailing_spaces.clear()
+                visible = text.rstrip(" ")
+                if visible:
+                    yield from trailing_spaces
+                    trailing_spaces.clear()
+                    yield segment if visible == segment.text else Segment(visible, segment.style)
+                if visible != text:
+                    trailing_spaces.append(Segment(text[len(visible) :], segment.style))
+            yield from trailing_spaces
 
     return SafeConsole
 
@@ -145,13 +145,13 @@ def add_row(rows: Table, *cells: str) -> None:
     """Add a row of cells in rich markup."""
     from rich.text import Text
 
-    shown = []
+    rich_cells = []
     for cell_text, column in zip(cells, rows.columns, strict=True):
         text = Text.from_markup(printable(cell_text), emoji=False, overflow="ellipsis")
         text.no_wrap = True
         text.justify = column.justify
-        shown.append(text)
-    rows.add_row(*shown)
+        rich_cells.append(text)
+    rows.add_row(*rich_cells)
 
 
 def styled(state: str) -> str:

@@ -1,4 +1,4 @@
-"""Classes of documents on the command line: the filter, how one is shown, and classifying anew."""
+"""Filter documents by class, show their classes, and classify documents again."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ClassOption = Annotated[
 ]
 
 _MAX_DOCUMENTS = 100
-"""Newest documents in which classes are looked up for the hint."""
+"""Number of newest documents whose classes the hint names."""
 
 
 def unknown_class_hint(client: Client, classes: Sequence[str] | None) -> str:
@@ -57,7 +57,7 @@ def classify(
         list[str] | None,
         typer.Argument(metavar="ID", help="Ids of documents, from `jobctl documents list`."),
     ] = None,
-    every: Annotated[
+    all_documents: Annotated[
         bool, typer.Option("--all", help="All completed documents, through a backfill.")
     ] = False,
     as_json: JsonOption = False,
@@ -67,10 +67,10 @@ def classify(
     Prints the job ids, or with --all the id of the backfill. Documents whose result would be the
     same are skipped.
     """
-    if every == bool(documents):
+    if all_documents == bool(documents):
         raise WrongUsage("give the ids of documents, or --all")
     with api_client() as client:
-        if every:
+        if all_documents:
             backfill = client.start_backfill(
                 "documents",
                 {"state": "completed"},
@@ -94,7 +94,7 @@ def classify(
 
 
 def class_text(document_class: ClassView) -> str:
-    """Describe a class in a line, with what speaks for it."""
+    """Describe a class in a line, with the keywords that led to it."""
     words = document_class.why.get("keywords") or {}
     words_text = ", ".join(f"{word} ×{count}" for word, count in words.items())
     return f"{document_class.kind}:{document_class.label}  {document_class.score:g}" + (

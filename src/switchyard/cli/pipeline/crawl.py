@@ -93,13 +93,13 @@ def start(
         most_pages=settings.crawl_max_pages,
     )
 
-    async def work(service: Crawls) -> tuple[CrawlProgress, bool]:
+    async def load(service: Crawls) -> tuple[CrawlProgress, bool]:
         crawl = await service.start(bounds, created_by=current_user(), tags=job_tags)
         return await service.show(crawl.id), await _is_lane_full(settings)
 
     quiet_logs()
-    progress, waits = _with_crawls(work)
-    if waits:
+    progress, is_lane_full = _with_crawls(load)
+    if is_lane_full:
         say("The backfill lane is full (`jobctl lanes`): its pages wait until there is room.")
     if as_json:
         from switchyard.api.views.pipeline import view_crawl
@@ -111,7 +111,7 @@ def start(
 
 
 async def _is_lane_full(settings: Settings) -> bool:
-    """Return whether the backfill lane is full; False where that is not known."""
+    """Return whether the backfill lane is full; False if that can't be found out."""
     from switchyard.broker.errors import BrokerUnavailable
     from switchyard.services.engine.jobs.registry import Registry
     from switchyard.services.engine.monitoring.lane_pressure import LanePressure
@@ -166,21 +166,21 @@ def show(
 ) -> None:
     """Show the progress of a crawl, and the results of its last pages."""
 
-    async def work(service: Crawls) -> tuple[CrawlProgress, Page[ListedPage]]:
+    async def load(service: Crawls) -> tuple[CrawlProgress, Page[ListedPage]]:
         return await service.show(crawl_id), await service.pages(crawl_id, limit=max(1, pages))
 
-    progress, crawl_page = _with_crawls(work)
-    shown = crawl_page.items[:pages]
+    progress, crawl_page = _with_crawls(load)
+    shown_pages = crawl_page.items[:pages]
     if as_json:
         from switchyard.api.views.pipeline import view_crawl_details
 
-        print_json(view_crawl_details(progress, shown))
+        print_json(view_crawl_details(progress, shown_pages))
         return
     _print_crawl(progress)
-    if not shown:
+    if not shown_pages:
         return
     rows = table("DUE", "STATE", "DEPTH", "PAGE", "CAME TO", flexible=("PAGE", "CAME TO"))
-    for each in shown:
+    for each in shown_pages:
         add_row(
             rows,
             format_local(each.page.due_at),
@@ -218,14 +218,14 @@ def _count_ended(progress: CrawlProgress) -> int:
     return sum(number for state, number in progress.pages.items() if State(state) in FINISHED)
 
 
-def _with_crawls(work: Callable[[Crawls], Awaitable[T]]) -> T:
+def _with_crawls(query: Callable[[Crawls], Awaitable[T]]) -> T:
     from switchyard.services.engine.jobs.registry import Registry
     from switchyard.services.pipeline.crawls.crawl_service import Crawls
 
     settings = load_settings()
 
-    async def ask() -> T:
+    async def run_query() -> T:
         async with open_ledger(settings) as ledger:
-            return await work(Crawls(settings, ledger, Registry.load()))
+            return await query(Crawls(settings, ledger, Registry.load()))
 
-    return run(ask())
+    return run(run_query())

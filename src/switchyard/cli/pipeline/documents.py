@@ -157,7 +157,7 @@ def list_documents(
             islice(client.documents(state=state, source=source, classes=classes), limit + 1)
         )
         hint = "" if documents or as_json else unknown_class_hint(client, classes)
-    more, documents = len(documents) > limit, documents[:limit]
+    has_more, documents = len(documents) > limit, documents[:limit]
     if as_json:
         print_json(documents)
         return
@@ -175,7 +175,7 @@ def list_documents(
             cell(document.source),
         )
     console().print(rows)
-    if more:
+    if has_more:
         say(f"The newest {limit}; more with --limit or a filter.")
 
 

@@ -120,7 +120,7 @@ def neighbours(
             return
         listing = client.neighbours(node, kinds=kinds, direction=direction)
         near_nodes = list(islice(listing, limit + 1))
-    more, near_nodes = len(near_nodes) > limit, near_nodes[:limit]
+    has_more, near_nodes = len(near_nodes) > limit, near_nodes[:limit]
     if as_json:
         print_json(near_nodes)
         return
@@ -133,7 +133,7 @@ def neighbours(
         shown = (f"{each.edge.weight:.3g}", each.node.key, str(each.node.year or ""))
         add_row(rows, arrow, each.edge.kind, *map(cell, shown), cell(each.node.label))
     console().print(rows)
-    if more:
+    if has_more:
         say(f"The first {limit}; more with --limit or --kind.")
 
 

@@ -1,5 +1,5 @@
-"""Durations: as people write them (`10s`, `5m`, `2h30m`, `7d`), as servers do (`Retry-After`), and
-as pauses between polls."""
+"""Parse durations as people write them (`10s`, `5m`, `2h30m`, `7d`) and as servers do
+(`Retry-After`); compute pauses between polls."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ DAY = 86_400.0
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": DAY}
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 MAX_DURATION = 100 * 365 * DAY
-"""Seconds. A longer duration is a mistake, and a much longer one is beyond the calendar."""
+"""Longest duration, in seconds. A longer one is a mistake, and a much longer one is beyond the
+calendar."""
 DURATION_HELP = "for example 10s, 5m, 2h30m or 7d"
 
 
@@ -55,7 +56,7 @@ def duration_text(seconds: float) -> str:
 
 
 MAX_RETRY_DELAY = 7 * DAY
-"""Seconds; a longer delay that a handler or a server asks for is cut to this."""
+"""Longest delay, in seconds; a longer one that a handler or a server asks for is cut to this."""
 
 
 def bounded_delay(seconds: object) -> float:
@@ -112,7 +113,7 @@ class PollPauses:
         self._pause = first
 
     def restart(self) -> None:
-        """Begin with the shortest pause again: something has happened."""
+        """Begin with the shortest pause again, after something has happened."""
         self._pause = self._first
 
     def next(self) -> float | None:

@@ -55,7 +55,7 @@ def missing_extra_hint(error: ModuleNotFoundError) -> str | None:
 
 
 def require_extras(purpose: str, *extras: str) -> None:
-    """Check that the libraries of those extras are installed, before anything is begun. Raises
+    """Check that the libraries of these extras are installed, before any work begins. Raises
     ExtraNotInstalled, which names all extras that are missing."""
     installed = installed_extras()
     missing = [extra for extra in extras if not installed[extra]]
@@ -65,7 +65,7 @@ def require_extras(purpose: str, *extras: str) -> None:
 
 
 def installed_extras() -> dict[str, bool]:
-    """Tell of each extra whether all of its libraries are installed."""
+    """Return, by extra, whether all of its libraries are installed."""
     return {
         extra: all(find_spec(module) is not None for module in modules)
         for extra, modules in MODULES_OF_EXTRAS.items()

@@ -1,4 +1,4 @@
-"""Explain why a file can't be read or written, and what to do, to the person who named it."""
+"""Explain to the user who named a file why it can't be read or written, and what to do."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def describe_write_error(path: str | Path, error: OSError) -> str:
 def _read_error(path: Path, error: OSError | UnicodeDecodeError) -> str:
     match error:
         case FileNotFoundError():
-            return f"there is no such file{looked_for_in(path)}"
+            return f"there is no such file{searched_folder(path)}"
         case PermissionError():
             return "this user has no right to: see `ls -l`, or run it as the file's owner"
         case UnicodeDecodeError():
@@ -33,7 +33,7 @@ def _read_error(path: Path, error: OSError | UnicodeDecodeError) -> str:
 def _write_error(path: Path, error: OSError) -> str:
     match error:
         case FileNotFoundError():
-            return f"there is no folder {str(path.parent)!r}: make it first{looked_for_in(path)}"
+            return f"there is no folder {str(path.parent)!r}: make it first{searched_folder(path)}"
         case FileExistsError():
             return "there is a file of that name already: choose another name"
         case PermissionError():
@@ -53,7 +53,7 @@ def _common_error(error: OSError) -> str:
             return error.strerror or str(error)
 
 
-def looked_for_in(path: Path) -> str:
+def searched_folder(path: Path) -> str:
     """Return the folder in which a relative path was looked for: often not the one that was
     meant."""
     return "" if path.is_absolute() else f" (looked for in {str(Path.cwd())!r})"

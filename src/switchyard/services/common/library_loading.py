@@ -15,7 +15,8 @@ from importlib import import_module
 
 
 async def load(*modules: str, by: Callable[[], object] | None = None) -> None:
-    """Import these modules in a thread, or call `by` there to import them, unless they are loaded.
+    """Import these modules in a thread, unless they are loaded; with `by`, call that to import
+    them.
 
     Call it in every `async def` before the first use of a library that takes more than 50 ms.
     """
@@ -32,7 +33,7 @@ async def load(*modules: str, by: Callable[[], object] | None = None) -> None:
 
 
 def is_loaded(module: str) -> bool:
-    """Tell whether importing a module returns at once. While one thread imports it, another one
-    waits."""
+    """Return whether importing a module returns at once. It does not while another thread imports
+    the module."""
     library = sys.modules.get(module)
     return library is not None and not getattr(library.__spec__, "_initializing", False)

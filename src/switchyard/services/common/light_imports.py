@@ -1,4 +1,4 @@
-"""Spare programs what libraries import for purposes that they do not have."""
+"""Keep libraries from importing what this program does not need."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from types import MappingProxyType
 UNUSED: Mapping[str, str] = MappingProxyType(
     {"rich": "structlog", "httpx._main": "httpx", "trio": "httpcore"}
 )
-"""Module → package that does without it where it is not installed. structlog wants rich for
+"""By module, the package that works without it if it is not installed. structlog wants rich for
 tracebacks that our logs do not have, httpx its own command, with click, rich and pygments: 80
 modules, and as much time as the rest of either takes. httpcore looks for another kind of event loop
 than ours: 80 modules, 4 MB."""
 ALLOCATIONS = 20_000
-"""Objects made before Python looks for cycles of dead ones, instead of 700."""
+"""New objects after which Python looks for garbage cycles, instead of 700."""
 
 
-class _Refused:
-    """Lets the imports of UNUSED fail there, and nowhere else. A finder of `sys.meta_path` by its
-    method alone: `importlib.abc` would load 20 modules."""
+class _UnusedModuleFinder:
+    """Makes imports of UNUSED modules fail in the package named there, and nowhere else. A finder
+    of `sys.meta_path` by its method alone: `importlib.abc` would load 20 modules."""
 
     def find_spec(self, name: str, _path: object, _target: object = None) -> None:
         if (importer := UNUSED.get(name)) is not None and _is_importing(importer):
@@ -30,14 +30,14 @@ class _Refused:
 
 
 def leave_out_unused() -> None:
-    """Do so from now on in this process; again does nothing."""
-    if not any(isinstance(each, _Refused) for each in sys.meta_path):
-        sys.meta_path.insert(0, _Refused())
+    """Leave out UNUSED modules from now on in this process. Another call does nothing."""
+    if not any(isinstance(each, _UnusedModuleFinder) for each in sys.meta_path):
+        sys.meta_path.insert(0, _UnusedModuleFinder())
 
 
 def start_light() -> None:
-    """Leave out what libraries do for longer programs: for a command that makes one call, it is a
-    quarter of the time to start."""
+    """Leave out what libraries do at start for long-running programs: a quarter of the time to
+    start of a command that makes one call."""
     # pydantic looks for plugins in the metadata of all packages; no model of ours uses one.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     # Imports make hardly any garbage, so collect it less often.
@@ -46,8 +46,8 @@ def start_light() -> None:
 
 @contextmanager
 def without_unused() -> Iterator[None]:
-    """Do so for imports within."""
-    refused = _Refused()
+    """Leave out UNUSED modules of imports in this context."""
+    refused = _UnusedModuleFinder()
     sys.meta_path.insert(0, refused)
     try:
         yield

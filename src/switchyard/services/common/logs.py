@@ -24,7 +24,7 @@ from switchyard.services.common.printable import printable, printable_json, prin
 REPEAT_INTERVAL = 5.0
 """Seconds in which the same warning or error is one line."""
 MAX_REMEMBERED = 1_000
-"""Different lines that are remembered, at most."""
+"""Most different lines that are remembered."""
 
 
 class LogStream:

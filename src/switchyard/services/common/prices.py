@@ -49,8 +49,8 @@ class ModelPrices(BaseModel):
 
     @classmethod
     def load(cls, path: Path | None) -> Self:
-        """Load the prices of that file; empty for None. Raises ValueError, which says
-        what is wrong with it."""
+        """Load the prices of a file; for None, no prices. Raises ValueError, which says what is
+        wrong with it."""
         if path is None:
             return cls()
         try:

@@ -1,4 +1,4 @@
-"""Make foreign text safe for a terminal: characters that would steer it are shown, not obeyed.
+"""Make foreign text safe for a terminal: characters that would control it are shown, not obeyed.
 
 Payloads, titles, file names, error texts come from anybody. Printed as they are, an escape sequence
 in them clears the screen, renames the window or writes into the clipboard, and a character that

@@ -1,5 +1,5 @@
-"""Calls that several ask for at once, such as a look into the database when a cached answer has
-become too old: made once for all."""
+"""Make a call once for all who ask for it at the same time, such as a query when a cached answer
+has become too old."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Read what another thread runs at this moment."""
+"""Read the stack of another thread."""
 
 from __future__ import annotations
 

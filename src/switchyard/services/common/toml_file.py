@@ -1,4 +1,4 @@
-"""Read TOML files that an operator writes and a setting names, whole and within bounds."""
+"""Read TOML files that an operator writes and a setting names, within bounds."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from switchyard.services.common.file_errors import describe_read_error, looked_for_in
+from switchyard.services.common.file_errors import describe_read_error, searched_folder
 
 MAX_BYTES = 1024 * 1024
-"""Bytes of one file at most: rules, prices and schedules are far smaller."""
+"""Bytes of the largest file: rules, prices and schedules are far smaller."""
 
 
 class InvalidToml(ValueError):
@@ -20,7 +20,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     """Read a TOML file. Raises InvalidToml."""
     try:
         if not path.is_file():  # reading a pipe or a device might never end
-            raise InvalidToml(f"there is no file {str(path)!r}{looked_for_in(path)}")
+            raise InvalidToml(f"there is no file {str(path)!r}{searched_folder(path)}")
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
     except OSError as error:

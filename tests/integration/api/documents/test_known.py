@@ -142,8 +142,8 @@ async def test_a_pipeline_that_the_process_did_not_finish_goes_on_with_the_next_
     await make_ledger(settings.ledger_url)
     async with await Ledger.open(settings.ledger_url) as ledger:
         async with open_document_services(settings, Registry.load(), ledger, None) as services:
-            inbox = services.documents.inbox
-            upload = await inbox.receive(in_parts(sample(0).content, 10_000))
+            intake = services.documents.intake
+            upload = await intake.receive(in_parts(sample(0).content, 10_000))
             submitting = asyncio.create_task(services.documents.submit(upload, UploadMetadata()))
 
             async def begun() -> bool:

@@ -1,4 +1,4 @@
-"""Operations on backfills as values."""
+"""Describe calls that start, follow and control backfills."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def store_backfill_input(
     format: Literal["jsonl", "csv", "lines"] | None = None,  # noqa: A002 - as the API calls it
     filename: str | None = None,
 ) -> Call[backfill_models.BackfillInput]:
-    """Store a file for a backfill: what it answers are the options of the source `file`."""
+    """Store a file for a backfill. The answer has the options of the source `file`."""
     read = backfill_models.BackfillInput.model_validate_json
     return Call(
         "POST",

@@ -1,4 +1,4 @@
-"""Calls of the operations on crawls."""
+"""Describe calls that start, follow and cancel crawls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operations on documents as values: sent, followed, read, searched."""
+"""Describe calls that send, follow, read and search documents."""
 
 from __future__ import annotations
 

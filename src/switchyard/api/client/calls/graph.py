@@ -1,4 +1,4 @@
-"""Operations on the knowledge graph as values."""
+"""Describe calls that read the knowledge graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls of the operations on pauses."""
+"""Describe calls that list, make and end pauses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operations on schedules as values."""
+"""Describe calls that list and change schedules."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def problem(name: str) -> Call[service.ProblemKind]:
 
 @operation("health-live")
 def live() -> Call[service.Liveness]:
-    """Tell whether the service's process answers."""
+    """Check that the service's process answers."""
     return get("/health/live", service.Liveness)
 
 

@@ -23,7 +23,8 @@ class AddressLimiter:
 
     @contextmanager
     def hold(self, address: str) -> Iterator[bool]:
-        """Hold a connection to that address within the context; yields False if all are taken."""
+        """Hold a connection to an address within the context. Yields False if all connections are
+        taken."""
         network = network_of(address)
         if self._taken[network] >= self._max_connections:
             yield False

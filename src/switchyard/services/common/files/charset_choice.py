@@ -72,17 +72,17 @@ _SAMPLE_BYTES = 32_768
 _SAMPLE_CHARACTERS = 1_500
 """Characters of a text, from its first one beyond ASCII, that are weighed."""
 _MIN_FIT = 0.3
-"""The least fit at which an undeclared charset is chosen."""
+"""Lowest fit at which an undeclared charset is chosen."""
 _DECLARED_BONUS = 0.2
-"""By how much a declared charset may fit worse than another one."""
+"""Difference by which a declared charset may fit worse than another one."""
 _WESTERN_BONUS = 0.15
-"""Added for windows-1252, which browsers assume for undeclared pages: others must fit better by
-more than that."""
+"""Bonus of windows-1252, which browsers assume for undeclared pages: other charsets must fit better
+by more than this."""
 _WESTERN_FIT = 0.5
-"""The least fit at which a short text is taken for windows-1252."""
+"""Lowest fit at which a short text is taken for windows-1252."""
 _FEW_LETTERS = 6
-"""Texts of at most so many characters beyond ASCII are too short to contradict a declared charset
-that has them all."""
+"""Number of characters beyond ASCII up to which a text is too short to contradict a declared
+charset that has them all."""
 
 
 def choose_charset(data: bytes, declared: Sequence[Charset | None] = ()) -> Charset | None:
@@ -195,7 +195,7 @@ def _is_ascii_letter(char: str) -> bool:
 
 @lru_cache(maxsize=4_096)
 def is_rare_char(char: str) -> bool:
-    """Tell whether a Chinese character or a Korean syllable is in no list of common ones."""
+    """Return whether a Chinese character or a Korean syllable is in no list of common ones."""
     for charset in _COMMON_HAN:
         try:
             encoded = char.encode(charset)
@@ -211,8 +211,8 @@ async def convert_to_utf8(
     parts: AsyncIterable[bytes], charset_for: Callable[[bytes], Charset | None]
 ) -> AsyncIterator[bytes]:
     """Yield the parts of a file in UTF-8. `charset_for` names the charset by the file's first
-    BEGINNING_BYTES; where it returns None or UTF-8, or the bytes are UTF-8 all the same, the parts
-    pass unchanged. A charset that does not fit is replaced by one that does (`choose_charset`).
+    BEGINNING_BYTES; if it returns None or UTF-8, or the bytes are UTF-8 in any case, the parts pass
+    unchanged. A charset that does not fit is replaced by one that does (`choose_charset`).
 
     Raises UnicodeDecodeError, and what `parts` raises.
     """

@@ -44,7 +44,7 @@ _MIN_EVIDENCE = 2
 """Continuation bytes needed to overrule a declared multi-byte charset, in which a two-byte sequence
 may be one character as well."""
 _MAX_STRAY_RATIO = 0.05
-"""Non-ASCII bytes outside UTF-8 sequences, at most, per sequence; a text cut in pieces has some."""
+"""Most non-ASCII bytes outside UTF-8 sequences, per sequence; a text cut in pieces has some."""
 _MIN_NUL_SHARE = 0.4
 """Minimum share of NUL bytes for ASCII-only text to count as UTF-16 (true UTF-16 has one half)."""
 _EVIDENT_BYTES = 262_144

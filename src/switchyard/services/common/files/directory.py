@@ -31,7 +31,7 @@ class StoredFile:
     size: int
     """Bytes."""
     modified: datetime
-    """Aware; when the file was last put."""
+    """When the file was last put, with a time zone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class FileDirectory:
             file.write(data)
 
     def put_new(self, key: str, data: bytes) -> bool:
-        """Write a file unless there is one; False when there is."""
+        """Write a file unless there is one. Returns False if there is one."""
         (self.root / key).parent.mkdir(parents=True, exist_ok=True)
         try:
             with self.writing(key, replace=False) as file:
@@ -92,7 +92,7 @@ class FileDirectory:
         return True
 
     def open(self, key: str, start: int = 0) -> BufferedReader:
-        """Open a file from that byte on."""
+        """Open a file at a byte offset."""
         with _raising_missing():
             file = (self.root / key).open("rb")
         file.seek(start)

@@ -37,7 +37,7 @@ class CorruptDocument(PermanentError):
 
 
 class PageTooCostly(CorruptDocument):
-    """A page takes more processor time than any page may; the others can be read."""
+    """A page takes more processor time than is allowed for one; the other pages can be read."""
 
 
 class EncryptedDocument(PermanentError):
@@ -69,8 +69,8 @@ class DiskFull(StorageError, TemporarilyUnavailable):
 
 
 class StorageUnavailable(StorageError, DependencyUnavailable):
-    """The object store does not answer, or not as a store should. The last write may or may not
-    have been done. A job that raises this error uses up no attempt."""
+    """The object store does not answer, or answers with something else. The last write may or may
+    not have been done. A job that raises this error uses up no attempt."""
 
 
 class StorageAuthError(StorageUnavailable):
@@ -82,7 +82,7 @@ _CODES = (
     re.compile(r"<Code>(\w{1,60})</Code>"),
     re.compile(r"\b([1-5]\d\d [A-Z][A-Za-z ]{1,30}):"),
 )
-"""How obstore quotes a store's answer: the code in its body, and the status."""
+"""Pattern of the code and the status that obstore quotes of a store's answer."""
 _REFUSED = (
     *("401 Unauthorized:", "403 Forbidden:", "<Code>ExpiredToken<", "<Code>InvalidToken<"),
     *("status: 401", "status: 403"),  # as LanceDB quotes it
@@ -92,12 +92,12 @@ _NO_BUCKET = ("<Code>NoSuchBucket<", "<Code>ContainerNotFound<")
 
 
 def is_without_bucket(error: Exception) -> bool:
-    """Tell whether the bucket itself is missing, and not only the file."""
+    """Return whether the bucket itself is missing, and not only the file."""
     return any(each in str(error) for each in _NO_BUCKET)
 
 
 def is_refusal(error: Exception) -> bool:
-    """Tell whether the store refuses access, so that waiting does not help."""
+    """Return whether the store refuses access, so that waiting does not help."""
     return is_without_bucket(error) or any(each in str(error) for each in _REFUSED)
 
 

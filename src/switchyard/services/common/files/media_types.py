@@ -25,15 +25,15 @@ IMAGES = frozenset({PNG, JPEG, TIFF, WEBP})
 """Images, whose text only OCR reads."""
 
 MAX_DOCUMENT_BYTES = 100 * 1024 * 1024
-"""Largest file that is taken in."""
+"""Bytes of the largest file that is accepted."""
 
 SNIFF_BYTES = BEGINNING_BYTES
 """Bytes of a file's beginning that `refuse_unsupported` needs."""
 
 _HEADER_WITHIN = 1024
-"""Bytes that may stand before `%PDF-`; every reader tolerates them."""
+"""Most bytes before `%PDF-` that every reader tolerates."""
 _PDF_BODY = re.compile(rb"(?:^|[\r\n])\d{1,10} \d{1,5} obj\b")
-"""An object of a PDF, at a line's beginning: what is left where `%PDF-` was lost."""
+"""The beginning of an object of a PDF, by which a PDF is recognised that has lost its `%PDF-`."""
 
 _PDF_LINE = re.compile(rb"(?:^|[\r\n])%(?:PDF-|!PS-Adobe-\d\.\d PDF-)")
 """A PDF's first line; the second form was allowed in the nineties."""
@@ -50,7 +50,7 @@ _BINARY = (
 )
 """Unsupported formats by their first bytes, whatever follows in the file."""
 _SHORT = ((b"BM", "a bitmap"), (b"MZ", "a program"))
-"""Unsupported formats by two letters with which a text may begin as well."""
+"""Unsupported formats by their first two letters; a text may begin with these as well."""
 _TEXTUAL = (
     (b"{\\rtf", "a Rich Text document"),
     (b"%!PS", "a PostScript file"),

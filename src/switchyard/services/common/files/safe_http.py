@@ -4,8 +4,8 @@ The name is resolved once, all its addresses are checked, and the connection goe
 name that resolves to another address later gains nothing. Redirects are connections like the first.
 Proxies of the environment are not used: they would resolve the name again.
 
-For known servers there is `uncompressed_client`: 300 bytes that are packed three times are 4 GB,
-in one step, before anybody can count them.
+For known servers there is `uncompressed_client`: 300 bytes that were compressed three times become
+4 GB in one step, before a limit can stop them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CONNECT_TIMEOUT = 10.0
 """Seconds to connect, and seconds that a sender may be silent."""
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 _ISATAP = frozenset({0x5EFE, 0x0200_5EFE})
-_INWARD = tuple(
+_INTERNAL_RANGES = tuple(
     ipaddress.ip_network(each)
     for each in (
         "168.63.129.16/32",  # of every machine at Azure: its platform
@@ -46,13 +46,13 @@ _INWARD = tuple(
     )
 )
 """Address ranges that lead inward or nowhere, and that not every Python version knows."""
-_OK = range(200, 300)
-_MOVED = frozenset({301, 302, 303, 307, 308})
-_PORTS = {"http": 80, "https": 443}
+_SUCCESS = range(200, 300)
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 class FetchRefused(PermanentError):
-    """The URL is not fetched, or its content is not usable: trying again is no use."""
+    """The URL is not fetched, or its content can't be used; trying again would not help."""
 
     def __init__(self, message: str, *, status: int | None = None) -> None:
         self.status = status
@@ -85,15 +85,16 @@ class FetchFailed(RetryableError):
 
 
 def is_public(address: Address) -> bool:
-    """Tell whether an address is on the open internet: not of this machine, a private network, a
-    link, a metadata service or a group, nor an IPv6 form of such an IPv4 address."""
+    """Return whether an address is on the open internet: not one of this machine, a private
+    network, a link, a metadata service or a multicast group, nor the IPv6 form of such an IPv4
+    address."""
     if isinstance(address, ipaddress.IPv6Address):
         inner = _embedded_ipv4(address)
         if inner is not None:
             return is_public(inner)
         if address.is_site_local:
             return False
-    if any(address in each for each in _INWARD):
+    if any(address in each for each in _INTERNAL_RANGES):
         return False
     return address.is_global and not (address.is_multicast or address.is_reserved)
 
@@ -128,7 +129,7 @@ class SsrfGuard:
     """Hosts and ports that the operator has named in the settings: they need not be public."""
 
     async def address_of(self, host: str, port: int) -> str:
-        """Return a checked address of that name. Raises NotPublic if any of its addresses is not on
+        """Return a checked address of a name. Raises NotPublic if any address of the name is not on
         the open internet: there is no honest reason for a mixture."""
         try:
             addresses = await self.resolve(host, port)
@@ -214,7 +215,7 @@ async def fetching(
             target = parse_url(url)
             for _ in range(max_redirects + 1):
                 async with _get(pool, target, headers or {}) as response:
-                    if response.status in _MOVED:
+                    if response.status in _REDIRECTS:
                         target = parse_url(header_of(response, b"location"), target)
                         continue
                     _check_response(response, max_bytes, bool(headers))
@@ -269,7 +270,7 @@ def parse_url(url: str, base: httpx.URL | None = None) -> httpx.URL:
 def _check_response(response: httpcore.Response, max_bytes: int, conditional: bool) -> None:
     if response.status == 304 and conditional:
         return
-    if response.status not in _OK:
+    if response.status not in _SUCCESS:
         reason = f"the server answers {response.status}"
         if response.status in (408, 425, 429) or response.status >= 500:
             raise FetchFailed(
@@ -319,7 +320,7 @@ def header_of(response: httpcore.Response, name: bytes) -> str:
 def host_and_port(url: str) -> tuple[str, int]:
     """Return the host and port of a URL."""
     parts = urlsplit(url)
-    return parts.hostname or "", parts.port or _PORTS.get(parts.scheme, 0)
+    return parts.hostname or "", parts.port or _DEFAULT_PORTS.get(parts.scheme, 0)
 
 
 def uncompressed_client(**options: Any) -> httpx.AsyncClient:

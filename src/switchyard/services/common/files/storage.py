@@ -34,13 +34,13 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
 PART_BYTES = 1024 * 1024
-"""Bytes of a streamed file that are in memory at once, about."""
+"""Approximate number of bytes of a streamed file that are in memory at once."""
 
 RETRY_TIMEOUT = timedelta(seconds=20)
-"""How long requests to an object store that does not answer are repeated: jobs are tried again
-anyway. obstore gives one request up after 30 s."""
+"""How long requests to an object store that does not answer are repeated. It can be short, as jobs
+are tried again. obstore gives up a single request after 30 s."""
 PROMPT_TIMEOUT = 8.0
-"""Seconds that a store may be silent while a caller waits, who can try again."""
+"""Seconds that a store may be silent while a client waits, who can try again."""
 PARTS_AT_ONCE = 2
 """Parts, of 5 MiB each, that are written at the same time and so kept in memory."""
 
@@ -61,7 +61,7 @@ class StreamDigest:
     """Hexadecimal."""
 
 
-class _WriteTimer:
+class _PartTimer:
     """Measures how long a store has held a part without asking for the next one."""
 
     def __init__(self) -> None:
@@ -83,14 +83,14 @@ class _WriteTimer:
 class Storage:
     """Files under one address: `file:///…`, `s3://bucket/…`, `az://account/container/…`.
 
-    Holds the address alone and opens the store when it is first used, so it can be pickled and
-    sent to another process. Credentials come from the environment, as each cloud has it. All
+    It holds only the address, and opens the store when it is first used; so it can be pickled and
+    sent to another process. Credentials come from the environment, in the form of each cloud. All
     methods raise StorageUnavailable where an object store does not answer.
     """
 
     url: str
     prompt: bool = False
-    """Whether a caller waits: then a store that does not answer is given up after
+    """Whether a client waits for the answer: then calls of a store that does not answer fail after
     PROMPT_TIMEOUT."""
     _opened: list[ObjectStore] = field(
         default_factory=list, init=False, repr=False, compare=False, hash=False
@@ -127,10 +127,10 @@ class Storage:
             raise StorageUnavailable(f"the file storage at {self.url} does not answer") from error
 
     async def _wait_for_write(
-        self, writing: Awaitable[object], key: str, timer: _WriteTimer
+        self, writing: Awaitable[object], key: str, timer: _PartTimer
     ) -> None:
-        """Wait for a write of any length. If a caller waits and the store asks for no further part
-        for a while, a small request finds out whether the store is slow or silent."""
+        """Wait for a write of any length. If a client waits and the store asks for no further part
+        for a while, send a small request to find out whether the store is slow or silent."""
         if not self._is_awaited:
             await writing
             return
@@ -184,8 +184,8 @@ class Storage:
             await self._store.put_async(check_key(key), data, use_multipart=False)
 
     async def put_new_async(self, key: str, data: bytes) -> bool:
-        """Write a file if there is none under that key; False when there is. Raises InvalidKey,
-        DiskFull."""
+        """Write a file if there is none under that key. Returns False if there is one. Raises
+        InvalidKey, DiskFull."""
         check_key(key)
         if (directory := self._directory) is not None:
             with mapping_disk_full():
@@ -211,7 +211,7 @@ class Storage:
         check_key(key)
         digest = hashlib.sha256()
         size = 0
-        timer = _WriteTimer()
+        timer = _PartTimer()
 
         async def measured_parts() -> AsyncIterator[bytes]:
             nonlocal size
@@ -300,7 +300,7 @@ class Storage:
         return StoredFile(meta["path"], meta["size"], meta["last_modified"])
 
     async def exists_async(self, key: str) -> bool:
-        """Tell whether there is a file under that key. Raises InvalidKey."""
+        """Return whether there is a file under that key. Raises InvalidKey."""
         return await self.stat_async(key) is not None
 
     async def rename_async(self, source: str, target: str) -> None:
@@ -395,13 +395,13 @@ async def _write_in_parts(
     writing = directory.writing(key, durable=durable)
     file = await asyncio.to_thread(writing.__enter__)
     try:
-        held = bytearray()
+        buffer = bytearray()
         async for part in parts:
-            held += part
-            if len(held) >= PART_BYTES:
-                await asyncio.to_thread(file.write, bytes(held))
-                held.clear()
-        await asyncio.to_thread(file.write, bytes(held))
+            buffer += part
+            if len(buffer) >= PART_BYTES:
+                await asyncio.to_thread(file.write, bytes(buffer))
+                buffer.clear()
+        await asyncio.to_thread(file.write, bytes(buffer))
     except BaseException as error:
         if not writing.__exit__(type(error), error, error.__traceback__):
             raise

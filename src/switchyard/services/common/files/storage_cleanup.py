@@ -22,8 +22,8 @@ from switchyard.services.common.files.storage import Storage, directory_of
 from switchyard.services.common.files.storage_keys import figures_key
 
 BATCH_SIZE = 100
-"""Files between two queries for those that are needed by now."""
-_OVERLAP = 10.0
+"""Files that are examined for each query for needed files."""
+_CLOCK_TOLERANCE = 10.0
 """Seconds by which the clocks of processes that make jobs may differ."""
 _HOUR = 3600.0
 _BY_PRODUCTS = re.compile(
@@ -38,7 +38,7 @@ _PICTURES = re.compile(r"results/([^/]+)/figures/[^/]+")
 two jobs may describe a document at once, so neither removes pictures that its list lacks."""
 _DOCUMENTS = re.compile(r"uploads/[^/]+/[^/]+|intermediate/.+")
 _FOLDERS = ("uploads", "intermediate", "results", "sources", "health", "backfills")
-_OTHER_FOLDERS = ("archive", "llm", "openai")
+_FOLDERS_OF_OTHERS = ("archive", "llm", "openai")
 """Folders whose old files other code removes; only their unfinished files are removed here."""
 _UNFINISHED = re.compile(r".+#\d+")
 """Files that a killed put leaves in a directory; no listing has them."""
@@ -59,7 +59,7 @@ class FileReferences(Protocol):
     def clock(self) -> AgeClock: ...
 
     async def names_needed(self, *, since: float) -> set[str]:
-        """Return the keys and ids named by jobs that were made, redriven or the like since
+        """Return the keys and ids that are named by jobs which were made or redriven since the time
         `since`."""
         ...
 
@@ -85,7 +85,7 @@ class Expiry:
     """Originals and texts; None for ever."""
 
     def is_over(self, stored: StoredFile, now: float) -> bool:
-        """Tell whether the file is of a kind that expires, and old enough."""
+        """Return whether the file is of a kind that expires, and old enough."""
         age = now - stored.modified.timestamp()
         if age > self.by_products * _HOUR and (
             _BY_PRODUCTS.fullmatch(stored.key) or _PICTURES.fullmatch(stored.key)
@@ -108,7 +108,7 @@ async def clean(storage: Storage, references: FileReferences, expiry: Expiry) ->
     now = min(time.time(), references.clock.time())  # a clock that is wrong makes nothing old
     async for batch in _old_files(storage, expiry, now):
         queried_at = references.clock.time()
-        needed |= await references.names_needed(since=max(0.0, since - _OVERLAP))
+        needed |= await references.names_needed(since=max(0.0, since - _CLOCK_TOLERANCE))
         since = queried_at
         referenced = await _listed_pictures(storage, batch)
         for stored in batch:
@@ -119,7 +119,7 @@ async def clean(storage: Storage, references: FileReferences, expiry: Expiry) ->
                 continue
             current = await storage.stat_async(stored.key)
             if current is None or not expiry.is_over(current, now):
-                continue  # it was put again meanwhile: a job made since may need it
+                continue  # it was put again meanwhile: a newer job may need it
             await storage.delete_async(stored.key)
             counts.files += 1
             counts.bytes += stored.size
@@ -164,23 +164,23 @@ def _is_needed(key: str, needed: set[str]) -> bool:
 
 
 def _drop_unfinished(storage: Storage, expiry: Expiry, now: float) -> int:
-    number = 0
+    dropped = 0
     oldest = now - expiry.by_products * _HOUR
     for path in _unfinished_files(storage.url):
         try:
             if path.stat().st_mtime < oldest:
                 path.unlink()
-                number += 1
+                dropped += 1
         except FileNotFoundError:
             continue  # another process removed it, or it was finished after all
-    return number
+    return dropped
 
 
 def _unfinished_files(url: str) -> Iterator[Path]:
     root = directory_of(url)
     if root is None:
         return
-    for folder in _FOLDERS + _OTHER_FOLDERS:
+    for folder in _FOLDERS + _FOLDERS_OF_OTHERS:
         for path in (root / folder).rglob("*#*"):
             if _UNFINISHED.fullmatch(path.name) and path.is_file():
                 yield path

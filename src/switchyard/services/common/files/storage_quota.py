@@ -14,7 +14,7 @@ MEASURE_INTERVAL = 30.0
 
 
 class StorageFull(TemporarilyUnavailable):
-    """The storage has reached its quota: nothing more is taken in until files are removed."""
+    """The storage has reached its quota: nothing more is accepted until files are removed."""
 
 
 class Quota:

@@ -1,4 +1,4 @@
-"""Take documents into storage: limit their size, check their content, keep each under its own
+"""Store uploaded documents: limit their size, check their content, and store each under its own
 id."""
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ async def receive(
     """Store an upload as it comes in; a file that is no document is refused by its first bytes.
     `charset` returns the charset that the sender declares for a text, which is stored in UTF-8.
 
-    For the API: the key goes into the payload of `ingest_document`. Uploads that no job takes
-    up are removed by age, like everything below INCOMING.
-    Raises UnsupportedDocument, DocumentTooLarge, and whatever `parts` raises; nothing is kept then.
+    For the API: the key goes into the payload of `ingest_document`. Uploads that no job uses are
+    removed by age, like everything below INCOMING. Raises UnsupportedDocument, DocumentTooLarge,
+    and whatever `parts` raises; nothing is kept then.
     """
     key = f"{INCOMING}{uuid4()}"
     try:
@@ -82,7 +82,7 @@ async def receive(
 async def _sniff(
     parts: AsyncIterable[bytes], filename: Callable[[], str | None]
 ) -> AsyncIterator[bytes]:
-    """Yield the bytes unchanged, and check the first part, which is made long enough for that."""
+    """Yield the bytes unchanged, and check the first ones, of which enough are joined for that."""
     head = b""
     checked = False
     async for part in parts:

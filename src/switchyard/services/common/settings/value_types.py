@@ -24,7 +24,7 @@ def _split_commas(value: object) -> object:
 
 
 MIN_AGE = 60.0
-"""Seconds: a shorter age would remove things before anybody has looked at them."""
+"""Shortest age, in seconds: a shorter one would remove records before anybody has seen them."""
 
 
 def _parse_age(value: object) -> object:

@@ -85,7 +85,7 @@ class MeaningKind(_Part):
     """Least lead of a label's similarity over that of `otherwise`, or over the median of all labels
     where `otherwise` has no description."""
     several: int = Field(default=1, ge=1, le=20)
-    """Labels that a document gets at most."""
+    """Most labels that a document gets."""
     labels: dict[ClassName, DescribedLabel] = Field(min_length=2, max_length=100)
 
 

@@ -11,11 +11,11 @@ from switchyard.services.pipeline.records.documents import DocumentClass
 from switchyard.services.pipeline.text.plain_text import words
 
 MAX_TIMES = 3
-"""How often one keyword counts at most."""
+"""Most times that one keyword counts."""
 _WINDOW = 200_000
 """Characters that are cut into words at once, as a list of all words would take much memory."""
 _MAX_SHOWN = 30
-"""Keywords that are kept with a class at most."""
+"""Most keywords that are stored with a class."""
 
 Phrase = tuple[str, ...]
 

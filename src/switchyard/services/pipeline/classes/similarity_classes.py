@@ -13,7 +13,7 @@ _PASSAGE_DIVISOR = 3
 """One passage in this many counts, the most similar ones: a report speaks of its subject on some of
 its pages."""
 _MAX_SHOWN = 5
-"""Labels whose similarity is kept with a class, at most."""
+"""Most labels whose similarity is stored with a class."""
 _MIN_SHARE_OF_LEAD = 0.5
 """Another label is given as well if it has at least this share of the best label's lead."""
 

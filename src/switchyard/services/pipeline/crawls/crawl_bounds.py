@@ -1,4 +1,4 @@
-"""The bounds of a crawl: hosts, depth, number of pages, and time. Pure."""
+"""Check the bounds of a crawl: hosts, depth, number of pages, and time."""
 
 from __future__ import annotations
 

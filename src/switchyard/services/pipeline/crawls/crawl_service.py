@@ -1,4 +1,4 @@
-"""Crawls for people: start, list, show, cancel."""
+"""Start, list, show and cancel crawls, for the API and the command line."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class CrawlKeyTaken(ConflictError):
 
 
 class Crawls:
-    """The crawls of one system. All raise LedgerError."""
+    """The crawls of one system. All methods raise LedgerError."""
 
     def __init__(self, settings: Settings, ledger: Ledger, registry: Registry) -> None:
         self._settings = settings

@@ -47,7 +47,7 @@ from switchyard.services.pipeline.workers.stages import EXTRACT, INGEST, OCR, do
 _READ_AT_ONCE = 8
 """Results of documents that are read concurrently."""
 _MAX_FILTERED_PAGES = 20
-"""Pages that are searched for documents in a state, at most, to fill one page."""
+"""Most pages that are searched for documents in a state to fill one page."""
 
 
 class UnknownDocument(NotFoundError):
@@ -75,8 +75,8 @@ class Submission:
     duplicate: bool
     """Whether the content or the source was known, so that nothing was started."""
     is_own: bool = False
-    """Whether nobody has sent it before, so that all metadata comes from this upload. False also
-    for a document that failed before, which may keep its first sender's title and source."""
+    """Whether the content was never sent before, so that all metadata comes from this upload. False
+    also for a document that failed before, as it may keep its first sender's title and source."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,11 +121,11 @@ async def open_document_services(
             yield _services(ledger, UploadIntake(settings, runner, runner), pictures)
 
 
-def _services(ledger: Ledger, inbox: UploadIntake, pictures: PagePictures) -> DocumentServices:
+def _services(ledger: Ledger, intake: UploadIntake, pictures: PagePictures) -> DocumentServices:
     return DocumentServices(
-        DocumentService(ledger, inbox),
-        ExtractionService(ledger, inbox),
-        ReferenceService(ledger, inbox),
+        DocumentService(ledger, intake),
+        ExtractionService(ledger, intake),
+        ReferenceService(ledger, intake),
         pictures,
     )
 
@@ -133,44 +133,45 @@ def _services(ledger: Ledger, inbox: UploadIntake, pictures: PagePictures) -> Do
 class DocumentService:
     """Takes documents in, and returns their status and results."""
 
-    def __init__(self, ledger: Ledger, inbox: UploadIntake) -> None:
+    def __init__(self, ledger: Ledger, intake: UploadIntake) -> None:
         self._ledger = ledger
         self._runs = PipelineRuns(ledger)
         repositories = PipelineLedger(ledger)
         self._documents = repositories.documents
         self._classes = repositories.document_classes
         self._graph = repositories.graph_reads
-        self.inbox = inbox
+        self.intake = intake
 
     # --- submit -----------------------------------------------------------------------------
 
     async def submit(self, upload: Upload, metadata: UploadMetadata) -> Submission:
         """Start the pipeline for an upload, unless its content or source is known.
 
-        For a document that has failed, it is started again. Inline, this returns when the pipeline
-        has ended. Raises as UploadIntake.start does.
+        The pipeline of a document that has failed is started again. Inline, this returns when the
+        pipeline has ended. Raises what UploadIntake.start raises.
         """
         submission = await self._submit(upload, metadata)
-        if self.inbox.is_inline:
+        if self.intake.is_inline:
             submission = await self._wait_for_end(submission)
             status = submission.status
             if status.state == FAILED and status.document_id != document_id_of(upload.sha256):
-                # Another file from this source was faster, and failed: now submit this one.
+                # The pipeline of another file from this source ran first, and failed: submit this
+                # file.
                 submission = await self._wait_for_end(await self._submit(upload, metadata))
-        if self.inbox.is_inline or submission.duplicate:
-            await self.inbox.discard(upload)
+        if self.intake.is_inline or submission.duplicate:
+            await self.intake.discard(upload)
         job_id = submission.status.job_id
         if metadata.notify_url is not None and submission.duplicate and job_id is not None:
-            await self.inbox.add_notice(metadata, job_id)
+            await self.intake.add_notice(metadata, job_id)
         return submission
 
     async def _wait_for_end(self, submission: Submission) -> Submission:
-        """Wait until the pipeline has ended. Where another file from the same source came at the
-        same time, wait for the pipeline of its document, which this upload belongs to."""
+        """Wait until the pipeline has ended. If another file from the same source came at the same
+        time, this upload belongs to that file's document: wait for that document's pipeline."""
         status = submission.status
         for _ in range(2):
             if not status.has_ended:
-                await self.inbox.wait_for(status.job_id)
+                await self.intake.wait_for(status.job_id)
                 status = await self.status(status.document_id)
         is_own = submission.is_own and status.document_id == submission.status.document_id
         return replace(submission, status=status, is_own=is_own)
@@ -196,7 +197,7 @@ class DocumentService:
             tags=metadata.tags,
             notify_url=metadata.notify_url,
         )
-        published = await self.inbox.start(request, upload)
+        published = await self.intake.start(request, upload)
         is_new = known is None and not runs.latest and not published.duplicate
         return Submission(await self.status(document_id), published.duplicate, is_new)
 
@@ -232,7 +233,7 @@ class DocumentService:
         if document is None and not jobs:
             raise UnknownDocument(f"there is no document {document_id}")
         if document is None and jobs[0].state is State.SUCCEEDED:
-            # The job has found another document, from the same source at the same time.
+            # The job found that the source already had another document, sent at the same time.
             record = await self._ledger.job_reads.get(jobs[0].id)
             other_id = record.result.get("document_id") if record and record.result else None
             other_document = await self._documents.get_document(other_id) if other_id else None
@@ -258,8 +259,8 @@ class DocumentService:
         ]
 
     async def own_result(self, document_id: str) -> dict[str, Any]:
-        """Return what `result` returns, without its links, which name other documents. Raises as
-        `result`."""
+        """Return what `result` returns, without the links, which name other documents. Raises what
+        `result` raises."""
         return await self.result(document_id) | {"links": []}
 
     async def result(self, document_id: str, *, with_text: bool = False) -> dict[str, Any]:
@@ -284,7 +285,7 @@ class DocumentService:
         Raises UnknownDocument, also where that job has not run yet.
         """
         status = await self.status(document_id)
-        references = await stored_references(self.inbox.storage, status.document_id)
+        references = await stored_references(self.intake.storage, status.document_id)
         if references is None:
             raise UnknownDocument(
                 f"the references of document {document_id} have not been looked for: publish "
@@ -320,7 +321,7 @@ class DocumentService:
             )
         figure = figures[number - 1]
         try:
-            return await self.inbox.storage.get_async(figure["key"]), figure["media_type"]
+            return await self.intake.storage.get_async(figure["key"]), figure["media_type"]
         except NotStored as error:
             raise UnknownDocument(f"the picture of figure {number:,} was removed") from error
 
@@ -399,7 +400,7 @@ class DocumentService:
 
     async def _read_json(self, key: str) -> dict[str, Any] | None:
         try:
-            value: dict[str, Any] = json.loads(await self.inbox.storage.get_async(key))
+            value: dict[str, Any] = json.loads(await self.intake.storage.get_async(key))
         except NotStored:
             return None
         return value

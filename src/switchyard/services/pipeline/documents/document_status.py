@@ -1,8 +1,9 @@
 """Derive a document's status from its record and the jobs of its pipeline.
 
-A pure function, which knows the stages only from `services.pipeline.workers.stages`, so that a new
-stage needs no change here. The record only says which stage the pipeline has reached; the jobs also
-say whether it has stopped there (a dead job), and whether it goes on (the redrive of that job).
+`status_of` is a pure function. It knows the stages only from `services.pipeline.workers.stages`, so
+that a new stage needs no change here. The record only says which stage the pipeline has reached;
+the jobs also say whether the pipeline has stopped there (a dead job), or goes on (after a redrive
+of that job).
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class DocumentStatus:
 
     @property
     def is_finished(self) -> bool:
-        """Whether it has a result."""
+        """Whether the document has a result."""
         return self.state in FINISHED_STATES
 
     @property
@@ -172,13 +173,14 @@ def _completed_stages(document: Document | None, jobs: Sequence[JobSummary]) -> 
 
 
 def _stage_of(job_type: str) -> Stage | None:
-    """Return the stage of a job that is a stage, or does a part of a stage."""
+    """Return the stage that a job runs, or runs a part of; None for other jobs."""
     by_name = (stage for stage in PIPELINE if stage.name == job_type)
     return PARTS.get(job_type) or next(by_name, None)
 
 
 def _stage_name(job: JobSummary, document: Document | None) -> str | None:
-    """Return the name of the job's stage; for a job that is no stage, that of the document."""
+    """Return the name of a job's stage; for a job without a stage, the name of the document's
+    current stage."""
     stage = _stage_of(job.job_type)
     if stage is not None:
         return stage.name

@@ -1,4 +1,4 @@
-"""Extract the text of an upload that is not kept as a document: one job, with its result in the
+"""Extract the text of an upload that does not become a document, in one job with its result in the
 storage."""
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ class ExtractionNotFinished(ConflictError):
 
 @dataclass(frozen=True, slots=True)
 class Extraction:
-    """A text that is, or will be, the result of a job; `result` is set where it was made at
-    once."""
+    """The extraction of a text by a job; `result` is set if the job has already ended."""
 
     job_id: str
     result: dict[str, Any] | None = None
@@ -43,9 +42,9 @@ class Extraction:
 class ExtractionService:
     """Starts extractions of the text of uploads, and returns their results."""
 
-    def __init__(self, ledger: Ledger, inbox: UploadIntake) -> None:
+    def __init__(self, ledger: Ledger, intake: UploadIntake) -> None:
         self._ledger = ledger
-        self.inbox = inbox
+        self.intake = intake
 
     async def start(self, upload: Upload, metadata: UploadMetadata) -> Extraction:
         """Start the extraction of an upload's text. Without a broker (inline), the job runs in this
@@ -63,14 +62,14 @@ class ExtractionService:
             tags=metadata.tags,
             notify_url=metadata.notify_url,
         )
-        job_id = (await self.inbox.start(request, upload)).job_id
-        if not self.inbox.is_inline:
+        job_id = (await self.intake.start(request, upload)).job_id
+        if not self.intake.is_inline:
             return Extraction(job_id)
         try:
-            await self.inbox.wait_for(job_id)
+            await self.intake.wait_for(job_id)
             return Extraction(job_id, await self.result(job_id))
         finally:
-            await self.inbox.discard(upload)
+            await self.intake.discard(upload)
 
     async def result(self, job_id: str) -> dict[str, Any]:
         """Return the result of an extraction: title, counts and `pages` with their text.
@@ -86,7 +85,7 @@ class ExtractionService:
         try:
             # The job's result names the key: older versions used others.
             key = (record.result or {}).get("result", "")
-            result: dict[str, Any] = json.loads(await self.inbox.storage.get_async(key))
+            result: dict[str, Any] = json.loads(await self.intake.storage.get_async(key))
         except (NotStored, InvalidKey) as error:
             raise UnknownExtraction(f"the text of extraction {job_id} was removed") from error
         return result

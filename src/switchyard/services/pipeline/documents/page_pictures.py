@@ -30,8 +30,8 @@ from switchyard.services.pipeline.workers.stage_outputs import DocumentFiles, Mi
 from switchyard.services.pipeline.workers.stages import INGEST
 
 PAGE_TIMEOUT = 20.0
-"""Seconds to draw a page, at most; usual are a few tenths, and the limit of `pdf_pages.Limits` is
-10 s of processor time."""
+"""Time limit for drawing a page, in seconds; usual are a few tenths, and the limit of
+`pdf_pages.Limits` is 10 s of processor time."""
 MAX_WAITING = 8
 """Pages that wait at most while another one is drawn."""
 MAX_KEPT_BYTES = 16 * 1024 * 1024

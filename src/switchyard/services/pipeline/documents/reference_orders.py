@@ -24,7 +24,7 @@ from switchyard.services.pipeline.workers.stages import LINK_CITATIONS, REFERENC
 Order = Literal["extract_references", "parse_references", "process_references"]
 """Job types on references that a client can start."""
 MAX_OUTPUT = 8 * 1024 * 1024
-"""Bytes of an output that is read, at most."""
+"""Largest output that is read, in bytes."""
 
 
 class NoReferences(NotFoundError):
@@ -44,9 +44,9 @@ class StageProgress:
 class ReferenceService:
     """Starts jobs on references of files and texts, and returns their results."""
 
-    def __init__(self, ledger: Ledger, inbox: UploadIntake) -> None:
+    def __init__(self, ledger: Ledger, intake: UploadIntake) -> None:
         self._ledger = ledger
-        self.inbox = inbox
+        self.intake = intake
 
     async def order_from_file(self, order: Order, upload: Upload, metadata: UploadMetadata) -> str:
         """Start the job on an upload, and return its id. Inline, this returns when the job has
@@ -56,12 +56,12 @@ class ReferenceService:
         """
         payload = metadata.payload(upload, "filename")
         request = _make_request(order, metadata, payload, upload.vouched)
-        job_id = (await self.inbox.start(request, upload)).job_id
-        if self.inbox.is_inline:
+        job_id = (await self.intake.start(request, upload)).job_id
+        if self.intake.is_inline:
             try:
-                await self.inbox.wait_for(job_id)
+                await self.intake.wait_for(job_id)
             finally:
-                await self.inbox.discard(upload)
+                await self.intake.discard(upload)
         return job_id
 
     async def order_from_text(
@@ -69,8 +69,8 @@ class ReferenceService:
     ) -> str:
         """Start the job on the text or the references in the payload, and return its id; inline, it
         waits as `order_from_file` does. Raises InvalidPayload."""
-        job_id = (await self.inbox.publish(_make_request(order, metadata, payload))).job_id
-        await self.inbox.wait_for(job_id)
+        job_id = (await self.intake.publish(_make_request(order, metadata, payload))).job_id
+        await self.intake.wait_for(job_id)
         return job_id
 
     async def stages(self, record: JobRecord) -> StageProgress | None:
@@ -83,7 +83,7 @@ class ReferenceService:
             return StageProgress(None, tuple(stage.name for stage in stages))
         done = []
         for stage in stages:
-            if not await self.inbox.storage.exists_async(
+            if not await self.intake.storage.exists_async(
                 stage_key(job_folder(record.id), stage.name)
             ):
                 break
@@ -99,7 +99,7 @@ class ReferenceService:
             return None
         key = extraction_key(record.id)
         try:
-            raw = await self.inbox.storage.get_async(key, max_bytes=MAX_OUTPUT)
+            raw = await self.intake.storage.get_async(key, max_bytes=MAX_OUTPUT)
         except (NotStored, FileTooLarge):
             return None
         output: dict[str, Any] = json.loads(raw)
@@ -128,7 +128,7 @@ class ReferenceService:
         document_id = record.payload.get("document_id")
         if document_id is None:
             return None
-        return await stored_references(self.inbox.storage, document_id)
+        return await stored_references(self.intake.storage, document_id)
 
 
 def _has_output(record: JobRecord) -> bool:

@@ -28,7 +28,7 @@ class SampleOrder:
 
 async def order_samples(
     ledger: Ledger,
-    inbox: UploadIntake,
+    intake: UploadIntake,
     *,
     count: int,
     seed: int,
@@ -44,17 +44,17 @@ async def order_samples(
     from switchyard.services.pipeline.samples.generated_samples import check_wanted
 
     check_wanted(kinds, languages)
-    await inbox.require_room()
+    await intake.require_room()
     request = JobRequest(
         f"{lane}.generate_documents",
         {"count": count, "seed": seed, "kinds": list(kinds), "languages": list(languages)},
         source=asked_by,
         job_id=str(uuid4()),
     )
-    published = await inbox.publish(request)
-    if not inbox.is_inline:
+    published = await intake.publish(request)
+    if not intake.is_inline:
         return SampleOrder(published.job_id)
-    await inbox.wait_for(published.job_id)
+    await intake.wait_for(published.job_id)
     record = await ledger.job_reads.get(published.job_id)
     if record is None or record.result is None:
         raise SamplesFailed((record and record.error_message) or "the samples were not made")

@@ -1,4 +1,4 @@
-"""The interface of the index of chunks, by vector and by word.
+"""Define the interface of the index of chunks, which is searched by vector and by word.
 
 `lance_table` keeps it in a directory or an object store, `postgres_table` in PostgreSQL with
 pgvector. `open_index` chooses by JOBS_INDEX_URL.
@@ -29,8 +29,8 @@ class IndexMismatch(PermanentError):
 
 
 class IndexUnavailable(DependencyUnavailable):
-    """The index's store does not answer, or other processes write all the time. A job that meets
-    this uses up no attempt."""
+    """The index's store does not answer, or other processes write all the time. A job that fails
+    with this error uses up no attempt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,21 +64,21 @@ class WordMatch:
 
 
 Key = str | int
-"""With it, an index finds a chunk again that it has just returned."""
+"""By its key, an index finds a chunk again that it has just returned."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkCandidate:
-    """A chunk that is near to a vector or has words of a text, with as much of it as its rank
-    needs."""
+    """A chunk that is near to a vector or has words of a text, with the values from which its rank
+    is computed."""
 
     key: Key
     similarity: float
     """Cosine to the vector, from -1 to 1; 0 to a vector of zeros."""
     relevance: float = 0.0
-    """As in WordMatch; 0 for a chunk that only the vector found."""
+    """As in WordMatch; 0 for a chunk that only the search by vector found."""
     text: str = ""
-    """The chunk's text; it may be missing from all but the best one by words."""
+    """The chunk's text; only the best chunk by words always has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +108,11 @@ class ChunkIndex(Protocol):
         ...
 
     async def drop_from(self, document_id: str, number: int) -> None:
-        """Remove a document's chunks from that number on; it does not matter whether there are
-        any."""
+        """Remove a document's chunks from the number `number` on, if there are any."""
         ...
 
     async def delete_document(self, document_id: str) -> None:
-        """Remove a document's chunks; it does not matter whether there are any."""
+        """Remove a document's chunks, if there are any."""
         ...
 
     async def count(self, document_id: str | None = None) -> int:
@@ -184,16 +183,16 @@ class ChunkIndex(Protocol):
         ...
 
     async def likenesses(self, keys: Sequence[Key], best: Sequence[Key]) -> dict[Key, float]:
-        """Return how similar the chunks of some candidates are to the mean of the best ones:
-        cosines, from -1 to 1. Those that were deleted meanwhile may be absent."""
+        """Return the similarity of each candidate's chunk to the mean of the best ones: cosines,
+        from -1 to 1. Chunks that were deleted meanwhile may be absent."""
         ...
 
     async def read_candidates(self, keys: Sequence[Key]) -> dict[Key, IndexedText]:
-        """Return the chunks of some candidates; those that were deleted meanwhile are absent."""
+        """Read the chunks of some candidates; chunks that were deleted meanwhile are absent."""
         ...
 
     async def needs_compaction(self) -> bool:
-        """Return whether writes have left so many pieces that compaction costs less than searching
+        """Return whether writes have left so many pieces that compaction costs less than leaving
         them."""
         ...
 
@@ -217,10 +216,10 @@ async def merge_candidates(
         await end_tasks(*tasks)
 
 
-def normalize(total: Any) -> list[float]:
+def normalize(vector: Any) -> list[float]:
     """Scale a numpy vector to length 1; zeros stay zeros."""
-    length = float((total * total).sum()) ** 0.5
-    return [float(value) / length for value in total] if length else [0.0] * len(total)
+    length = float((vector * vector).sum()) ** 0.5
+    return [float(value) / length for value in vector] if length else [0.0] * len(vector)
 
 
 def require_pairs(chunks: Sequence[Chunk], vectors: Sequence[Sequence[float]]) -> None:
@@ -246,7 +245,7 @@ def sort_matches(matches: list[Match]) -> list[Match]:
 
 
 def recovery_hint(made_by: str, length: int) -> str:
-    """Say which settings make an index of that embedder usable as it is."""
+    """Name the settings with which an index of that embedder can be used as it is."""
     for offline in ("wordllama", "hashed"):
         if made_by.startswith(f"{offline}-"):
             return (

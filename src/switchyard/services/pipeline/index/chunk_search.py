@@ -30,15 +30,15 @@ from switchyard.services.pipeline.text.plain_text import (
 from switchyard.services.pipeline.text.stems import forms, stems
 
 SNIPPET_LENGTH = 280
-"""Characters of a snippet at most."""
+"""Longest snippet, in characters."""
 _CANDIDATES = 50
-"""Chunks, at least, that a hybrid search fetches by vectors, and as many by words."""
+"""Fewest chunks that a hybrid search fetches by vectors, and fewest by words."""
 _TRUSTED_SHARE = 0.6
 """Words count in full if the best chunk has at least this share of the query's words."""
 _TRUST_POWER = 4
 """Power with which words count for less below that share."""
 _FEEDBACK_CHUNKS = 5
-"""Number of the best chunks, with which all candidates are compared."""
+"""Number of best chunks with which all candidates are compared."""
 _MIN_CAPITAL_WORDS = 3
 """A query of at least so many words, all in capitals, is searched in lower case; a shorter one may
 be an abbreviation."""

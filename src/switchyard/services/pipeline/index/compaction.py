@@ -29,7 +29,7 @@ class BackgroundCompactor:
             self._task = asyncio.create_task(self._compact(generation), name="index compaction")
 
     async def close(self) -> None:
-        """Stop compacting; the next compaction repeats what was half done."""
+        """Stop compacting. The next compaction repeats what this one has not finished."""
         if self._task is not None:
             await end_tasks(self._task)
 

@@ -34,7 +34,8 @@ class Filters:
     source: str | None = None
     """Where the documents came from, as their uploads said."""
     classes: Collection[str] = ()
-    """Classes as `kind:label`. The documents have, of each kind named, one of the labels."""
+    """Classes as `kind:label`. A document fits if, for each kind named here, it has one of the
+    labels."""
     since: float | None = None
     """The documents were taken in at this time or later, in seconds since the epoch."""
     until: float | None = None
@@ -67,9 +68,9 @@ async def search_documents(
     per_document: int | None = None,
 ) -> list[Hit]:
     """Return the passages that answer a query, best first. Raises what `chunk_search.search`
-    raises, LedgerUnavailable, IndexMismatch, IndexUnavailable, and UnknownWork. Where index and
+    raises, LedgerUnavailable, IndexMismatch, IndexUnavailable, and UnknownWork. If index and
     embedder together take longer than SEARCH_TIMEOUT seconds, raises EmbedderUnavailable if the
-    embedder has not answered, else IndexUnavailable."""
+    embedder has not answered, and IndexUnavailable otherwise."""
     document_ids = await _filtered_ids(ledger, filters or Filters())
     if document_ids is not None and not document_ids:
         return []

@@ -13,10 +13,10 @@ if TYPE_CHECKING:  # the job types are imported without a database
     from switchyard.services.llm.budget_account import EmbeddingBudget
 
 OFFLINE = ("hashed", "wordllama", "local")
-"""Embedders that work without a server; their names begin with these."""
+"""Beginnings of the names of embedders that work without a server."""
 _MODEL_WEIGHT = 0.6
-"""`vector_weight` of a server's model: as that of the offline embedder by meaning, since such a
-model is hardly worth less."""
+"""`vector_weight` of a server's model: the same as of the offline embedder by meaning, as such a
+model is hardly worse."""
 
 
 class Embedder(Protocol):
@@ -24,7 +24,7 @@ class Embedder(Protocol):
 
     @property
     def name(self) -> str:
-        """Name of the embedder and its model. Vectors of different names are never compared: an
+        """Name of the embedder and its model. Vectors under different names are never compared. An
         embedder that makes other vectors than before needs another name."""
         ...
 
@@ -48,7 +48,8 @@ class Embedder(Protocol):
 
 
 def embedder_for(settings: Settings) -> Embedder:
-    """Return the server's model when JOBS_EMBED_BASE_URL is set, else that of JOBS_EMBED_OFFLINE.
+    """Return the server's model if JOBS_EMBED_BASE_URL is set, and otherwise the one of
+    JOBS_EMBED_OFFLINE.
 
     Raises PermanentError when the model has no vectors of the length in the settings.
     """

@@ -23,8 +23,8 @@ PROBE_SENTENCE = (
     "The tide comes in twice a day, and whoever lives by the sea is not surprised by it."
 )
 MIN_COSINE = 0.98
-"""Least cosine of two vectors of one text for which the weights count as the same: with other
-hardware, batches or precision it is 0.99 and more, with other weights far less."""
+"""Lowest cosine of two vectors of one text at which the weights count as the same. With other
+hardware, batches or precision the cosine is 0.99 and more; with other weights, far less."""
 REMEDY = (
     "have every process use the server that made them; or, when all use the new one, "
     "`jobctl index rebuild --force`, and redrive the jobs that were refused"

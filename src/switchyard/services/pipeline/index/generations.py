@@ -36,7 +36,8 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class RetiredGeneration:
-    """A generation that another has replaced. Readers that began before that may still use it."""
+    """A generation that another has replaced. Readers that began before the replacement may still
+    use it."""
 
     generation: Generation
     since: float
@@ -48,7 +49,7 @@ class Generations:
     """A state of the catalogue."""
 
     active: Generation
-    """The one that is searched."""
+    """The generation that is searched."""
     building: Generation | None = None
     retired: tuple[RetiredGeneration, ...] = ()
     number: int = 0
@@ -123,14 +124,14 @@ class IndexStore(Protocol):
 
 
 async def change_generations(
-    store: IndexStore, first: Generation, step: Callable[[Generations], Generations | None]
+    store: IndexStore, first: Generation, next_state: Callable[[Generations], Generations | None]
 ) -> Generations:
-    """Write the next state of the catalogue, and return it. `step` returns the state to follow the
-    given one, or None where nothing is to be done; it is called again when another process was
-    faster. Raises IndexUnavailable when that happens again and again."""
+    """Write the next state of the catalogue, and return it. `next_state` computes the state after
+    the given one, or returns None if there is nothing to do. It is called again if another process
+    wrote a state first. Raises IndexUnavailable if that happens again and again."""
     for _ in range(_MAX_TRIES):
         now = await store.generations(first)
-        changed = step(now)
+        changed = next_state(now)
         if changed is None:
             return now
         changed = replace(changed, number=now.number + 1)

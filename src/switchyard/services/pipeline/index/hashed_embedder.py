@@ -1,6 +1,6 @@
 """The offline embedder by wording: words and parts of words, hashed into a vector.
 
-It needs no model and no download, and makes the same vector on every machine, for ever. It sees
+It needs no model and no download, and makes the same vector on every machine, for ever. It measures
 likeness of wording and not of meaning: texts on one subject share words, and inflections of a word
 share its parts, in any script. For meaning, there are wordllama and models behind a server.
 """
@@ -19,21 +19,22 @@ from switchyard.services.pipeline.text.plain_text import words
 from switchyard.services.pipeline.text.stopwords import stop_words_among
 
 _VERSION = 2
-"""Counted up when a text gets another vector."""
+"""Version of the vectors; to be raised when a text gets another vector."""
 _WORD_WEIGHT = 0.5
 _STEM_WEIGHT = 0.9
-"""For a word's beginning, which `flower` and `flowers` share."""
+"""Weight of a word's beginning, which `flower` and `flowers` share."""
 _PARTS_WEIGHT = 0.3
-"""For all n-grams of a word together: endings, compounds, prefixes, misspellings."""
+"""Weight of all n-grams of a word together: endings, compounds, prefixes, misspellings."""
 _STEM_LENGTHS = (3, 5)
 _ARABIC_ARTICLE = "ال"
 _PART_LENGTHS = (4, 5)
 _SHORT_WORD = 2
-"""Words up to this length weigh half: numbers, symbols, particles."""
+"""Longest words that have half the weight: numbers, symbols, particles."""
 _KNOWN_WORDS = 20_000
-"""Words whose features are remembered while texts are embedded: some 40 MB."""
+"""Words whose features are cached while texts are embedded: some 40 MB."""
 _FREQUENCY_POWER = 0.75
-"""The same word ten times says more than once, but not ten times as much."""
+"""Power of a word's frequency by which it counts: a word that occurs ten times says more than one
+that occurs once, but not ten times as much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ class HashedEmbedder:
         return await asyncio.to_thread(self.embed_now, texts)
 
     def embed_now(self, texts: Sequence[str]) -> list[list[float]]:
-        """Do as `embed`, for callers without an event loop."""
+        """Do what `embed` does, for callers without an event loop."""
         known: dict[str, list[tuple[int, float]]] = {}
         return [self._vector(text, known) for text in texts]
 
@@ -80,7 +81,7 @@ class HashedEmbedder:
         return [value / length for value in vector] if length else vector
 
     def _features(self, word: str) -> list[tuple[int, float]]:
-        """Return the places of a word and its parts in the vector, with weight and sign."""
+        """Return the dimensions of a word and its parts, each with weight and sign."""
         if len(word) <= _SHORT_WORD:
             return [self._feature(f"w:{word}", (_WORD_WEIGHT + _STEM_WEIGHT) / 2)]
         features = [

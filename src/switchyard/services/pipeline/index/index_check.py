@@ -1,5 +1,4 @@
-"""The doctor's checks of the index: does it answer, and does it hold the vectors that the settings
-name?"""
+"""Check, for the doctor, that the index answers, and holds the vectors that the settings name."""
 
 from __future__ import annotations
 
@@ -26,8 +25,7 @@ TIMEOUT = 8.0
 """Seconds that a database or object store has to describe the index (failed requests to an object
 store are repeated meanwhile), and then the embedding server for one vector."""
 LOCAL_TIMEOUT = 60.0
-"""Seconds for an index in a directory of this host: there is no server that may not answer, but a
-busy host may be slow."""
+"""Seconds for an index in a directory of this host, which may be slow when the host is busy."""
 
 
 async def check_index(settings: Settings) -> list[Diagnostic]:
@@ -59,8 +57,8 @@ async def check_index(settings: Settings) -> list[Diagnostic]:
 
 
 def _has_tables(directory: Path) -> bool:
-    """Return whether a directory has an index; its marker file alone does not count. It spares
-    loading LanceDB, which takes 1.5 s of processor time, where there is no index."""
+    """Return whether a directory has an index; its marker file alone does not count. So LanceDB,
+    which takes 1.5 s of processor time to load, is not loaded if there is no index."""
     return directory.is_dir() and any(each.is_dir() for each in directory.iterdir())
 
 

@@ -4,11 +4,11 @@ Meanwhile, new chunks are written to both generations (`OpenIndex.write`), to th
 document that was there before is copied from the old generation's texts, and then compared: if it
 was written meanwhile, the two differ, and it is copied again. So once all documents were copied,
 the new generation has what the old one has. A second round, which finds hardly anything to do,
-repairs what a writer has left that died between its two writes.
+copies documents whose writer died between its two writes.
 
-A process that takes over from one that died goes on after the last document that was recorded. A
-process that was only frozen writes nothing after the swap, as it checks before each write whether
-it still may.
+After a crash, another process goes on after the last document that was recorded. A process that was
+only frozen writes nothing after the swap, as it checks before each write whether it may still
+write.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ BATCH_SIZE = 256
 """Chunks that are copied at once."""
 MAX_ROUNDS = 2
 PROGRESS_INTERVAL = 20
-"""The progress is stored after so many documents."""
+"""Documents after which the progress is stored."""
 RETIRED_RETENTION = 3600.0
-"""Seconds for which a generation that was replaced is kept: jobs and searches may still use it."""
+"""Seconds for which a replaced generation is kept: jobs and searches may still use it."""
 _MAX_TRIES = 10
 
 
@@ -72,32 +72,33 @@ class Progress:
 async def begin_rebuild(
     index: OpenIndex, embedder: Embedder, *, force: bool = False
 ) -> Generations:
-    """Begin to build a generation of that embedder, unless one is being built or searched already;
-    with `force`, even if one is searched. Return the state after that. Raises AnotherRebuild where
-    a generation of another embedder is being built, IndexMismatch, IndexUnavailable."""
+    """Begin to build a generation of this embedder, unless one is being built or searched already;
+    with `force`, also if one is searched already. Returns the state after that. Raises
+    AnotherRebuild if a generation of another embedder is being built, IndexMismatch,
+    IndexUnavailable."""
 
-    def step(current: Generations) -> Generations | None:
+    def next_state(current: Generations) -> Generations | None:
         if current.building is not None:
-            if _is_of(current.building, embedder):
+            if _is_made_by(current.building, embedder):
                 return None
             raise AnotherRebuild(
                 f"the index is being rebuilt for {current.building.embedder!r}: wait for that "
                 "(`jobctl index show`), or give it up with `jobctl index abandon`"
             )
-        if _is_of(current.active, embedder) and not force:
+        if _is_made_by(current.active, embedder) and not force:
             return None
         return replace(
             current, building=generation_of(embedder, f"{FIRST_TABLE}_{current.number + 1}")
         )
 
-    return await change_generations(index.store, index.configured, step)
+    return await change_generations(index.store, index.configured, next_state)
 
 
 async def continue_rebuild(
     index: OpenIndex, building: Generation, is_over: Callable[[], bool]
 ) -> bool:
-    """Copy all documents and swap. Return whether that is done: False where `is_over` says that
-    time is up, and the next call goes on; True also where the rebuild was abandoned.
+    """Copy all documents and swap. Returns False if `is_over` says that time is up before that is
+    done: the next call goes on. Returns True also if the rebuild was abandoned.
 
     Raises IndexMismatch, IndexUnavailable, and what the embedder raises.
     """
@@ -133,8 +134,8 @@ async def _copy_and_swap(
             await store.put_progress(building, str(Progress(progress.round + 1)))
         # The target is read first: a new document is written to the source first, and so never
         # looks like one that the source lacks.
-        extra = set(await target.document_ids()) - set(await source.document_ids())
-        for document_id in sorted(extra):
+        obsolete_ids = set(await target.document_ids()) - set(await source.document_ids())
+        for document_id in sorted(obsolete_ids):
             await may_write()
             await target.delete_document(document_id)
     await change_generations(
@@ -144,17 +145,18 @@ async def _copy_and_swap(
 
 
 async def abandon_rebuild(index: OpenIndex) -> Generation | None:
-    """Give up the generation that is being built. Return it; None where there was none."""
+    """Give up the generation that is being built. Returns that generation; None if there is
+    none."""
     given_up: list[Generation] = []
 
-    def step(current: Generations) -> Generations | None:
+    def next_state(current: Generations) -> Generations | None:
         given_up[:] = [current.building] if current.building is not None else []
         if current.building is None:
             return None
         retired = (*current.retired, RetiredGeneration(current.building, index.clock()))
         return replace(current, building=None, retired=retired)
 
-    await change_generations(index.store, index.configured, step)
+    await change_generations(index.store, index.configured, next_state)
     return given_up[0] if given_up else None
 
 
@@ -168,12 +170,12 @@ async def compact_index(index: OpenIndex) -> list[Generation]:
     for each in old:
         await index.store.drop(each.generation)
 
-    def step(current: Generations) -> Generations | None:
+    def next_state(current: Generations) -> Generations | None:
         retired = tuple(each for each in current.retired if each not in old)
         return None if retired == current.retired else replace(current, retired=retired)
 
     if old:
-        await change_generations(index.store, index.configured, step)
+        await change_generations(index.store, index.configured, next_state)
     return [each.generation for each in old]
 
 
@@ -203,7 +205,7 @@ async def _copy_differences(
     document_id: str,
     may_write: _CheckMayWrite,
 ) -> bool:
-    """Copy the document's chunks that differ, and delete those that the source lacks. Return
+    """Copy the document's chunks that differ, and delete those that the source lacks. Returns
     whether there were any."""
     start, has_changed = 0, False
     while True:
@@ -235,5 +237,5 @@ def _swap(current: Generations, building: Generation, moment: float) -> Generati
     return replace(current, active=building, building=None, retired=retired)
 
 
-def _is_of(generation: Generation, embedder: Embedder) -> bool:
+def _is_made_by(generation: Generation, embedder: Embedder) -> bool:
     return (generation.embedder, generation.dimensions) == (embedder.name, embedder.dimensions)

@@ -1,5 +1,4 @@
-"""Write to LanceDB beside other processes: it commits optimistically, so a write that lost against
-another is tried again."""
+"""Repeat writes to LanceDB that conflicted with another process: LanceDB commits optimistically."""
 
 from __future__ import annotations
 
@@ -18,8 +17,8 @@ Answer = TypeVar("Answer")
 
 
 async def retry_on_conflict(write: Callable[[], Awaitable[Answer]]) -> Answer:
-    """Run a write, and again while other writers win. The error's text tells a conflict, as LanceDB
-    has no error type for it."""
+    """Run a write, and repeat it while it conflicts with others. A conflict is recognised by the
+    error's text, as LanceDB has no error type for it."""
     from tenacity import (
         AsyncRetrying,
         RetryError,

@@ -1,7 +1,8 @@
 """Keep an index in LanceDB: a directory or an object store with a table for each generation.
 
-The catalogue has a file for each of its states, which only one process can create. So has the
-creation of a table, its marker: two processes that created it at once would overwrite one another.
+The catalogue has a file for each of its states, which only one process can create. The creation of
+a table has such a file, too, its marker: two processes that created a table at once would overwrite
+one another.
 """
 
 from __future__ import annotations
@@ -45,19 +46,19 @@ _CREATION_TIMEOUT = 30.0
 """Seconds after which a creation's marker belongs to a process that died."""
 _COMPACTION_TIMEOUT = 600.0
 """Seconds after which a compaction's marker belongs to a process that died. Two compactions at once
-do no harm: they only do the same twice."""
+do no harm: they only do the same work twice."""
 _EMBEDDER = b"embedder"
 _WORDING = b"wording"
-_STATES = "generations"
+_STATES_FOLDER = "generations"
 """Folder of the catalogue."""
 _MAX_STATE_BYTES = 100_000
-"""Bytes of a state, at most."""
+"""Largest state, in bytes."""
 INDEX_CACHE = 256 * 1024**2
 """Bytes of the indexes that a process keeps in memory: 100,000 vectors of 256 numbers are 26 MB. A
 search reads the other parts again."""
 _METADATA_CACHE = 64 * 1024**2
 """Bytes of the metadata of files and schemas that a process keeps in memory."""
-_LANCE_RAISES = (RuntimeError, ValueError, OSError)
+_LANCE_ERROR_TYPES = (RuntimeError, ValueError, OSError)
 _STORE_ERRORS = (
     "Generic S3 error",
     "Generic MicrosoftAzure error",
@@ -67,7 +68,7 @@ _STORE_ERRORS = (
     "lacked valid authentication",
 )
 """Texts of LanceDB's errors for an object store that does not answer, or refuses."""
-_SILENT = "does not answer"
+_NO_ANSWER = "does not answer"
 
 
 def _import_lancedb() -> Any:
@@ -80,7 +81,7 @@ def _import_lancedb() -> Any:
 
 class LanceStore:
     """An index at an address of LanceDB. Each use opens a new connection, which sees what others
-    have written; all share a cache of the indexes' files, which never change."""
+    have written. All connections share a cache of the indexes' files, which never change."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -97,7 +98,7 @@ class LanceStore:
             return await self._generations(first)
 
     async def _generations(self, first: Generation) -> Generations:
-        keys = [stored.key async for stored in self._files.list_async(_STATES)]
+        keys = [stored.key async for stored in self._files.list_async(_STATES_FOLDER)]
         states = [key for key in keys if key.endswith(".json")]
         if states:
             return decode_state(
@@ -112,7 +113,7 @@ class LanceStore:
 
     async def put_state(self, state: Generations) -> bool:
         # Numbers are padded, so that the last key by name is the newest.
-        key = f"{_STATES}/{state.number:08d}.json"
+        key = f"{_STATES_FOLDER}/{state.number:08d}.json"
         with self._translate_errors():
             return await self._files.put_new_async(key, encode_state(state))
 
@@ -187,13 +188,15 @@ class LanceStore:
             reason = (
                 describe_store_error(error.__cause__)
                 if isinstance(error.__cause__, Exception)
-                else _SILENT
+                else _NO_ANSWER
             )
             raise IndexUnavailable(f"the index at {self.location} {reason}") from error
         except (RuntimeError, ValueError, OSError) as error:
-            # Lance has no class for it; errors of this project have classes of their own.
+            # Lance has no class for such an error; this project's errors have classes of their own.
             text = str(error)
-            if type(error) not in _LANCE_RAISES or not any(each in text for each in _STORE_ERRORS):
+            if type(error) not in _LANCE_ERROR_TYPES or not any(
+                each in text for each in _STORE_ERRORS
+            ):
                 raise
             raise IndexUnavailable(
                 f"the index at {self.location} {describe_store_error(error)}"
@@ -242,15 +245,15 @@ class LanceStore:
 
     async def _drop_stale(self, marker: str, timeout: float) -> None:
         """Delete a marker that nobody has renewed for `timeout` seconds, by the store's own clock:
-        this host's may differ, and a living process would lose its marker. One of the future was
-        made before that clock was set back."""
+        by this host's clock, a living process might lose its marker. A marker with a time in the
+        future was made before the store's clock was set back."""
         stored = await self._files.stat_async(marker)
         if stored is None:
             return
-        clock = f"{marker}.clock"
-        await self._files.put_async(clock, b"")
-        present = await self._files.stat_async(clock)
-        await self._files.delete_async(clock)
+        clock_key = f"{marker}.clock"
+        await self._files.put_async(clock_key, b"")
+        present = await self._files.stat_async(clock_key)
+        await self._files.delete_async(clock_key)
         if present is None:  # another process asks at the same time
             return
         if abs((present.modified - stored.modified).total_seconds()) > timeout:
@@ -283,17 +286,18 @@ def _text_index_version(schema: Any) -> int:
 
 
 def _require_embedder(schema: Any, generation: Generation) -> None:
-    made_by, length = _read_embedder(schema)
-    if (made_by, length) != (generation.embedder, generation.dimensions):
-        raise mismatch(made_by, length, generation)
+    embedder_name, length = _read_embedder(schema)
+    if (embedder_name, length) != (generation.embedder, generation.dimensions):
+        raise mismatch(embedder_name, length, generation)
 
 
-def mismatch(made_by: str, length: int, configured: Generation) -> IndexMismatch:
+def mismatch(embedder_name: str, length: int, configured: Generation) -> IndexMismatch:
     """Return the error for a table that is another embedder's."""
     return IndexMismatch(
-        f"the index holds vectors of {made_by!r}, length {length}; this process embeds with "
+        f"the index holds vectors of {embedder_name!r}, length {length}; this process embeds with "
         f"{configured.embedder!r}, length {configured.dimensions}: "
-        f"{recovery_hint(made_by, length)}, or `jobctl index rebuild` for an index of this embedder"
+        f"{recovery_hint(embedder_name, length)}, or `jobctl index rebuild` for an index of this "
+        "embedder"
     )
 
 

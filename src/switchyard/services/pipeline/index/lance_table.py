@@ -50,31 +50,33 @@ WORDS_COLUMN = "words"
 _VERSION_RETENTION = timedelta(minutes=10)
 """Versions of a table that are younger stay: a slow reader may still use them."""
 _MIN_FRAGMENTS = 64
-"""Number of small fragments from which merging pays. Every read and upsert looks into each of them
-(some 0.2 ms), and merging rewrites a table of up to a million rows (some 30 µs a row). For a larger
-table, the two cost the same at half the square root of its rows."""
+"""Number of small fragments above which merging costs less than leaving them. Every read and upsert
+looks into each fragment (some 0.2 ms); merging rewrites a table of up to a million rows (some 30 µs
+a row). For a larger table, both cost the same at a number of fragments of half the square root of
+its rows."""
 _VECTORS_IN_PART = 4_096
 """Vectors in a part of the index of neighbours: as many as LanceDB uses by default."""
 _MIN_PROBED_PARTS = 32
-"""Parts that a search for neighbours reads at least, in some ten milliseconds; of a large index,
-one part in _PROBED_SHARE."""
+"""Fewest parts that a search for neighbours reads, in some ten milliseconds. Of a large index, it
+reads one part in _PROBED_SHARE."""
 _PROBED_SHARE = 8
 _REFINE_FACTOR = 2
-"""For each chunk that is asked for, so many are compared by their full vectors: the index of
-neighbours has only a byte for each number, so that a search reads a quarter of the bytes."""
+"""Number of chunks compared by their full vectors for each chunk that is asked for. The index of
+neighbours has only a byte for each number of a vector, so that a search reads a quarter of the
+bytes."""
 _MAX_EQUAL = 200
 """Chunks that a search by words reads beyond those that are asked for, to choose among chunks of
-equal score. Only their ids and scores are read."""
+equal score; only ids and scores are read of them."""
 _MAX_SEGMENTS = 8
-"""Each compaction adds a segment with the new vectors to the index of neighbours, and each search
-reads all segments; from so many on, the index is rebuilt."""
+"""Number of segments from which the index of neighbours is rebuilt. Each compaction adds a segment
+with the new vectors, and each search reads all segments."""
 
 
 class LanceTable:
     """A table of LanceDB as a ChunkIndex. Cheap enough to open per job."""
 
     def __init__(self, table: Any, dimensions: int, text_index_version: int) -> None:
-        """Use an open table. One from before there was a column of stems is searched by its
+        """Use an open table. A table from before there was a column of stems is searched by its
         text."""
         self._table = table
         self.dimensions = dimensions
@@ -90,7 +92,7 @@ class LanceTable:
 
     async def drop_from(self, document_id: str, number: int) -> None:
         where = f"document_id = {_quote(document_id)} AND index >= {number}"
-        # A delete that finds nothing is a commit nevertheless, with which others may conflict.
+        # Even a delete that finds nothing is a commit, with which others may conflict.
         if await self._table.count_rows(where):
             await retry_on_conflict(lambda: self._table.delete(where))
 
@@ -188,7 +190,7 @@ class LanceTable:
         if exact:
             return query.bypass_vector_index()
         parts = await self._table.count_rows() // _VECTORS_IN_PART
-        # It reads more parts only until enough rows are found that fit the conditions.
+        # The search reads more parts only until enough rows are found that fit the conditions.
         query = query.maximum_nprobes(0).minimum_nprobes(
             max(_MIN_PROBED_PARTS, parts // _PROBED_SHARE)
         )

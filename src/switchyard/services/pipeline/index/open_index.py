@@ -44,15 +44,16 @@ class OpenIndex:
     store: IndexStore
     compactor: BackgroundCompactor
     budget: EmbeddingBudget | None = None
-    """Is charged for the vectors that a server makes; None where they are not charged."""
+    """The budget that is charged for the vectors that a server makes; None if they are not
+    charged."""
     clock: Callable[[], float] = time.time
     """Returns seconds since the epoch: by the ledger's clock where there is a ledger, otherwise by
     the host's."""
     verified: VerificationCache = field(default_factory=VerificationCache)
     """Generations whose vectors were compared with those that the server makes now."""
     sizes: dict[tuple[str, str], int] = field(default_factory=dict)
-    """Texts that an embedding server takes in one request, by address and model; only of servers
-    that have refused more."""
+    """By address and model, the number of texts that an embedding server takes in one request; only
+    for servers that have refused more."""
 
     @property
     def configured(self) -> Generation:
@@ -65,9 +66,9 @@ class OpenIndex:
         return await self.store.generations(self.configured)
 
     def embedder_of(self, generation: Generation) -> Embedder:
-        """Return the embedder of a generation's vectors. One on a server checks first that the
-        server still makes the same vectors. Raises IndexMismatch where these settings can't make
-        it."""
+        """Return the embedder of a generation's vectors. An embedder on a server first checks that
+        the server still makes the same vectors. Raises IndexMismatch if the settings can't make the
+        embedder."""
         embedder = self.unprobed_of(generation)
         if is_offline(embedder.name):
             return embedder
@@ -96,13 +97,13 @@ class OpenIndex:
             yield table, embedder
 
     async def write(
-        self, work: Callable[[ChunkIndex, Embedder], Awaitable[None]]
+        self, write_to: Callable[[ChunkIndex, Embedder], Awaitable[None]]
     ) -> tuple[Generation, ...]:
-        """Call `work` for every generation in use, first for the one that is searched. Returns
+        """Call `write_to` for every generation in use, first for the one that is searched. Returns
         those generations.
 
         The catalogue is read again afterwards: a generation that was begun meanwhile lacks what
-        `work` has just written, so `work` is called for it as well.
+        `write_to` has just written, so `write_to` is called for it as well.
         """
         done: list[Generation] = []
         while left := [
@@ -111,7 +112,7 @@ class OpenIndex:
             for generation in left:
                 embedder = self.embedder_of(generation)
                 async with self.store.table(generation) as table:
-                    await work(table, embedder)
+                    await write_to(table, embedder)
                     if await table.needs_compaction():
                         self.compactor.begin(generation)
                 done.append(generation)

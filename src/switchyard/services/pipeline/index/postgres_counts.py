@@ -18,7 +18,7 @@ from switchyard.services.pipeline.index.postgres_neighbours import MAINTENANCE
 COUNTED_FROM = 10_000
 """Chunks from which a table is large: words of smaller ones are counted by each search."""
 _SAMPLED_CHUNKS = 50_000
-"""Chunks whose words are counted, about, at most: a random sample of the table."""
+"""Approximate number of chunks whose words are counted in a large table: a random sample."""
 _MIN_SAMPLED_CHUNKS = 20
 """A word is kept if at least this many of the sampled chunks have it."""
 

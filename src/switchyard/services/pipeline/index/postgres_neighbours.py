@@ -12,24 +12,25 @@ from __future__ import annotations
 from typing import Any
 
 INDEXED_DIMENSIONS = 2_000
-"""Vectors up to this length can have an index of neighbours."""
+"""Longest vectors that can have an index of neighbours."""
 GRAPH_FROM = 200_000
 """Number of chunks from which the index is a graph."""
 MAINTENANCE = 24 * 3600.0
 """Seconds that one statement of maintenance may take."""
 _MAX_LISTS, _VECTORS_IN_LIST = 1_000, 50
-"""At most so many lists; with fewer, so many vectors in each. The memory to build lists grows with
-the square of their number."""
+"""Most lists of an index, and, while there are fewer lists, vectors in each. The memory to build
+lists grows with the square of their number."""
 _LIST_SHARE = 3
-"""One in this many lists is searched: docs/vectors.md tells how much a search finds that way."""
+"""A search reads one list in this many; docs/vectors.md tells how much it finds."""
 _LIST_SHARE_OF_SEVERAL = 12
-"""The same in a search for several vectors, for each of them: one may find what another misses."""
+"""The same number for each vector of a search for several vectors: one may find what another
+misses."""
 _EF_SEARCH, _EF_SEARCH_OF_SEVERAL = 800, 200
 """pgvector's `ef_search` (at most 1,000): for one vector, and for each of several."""
 _COMPARED = 2
-"""For each chunk that is asked for, so many from the lists are compared in full precision."""
+"""Chunks of the lists that are compared in full precision for each chunk that is asked for."""
 _BUILD_MEMORY = 512 * 1024**2
-"""Bytes that the server uses at most to build a graph, unless its own setting is more. Vectors that
+"""Most bytes that the server uses to build a graph, unless its own setting is higher. Vectors that
 do not fit are added one by one, from the disk."""
 _LINK_BYTES = 1_200
 """Bytes that a vector's links take while the graph is built, with some to spare."""

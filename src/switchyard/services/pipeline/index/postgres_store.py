@@ -43,7 +43,7 @@ from switchyard.services.pipeline.index.postgres_table import (
 )
 
 CONNECTIONS = 8
-"""Connections of one process at most."""
+"""Most connections of one process."""
 _TIMEOUT = 60.0
 """Seconds that a statement may take; maintenance has no limit."""
 _CATALOGUE = "chunk_index_generations"

@@ -37,7 +37,7 @@ from switchyard.services.pipeline.index.postgres_neighbours import (
     search_settings,
 )
 from switchyard.services.pipeline.index.postgres_words import (
-    CHUNK,
+    CHUNK_COLUMNS,
     MAX_WORD,
     chunk_of,
     keyword_search,
@@ -53,16 +53,16 @@ from switchyard.services.pipeline.text.plain_text import words
 from switchyard.services.pipeline.text.stems import stems
 
 INLINE_DIMENSIONS = 1_900
-"""Vectors up to this length lie in the table's own pages of 8 KiB, where a scan is quickest."""
+"""Longest vectors that are stored in the table's own pages of 8 KiB, where a scan is quickest."""
 MAX_COMPARED_CHUNKS = 5_000
-"""A search compares all chunks of a filter's documents if there are no more than these."""
+"""Most chunks of a filter's documents for which a search compares all of them."""
 _WORD_SEARCH_SETTINGS = (
     "SET LOCAL enable_seqscan = off; SET LOCAL work_mem = '32MB'; "
     "SET LOCAL plan_cache_mode = force_generic_plan"
 )
-"""Settings for a search by words. All searches share one plan. It never reads the whole table, as
-the server otherwise would for words that occur together less often than by chance; and it has
-enough memory that the index of a large table returns chunks, and not only their pages."""
+"""Settings for a search by words. All searches share one plan. The plan never reads the whole
+table, as the server would otherwise do for words that occur together less often than by chance. It
+has enough memory for the index of a large table to return chunks, and not only their pages."""
 
 Connect = Callable[[], AbstractAsyncContextManager[Any]]
 
@@ -106,7 +106,7 @@ class TableDescription:
 
 
 SELECT_DESCRIPTION = (
-    # Not by to_regclass, which may not see a table that was made within this transaction.
+    # to_regclass may not see a table that was made within this transaction.
     f"SELECT obj_description(oid, 'pg_class') AS comment, {SELECT_LIST_COUNT} AS lists, "
     f"{IS_COUNTED} AS counted "
     "FROM pg_class WHERE relname = $1 AND relkind = 'r' AND pg_table_is_visible(oid)"
@@ -195,7 +195,7 @@ class PostgresTable:
     async def texts_of(self, document_id: str, start: int, limit: int) -> list[IndexedText]:
         async with self._connect() as connection:
             rows = await connection.fetch(
-                f"SELECT {CHUNK} FROM {self._name} "
+                f"SELECT {CHUNK_COLUMNS} FROM {self._name} "
                 "WHERE document_id = $1 AND index >= $2 AND index < $3 ORDER BY index",
                 document_id,
                 start,
@@ -232,7 +232,7 @@ class PostgresTable:
         document_ids: Collection[str] | None = None,
         exact: bool = False,
     ) -> list[Match]:
-        rows = await self._nearest_rows(CHUNK, vector, limit, document_ids, exact=exact)
+        rows = await self._nearest_rows(CHUNK_COLUMNS, vector, limit, document_ids, exact=exact)
         return sort_matches(
             [Match(chunk_of(row), row["title"], similarity=1 - row["distance"]) for row in rows]
         )
@@ -257,11 +257,11 @@ class PostgresTable:
         query_vector = "$1::real[]::vector"
         rows: list[Any] = []
         async with self._open_read(search_settings(self._lists)) as connection:
-            if not exact and not await self._are_few(connection, document_ids):
+            if not exact and not await self._has_few_chunks(connection, document_ids):
                 rows = await connection.fetch(
                     self._nearest(columns, query_vector, "$2", where), *values
                 )
-            if len(rows) < limit:  # not searched yet, or the index has returned too few
+            if len(rows) < limit:  # not searched yet, or the index returned too few
                 await connection.execute(EXACTLY)
                 rows = await connection.fetch(
                     nearest(self._name, columns, query_vector, "$2", where), *values
@@ -279,7 +279,7 @@ class PostgresTable:
             dimensions=self.dimensions,
         )
 
-    async def _are_few(self, connection: Any, document_ids: Collection[str] | None) -> bool:
+    async def _has_few_chunks(self, connection: Any, document_ids: Collection[str] | None) -> bool:
         """Return whether the documents have so few chunks that comparing all of them is quicker
         than the index of neighbours, which would also miss some."""
         if document_ids is None:
@@ -295,12 +295,15 @@ class PostgresTable:
         self, vectors: Sequence[Sequence[float]], limit: int, *, excluding: str
     ) -> list[NearDocument]:
         query_vectors = [json.dumps(list(vector)) for vector in vectors if any(vector)]
-        near = self._nearest("document_id, title", "one::vector", "$3", "WHERE document_id <> $2 ")
+        nearest_query = self._nearest(
+            "document_id, title", "one::vector", "$3", "WHERE document_id <> $2 "
+        )
         async with self._open_read(
             search_settings(self._lists, several_vectors=True)
         ) as connection:
             rows = await connection.fetch(
-                f"SELECT near.* FROM unnest($1::text[]) AS one CROSS JOIN LATERAL ({near}) AS near",
+                "SELECT near.* FROM unnest($1::text[]) AS one "
+                f"CROSS JOIN LATERAL ({nearest_query}) AS near",
                 query_vectors,
                 excluding,
                 limit,
@@ -372,7 +375,7 @@ class PostgresTable:
             return {}
         async with self._connect() as connection:
             rows = await connection.fetch(
-                f"SELECT {CHUNK} FROM {self._name} WHERE id = ANY($1)", list(keys)
+                f"SELECT {CHUNK_COLUMNS} FROM {self._name} WHERE id = ANY($1)", list(keys)
             )
         return {row["id"]: IndexedText(row["title"], chunk_of(row)) for row in rows}
 

@@ -4,11 +4,12 @@ PostgreSQL's own full-text search has no BM25, and finds no words in scripts wit
 words of a chunk are cut and stemmed as those of a query are (`services.pipeline.text.stems`), and
 kept as an array with a GIN index.
 
-Some words are in nearly every chunk, and a chunk is hardly better for having them. So not all
-chunks with any word of a query are read: first those with all of its rarest words are looked for,
-then those that lack the least rare one, and so on, until there are enough. The number of chunks
-with a word was counted when the table was compacted (`postgres_counts`); for a table that was not,
-the server's own statistics have the common words, and the search counts chunks with the others.
+Some words are in nearly every chunk, and say little about it. So a search does not read all chunks
+with any word of a query: it looks for chunks with all of the query's rarest words first, then for
+chunks that lack the most frequent of these words, and so on, until there are enough. Compaction
+counts the chunks with each word (`postgres_counts`). For a table that was never compacted, the
+server's own statistics have the common words, and the search counts the chunks with the other
+words.
 """
 
 from __future__ import annotations
@@ -21,18 +22,18 @@ from switchyard.services.pipeline.index.chunk_index import ChunkCandidate, WordM
 from switchyard.services.pipeline.index.postgres_counts import COUNTED_FROM, counts_of
 from switchyard.services.pipeline.text.chunks import Chunk
 
-CHUNK = "id, document_id, index, page, text, title"
+CHUNK_COLUMNS = "id, document_id, index, page, text, title"
 """The columns of `chunk_of`."""
 MAX_WORD = 100
-"""Characters of a word that are kept: an inverted index accepts no long ones."""
+"""Characters of a word that are stored: an inverted index accepts no longer words."""
 _CANDIDATES = 3
 """Chunks that are compared for each one that is asked for."""
 _MAX_COUNTED = 500
-"""A search counts so many chunks with a word at most, where their number is not known."""
+"""Most chunks with a word that a search counts, if their number is not known."""
 _COMBINED_WORDS = 6
-"""Number of the rarest words of a query of which all combinations are looked for."""
+"""Number of a query's rarest words whose combinations are all looked for."""
 _MAX_COMPARED_CHUNKS = 500
-"""Where fewer chunks than these are to be searched, all of them are compared."""
+"""Number of chunks to be searched below which all of them are compared."""
 _K1, _B = 1.2, 0.75
 """The usual parameters of BM25."""
 
@@ -49,7 +50,7 @@ async def keyword_search(
     `document_ids`, of these documents alone. `is_counted` comes from the table's description."""
     best = await _most_relevant(connection, table, is_counted, terms, limit, document_ids)
     rows = await connection.fetch(
-        f"SELECT {CHUNK} FROM {table} WHERE id = ANY($1)", [row["id"] for _, row in best]
+        f"SELECT {CHUNK_COLUMNS} FROM {table} WHERE id = ANY($1)", [row["id"] for _, row in best]
     )
     known = {row["id"]: row for row in rows}
     return [
@@ -88,7 +89,8 @@ async def _most_relevant(
     document_ids: Collection[str] | None,
     vector: Sequence[float] | None = None,
 ) -> list[tuple[float, Any]]:
-    """Return BM25 and row of each chunk, best first. With a vector, a row has its similarity."""
+    """Return BM25 and row of each chunk, best first. With a vector, a row has the chunk's
+    similarity to it."""
     terms = [tuple(form[:MAX_WORD] for form in word) for word in terms]
     forms = list(dict.fromkeys(form for word in terms for form in word))
     if not forms:
@@ -102,9 +104,11 @@ async def _most_relevant(
     rows = await _fetch_candidates(
         connection, table, word_weights, limit * _CANDIDATES, document_ids, vector_values
     )
-    at = {form: number for number, form in enumerate(_forms(word_weights))}
-    places = [(weight, [at[form] for form in word]) for word, weight in word_weights.items()]
-    return _rank_by_relevance(rows, places)[:limit]
+    index_of_form = {form: number for number, form in enumerate(_forms(word_weights))}
+    form_indices = [
+        (weight, [index_of_form[form] for form in word]) for word, weight in word_weights.items()
+    ]
+    return _rank_by_relevance(rows, form_indices)[:limit]
 
 
 def word_counts_statement(table: str, *, is_counted: bool) -> str:
@@ -128,12 +132,13 @@ async def _fetch_candidates(
     document_ids: Collection[str] | None,
     vector_values: list[float] | None,
 ) -> Sequence[Any]:
-    """Fetch the chunks with the rarest words; of few chunks, all. A row has the chunk's length, how
-    often it has each of the forms, in order, and its similarity to a vector."""
+    """Fetch the chunks with the rarest words; fetch all chunks if there are few. A row has the
+    chunk's length, the count of each form in it, in the forms' order, and its similarity to the
+    vector."""
     documents = None if document_ids is None else list(document_ids)
-    together = combinations({word[0]: weight for word, weight in word_weights.items()})
-    together += [form for word in word_weights for form in word[1:]]
-    ids, values = _SELECT_IDS.format(table=table), [together, documents, limit]
+    searched = combinations({word[0]: weight for word, weight in word_weights.items()})
+    searched += [form for word in word_weights for form in word[1:]]
+    ids, values = _SELECT_IDS.format(table=table), [searched, documents, limit]
     if documents is not None and len(documents) < _MAX_COMPARED_CHUNKS:
         few: list[str] = await connection.fetchval(
             _SELECT_FEW_IDS.format(table=table, few=_MAX_COMPARED_CHUNKS), documents
@@ -181,18 +186,18 @@ def _forms(word_weights: Mapping[tuple[str, ...], float]) -> list[str]:
 
 
 def _rank_by_relevance(
-    rows: Sequence[Any], places: Sequence[tuple[float, Sequence[int]]]
+    rows: Sequence[Any], form_indices: Sequence[tuple[float, Sequence[int]]]
 ) -> list[tuple[float, Any]]:
     """Return BM25 and row of the candidates that have any of the words, best first. The mean length
-    of a chunk is that of the candidates. `places` are each word's weight and the indices of its
-    forms in a row's counts."""
+    of a chunk is that of the candidates. `form_indices` are each word's weight and the indices of
+    its forms in a row's counts."""
     mean_length = sum(row["length"] for row in rows) / max(len(rows), 1)
     matches = []
     for row in rows:
         length_factor = _K1 * (1 - _B + _B * row["length"] / mean_length) if mean_length else _K1
         counts = row["counts"]
         relevance = 0.0
-        for weight, forms in places:
+        for weight, forms in form_indices:
             number = sum(counts[at] for at in forms)
             relevance += weight * number * (_K1 + 1) / (number + length_factor)
         if relevance > 0:

@@ -50,7 +50,7 @@ class RemoteEmbedder:
     """Is charged for requests, and records their cost; None where they are not charged."""
 
     batch_size: int = BATCH_SIZE
-    """Texts in one request at most."""
+    """Most texts in one request."""
     sizes: dict[tuple[str, str], int] = field(default_factory=dict, repr=False, compare=False)
     """Texts that servers accept in one request, by address and model; only of servers that have
     refused more. The embedders of a process share it."""

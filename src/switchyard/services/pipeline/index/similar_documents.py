@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from switchyard.services.pipeline.index.chunk_index import ChunkIndex
 
 TOP_K = 5
-"""Links that a document gets at most."""
+"""Most links that a document gets."""
 _PROBES = 8
 """Number of the document's chunks, evenly spread, whose neighbours are looked at."""
 _NEIGHBOURS = 50
@@ -57,9 +57,9 @@ def _dot(vector: Sequence[float], other: Sequence[float]) -> float:
     return math.fsum(a * b for a, b in zip(vector, other, strict=True))
 
 
-def _spread(count: int, most: int) -> list[int]:
-    """Return at most `most` numbers below `count`, evenly spread, the first and the last among
+def _spread(count: int, max_count: int) -> list[int]:
+    """Return at most `max_count` numbers below `count`, evenly spread, the first and the last among
     them."""
-    if count <= most:
+    if count <= max_count:
         return list(range(count))
-    return [round(step * (count - 1) / (most - 1)) for step in range(most)]
+    return [round(step * (count - 1) / (max_count - 1)) for step in range(max_count)]

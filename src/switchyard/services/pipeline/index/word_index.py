@@ -21,17 +21,18 @@ from switchyard.services.pipeline.text.plain_text import (
 from switchyard.services.pipeline.text.stems import language_of, query_words
 
 TOKENIZER_VERSION = 3
-"""Version of the words that are kept of chunks. Counted up when `stems.stems` or `stems.stemmed`
-give other words for a text: an index of another version misses some matches until it is rebuilt."""
+"""Version of the words that are stored of chunks. To be raised when `stems.stems` or
+`stems.stemmed` return other words for a text: an index of another version misses some matches until
+it is rebuilt."""
 STEMMED_FROM = 3
-"""Version from which an index keeps stems; an older one is searched for words as they are
+"""Version from which an index has stems; an older index is searched for words as they are
 written."""
 MAX_QUERY_WORDS = 64
 _RUN = re.compile(r"[^\W_]+(?:['’.-][^\W_]+)*")
 
 
 async def has_word_index(table: Any, column: str) -> bool:
-    """Tell whether the table can be searched by the words of that column."""
+    """Return whether a table can be searched by the words of that column."""
     return any(list(index.columns) == [column] for index in await table.list_indices())
 
 

@@ -19,13 +19,13 @@ from switchyard.services.common.errors import PermanentError
 from switchyard.services.pipeline.index.similarity_calibration import SimilarityCalibration
 
 DIMENSIONS = 256
-"""Length of the package's vectors. The first numbers of each say most, so shorter ones can be
-used."""
+"""Length of the package's vectors. The first numbers of a vector say most, so a vector can be
+cut."""
 _VECTORS = "weights/l2_supercat_256.safetensors"
 TOKENIZER = "tokenizers/l2_supercat_tokenizer_config.json"
 """Path in the folder of the package."""
 _SHORT_WORD = 3
-"""Words with at most so many letters do not tell whether the vocabulary knows the language."""
+"""Longest words, in letters, that do not tell whether the vocabulary knows the language."""
 _MIN_LETTERS = 1.9
 """Letters per token, on average, from which a text's language counts as known. English has 3.5 and
 more, other languages in Latin and Cyrillic letters 2 and more. Below are other scripts, of which
@@ -64,7 +64,7 @@ class WordllamaEmbedder:
         return await asyncio.to_thread(self.embed_now, texts)
 
     def embed_now(self, texts: Sequence[str]) -> list[list[float]]:
-        """Do as `embed`, for callers without an event loop."""
+        """Do what `embed` does, for callers without an event loop."""
         model = _load_model()
         return [model.vector(text, self.dimensions) for text in texts]
 

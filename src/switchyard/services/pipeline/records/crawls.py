@@ -12,7 +12,7 @@ MAX_STARTS = 100
 MAX_HOSTS = 100
 MAX_DEPTH = 100
 MAX_CRAWL_SECONDS = 30 * 24 * 3600.0
-"""Seconds that a crawl may take at most."""
+"""Longest duration of a crawl, in seconds."""
 
 
 class CrawlState(StrEnum):

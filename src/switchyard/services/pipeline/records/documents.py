@@ -12,16 +12,15 @@ from switchyard.broker import patterns
 # While a document is processed, its state is the name of the stage; these are the others.
 COMPLETED = "completed"
 NEEDS_OCR = "needs_ocr"
-"""It consists of images, and waits for a worker that recognises their text."""
+"""The document consists of images, and waits for a worker that recognises their text."""
 FAILED = "failed"
 FINISHED_STATES = frozenset({COMPLETED})
 """States in which a document's pipeline has ended well; FAILED is not among them."""
 
 
 def checked_class(value: object) -> object:
-    """Return the value if it can be a class in a filter, or is no text, which the caller refuses.
-
-    Raises ValueError, which says how a class is written.
+    """Return the value if it can be a class in a filter. Values that are no text are returned, too:
+    the caller refuses them. Raises ValueError, which says how a class is written.
     """
     if isinstance(value, str) and not re.match(patterns.CLASS.replace("$", r"\Z"), value):
         raise ValueError(

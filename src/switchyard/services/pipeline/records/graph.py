@@ -56,7 +56,7 @@ class NodeDescription:
     kind: NodeKind
     label: str
     keys: tuple[str, ...] = ()
-    """Names that only this node has, such as `doi:10.1000/182`, the best one first."""
+    """Names that only this node has, such as `doi:10.1000/182`, the most reliable first."""
     title: str = ""
     """A work's title in the form in which it is compared; empty where it is too short for that."""
     author: str = ""

@@ -73,8 +73,8 @@ class TextGenerator:
             sentence = f"{lead}，{subject}{self._one(self._subject['predicates'])}，{tail}"
         return f"{sentence}{self._lists['stop']}"
 
-    def paragraph(self, least: int = 3, most: int = 6) -> str:
-        count = self._random.randint(least, most)
+    def paragraph(self, min_sentences: int = 3, max_sentences: int = 6) -> str:
+        count = self._random.randint(min_sentences, max_sentences)
         between = " " if self.is_spaced else ""
         return between.join(self.sentence() for _ in range(count))
 

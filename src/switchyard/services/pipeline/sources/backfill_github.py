@@ -18,7 +18,7 @@ from switchyard.services.pipeline.sources.source_client import SourceClient, Sou
 
 PAGE_SIZE = 100
 MAX_SEARCH_RESULTS = 1000
-"""Results of a search that GitHub returns at most."""
+"""Most results of a search that GitHub returns."""
 _JSON = "application/vnd.github+json"
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from switchyard.services.common.settings import Settings
 
 MAX_TEXT = 2 * 1024 * 1024
-"""Characters, at most, of a document that is put together from a server's answers."""
+"""Longest document, in characters, that is put together from a server's answers."""
 
 
 class SourceItem(BaseModel):
@@ -75,7 +75,7 @@ class DocumentSource(ABC):
     interval: ClassVar[float] = 1.0
     """Least seconds between two requests, all processes together."""
     requests: ClassVar[int] = 3
-    """Requests that one document takes at most."""
+    """Most requests that one document takes."""
 
     def server(self, settings: Settings) -> SourceServer:
         """Return the server: its address, and the bounds of requests to it."""
@@ -106,7 +106,7 @@ def mapping(value: object, what: str, label: str) -> Mapping[str, Any]:
     return value
 
 
-def words(value: object, *, most: int = 100) -> list[str]:
+def words(value: object, *, max_words: int = 100) -> list[str]:
     """Return the texts of a foreign list: topics, tags."""
     texts = value if isinstance(value, list) else []
-    return [each[:200] for each in texts if isinstance(each, str)][:most]
+    return [each[:200] for each in texts if isinstance(each, str)][:max_words]

@@ -1,4 +1,4 @@
-"""The HTTP client of all sources: pace, pauses, ETags, bounds, errors.
+"""Send HTTP requests to document sources, with pace, pauses, ETags, bounds and errors in common.
 
     SERVER = SourceServer("zenodo", label="Zenodo", base_url="https://zenodo.org/api", interval=1)
 
@@ -48,11 +48,13 @@ if TYPE_CHECKING:
     from switchyard.services.engine.ledger import Ledger
 
 MAX_TURN_WAIT = 10.0
-"""Seconds that a job waits for its turn, in one of the two places for that, before it snoozes."""
+"""Seconds that a job waits for its turn, in one of the two places (`throttle`), before it
+snoozes."""
 MAX_REDIRECTS = 3
-"""Redirects within one server, at most: GitHub redirects from names that have changed."""
-_MOVED = frozenset({301, 302, 307, 308})
-_PORTS = {"http": 80, "https": 443}
+"""Most redirects of one request, all within its server: GitHub redirects from names that have
+changed."""
+_REDIRECTS = frozenset({301, 302, 307, 308})
+_DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,16 +68,16 @@ class SourceServer:
     """Name in messages for people: `arXiv`."""
     base_url: str
     interval: float
-    """Least seconds from one request's beginning to the next one's, all processes together."""
+    """Fewest seconds from the beginning of one request to that of the next one, of all processes
+    together."""
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Sent with each request, for example an authorization."""
+    """Headers of each request, for example an authorization."""
     secret_params: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Parameters sent with each request and kept secret: no address in an error, a log or the
-    storage has them."""
+    """Secret parameters of each request: no address in an error, a log or the storage has them."""
     timeout: float = 60.0
     """Seconds for one request and its whole answer."""
     max_bytes: int = 20 * 1024 * 1024
-    """Bytes of an answer at most."""
+    """Bytes of the largest answer."""
     throttled_pause: float = 60.0
     """Seconds of a pause when the server refuses a request for now without saying until when."""
 
@@ -107,27 +109,27 @@ class SourceClient:
         lane: str = "",
     ) -> AsyncIterator[SourceClient]:
         """Open a client. A request whose turn is more than `max_wait` seconds away raises
-        SourceBusy. None is for jobs: they wait for two turns at most, and not at all where others
-        wait already. `lane`: the job's; requests of the hot lane come before others. With a
-        ledger, the whole fleet takes turns; without it, this client alone."""
+        SourceBusy. None is for jobs: they wait for two turns at most, and not at all if others wait
+        already. `lane` is the job's; requests of the hot lane come before others. With a ledger,
+        the whole fleet takes turns; without it, this client alone."""
         await load("switchyard.services.common.files.safe_http")
         from switchyard.services.common.files.safe_http import uncompressed_client
 
         interval = server.interval
         pace: RequestPace
-        waits = min(2 * interval + 2, MAX_TURN_WAIT) if max_wait is None else max_wait
+        turn_timeout = min(2 * interval + 2, MAX_TURN_WAIT) if max_wait is None else max_wait
         if ledger is not None:
             pace = FleetThrottle(
                 ledger,
                 server.name,
                 label=server.label,
                 interval=interval,
-                max_wait=waits,
+                max_wait=turn_timeout,
                 waits_for_place=max_wait is not None,
                 lane=lane,
             )
         else:
-            pace = LocalThrottle(label=server.label, interval=interval, max_wait=waits)
+            pace = LocalThrottle(label=server.label, interval=interval, max_wait=turn_timeout)
         headers = {"User-Agent": settings.user_agent}
         cache = SourceResponseCache(Storage(settings.files_url), server.name)
         async with uncompressed_client(
@@ -136,8 +138,8 @@ class SourceClient:
             yield cls(server, http, pace, cache)
 
     def reserve(self, requests: int) -> AbstractAsyncContextManager[None]:
-        """Reserve turns for up to so many requests that belong together, with none of another
-        caller in between: `async with client.reserve(3):`. Raises SourceBusy."""
+        """Reserve turns for up to `requests` requests that belong together, without requests of
+        other callers in between: `async with client.reserve(3):`. Raises SourceBusy."""
         return self.pace.reserve(takes=requests * (self.server.timeout + self.server.interval))
 
     async def get(
@@ -148,8 +150,7 @@ class SourceClient:
         accept: str = "application/json",
         conditional: bool = False,
     ) -> SourceResponse:
-        """Fetch the thing at a path below the server's address, or at a whole address of the
-        server.
+        """Fetch what is at a path below the server's address, or at a whole address of the server.
 
         Raises what `ask` and `SourceResponse.require_success` raise.
         """
@@ -169,13 +170,13 @@ class SourceClient:
         Raises SourceBusy, SourceUnavailable, InvalidSourceResponse, LedgerUnavailable; ValueError
         for an address of another server.
         """
-        url = asked_for = self._url(path, params)
-        stored = await self._cache.find(asked_for, accept) if conditional else None
+        url = requested_url = self._url(path, params)
+        stored = await self._cache.find(requested_url, accept) if conditional else None
         headers = {"Accept": accept, **conditions(stored.headers if stored else {})}
         for _ in range(MAX_REDIRECTS + 1):
             answer = await self._fetch_in_turn(url, headers)
             target = answer.headers.get("location", "")
-            if answer.status not in _MOVED or not target:
+            if answer.status not in _REDIRECTS or not target:
                 break
             url = self._without_secrets(_join_url(url, target))
             if _origin(url) != _origin(self.server.base_url):
@@ -187,7 +188,7 @@ class SourceClient:
                 )
             return stored
         if conditional and answer.status == 200:
-            await self._cache.keep(answer, asked_for, accept)
+            await self._cache.keep(answer, requested_url, accept)
         return answer
 
     async def download(self, url: str, *, max_bytes: int, timeout: float) -> bytes:
@@ -225,9 +226,9 @@ class SourceClient:
                 wait = await turn.pause(wait)
                 message = f"{server.label} answers {answer.status}: pause for {wait:.0f} s"
                 raise SourceBusy(message, wait=wait)
-            rest = pause_when_used_up(answer.headers, now=now)
-            if rest is not None:
-                await turn.pause(rest)
+            quota_pause = pause_when_used_up(answer.headers, now=now)
+            if quota_pause is not None:
+                await turn.pause(quota_pause)
         return answer
 
     async def _fetch(self, url: str, headers: Mapping[str, str]) -> SourceResponse:
@@ -238,8 +239,8 @@ class SourceClient:
         try:
             extensions = {}
             if server.secret_params:  # beside the URL, which httpx logs
-                sent = httpx.URL(url).copy_merge_params(dict(server.secret_params))
-                extensions["target"] = sent.raw_path
+                secret_url = httpx.URL(url).copy_merge_params(dict(server.secret_params))
+                extensions["target"] = secret_url.raw_path
             async with (
                 limit,
                 self._http.stream(
@@ -305,7 +306,7 @@ def _host_and_port(url: str) -> tuple[str, int]:
     """Return host and port of an address."""
     try:
         parts = urlsplit(url)
-        return parts.hostname or "", parts.port or _PORTS.get(parts.scheme, 0)
+        return parts.hostname or "", parts.port or _DEFAULT_PORTS.get(parts.scheme, 0)
     except ValueError:
         return "", 0
 

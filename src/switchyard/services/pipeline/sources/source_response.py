@@ -23,7 +23,7 @@ from switchyard.services.pipeline.sources.source_errors import (
 )
 
 MAX_KEPT_BYTES = 4 * 1024 * 1024
-"""Bytes of an answer that is kept, at most; a larger one is fetched in full each time."""
+"""Bytes of the largest answer that is kept; a larger one is fetched in full each time."""
 VALIDATORS = {"etag": "If-None-Match", "last-modified": "If-Modified-Since"}
 """The header of a conditional request, by the answer's header whose value it repeats."""
 _KEPT_HEADERS = ("content-type", "link", *VALIDATORS)

@@ -1,16 +1,16 @@
-"""Decide when the next request to a server may be sent: one rule for all processes together.
+"""Decide when the next request to a server may be sent, by one rule for all processes together.
 
-Leases in the ledger keep it, named by the server: `arxiv.connection` is held while a request is
-under way, `arxiv.pause` until the next one may begin. Only two callers may be at a server at a
-time, each with a place: the one whose request runs or is next, and one behind it, so that no turn
-is lost. Others are refused at once, or they would keep their workers from other work; with
-`waits_for_place` they wait. Jobs of the hot lane wait, too, and while one does (`arxiv.hot`), no
-other job gets a place. A process renews the leases that it holds: when it is killed, others
-get them within six seconds (ledger/leases.py), whatever the server's own time limit.
+The rule is kept by leases in the ledger, named after the server: `arxiv.connection` is held while a
+request is under way, `arxiv.pause` until the next request may begin. Only two callers at a time
+have a place at a server: the one whose request runs or is next, and one behind it, so that no turn
+is lost. Others are refused at once, as waiting would keep their workers from other work; with
+`waits_for_place` they wait. Jobs of the hot lane wait, too; while one waits (`arxiv.hot`), no other
+job gets a place. A process renews the leases that it holds: when it is killed, others get them
+within six seconds (ledger/leases.py), whatever the server's own time limit.
 
-Language models' servers have a gate of their own (services/llm/gate.py): they take many requests
-at once, and how many is found out. Servers of documents take one after the other, at an interval
-that is known.
+Language models' servers have a gate of their own (services/llm/gate.py): they take many requests at
+once, and the gate finds out how many. Servers of documents take one request after the other, at a
+known interval.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ if TYPE_CHECKING:
     from switchyard.services.engine.ledger import Ledger
 
 HOT_WAIT_TTL = 2.0
-"""Seconds for which places are kept for a hot job that waits, unless it renews that."""
+"""Seconds for which places are kept for a waiting hot job, unless the job renews this."""
 HOT_RETURN_TTL = 10.0
 """Seconds for which places are kept for a hot job that got none in time, and comes back soon."""
 MAX_PAUSE = 3600.0
-"""Seconds; however long a pause a server asks for, it is tried again after that."""
+"""Longest pause in seconds, even if the server asks for a longer one."""
 _POLL_INTERVAL = 0.2
 """Seconds between attempts to take a lease that another caller holds."""
 _MARGIN = 5.0
-"""Seconds that a connection may be held longer than its request may take."""
+"""Seconds for which a connection may be held beyond the time limit of its request."""
 
 
 async def pause_remaining(ledger: Ledger, server: str) -> float:
@@ -54,7 +54,8 @@ class RequestTurn:
     _pause: Callable[[float], Awaitable[None]]
 
     async def pause(self, seconds: float) -> float:
-        """Let nobody begin another request for so long, MAX_PAUSE at most. Returns the seconds."""
+        """Let nobody begin another request for `seconds`, or MAX_PAUSE if that is less. Returns the
+        seconds of the pause."""
         bounded = min(seconds, MAX_PAUSE)
         await self._pause(bounded)
         return bounded
@@ -69,9 +70,10 @@ class RequestPace(Protocol):
         ...
 
     def reserve(self, *, takes: float) -> AbstractAsyncContextManager[None]:
-        """Wait for the right to send several requests that belong together: at the interval, with
-        none of another caller in between. A caller that needs three requests for one thing would
-        otherwise begin anew each time that the third gets no turn. Raises SourceBusy."""
+        """Wait for the right to send several requests that belong together: at the interval,
+        without requests of other callers in between. Otherwise, a caller that needs three requests
+        for one document would start again each time that the third request gets no turn. Raises
+        SourceBusy."""
         ...
 
 
@@ -89,7 +91,7 @@ class FleetThrottle:
         waits_for_place: bool,
         lane: str = "",
     ) -> None:
-        """`lane`: that of the job that asks, if it is one."""
+        """`lane` is the lane of the job that asks; empty for a caller that is no job."""
         self._ledger = ledger
         self._connection_lease = f"{name}.connection"
         self._pause_lease = f"{name}.pause"
@@ -100,12 +102,12 @@ class FleetThrottle:
         self._interval = interval
         """Seconds from one request's beginning to the next one's."""
         self._max_pause = max(interval, MAX_PAUSE)
-        """Seconds until the next request, at most."""
+        """Longest time to the next request, in seconds."""
         self._max_wait = max_wait
-        """Seconds that a caller is kept waiting, at most."""
+        """Longest time that a caller waits, in seconds."""
         self._waits_for_place = waits_for_place
-        """Whether a caller waits for a place while both are taken; otherwise it is refused, unless
-        it is hot."""
+        """Whether a caller waits while both places are taken; otherwise it is refused, unless it is
+        hot."""
         self._is_reserved = False
         """Whether a caller is within `reserve`."""
 
@@ -147,8 +149,8 @@ class FleetThrottle:
         self, holder: str, takes: float, until: float
     ) -> AsyncIterator[None]:
         """Hold a place and the connection, unless the caller has reserved them. Raises SourceBusy
-        at once where the server's pause ends after `until`."""
-        self._require_before(until, await self._remaining_pause())
+        at once if the server's pause ends after `until`."""
+        self._refuse_if_due_after(until, await self._remaining_pause())
         if self._is_reserved:
             yield
             return
@@ -168,11 +170,11 @@ class FleetThrottle:
         seconds: float,
         until: float,
     ) -> AsyncIterator[None]:
-        """Wait until the time `until` for the lease that `take` names once it has it, then hold it,
-        for `seconds` at most."""
+        """Call `take` until it returns the name of the lease that it has taken, or until the time
+        `until`. Then hold this lease, for `seconds` at most."""
         while not (name := await take(holder)):
             if time.monotonic() >= until:
-                await self._keep_places(HOT_RETURN_TTL)
+                await self._keep_places_for_hot(HOT_RETURN_TTL)
                 raise SourceBusy(f"others are waiting to ask {self._label}", wait=self._interval)
             await asyncio.sleep(_POLL_INTERVAL)
         async with self._ledger.leases.keeping_lease(name, holder, longest_hold=seconds):
@@ -187,10 +189,10 @@ class FleetThrottle:
         for name in self._places:
             if await leases.acquire_lease(name, holder):
                 return name
-        await self._keep_places(HOT_WAIT_TTL)
+        await self._keep_places_for_hot(HOT_WAIT_TTL)
         return None
 
-    async def _keep_places(self, seconds: float) -> None:
+    async def _keep_places_for_hot(self, seconds: float) -> None:
         """Keep the next places for hot jobs, if this is one."""
         if self._is_hot:
             # One lease for all hot jobs: whoever waits renews it.
@@ -207,20 +209,22 @@ class FleetThrottle:
         while not await leases.acquire_lease(
             self._pause_lease, holder, self._interval, longest=self._max_pause
         ):
-            left = await self._remaining_pause()
-            self._require_before(until, left)
-            await asyncio.sleep(left + 0.005)
+            remaining = await self._remaining_pause()
+            self._refuse_if_due_after(until, remaining)
+            await asyncio.sleep(remaining + 0.005)
 
     async def _remaining_pause(self) -> float:
         """Return the seconds until the next request is due."""
         return await self._ledger.leases.lease_remaining(self._pause_lease, longest=self._max_pause)
 
-    def _require_before(self, until: float, left: float) -> None:
-        """Raise SourceBusy if it is later than `until` in `left` seconds."""
-        if time.monotonic() + left > until:
+    def _refuse_if_due_after(self, until: float, remaining: float) -> None:
+        """Raise SourceBusy if the next request, due in `remaining` seconds, is due after
+        `until`."""
+        if time.monotonic() + remaining > until:
             raise SourceBusy(
-                f"the next request to {self._label} is due in {left:.0f} s for the whole fleet",
-                wait=left,
+                f"the next request to {self._label} is due in {remaining:.0f} s for the whole "
+                "fleet",
+                wait=remaining,
             )
 
 
@@ -238,11 +242,11 @@ class LocalThrottle:
     async def turn(self, *, takes: float) -> AsyncIterator[RequestTurn]:
         """As in RequestPace."""
         async with self._connection:
-            left = max(0.0, self._next - time.monotonic())
-            if left > self._max_wait:
-                message = f"the next request to {self._label} is due in {left:.0f} s"
-                raise SourceBusy(message, wait=left)
-            await asyncio.sleep(left)
+            remaining = max(0.0, self._next - time.monotonic())
+            if remaining > self._max_wait:
+                message = f"the next request to {self._label} is due in {remaining:.0f} s"
+                raise SourceBusy(message, wait=remaining)
+            await asyncio.sleep(remaining)
             self._next = time.monotonic() + self._interval
 
             async def pause(seconds: float) -> None:

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 _FORMATS = ("PNG", "JPEG", "TIFF", "WEBP")
-_LIGHT = 160
+_MAX_READABLE_SHADE = 160
 """Shade, of 256, above which print on white paper can't be read."""
-_COMPRESSION = 259
+_COMPRESSION_TAG = 259
 """The tag of a TIFF that names its compression."""
-_COMPRESSIONS = {
+_UNREADABLE_COMPRESSIONS = {
     9: "JBIG",
     10: "JBIG",
     32766: "NeXT",
@@ -41,12 +41,12 @@ _COMPRESSIONS = {
     52546: "JPEG XL",
 }
 """Compressions of a TIFF that are in use and that Pillow can't decode."""
-_TIFF, _BIG = (b"II", b"MM"), (b"+\0", b"\0+")
-"""The first bytes of a TIFF, and the next ones of a TIFF of 64 bits."""
+_TIFF_STARTS, _BIG_TIFF_MARKS = (b"II", b"MM"), (b"+\0", b"\0+")
+"""The first bytes of a TIFF, and the bytes that follow in a TIFF of 64 bits."""
 
 
 def count_pages(data: bytes, *, pixels: int, pages: int) -> int:
-    """Count the pages of an image, which only a TIFF has several of. Nothing is decoded.
+    """Count the pages of an image without decoding them; only a TIFF can have several.
 
     Raises CorruptDocument, UnsupportedDocument, and DocumentTooLarge for more than `pages` pages,
     or more than `pixels` pixels on a page.
@@ -54,15 +54,15 @@ def count_pages(data: bytes, *, pixels: int, pages: int) -> int:
     with _open_image(data) as image:
         # A TIFF does not say how many pages it has: each page only leads to the next.
         for number in range(pages):
-            _check(image, number + 1, pixels)
+            _check_size(image, number + 1, pixels)
             if image.format != "TIFF" or not _go_to_page(image, number + 1):
                 return number + 1
     raise DocumentTooLarge(f"the image has more than the {pages:,} pages allowed")
 
 
 def draw(data: bytes, number: int, *, pixels: int, side: int, area: int = 0) -> Image:
-    """Draw a page of an image, from 1, upright and in colour, at most `side` pixels long and wide,
-    or of at most `area` pixels.
+    """Draw a page of an image, from 1, upright and in colour: at most `side` pixels long and wide,
+    or at most `area` pixels in all.
 
     Raises CorruptDocument, UnsupportedDocument, DocumentTooLarge, MemoryError.
     """
@@ -71,7 +71,7 @@ def draw(data: bytes, number: int, *, pixels: int, side: int, area: int = 0) -> 
     with _open_image(data) as image:
         if number > 1 and not _go_to_page(image, number - 1):
             raise CorruptDocument(f"the image has no page {number}")
-        _check(image, number, pixels)
+        _check_size(image, number, pixels)
         scale = shrink_factor(*image.size, side, area)
         size = ceil(image.width * scale), ceil(image.height * scale)
         image.draft("RGB", size)  # a JPEG is decoded at a fraction of its size
@@ -99,8 +99,8 @@ def _in_colour(image: Image) -> Image:
 
 
 def _in_shades(image: Image) -> Image:
-    """Convert a picture of numbers to shades of grey. Their range is that of the picture's numbers,
-    as the file does not name it."""
+    """Convert a picture of numbers to shades of grey. The shades span the range of the numbers in
+    the picture, as the file names no range."""
     low, high = image.getextrema()
     if not isinstance(low, int | float) or not isinstance(high, int | float) or not high > low:
         return image.convert("L")
@@ -109,14 +109,14 @@ def _in_shades(image: Image) -> Image:
 
 
 def _is_light(image: Image, visible: Image) -> bool:
-    """Return whether everything visible would be lost on white paper."""
+    """Return whether everything visible would be unreadable on white paper."""
     from PIL import ImageStat
 
-    seen = visible.point([0] * 128 + [255] * 128)
-    if seen.getbbox() is None:
+    visible_mask = visible.point([0] * 128 + [255] * 128)
+    if visible_mask.getbbox() is None:
         return False
-    ((darkest, _),) = ImageStat.Stat(image.convert("L"), seen).extrema
-    return bool(darkest > _LIGHT)
+    ((darkest, _),) = ImageStat.Stat(image.convert("L"), visible_mask).extrema
+    return bool(darkest > _MAX_READABLE_SHADE)
 
 
 def _go_to_page(image: Image, number: int) -> bool:
@@ -128,11 +128,11 @@ def _go_to_page(image: Image, number: int) -> bool:
     return True
 
 
-def _check(image: Image, number: int, pixels: int) -> None:
+def _check_size(image: Image, number: int, max_pixels: int) -> None:
     width, height = image.size
-    if width * height > pixels:
+    if width * height > max_pixels:
         raise DocumentTooLarge(
-            f"page {number} of the image has {width} × {height} pixels, {pixels:,} are allowed"
+            f"page {number} of the image has {width} × {height} pixels, {max_pixels:,} are allowed"
         )
 
 
@@ -147,8 +147,8 @@ def _open_image(data: bytes) -> Iterator[Image]:
             with Images.open(io.BytesIO(data), formats=_FORMATS) as image:
                 yield image
         except Images.DecompressionBombError as error:
-            most = 2 * (Images.MAX_IMAGE_PIXELS or 0)  # Pillow's own limit
-            reason = f"the image has more than the {most:,} pixels allowed"
+            max_pixels = 2 * (Images.MAX_IMAGE_PIXELS or 0)  # Pillow's own limit
+            reason = f"the image has more than the {max_pixels:,} pixels allowed"
             raise DocumentTooLarge(reason) from error
         except (CorruptDocument, DocumentTooLarge, MemoryError):
             raise
@@ -169,19 +169,19 @@ def _unread_compression(data: bytes) -> str | None:
     """Return the compression of a TIFF that Pillow can't decode; None where it can."""
     from PIL import TiffImagePlugin as Tiff
 
-    if not data.startswith(_TIFF):
+    if not data.startswith(_TIFF_STARTS):
         return None
-    seen: set[int] = set()
+    visited: set[int] = set()
     try:
-        directory = Tiff.ImageFileDirectory_v2(data[: 16 if data[2:4] in _BIG else 8])
-        while directory.next and directory.next not in seen:
-            seen.add(directory.next)
+        directory = Tiff.ImageFileDirectory_v2(data[: 16 if data[2:4] in _BIG_TIFF_MARKS else 8])
+        while directory.next and directory.next not in visited:
+            visited.add(directory.next)
             file = io.BytesIO(data)
             file.seek(directory.next)
             directory.load(file)
-            method = directory.get(_COMPRESSION, 1)
-            if method in _COMPRESSIONS or method not in Tiff.COMPRESSION_INFO:
-                return _COMPRESSIONS.get(method, f"method {method}")
+            method = directory.get(_COMPRESSION_TAG, 1)
+            if method in _UNREADABLE_COMPRESSIONS or method not in Tiff.COMPRESSION_INFO:
+                return _UNREADABLE_COMPRESSIONS.get(method, f"method {method}")
     except Exception:  # the file is also damaged, as the first error says
         return None
     return None

@@ -20,12 +20,12 @@ from switchyard.services.pipeline.text.running_heads import without_running
 from switchyard.services.pipeline.text.tables import rows_with_tables, with_tables
 from switchyard.services.pipeline.text.vertical_text import turn_vertical_lines
 
-_LARGER = 1.15
-"""A line is a heading if its letters are more than this many times as large as the text's."""
-_LEVELS = 4
-_HEADLINE_WORDS = 24
+_MIN_HEADING_RATIO = 1.15
+"""Ratio of a line's letters to those of the text above which the line is a heading."""
+_MAX_LEVEL = 4
+_MAX_HEADING_WORDS = 24
 _RTL = re.compile("[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufeff]")
-_OPEN_END = re.compile(r"[^\W\d_][-\u2010]$|[\w,;]$")
+_UNFINISHED_END = re.compile(r"[^\W\d_][-\u2010]$|[\w,;]$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ def _page_text(page: PageLines, levels: Mapping[float, int], titles: Mapping[str
     else:
         lines = _mirror(page) if _is_right_to_left(page.lines) else list(page.lines)
     texts: list[str] = []
-    may_go_on = False  # the last paragraph was cut by the end of a column
+    may_continue = False  # the last paragraph was cut by the end of a column
     blocks = [
         block
         for part in facing_pages(lines, page.width, page.height)
@@ -81,17 +81,22 @@ def _page_text(page: PageLines, levels: Mapping[float, int], titles: Mapping[str
         for number, paragraph in enumerate(paragraphs_of(rows_with_tables(block))):
             if paragraph[0].is_table:
                 texts.append(paragraph[0].text)
-                may_go_on = False
+                may_continue = False
                 continue
             text = unwrap("\n".join(line.text for line in paragraph))
             level = _level_of(paragraph, text, levels, titles)
             if level:
                 texts.append(f"{'#' * level} {text}")
-            elif number == 0 and may_go_on and text[:1].islower() and _OPEN_END.search(texts[-1]):
+            elif (
+                number == 0
+                and may_continue
+                and text[:1].islower()
+                and _UNFINISHED_END.search(texts[-1])
+            ):
                 texts[-1] = unwrap(f"{texts[-1]}\n{text}")
             elif text:
                 texts.append(text)
-            may_go_on = not level and bool(texts)
+            may_continue = not level and bool(texts)
     return "\n\n".join(texts)
 
 
@@ -111,8 +116,10 @@ def _levels(pages: Sequence[Sequence[Line]]) -> dict[float, int]:
     if not letters:
         return {}
     body_size = letters.most_common(1)[0][0]
-    larger = sorted((size for size in letters if size > _LARGER * body_size), reverse=True)
-    levels = {size: min(number, _LEVELS) for number, size in enumerate(larger, 1)}
+    larger = sorted(
+        (size for size in letters if size > _MIN_HEADING_RATIO * body_size), reverse=True
+    )
+    levels = {size: min(number, _MAX_LEVEL) for number, size in enumerate(larger, 1)}
     return levels | {body_size: 0}
 
 
@@ -120,7 +127,7 @@ def _level_of(
     paragraph: Sequence[Line], text: str, levels: Mapping[float, int], titles: Mapping[str, int]
 ) -> int:
     """Return the level of a heading; 0 for a paragraph that is no heading."""
-    if not text or len(text) > 200 or text.count(" ") >= _HEADLINE_WORDS or text.isdecimal():
+    if not text or len(text) > 200 or text.count(" ") >= _MAX_HEADING_WORDS or text.isdecimal():
         return 0
     if titles and (level := titles.get(_comparison_key(text))):
         return level

@@ -18,12 +18,13 @@ PIECE_SIZE = 1_600
 _OVERLAP = 240
 """Pixels that pieces share, so that a line is whole in one of them."""
 _MIN_LINE_HEIGHT = 16
-"""Height of a line's box in pixels (the print and some space) below which it is read badly."""
+"""Height of a line's box in pixels, the print with some space, below which the line is read
+badly."""
 _SMALL_LINES_ALLOWED = 10
 """One line in this many may be smaller than _MIN_LINE_HEIGHT."""
 _TRUSTED_SCALE = 0.5
-"""A picture in which no line was found has none if its scale was this at least; a smaller one is
-searched piece by piece."""
+"""Smallest scale at which a picture in which no line was found has none; a picture that was made
+smaller is searched piece by piece."""
 _SAME_LINE_OVERLAP = 0.5
 """Two boxes are one line if they share more than this part of the smaller one's area."""
 _CONTINUES_OVERLAP = 0.6
@@ -49,7 +50,7 @@ def detect(engine: Any, picture: Picture) -> tuple[Picture, Any, Sequence[Pictur
         boxes = []
     if scale >= 1 or (boxes and not _are_small(boxes)):
         return small, boxes, crops
-    boxes = _in_pieces(engine, picture, [box / scale for box in boxes])
+    boxes = _detect_in_pieces(engine, picture, [box / scale for box in boxes])
     if not boxes:
         raise RapidOCRError("no piece has a line")
     return picture, boxes, engine.crop_text_regions(picture, boxes)
@@ -60,14 +61,15 @@ def _are_small(boxes: Sequence[Any]) -> bool:
     return heights[len(heights) // _SMALL_LINES_ALLOWED] < _MIN_LINE_HEIGHT
 
 
-def _in_pieces(engine: Any, picture: Picture, rough: Sequence[Any]) -> list[Any]:
-    """Return the boxes of all lines. `rough` are the boxes that were found in the whole picture:
-    they are used for lines that are higher than the overlap, which no piece may have whole."""
+def _detect_in_pieces(engine: Any, picture: Picture, coarse_boxes: Sequence[Any]) -> list[Any]:
+    """Return the boxes of all lines. `coarse_boxes` are the boxes that were found in the whole
+    picture: they are used for lines that are higher than the overlap, which no piece may have
+    whole."""
     from rapidocr.main import RapidOCRError
 
     height, width = picture.shape[:2]
     boxes: list[Any] = []
-    for box in rough:
+    for box in coarse_boxes:
         x0, y0, x1, y1 = _bounding_box(box)
         if min(x1 - x0, y1 - y0) > _OVERLAP:
             boxes.append(box)

@@ -34,16 +34,17 @@ _SET_PARENT_DEATH_SIGNAL = 1  # of prctl(2)
 
 
 class PageProcess:
-    """Run `work` for one page after the other, in a process forked from this one.
+    """Run `handle_page` for one page after the other, in a process forked from this one.
 
-    The process begins with the first page, and again after each page that ended it. This process
-    sees no changes that the work makes. A context manager; not for several threads at once.
+    The forked process starts with the first page, and again after each page that ended it. The
+    parent does not see changes that the work makes. Use it as a context manager, from one thread at
+    a time.
     """
 
-    def __init__(self, work: Callable[..., Any], limits: Limits) -> None:
-        """`work` is a function of a page's number, from 1, and further arguments. Arguments and
-        result must be picklable."""
-        self._work = work
+    def __init__(self, handle_page: Callable[..., Any], limits: Limits) -> None:
+        """`handle_page` is a function of a page's number, from 1, and further arguments. Arguments
+        and result must be picklable."""
+        self._handle_page = handle_page
         self._limits = limits
         self._child: tuple[int, Connection] | None = None
         self._lost_pages = 0
@@ -51,23 +52,23 @@ class PageProcess:
         """Seconds of processor time that the pages took."""
 
     def run(self, number: int, *args: Any, **kwargs: Any) -> Any:
-        """Return the result of the work for that page.
+        """Return the result of the function for page `number`.
 
-        Raises what the work raises; PageTooCostly for a page that takes more processor time than
-        `Limits.page_seconds`, CorruptDocument for one at which the library crashes, and
+        Raises what the function raises; PageTooCostly for a page that takes more processor time
+        than `Limits.page_seconds`, CorruptDocument for one at which the library crashes, and
         DocumentTooLarge where more than `Limits.lost_pages` pages failed in these ways.
         """
         if self._lost_pages > self._limits.lost_pages:
-            raise self._too_many(number)
+            raise self._too_many_lost(number)
         seconds = self._seconds_for_a_page()
         pid, connection = self._child or self._fork()
         try:
             connection.send((seconds, number, args, kwargs))
-            answer = connection.recv_bytes()
+            reply = connection.recv_bytes()
         except (EOFError, ConnectionError):
             self._forget_child()
-            return self._raise_loss(number, seconds, os.waitpid(pid, 0)[1])
-        has_returned, result, used_seconds = pickle.loads(answer)
+            return self._raise_for_lost_page(number, seconds, os.waitpid(pid, 0)[1])
+        has_returned, result, used_seconds = pickle.loads(reply)
         self._used_seconds += used_seconds
         if has_returned:
             return result
@@ -94,7 +95,7 @@ class PageProcess:
         pid = os.fork()
         if pid == 0:
             ours.close()
-            _serve(theirs, self._work, parent)
+            _serve(theirs, self._handle_page, parent)
         theirs.close()
         self._child = pid, ours
         return self._child
@@ -105,18 +106,18 @@ class PageProcess:
             self._child = None
 
     def _seconds_for_a_page(self) -> int:
-        """Return the limit of the next page in seconds of processor time: at most what this process
-        has left for all pages."""
+        """Return the limit of the next page in seconds of processor time: at most what is left of
+        this process's time for all pages."""
         soft, _ = resource.getrlimit(resource.RLIMIT_CPU)
         if soft == resource.RLIM_INFINITY:
             return self._limits.page_seconds
-        own = resource.getrusage(resource.RUSAGE_SELF)
-        left = soft - own.ru_utime - own.ru_stime - self._used_seconds
-        if left <= 0:
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        remaining = soft - usage.ru_utime - usage.ru_stime - self._used_seconds
+        if remaining <= 0:
             _end_as(signal.SIGXCPU)
-        return min(self._limits.page_seconds, max(1, int(left)))
+        return min(self._limits.page_seconds, max(1, int(remaining)))
 
-    def _raise_loss(self, number: int, seconds: int, status: int) -> NoReturn:
+    def _raise_for_lost_page(self, number: int, seconds: int, status: int) -> NoReturn:
         """Raise the error for a page at which the process has died."""
         ended_by = signal.Signals(os.WTERMSIG(status)) if os.WIFSIGNALED(status) else None
         if ended_by == signal.SIGXCPU:
@@ -129,7 +130,7 @@ class PageProcess:
             _end_as(ended_by)
         self._lost_pages += 1
         if self._lost_pages > self._limits.lost_pages:
-            raise self._too_many(number)
+            raise self._too_many_lost(number)
         if ended_by == signal.SIGXCPU:
             raise PageTooCostly(
                 f"page {number} of the PDF takes more than {seconds} s of processor time"
@@ -138,7 +139,7 @@ class PageProcess:
             f"the PDF is corrupt: page {number} crashes the library that reads it ({ended_by.name})"
         )
 
-    def _too_many(self, number: int) -> DocumentTooLarge:
+    def _too_many_lost(self, number: int) -> DocumentTooLarge:
         return DocumentTooLarge(
             f"up to page {number}, more than {self._limits.lost_pages} pages of the PDF take more "
             f"than {self._limits.page_seconds} s of processor time each, or crash the library"
@@ -151,7 +152,7 @@ def _end_as(ended_by: signal.Signals) -> NoReturn:
     raise SystemExit(128 + ended_by)
 
 
-def _serve(connection: Connection, work: Callable[..., Any], parent: int) -> NoReturn:
+def _serve(connection: Connection, handle_page: Callable[..., Any], parent: int) -> NoReturn:
     """Answer calls until the parent is gone. Never returns into the parent's code."""
     try:
         if sys.platform == "linux":
@@ -161,7 +162,7 @@ def _serve(connection: Connection, work: Callable[..., Any], parent: int) -> NoR
         gc.freeze()  # or the first collection would copy the parent's memory
         while os.getppid() == parent:
             seconds, number, args, kwargs = connection.recv()
-            connection.send_bytes(_answer(work, seconds, number, args, kwargs))
+            connection.send_bytes(_handle_call(handle_page, seconds, number, args, kwargs))
     except (EOFError, ConnectionError):
         pass  # the parent needs no more pages
     except BaseException:
@@ -171,7 +172,9 @@ def _serve(connection: Connection, work: Callable[..., Any], parent: int) -> NoR
         os._exit(0)
 
 
-def _answer(work: Callable[..., Any], seconds: int, number: int, args: Any, kwargs: Any) -> bytes:
+def _handle_call(
+    handle_page: Callable[..., Any], seconds: int, number: int, args: Any, kwargs: Any
+) -> bytes:
     began = _processor_seconds()
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     limit = ceil(began) + seconds
@@ -179,7 +182,7 @@ def _answer(work: Callable[..., Any], seconds: int, number: int, args: Any, kwar
         resource.RLIMIT_CPU, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard)
     )
     try:
-        result: Any = work(number, *args, **kwargs)
+        result: Any = handle_page(number, *args, **kwargs)
         return pickle.dumps((True, result, _processor_seconds() - began), pickle.HIGHEST_PROTOCOL)
     except Exception as error:
         error.add_note(f"In the process of its page:\n{traceback.format_exc()}")

@@ -39,11 +39,17 @@ class Drafts:
     """The ranges of one document, as one stage reads it."""
 
     def __init__(
-        self, storage: Storage, folder: str, stage: str, input_hash: str, *, least: int = RANGE + 1
+        self,
+        storage: Storage,
+        folder: str,
+        stage: str,
+        input_hash: str,
+        *,
+        min_pages: int = RANGE + 1,
     ) -> None:
         """Keep the ranges below `folder`, such as the document's id. Ranges of another input hash
-        are not used. Of a document with fewer pages than `least`, none are kept."""
-        self.least = least
+        are not used. Pages of a document with fewer than `min_pages` pages are not kept."""
+        self.min_pages = min_pages
         self._storage = storage
         self._folder = folder
         self._stage = stage

@@ -164,7 +164,7 @@ def read_pages(
         count, characters = pdf.page_count, 0
         pages: list[PageLines | str] = []
         repaired = False
-        used_drafts = drafts if drafts is not None and count >= drafts.least else None
+        used_drafts = drafts if drafts is not None and count >= drafts.min_pages else None
         for first in range(1, count + 1, RANGE):
             last = min(first + RANGE - 1, count)
             draft = used_drafts.get(first, last) if used_drafts is not None else None

@@ -15,11 +15,11 @@ from typing import Protocol
 
 from switchyard.services.pipeline.text.layout import Line, rows_of
 
-_EDGE = 0.12
+_EDGE_SHARE = 0.12
 """Part of a page's height, at its upper and its lower edge, in which running heads are."""
-_RUNNING = 3
-"""A running head is on at least this many pages, and on a quarter of all."""
-_PLACES = 50
+_MIN_PAGES = 3
+"""Fewest pages that have a running head; it must also be on a quarter of all pages."""
+_BANDS = 50
 """Bands into which a page's height is divided: a row repeats if it is in the same band."""
 _NUMBER = re.compile(
     r"[-–—·|\s]*(?:(?:page|seite|página|p\.|s\.)\s*)?(?:\d{1,4}|[ivxlc]{1,7})"
@@ -30,7 +30,7 @@ _DIGITS = re.compile(r"\d+")
 _ROMAN = re.compile(r"\b[ivxlc]{1,7}\b", re.IGNORECASE)
 _ROMAN_DIGITS = {"i": 1, "v": 5, "x": 10, "l": 50, "c": 100}
 _MAX_NUMBER_DIGITS = 9
-"""A number that grows with the pages has at most so many digits."""
+"""Most digits of a number that grows with the pages."""
 
 
 class RunningPage(Protocol):
@@ -51,7 +51,7 @@ class _Row:
     lines: Sequence[Line]
     form: str
     """The words and the band of the row, without its numbers: equal for rows that repeat. For a row
-    that is only a page number, a constant."""
+    that is only a page number, the edge's name."""
     numbers: tuple[str, ...]
     is_number: bool
 
@@ -59,15 +59,15 @@ class _Row:
 def without_running(pages: Sequence[RunningPage]) -> list[list[Line]]:
     """Return the lines of each page without its number, running heads and footers."""
     forms: defaultdict[str, list[_Row]] = defaultdict(list)
-    if len(pages) >= _RUNNING:
+    if len(pages) >= _MIN_PAGES:
         for number, page in enumerate(pages):
             for row in _candidates(page, number):
                 forms[row.form].append(row)
-    least = max(_RUNNING, len(pages) / 4)
+    min_pages = max(_MIN_PAGES, len(pages) / 4)
     line_ids = {
         id(line)
         for rows in forms.values()
-        if len({row.page for row in rows}) >= least
+        if len({row.page for row in rows}) >= min_pages
         for row in _repeated_rows(rows)
         for line in row.lines
     }
@@ -78,7 +78,7 @@ def without_running(pages: Sequence[RunningPage]) -> list[list[Line]]:
 def _candidates(page: RunningPage, number: int) -> Iterator[_Row]:
     """Yield two rows of the upper and two of the lower edge, and a row with only a number that is
     the first or the last of the page, wherever it is."""
-    top, bottom = page.height * _EDGE, page.height * (1 - _EDGE)
+    top, bottom = page.height * _EDGE_SHARE, page.height * (1 - _EDGE_SHARE)
     above = rows_of([line for line in page.lines if line.y1 < top])[:2]
     below = rows_of([line for line in page.lines if line.y0 > bottom])[-2:]
     for name, rows in (("above", above), ("below", below)):
@@ -101,24 +101,25 @@ def _row(page: RunningPage, number: int, lines: Sequence[Line], edge: str) -> _R
         text = _ROMAN.sub(lambda found: str(_roman(found.group())), text)
         form = edge
     else:
-        form = f"{_DIGITS.sub('0', text)} {lines[0].y0 / (page.height or 1) * _PLACES:.0f}"
+        form = f"{_DIGITS.sub('0', text)} {lines[0].y0 / (page.height or 1) * _BANDS:.0f}"
     return _Row(number, lines, form, tuple(_DIGITS.findall(text)), is_number)
 
 
 def _repeated_rows(rows: Sequence[_Row]) -> Iterator[_Row]:
     """Yield the rows of one form whose numbers are the same on other pages, or grow with the
     pages."""
-    same: Counter[tuple[int, str]] = Counter()
-    grown: Counter[tuple[int, int]] = Counter()
+    unchanged_counts: Counter[tuple[int, str]] = Counter()
+    growing_counts: Counter[tuple[int, int]] = Counter()
     for row in rows:
-        same.update(enumerate(row.numbers))
-        grown.update(_offsets(row))
+        unchanged_counts.update(enumerate(row.numbers))
+        growing_counts.update(_offsets(row))
     for row in rows:
         offsets = dict(_offsets(row))
-        grows = any(grown[each] >= _RUNNING for each in offsets.items())
+        grows = any(growing_counts[each] >= _MIN_PAGES for each in offsets.items())
         fits = all(
-            same[at, value] >= _RUNNING or (at in offsets and grown[at, offsets[at]] >= _RUNNING)
-            for at, value in enumerate(row.numbers)
+            unchanged_counts[position, value] >= _MIN_PAGES
+            or (position in offsets and growing_counts[position, offsets[position]] >= _MIN_PAGES)
+            for position, value in enumerate(row.numbers)
         )
         if fits and (grows or not row.is_number):
             yield row
@@ -126,9 +127,9 @@ def _repeated_rows(rows: Sequence[_Row]) -> Iterator[_Row]:
 
 def _offsets(row: _Row) -> Iterator[tuple[int, int]]:
     """Yield the differences of a row's numbers and the number of its page."""
-    for at, value in enumerate(row.numbers):
+    for position, value in enumerate(row.numbers):
         if len(value) <= _MAX_NUMBER_DIGITS:
-            yield at, int(value) - row.page
+            yield position, int(value) - row.page
 
 
 def _roman(text: str) -> int:

@@ -65,11 +65,11 @@ async def embed_document(payload: DocumentJob, ctx: JobContext) -> StageOutput:
                 for start in range(0, len(chunks), BATCH_SIZE):
                     batch = chunks[start : start + BATCH_SIZE]
                     vectors = await embedder.embed([chunk.text for chunk in batch])
-                    await files.require_async(text.content)
+                    await files.require_content_async(text.content)
                     await table.put(text.result["title"], batch, vectors)
                     done = start + len(batch)
                     ctx.progress(done / len(chunks), f"chunk {done:,} of {len(chunks):,}")
-                await files.require_async(text.content)
+                await files.require_content_async(text.content)
                 await table.drop_from(document_id, len(chunks))
 
             written = await index.write(put)
@@ -89,5 +89,5 @@ async def embed_document(payload: DocumentJob, ctx: JobContext) -> StageOutput:
             work,
             content=text.content,
             force=payload.force,
-            is_whole=is_indexed,
+            is_complete=is_indexed,
         )

@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from switchyard.services.pipeline.text.figures import CutPictures, Picture
 
 CUT_TIMEOUT = 120.0
-"""Seconds to cut out the figures of a document, at most."""
+"""Time limit for cutting out the figures of a document, in seconds."""
 TIME_BUDGET = 240.0
 """Seconds after which a job leaves the other figures to another job."""
 ANSWER_TIMEOUT = 120.0
 """Seconds that one answer may take."""
 FIGURES_TIMEOUT = 480.0
-_AT_ONCE = 4
+_CONCURRENT_ANSWERS = 4
 
 
 class _TimeBudgetExceeded(Exception):
@@ -45,7 +45,8 @@ class NoSuchFigure(PermanentError):
 
 
 class NoPictureTaken(PermanentError):
-    """The model refuses every picture of the document: perhaps it accepts no pictures."""
+    """The model refuses every picture of the document; perhaps it does not accept pictures at
+    all."""
 
 
 class AnalyzeImage(DocumentJob):
@@ -61,7 +62,7 @@ class AnalyzeImage(DocumentJob):
 @job("describe_figures", worker="ocr", lanes=("vlm_ocr",), timeout=FIGURES_TIMEOUT)
 @ends_when_superseded
 async def describe_figures(payload: DocumentJob, ctx: JobContext) -> Outcome:
-    """Cut a document's figures and tables out, keep them, have a model describe each, and make the
+    """Cut out a document's figures and tables, store them, let a model describe each, and make the
     descriptions searchable. Equal pictures are paid for once."""
     from switchyard.services.llm.vision_model import VISION_VERSION, require_vision
     from switchyard.services.pipeline.text.figures import FIGURES_VERSION
@@ -73,22 +74,22 @@ async def describe_figures(payload: DocumentJob, ctx: JobContext) -> Outcome:
     model = ctx.settings.vision_model
     ends_at = time.monotonic() + TIME_BUDGET
 
-    async def work() -> dict[str, Any]:
+    async def describe() -> dict[str, Any]:
         return await _describe_all(ctx, files, original, ends_at)
 
     try:
         output = await files.reuse_or_run_async(
             DESCRIBE_FIGURES,
             content_hash([original.input_hash, FIGURES_VERSION, VISION_VERSION, model]),
-            work,
+            describe,
             content=original.content,
             force=payload.force,
-            is_whole=lambda result: _are_stored(files, result["figures"]),
+            is_complete=lambda result: _are_stored(files, result["figures"]),
         )
     except _TimeBudgetExceeded:
         return Next([Job("describe_figures", payload.model_dump())], {"document_id": document_id})
     figures = output.result["figures"]
-    # Written although reused: a stage's output is deleted after a day, the list of figures stays.
+    # Also if the output was reused: it is deleted after a day, and the list of figures stays.
     await files.put_figures(original.content, figures)
     outcome = {"document_id": document_id, "figures": len(figures), "reused": output.reused}
     if page_errors := output.result.get("page_errors"):
@@ -118,18 +119,18 @@ async def _describe_all(
     )
     pictures = cut_pictures.pictures
     described: list[dict[str, Any]] = []
-    for start in range(0, len(pictures), _AT_ONCE):
+    for start in range(0, len(pictures), _CONCURRENT_ANSWERS):
         if time.monotonic() > ends_at or ctx.is_cancelled():
             raise _TimeBudgetExceeded
-        batch = pictures[start : start + _AT_ONCE]
-        asking = (
+        batch = pictures[start : start + _CONCURRENT_ANSWERS]
+        pending_answers = (
             _answer_or_refusal(ctx, each.content, MEDIA_TYPES[each.suffix], each.caption)
             for each in batch
         )
-        answers = await gather_bounded(asking, at_once=_AT_ONCE)
+        answers = await gather_bounded(pending_answers, at_once=_CONCURRENT_ANSWERS)
         for number, (picture, answer) in enumerate(zip(batch, answers, strict=True), start + 1):
             key = figure_key(files.document_id, content_hash(picture.content), picture.suffix)
-            await files.require_async(original.content)
+            await files.require_content_async(original.content)
             await files.storage.put_async(key, picture.content)
             described.append(
                 {
@@ -203,8 +204,8 @@ def _no_figure(payload: AnalyzeImage) -> NoSuchFigure:
 async def _answer_or_refusal(
     ctx: JobContext, content: bytes, media_type: str, caption: str
 ) -> dict[str, Any]:
-    """Ask about a picture; return the refusal where the model declines it, so that the others go
-    on."""
+    """Ask about a picture. If the model declines it, return the refusal, so that the other pictures
+    are still described."""
     from switchyard.services.llm.llm_errors import LlmRefused
 
     try:

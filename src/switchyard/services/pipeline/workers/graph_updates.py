@@ -37,7 +37,7 @@ async def update_citations(ctx: JobContext, document_id: str) -> None:
     files = DocumentFiles.for_document(ctx, document_id)
     references = await stored_references(files.storage, document_id)
     if references is not None:
-        await files.require_async(references.get("content"))
+        await files.require_content_async(references.get("content"))
     await _upsert(ctx, files, references=references)
 
 

@@ -38,15 +38,14 @@ from switchyard.services.pipeline.workers.stages import (
 PAGE_TIMEOUT = 120.0
 """Seconds that one page may take; a dense page of A4 takes some 6 s on one core."""
 TIME_BUDGET = 120.0
-"""Seconds after which a job leaves the other pages to another job, which goes behind those that
-wait."""
+"""Seconds after which a job leaves the remaining pages to a new job, at the end of the queue."""
 OCR_TIMEOUT = TIME_BUDGET + 3 * PAGE_TIMEOUT
 MAX_UNDIVIDED_PAGES = 20
 """A document with no more pages than these is read by one job; a longer one by several jobs."""
 MIN_RANGE = 10
-"""Pages that each of several jobs reads at least."""
+"""Fewest pages that each of several jobs reads."""
 MAX_RANGES = 20
-"""Jobs for one document, at most: their lane holds 100 jobs, and other documents need it, too."""
+"""Most jobs for one document: their lane holds 100 jobs, and other documents need it, too."""
 
 
 class NoTextFound(PermanentError):
@@ -60,18 +59,18 @@ class OcrPdf(DocumentJob):
     language: str | None = Field(default=None, pattern=patterns.LANGUAGE)
     """A code such as `de` or `ar`; None stands for any language that the package's model reads."""
     scanned: bool = False
-    """Read only pages that are pictures or unreadable, of a document that has text as well: not
-    empty pages, and even with `force` not those whose text can be read. Where no OCR is installed,
-    the document goes on without them."""
+    """Read only pages that are pictures or unreadable, of a document that has text as well. Empty
+    pages are not read; nor are pages whose text can be read, even with `force`. Where no OCR is
+    installed, the document goes on without the text of these pages."""
     divided: bool = False
-    """Other jobs have read the pages: this one puts them into the document, and reads those that
-    are still missing."""
+    """Whether other jobs have read the pages: this job puts them into the document, and reads those
+    that are still missing."""
 
     def as_payload(self) -> dict[str, Any]:
         """Return the payload of a job that does the same."""
         return self.model_dump(exclude_defaults=True)
 
-    def numbers(self, text: Mapping[str, Any]) -> list[int]:
+    def pages_to_read(self, text: Mapping[str, Any]) -> list[int]:
         """Return the numbers of the pages to read; `text` is the result of `extract_text`."""
         unread = pages_for_ocr(text)
         if self.scanned:
@@ -95,9 +94,9 @@ class OcrPages(DocumentJob):
 async def ocr_pdf(payload: OcrPdf, ctx: JobContext) -> Outcome:
     """Read pages, several at once, and put their text into the document.
 
-    Each page is kept when it is read, so that neither a worker that takes over from one that died,
-    nor the next job, which goes on when TIME_BUDGET is used up, reads it again. The pages of a long
-    document are read by jobs `ocr_pages`, as many at once as there are workers for, and put
+    Each page is stored when it is read. So it is not read again by a worker that takes over from
+    one that died, or by the next job, which goes on when TIME_BUDGET is used up. The pages of a
+    long document are read by jobs `ocr_pages`, as many at once as there are workers for, and put
     together by another job of this type, which waits for them.
     """
     from switchyard.services.pipeline.text.ocr import OcrNotInstalled
@@ -106,10 +105,10 @@ async def ocr_pdf(payload: OcrPdf, ctx: JobContext) -> Outcome:
     files = DocumentFiles.for_document(ctx, document_id)
     async with at_stage(ctx, document_id, OCR) as at:
         text = await files.output_of_async(EXTRACT)
-        about = (await files.output_of_async(INGEST)).result
-        numbers = payload.numbers(text.result)
+        ingest_result = (await files.output_of_async(INGEST)).result
+        numbers = payload.pages_to_read(text.result)
         try:
-            pages = _PageReader(ctx, payload, files, about, text.content)
+            pages = _PageReader(ctx, payload, files, ingest_result, text.content)
         except OcrNotInstalled as error:
             if not payload.scanned:
                 raise
@@ -123,12 +122,12 @@ async def ocr_pdf(payload: OcrPdf, ctx: JobContext) -> Outcome:
             at.continues = True
             return _divide(payload, numbers, ctx.message.priority)
         read = await pages.read(numbers)
-        result: dict[str, Any] = {"document_id": document_id, "pages_read": pages.fresh}
+        result: dict[str, Any] = {"document_id": document_id, "pages_read": pages.read_count}
         if len(read) < len(numbers):
             at.continues = True
             result |= {"pages_done": len(read), "pages": len(numbers)}
             return Next([Job("ocr_pdf", payload.as_payload())], result)
-        output = await _insert_texts(files, text, about, read)
+        output = await _insert_texts(files, text, ingest_result, read)
     result |= {
         "page_count": output.result["page_count"],
         "word_count": output.result["word_count"],
@@ -145,14 +144,16 @@ async def ocr_pages(payload: OcrPages, ctx: JobContext) -> Outcome:
     document_id = payload.document_id
     files = DocumentFiles.for_document(ctx, document_id)
     text = await files.output_of_async(EXTRACT)
-    there = range(1, len(text.result["pages"]) + 1)
-    beyond = next((number for number in payload.pages if number not in there), None)
-    if beyond is not None:  # it would be stored as a page without words
-        raise PermanentError(f"the document has {len(there):,} pages, and no page {beyond:,}")
-    about = (await files.output_of_async(INGEST)).result
-    pages = _PageReader(ctx, payload, files, about, text.content)
+    known_numbers = range(1, len(text.result["pages"]) + 1)
+    unknown_number = next((number for number in payload.pages if number not in known_numbers), None)
+    if unknown_number is not None:  # the page would be stored as one without words
+        raise PermanentError(
+            f"the document has {len(known_numbers):,} pages, and no page {unknown_number:,}"
+        )
+    ingest_result = (await files.output_of_async(INGEST)).result
+    pages = _PageReader(ctx, payload, files, ingest_result, text.content)
     read = await pages.read(payload.pages)
-    result = {"document_id": document_id, "pages": len(read), "pages_read": pages.fresh}
+    result = {"document_id": document_id, "pages": len(read), "pages_read": pages.read_count}
     left = [number for number in payload.pages if number not in read]
     if not left:
         return Done(result)
@@ -160,9 +161,9 @@ async def ocr_pages(payload: OcrPages, ctx: JobContext) -> Outcome:
 
 
 def _divide(payload: OcrPdf, numbers: Sequence[int], priority: int) -> Next:
-    """Return the jobs that read these pages, and the job that puts them together. That job does not
-    wait for dead ones, and reads their pages itself. Their priority lets short documents go before
-    long ones."""
+    """Return the jobs that read these pages, and the job that puts the pages together. The latter
+    does not wait for dead jobs, and reads their pages itself. The priority of the jobs that read
+    lets short documents go before long ones."""
     size = max(MIN_RANGE, ceil(len(numbers) / MAX_RANGES))
     shared_fields = payload.model_dump(
         include={"document_id", "force", "language"}, exclude_none=True
@@ -197,7 +198,7 @@ def _next_stage(payload: OcrPdf, ctx: JobContext) -> Job:
 async def _insert_texts(
     files: DocumentFiles,
     text: StageOutput,
-    about: Mapping[str, Any],
+    ingest_result: Mapping[str, Any],
     read: Mapping[int, Mapping[str, Any]],
 ) -> StageOutput:
     """Insert the text of the pages read into the document's text, from which the next stages
@@ -206,15 +207,19 @@ async def _insert_texts(
 
     texts = {number: page["text"] for number, page in read.items()}
     errors = {number: str(page["error"]) for number, page in read.items() if page.get("error")}
-    whole = with_ocr(
-        text.result, texts, errors=errors, title=about["title"], filename=about["filename"]
+    merged = with_ocr(
+        text.result,
+        texts,
+        errors=errors,
+        title=ingest_result["title"],
+        filename=ingest_result["filename"],
     )
-    if not whole["word_count"]:
-        pages = "page" if whole["page_count"] == 1 else f"{whole['page_count']} pages"
+    if not merged["word_count"]:
+        pages = "page" if merged["page_count"] == 1 else f"{merged['page_count']} pages"
         first = next(iter(errors.values()), "")
         why = f"; {len(errors):,} can't be read: {first}" if errors else ""
         raise NoTextFound(f"OCR has found no words on the document's {pages}{why}")
-    return await files.replace_async(EXTRACT, text, whole)
+    return await files.replace_async(EXTRACT, text, merged)
 
 
 class _PageReader:
@@ -225,30 +230,30 @@ class _PageReader:
         ctx: JobContext,
         payload: OcrPdf | OcrPages,
         files: DocumentFiles,
-        about: Mapping[str, Any],
+        ingest_result: Mapping[str, Any],
         content: str | None,
     ) -> None:
         from switchyard.services.pipeline.text.ocr import OCR_VERSION, require_ocr
 
-        if about["media_type"] not in (PDF, *IMAGES):
+        if ingest_result["media_type"] not in (PDF, *IMAGES):
             raise UnsupportedDocument("plain text has no pages that OCR could read")
         require_ocr(payload.language, ctx.settings.ocr_models)
         self._ctx = ctx
         self._payload = payload
         self._files = files
         self._content = content
-        self._original = files.source_file(about, content, ctx.settings)
+        self._source_file = files.source_file(ingest_result, content, ctx.settings)
         self._hash = content_hash([content, OCR_VERSION, payload.language])
         self._last_start = time.monotonic() + TIME_BUDGET
         self._costly_pages = 0
-        self.fresh = 0
+        self.read_count = 0
         """Number of pages that this job has read itself."""
 
     async def read(self, numbers: Sequence[int]) -> dict[int, Mapping[str, Any]]:
         """Read the pages. Returns those that were read before the time was over, by number."""
         pages: dict[int, Mapping[str, Any]] = {}
 
-        async def one(number: int) -> None:
+        async def read_one(number: int) -> None:
             page = await self._stored_page(number)
             if page is None and not self._is_time_over():
                 page = await self._read_and_store(number)
@@ -257,7 +262,7 @@ class _PageReader:
                 message = f"page {len(pages)} of {len(numbers)}"
                 self._ctx.progress(len(pages) / len(numbers), message)
 
-        await gather_bounded(map(one, numbers), at_once=self._concurrency())
+        await gather_bounded(map(read_one, numbers), at_once=self._concurrency())
         return pages
 
     def _concurrency(self) -> int:
@@ -276,11 +281,7 @@ class _PageReader:
                 return dict(page)
         except NotStored:
             return None
-        except (
-            ValueError,
-            KeyError,
-            TypeError,
-        ):  # changed by hand: reading the page again repairs it
+        except (ValueError, KeyError, TypeError):  # changed by hand: reading it again repairs it
             return None
         return None
 
@@ -288,16 +289,16 @@ class _PageReader:
         page = await self._recognise(number)
         page |= {"page": number, "input_hash": self._hash, "run": self._ctx.pipeline}
         page["content"] = self._content
-        await self._files.require_async(self._content)
+        await self._files.require_content_async(self._content)
         await self._files.storage.put_async(
             self._key(number), json.dumps(page, ensure_ascii=False).encode()
         )
-        self.fresh += 1
+        self.read_count += 1
         return page
 
     async def _recognise(self, number: int) -> dict[str, Any]:
-        """Recognise a page; where that fails, return no text and the reason, so that the others are
-        read nevertheless."""
+        """Recognise a page. If that fails, return no text and the reason, so that the other pages
+        are still read."""
         from switchyard.services.pipeline.text.ocr import MEMORY_MB, OcrNotInstalled, read_page
         from switchyard.services.pipeline.text.pdf_pages import Limits
 
@@ -308,7 +309,7 @@ class _PageReader:
         try:
             read = await ctx.in_process(
                 read_page,
-                self._original,
+                self._source_file,
                 number,
                 self._payload.language,
                 ctx.settings.ocr_models,

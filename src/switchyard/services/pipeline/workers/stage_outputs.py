@@ -50,9 +50,10 @@ class StageOutput:
     output_hash: str
     """Hash of `result`, which is the next stage's input."""
     reused: bool = False
-    """Whether it was kept from an earlier run."""
+    """Whether the output was stored by an earlier run."""
     content: str | None = None
-    """Hash of the first stage's output from which it was made; None where it was not recorded."""
+    """Hash of the first stage's output from which this output was made; None if it was not
+    recorded."""
 
 
 class MissingOutput(PermanentError):
@@ -78,47 +79,48 @@ class DocumentFiles:
             raise self._missing_output(stage) from error
         output = self._required_output(stage, raw)
         if stage is not INGEST:
-            self._require(output.content)
+            self._require_content(output.content)
         return output
 
     async def output_of_async(self, stage: Stage) -> StageOutput:
-        """Do as `output_of`, for event loops."""
+        """Do what `output_of` does, without blocking the event loop."""
         try:
             raw = await self.storage.get_async(self._key(stage))
         except NotStored as error:
             raise self._missing_output(stage) from error
         output = self._required_output(stage, raw)
         if stage is not INGEST:
-            await self.require_async(output.content)
+            await self.require_content_async(output.content)
         return output
 
-    async def require_async(self, content: str | None) -> None:
-        """Check that the document still has that content; None is any content. Raises
+    async def require_content_async(self, content: str | None) -> None:
+        """Check that the document still has this content; None stands for any content. Raises
         ContentReplaced."""
         try:
-            now = _parse_output(await self.storage.get_async(self._key(INGEST)))
+            first_output = _parse_output(await self.storage.get_async(self._key(INGEST)))
         except NotStored:
             return
-        _require_same_content(content, now)
+        _require_same_content(content, first_output)
 
-    def _require(self, content: str | None) -> None:
+    def _require_content(self, content: str | None) -> None:
         try:
-            now = _parse_output(self.storage.get(self._key(INGEST)))
+            first_output = _parse_output(self.storage.get(self._key(INGEST)))
         except NotStored:
             return
-        _require_same_content(content, now)
+        _require_same_content(content, first_output)
 
     def reuse_or_run(
         self,
         stage: Stage,
         input_hash: str,
-        work: Callable[[], Mapping[str, Any]],
+        compute: Callable[[], Mapping[str, Any]],
         *,
         content: str | None,
         force: bool = False,
     ) -> StageOutput:
-        """Return the stored output for this input, or run `work` and store its result; `content` is
-        the hash of the content from which the input was made. Raises ContentReplaced."""
+        """Return the stored output for this input, or call `compute` and store its result;
+        `content` is the hash of the content from which the input was made. Raises
+        ContentReplaced."""
         try:
             stored = None if force else _parse_output(self.storage.get(self._key(stage)))
         except NotStored:
@@ -126,9 +128,9 @@ class DocumentFiles:
         if _is_reusable(stored, stage, input_hash):
             envelope, reused = {**stored, "content": content}, True
         else:
-            envelope, reused = _envelope(stage, input_hash, content, work()), False
+            envelope, reused = _envelope(stage, input_hash, content, compute()), False
         if envelope != stored:
-            self._require(content)
+            self._require_content(content)
             self.storage.put(self._key(stage), _encode_result(envelope))
         return _stage_output(envelope, reused=reused)
 
@@ -136,14 +138,14 @@ class DocumentFiles:
         self,
         stage: Stage,
         input_hash: str,
-        work: Callable[[], Awaitable[Mapping[str, Any]]],
+        compute: Callable[[], Awaitable[Mapping[str, Any]]],
         *,
         content: str | None,
         force: bool = False,
-        is_whole: Callable[[Mapping[str, Any]], Awaitable[bool]] | None = None,
+        is_complete: Callable[[Mapping[str, Any]], Awaitable[bool]] | None = None,
     ) -> StageOutput:
-        """Do as `reuse_or_run`, for event loops. `is_whole` tells whether everything that a stored
-        result refers to still exists, such as pictures."""
+        """Do what `reuse_or_run` does, without blocking the event loop. `is_complete` tells whether
+        everything that a stored result refers to still exists, such as pictures."""
         try:
             stored = (
                 None if force else _parse_output(await self.storage.get_async(self._key(stage)))
@@ -151,23 +153,23 @@ class DocumentFiles:
         except NotStored:
             stored = None
         if _is_reusable(stored, stage, input_hash) and (
-            is_whole is None or await is_whole(stored["result"])
+            is_complete is None or await is_complete(stored["result"])
         ):
             envelope, reused = {**stored, "content": content}, True
         else:
-            envelope, reused = _envelope(stage, input_hash, content, await work()), False
+            envelope, reused = _envelope(stage, input_hash, content, await compute()), False
         if envelope != stored:
-            await self.require_async(content)
+            await self.require_content_async(content)
             await store_json(self.storage, self._key(stage), envelope)
         return _stage_output(envelope, reused=reused)
 
     async def replace_async(
         self, stage: Stage, before: StageOutput, result: Mapping[str, Any]
     ) -> StageOutput:
-        """Store another result of a stage for the same input, which a later stage has completed.
-        Raises ContentReplaced."""
+        """Store another result of a stage for the same input, completed by a later stage. Raises
+        ContentReplaced."""
         envelope = _envelope(stage, before.input_hash, before.content, result)
-        await self.require_async(before.content)
+        await self.require_content_async(before.content)
         await store_json(self.storage, self._key(stage), envelope)
         return _stage_output(envelope, reused=False)
 
@@ -178,14 +180,18 @@ class DocumentFiles:
         return key
 
     def source_file(
-        self, about: Mapping[str, Any], content: str | None, settings: Settings
+        self, ingest_result: Mapping[str, Any], content: str | None, settings: Settings
     ) -> SourceFile:
-        """Return the original, for a process of its own that reads pictures of its pages. `about`
+        """Return the original file, for a process that reads pictures of its pages. `ingest_result`
         is the result of the first stage."""
         from switchyard.services.pipeline.text.ocr import SourceFile
 
         return SourceFile(
-            self.storage, about["key"], content or "", about["media_type"], settings.pdf_extractor
+            self.storage,
+            ingest_result["key"],
+            content or "",
+            ingest_result["media_type"],
+            settings.pdf_extractor,
         )
 
     async def figures(self, content: str | None) -> list[dict[str, Any]]:
@@ -196,8 +202,8 @@ class DocumentFiles:
         )
 
     async def put_figures(self, content: str | None, figures: Sequence[Mapping[str, Any]]) -> None:
-        """Write the list of the document's figures, whose pictures are stored already. Pictures
-        that only the earlier list has are left to `cleanup_expired`."""
+        """Write the list of the document's figures, whose pictures are stored already.
+        `cleanup_expired` deletes pictures that only the list before had."""
         value = {"document_id": self.document_id, "content": content, "figures": figures}
         await store_json(self.storage, figures_key(self.document_id), value)
 
@@ -218,21 +224,22 @@ class DocumentFiles:
 
 
 def drafts_of(
-    storage: Storage, folder: str, made_of: str | None, extractor: str, *, keep: bool, run: str = ""
+    storage: Storage, folder: str, content: str | None, extractor: str, *, keep: bool, run: str = ""
 ) -> Drafts:
-    """Return the store of a PDF's pages that were read. With `keep`, pages of short documents are
-    kept as well, to look up the places of references in them later. `made_of` identifies the
+    """Return the store of pages that were read of a PDF. With `keep`, pages of short documents are
+    kept as well, to look up the places of references in them later. `content` identifies the file's
     content; `run` is the id of a run that reads it again."""
     from switchyard.services.pipeline.text.partial_results import RANGE, Drafts
 
-    hashed = content_hash([made_of, extractor, run])
-    return Drafts(storage, folder, EXTRACT.name, hashed, least=1 if keep else RANGE + 1)
+    hashed = content_hash([content, extractor, run])
+    return Drafts(storage, folder, EXTRACT.name, hashed, min_pages=1 if keep else RANGE + 1)
 
 
-def entry_of(about: Mapping[str, Any]) -> dict[str, Any]:
+def entry_of(ingest_result: Mapping[str, Any]) -> dict[str, Any]:
     """Return the metadata that the document's source gives (authors, dates, …), for its
-    `result.json`; `about` is the result of the first stage. Empty where the source gives none."""
-    return {"entry": about["entry"]} if "entry" in about else {}
+    `result.json`; `ingest_result` is the result of the first stage. Empty where the source gives
+    none."""
+    return {"entry": ingest_result["entry"]} if "entry" in ingest_result else {}
 
 
 def damage_of(text: Mapping[str, Any]) -> dict[str, Any]:
@@ -249,8 +256,8 @@ def damage_of(text: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def pages_for_ocr(text: Mapping[str, Any]) -> list[int]:
-    """Return the pages that OCR has still to read: scans, and pages whose text can't be read.
-    `text` is the result of `extract_text`."""
+    """Return the numbers of the pages that OCR has yet to read: scans, and pages whose text can't
+    be read. `text` is the result of `extract_text`."""
     return sorted({*text.get("scanned_pages", ()), *text.get("unreadable_pages", ())})
 
 
@@ -297,8 +304,8 @@ def _stage_output(stored: Mapping[str, Any], *, reused: bool) -> StageOutput:
     )
 
 
-def _require_same_content(content: str | None, first: Mapping[str, Any] | None) -> None:
-    if content is not None and first is not None and first["output_hash"] != content:
+def _require_same_content(content: str | None, first_output: Mapping[str, Any] | None) -> None:
+    if content is not None and first_output is not None and first_output["output_hash"] != content:
         raise ContentReplaced
 
 

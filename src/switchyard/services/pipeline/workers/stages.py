@@ -41,8 +41,8 @@ class DocumentJob(BaseModel):
 
     document_id: DocumentId
     force: bool = False
-    """Run the stage, and those after it, again although their outputs are kept. LLM answers that
-    were paid for are reused nevertheless."""
+    """Run the stage, and those after it, again even if their outputs are stored. LLM answers that
+    were paid for are still reused."""
 
 
 class _NamesDocument(Protocol):
@@ -65,7 +65,7 @@ class Stage:
     waiting: str | None = None
     """The document's state while the stage's job waits for a worker; None means `state`."""
     version: int = 1
-    """Raised when the stage's code makes another output of the same input."""
+    """To be raised when the stage's code makes another output from the same input."""
 
 
 INGEST = Stage("ingest_document", "storing")
@@ -100,7 +100,8 @@ part of a job that died itself."""
 
 
 class ContentReplaced(Exception):
-    """The document got other content meanwhile; the run that brought it does all stages."""
+    """The document got other content meanwhile; the run that brought that content runs all
+    stages."""
 
 
 def superseded_outcome(document_id: str | None) -> Done:
@@ -111,8 +112,7 @@ def superseded_outcome(document_id: str | None) -> Done:
 def ends_when_superseded(
     handler: Callable[[PayloadT, JobContext], Awaitable[Outcome]],
 ) -> Callable[[PayloadT, JobContext], Awaitable[Outcome]]:
-    """Wrap a handler so that its job is done, and no stage follows, where it raises
-    ContentReplaced."""
+    """Wrap a handler so that ContentReplaced ends its job as done, without a next stage."""
 
     @wraps(handler)
     async def handle(payload: PayloadT, ctx: JobContext) -> Outcome:
@@ -134,7 +134,7 @@ class AtStage:
     """A job at a stage."""
 
     continues: bool = False
-    """Whether another job goes on with the stage, which is not done yet."""
+    """Whether the stage is not done yet, and another job goes on with it."""
 
 
 @asynccontextmanager
@@ -145,21 +145,23 @@ async def at_stage(ctx: JobContext, document_id: str, stage: Stage) -> AsyncIter
     there. Without a ledger nothing is recorded.
     """
     await note_stage(ctx, document_id, stage, stage.state)
-    at = AtStage()
+    job_at_stage = AtStage()
     try:
-        yield at
+        yield job_at_stage
     except ContentReplaced:
         raise
     except Exception as error:
-        last_attempt = ctx.attempt >= ctx.message.metadata.max_attempts
+        is_last_attempt = ctx.attempt >= ctx.message.metadata.max_attempts
         counts = not isinstance(error, RetryableError) or error.counts
-        if isinstance(error, PermanentError) or (last_attempt and counts):
+        if isinstance(error, PermanentError) or (is_last_attempt and counts):
             await note_stage(ctx, document_id, stage, FAILED)
         raise
-    if at.continues:
+    if job_at_stage.continues:
         return
-    last = stage is PIPELINE[-1]
-    await note_stage(ctx, document_id, stage, COMPLETED if last else stage.state, completed=True)
+    is_last_stage = stage is PIPELINE[-1]
+    await note_stage(
+        ctx, document_id, stage, COMPLETED if is_last_stage else stage.state, completed=True
+    )
 
 
 async def note_stage(
@@ -167,9 +169,8 @@ async def note_stage(
 ) -> None:
     """Set the document's stage and state in the ledger, where there is one.
 
-    A job of another run than the one that has the document may finish it, and changes nothing
-    else: while a stage of a finished document is run again, the document stays finished, also
-    when that fails.
+    A job of a run other than the document's own may only finish the document. So a document stays
+    finished while one of its stages is run again, even if that fails.
     """
     if ctx.ledger is not None:
         await PipelineLedger(ctx.ledger).documents.set_stage(

@@ -33,20 +33,20 @@ if TYPE_CHECKING:  # the job types are imported without a database
 SUMMARY_TIMEOUT = 1200.0
 """Seconds that a job of this type may take."""
 TEXT_BUDGET = 24_000
-"""Characters of a document that are sent to a model, at most: about 6,000 tokens of English."""
+"""Most characters of a document that are sent to a model: about 6,000 tokens of English."""
 MIN_TEXT_BUDGET = 500
-"""Characters that must be sent, at least, for a summary of the document."""
+"""Fewest characters that must be sent for a summary of the document."""
 CHARACTERS_PER_TOKEN = 3
 INSTRUCTION_TOKENS = 300
 MAX_REASON = 500
-"""Characters of a model's reason to refuse a document."""
+"""Characters that are stored of a model's reason to refuse a document."""
 EXTRACTIVE_VERSION = "extractive-2"
 
 SUMMARY_VERSION = "summary-1"
 
 SUMMARY_MAX_TOKENS = 600
 
-_SUMMARY = """\
+_SUMMARY_INSTRUCTIONS = """\
 You summarise documents for a search catalogue. Write one paragraph of at most 150 words, in the \
 language of the document, that says what the document is about, what it does or finds, and what \
 follows from it. Use only what the document says. Answer with the summary alone.
@@ -72,7 +72,7 @@ async def summarize_content(payload: DocumentJob, ctx: JobContext) -> Outcome:
         pages = [page["text"] for page in text.result["pages"]]
         title = text.result["title"]
 
-        async def work() -> dict[str, Any]:
+        async def summarize_text() -> dict[str, Any]:
             if not ctx.settings.llm_servers:
                 return await _summarize_extractively(ctx, pages, title)
             return await _summarize_by_model(ctx, pages, title)
@@ -81,30 +81,30 @@ async def summarize_content(payload: DocumentJob, ctx: JobContext) -> Outcome:
         input_hash = content_hash([text.output_hash, *method_key(ctx.settings, length)])
         try:
             output = await files.reuse_or_run_async(
-                SUMMARIZE, input_hash, work, content=text.content, force=payload.force
+                SUMMARIZE, input_hash, summarize_text, content=text.content, force=payload.force
             )
         except PermanentError as error:
             if not _refuses_document(error):
                 raise
             from switchyard.services.llm.llm_errors import shortened
 
-            why = shortened(error, MAX_REASON)
+            reason = shortened(error, MAX_REASON)
 
-            async def instead() -> dict[str, Any]:
-                return await _summarize_extractively(ctx, pages, title) | {"refused": why}
+            async def summarize_refused() -> dict[str, Any]:
+                return await _summarize_extractively(ctx, pages, title) | {"refused": reason}
 
             # Stored with another hash, so that the next run asks the model again.
             refused_hash = content_hash([input_hash, "refused"])
             output = await files.reuse_or_run_async(
-                SUMMARIZE, refused_hash, instead, content=text.content, force=True
+                SUMMARIZE, refused_hash, summarize_refused, content=text.content, force=True
             )
     result = {"document_id": payload.document_id, **output.result, "reused": output.reused}
     return Next([Job("embed_content", payload.model_dump())], result)
 
 
 def _refuses_document(error: PermanentError) -> bool:
-    """Return whether a model refuses this document, and would refuse it again: not because of
-    the key, the address or the settings, which the operator can put right."""
+    """Return whether a model refuses this document, and would refuse it again. Refusals because of
+    the key, the address or the settings do not count: the operator can correct these."""
     from switchyard.services.llm.llm_errors import LlmBadRequest, LlmDeclined
 
     return isinstance(error, LlmBadRequest | LlmDeclined)
@@ -114,14 +114,14 @@ def summary_messages(title: str | None, text: str) -> list[dict[str, str]]:
     """Return the chat that asks for a summary of `text`."""
     heading = f"Title: {' '.join(title.split())}\n\n" if title else ""
     return [
-        {"role": "system", "content": _SUMMARY},
+        {"role": "system", "content": _SUMMARY_INSTRUCTIONS},
         {"role": "user", "content": framed(heading + text)},
     ]
 
 
 def method_key(settings: Settings, length: int) -> list[str]:
-    """Return the settings on which the summary of a text of `length` characters depends: if the
-    text has to be cut, how much of it is sent."""
+    """Return the settings on which the summary of a text of `length` characters depends: the
+    models, and, if the text must be cut, how much of it is sent."""
     if not settings.llm_servers:
         return [EXTRACTIVE_VERSION]
     models = sorted({each.model for each in settings.llm_servers})
@@ -190,8 +190,8 @@ def _text_budget(settings: Settings) -> int:
     lengths = [each.context_length for each in settings.llm_servers if each.context_length]
     if not lengths:
         return TEXT_BUDGET
-    room = min(lengths) - SUMMARY_MAX_TOKENS - INSTRUCTION_TOKENS
-    return max(MIN_TEXT_BUDGET, min(TEXT_BUDGET, room * CHARACTERS_PER_TOKEN))
+    token_budget = min(lengths) - SUMMARY_MAX_TOKENS - INSTRUCTION_TOKENS
+    return max(MIN_TEXT_BUDGET, min(TEXT_BUDGET, token_budget * CHARACTERS_PER_TOKEN))
 
 
 def estimate_summaries(

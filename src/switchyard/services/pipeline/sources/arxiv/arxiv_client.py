@@ -37,7 +37,7 @@ MAX_SEARCH_RESULTS = 10_000
 answer reliably beyond this."""
 PAGE_SIZE = 100
 EMPTY_TRIES = 3
-"""Requests, at most, for a page that is empty although there are more results."""
+"""Most requests for a page that is empty although there are more results."""
 THROTTLED_PAUSE = 30.0
 """Seconds of pause after a 429 without Retry-After."""
 ATOM = "application/atom+xml"

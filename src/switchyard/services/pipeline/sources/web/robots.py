@@ -19,7 +19,7 @@ class RobotsVerdict:
 
     allowed: bool
     delay: float = 0.0
-    """Seconds between two requests, at least."""
+    """Fewest seconds between two requests."""
 
 
 def judge(robots: str, url: str) -> RobotsVerdict:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from urllib.parse import urldefrag, urljoin, urlsplit, urlunsplit
 
 MAX_LENGTH = 2000
-"""Characters of an address at most."""
+"""Longest address, in characters."""
 
 
 def page_address(text: str) -> str:
@@ -37,12 +37,12 @@ def origin_of(url: str) -> str:
     return f"{parts.scheme}://{parts.netloc}"
 
 
-def link_addresses(base: str, links: Iterable[str], *, most: int) -> list[str]:
+def link_addresses(base: str, links: Iterable[str], *, max_links: int) -> list[str]:
     """Return the addresses of links on a page, each once, in their order; invalid ones are left
     out."""
     addresses: dict[str, None] = {}
     for each in links:
-        if len(addresses) >= most:
+        if len(addresses) >= max_links:
             break
         if len(each) > MAX_LENGTH:
             continue

@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from switchyard.services.common.files.safe_http import FetchedResponse, SsrfGuard
 
 MAX_HOPS = 5
-"""Redirects on the way to a page."""
+"""Most redirects on the way to a page."""
 ROBOTS_TTL = 3600.0
 """Seconds for which a robots.txt is kept."""
 MAX_PAGE_BYTES = 10 * 1024 * 1024
-"""Bytes of a page at most; a PDF or an image may be as large as any document."""
+"""Bytes of the largest page; a PDF or an image may be as large as any document."""
 ROBOTS_TIMEOUT = 30.0
 JUDGE_TIMEOUT = 10.0
 JUDGE_MEMORY_MB = 1024
@@ -122,8 +122,10 @@ class WebFetcher:
     def _guard(self) -> SsrfGuard:
         from switchyard.services.common.files.safe_http import SsrfGuard
 
-        named = self._ctx.settings.web_hosts
-        return SsrfGuard(trusted=frozenset(host_and_port(f"http://{each}") for each in named))
+        trusted_hosts = self._ctx.settings.web_hosts
+        return SsrfGuard(
+            trusted=frozenset(host_and_port(f"http://{each}") for each in trusted_hosts)
+        )
 
     def _pace(self, url: str, delay: float) -> RequestPace:
         host, _ = host_and_port(url)

@@ -75,7 +75,7 @@ class IngestArxiv(BaseModel):
 
     @property
     def wanted(self) -> int:
-        """Papers to take in at most."""
+        """Most papers to ingest."""
         default = DEFAULT_RESULTS if self.since is None else DEFAULT_RESULTS_SINCE
         return self.max_results or min(default, MAX_SEARCH_RESULTS - self.start)
 

@@ -108,7 +108,7 @@ async def _claim_links(
         return 0
     urls = [
         each
-        for each in link_addresses(base, page_text.links, most=MAX_LINKS)
+        for each in link_addresses(base, page_text.links, max_links=MAX_LINKS)
         if belongs(each, crawl.hosts)
     ]
     registry = Registry([job_type_of(crawl_page)])

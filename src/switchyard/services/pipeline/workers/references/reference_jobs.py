@@ -1,5 +1,5 @@
-"""Job types on references. Each is one job with stages of its own, whose outputs are kept, so that
-a repeat goes on where an earlier attempt has stopped."""
+"""Define the job types on references. Each job has stages of its own, whose outputs are stored, so
+that another attempt goes on where an earlier one stopped."""
 
 from __future__ import annotations
 
@@ -74,12 +74,12 @@ async def process_references(payload: ReferencesOf, ctx: JobContext) -> Outcome:
     markers in the text cite which reference."""
     source = await source_of(payload, ctx)
     lists = await _find_references(source, payload, ctx)
-    raw = lists.result["references"]
-    fields = await _parse_references(source, raw, ctx, force=payload.force)
+    raw_references = lists.result["references"]
+    fields = await _parse_references(source, raw_references, ctx, force=payload.force)
     body = lists.result["body"]
     result = await ctx.compute(
         reference_lists.with_citations,
-        raw,
+        raw_references,
         fields.result["references"],
         body,
         characters=sum(map(len, body)),
@@ -87,7 +87,7 @@ async def process_references(payload: ReferencesOf, ctx: JobContext) -> Outcome:
     reused = lists.reused and fields.reused
     if payload.document_id is None:
         return await _store_result(source, ctx, result, reused=reused)
-    await source.files.require_async(source.text.content)
+    await source.files.require_content_async(source.text.content)
     return await _store_with_document(source, payload.document_id, ctx, result, reused=reused)
 
 
@@ -123,7 +123,7 @@ async def _with_boxes(
     if key is None or not references:
         return lists
     try:
-        placed = await ctx.in_process(
+        boxes_by_reference = await ctx.in_process(
             boxes_in_pdf,
             ctx.settings.files_url,
             key,
@@ -140,7 +140,7 @@ async def _with_boxes(
         return lists
     boxed = [
         each | ({"boxes": boxes} if boxes else {})
-        for each, boxes in zip(references, placed, strict=True)
+        for each, boxes in zip(references, boxes_by_reference, strict=True)
     ]
     return {**lists, "references": boxed}
 
