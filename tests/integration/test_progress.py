@@ -180,7 +180,6 @@ async def test_what_a_job_that_has_ended_leaves_is_freed_without_the_collector(
     first = [await system.publish("hot.noop", {}) for _ in range(20)]
     for job_id in first:
         await system.wait_for_state(job_id, State.SUCCEEDED)
-    found = []
     gc.disable()
     try:
         # What earlier tests in this process have left may end in one of the rounds.
@@ -189,7 +188,8 @@ async def test_what_a_job_that_has_ended_leaves_is_freed_without_the_collector(
             jobs = [await system.publish("hot.noop", {}) for _ in range(100)]
             for job_id in jobs:
                 await system.wait_for_state(job_id, State.SUCCEEDED)
-            found.append(gc.collect())
-        assert min(found) < len(jobs)
+            if (found := gc.collect()) < len(jobs):
+                break
+        assert found < len(jobs)
     finally:
         gc.enable()

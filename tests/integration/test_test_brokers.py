@@ -221,6 +221,7 @@ def test_a_failing_command_says_what_the_node_answered(broker310: TestBroker) ->
         broker310.node.rabbitmqctl("delete_user", "nobody")
 
 
+@pytest.mark.long
 def test_a_node_ends_with_its_owner_even_if_that_is_killed(
     tmp_path: Path, broker310: TestBroker
 ) -> None:

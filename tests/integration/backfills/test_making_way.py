@@ -160,7 +160,7 @@ async def test_hot_jobs_overtake_a_backfill_that_fills_every_slot(
         operation = await user.start("numbers", {"to": 100_000})
         async with user.running():
             await eventually(lambda: len(journal.starts) > 200)
-            for number in range(15):
+            for number in range(6):
                 began = len(journal.starts)
                 hot = await system.publish("hot.noop", {"n": -number})
                 await journal.started(hot)

@@ -152,7 +152,7 @@ class Claims(RuleBasedStateMachine):
             assert record.state in TRANSITIONS[before.state]
 
 
-@pytest.mark.parametrize("examples", [25, pytest.param(100, marks=pytest.mark.long)])
+@pytest.mark.parametrize("examples", [8, pytest.param(100, marks=pytest.mark.long)])
 def test_of_all_copies_of_a_job_one_runs_at_a_time(database_url: str, examples: int) -> None:
     with asyncio.Runner() as runner:
         ledger = runner.run(Ledger.open(database_url))
