@@ -39,6 +39,8 @@ KILL_EVERY = 50
 AT_ONCE = 40
 """Requests whose clients wait at the same time."""
 SLOTS = 8
+ASKING = ("worker", "api")
+"""Processes that ask the model's server: the API where it makes direct calls."""
 WORKERS = 2
 UNDER_WAY = 5.0
 """Seconds before the kill of a worker in which an answer may have been on its way to it. On a busy
@@ -60,7 +62,7 @@ class Kill:
     def took_away(self, question: str, answered_at: float) -> bool:
         """Whether an answer may have been on its way to the process, and is lost with it."""
         is_near = self.began - UNDER_WAY < answered_at < self.ended + UNDER_WAY
-        return self.what == "worker" and is_near and answer_to(question) not in self.stored
+        return self.what in ASKING and is_near and answer_to(question) not in self.stored
 
 
 def stored_answers(folder: Path) -> frozenset[str]:
@@ -136,8 +138,9 @@ class Fleet:
         return process
 
 
+@pytest.mark.parametrize("direct_calls", [0, 4])
 async def test_requests_are_answered_once_while_api_workers_and_server_are_killed(
-    broker310: TestBroker, sqlite_url: str, tmp_path: Path
+    broker310: TestBroker, sqlite_url: str, tmp_path: Path, direct_calls: int
 ) -> None:
     model_port = free_port()
     given: dict[str, Any] = {
@@ -146,6 +149,7 @@ async def test_requests_are_answered_once_while_api_workers_and_server_are_kille
         "llm_pacing": "fixed",
         "llm_concurrency": SLOTS,
         "takeover_after": 0.8,
+        "llm_direct_calls": direct_calls,
     }
     outcomes: dict[int, str] = {}
     cut = Counter[int]()
@@ -217,9 +221,9 @@ async def test_requests_are_answered_once_while_api_workers_and_server_are_kille
     assert {text.partition(" ")[0] for text in told.values()} <= {"502", "503", "504"}
     assert len(told) <= len(fleet.killed)
     assert {f"question {each}" for each in right} <= asked.keys()
-    # Asked again is only what a killed worker had no time to store.
+    # Asked again is only what a killed process had no time to store.
+    asking = [each for each in fleet.killed if each.what in ASKING[: 2 if direct_calls else 1]]
     for question, times in again.items():
         for answered_at in times[:-1]:
-            assert any(each.took_away(question, answered_at) for each in fleet.killed), question
-    workers_killed = sum(each.what == "worker" for each in fleet.killed)
-    assert len(again) <= SLOTS * workers_killed
+            assert any(each.took_away(question, answered_at) for each in asking), question
+    assert len(again) <= SLOTS * len(asking)
