@@ -20,8 +20,8 @@ from switchyard.api.client.errors import (
 SILENCE_TIMEOUT = 60.0
 """Seconds without a sign of life after which a stream counts as cut."""
 FIRST_PAUSE, MAX_PAUSE = 0.2, 5.0
-"""Seconds before a stream is opened again, first and at most: doubled each time that no event
-comes."""
+"""First and longest pause, in seconds, before a stream is opened again; it doubles each time that
+no event comes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +33,12 @@ class Event:
     docs/api.md."""
     data: dict[str, Any]
     id: str | None = None
-    """Pass it as `last_event_id` to follow on from here; None for state, end and gap."""
+    """To be passed as `last_event_id` to go on after this event; None for state, end and gap."""
 
 
 @dataclass(slots=True)
 class EventReader:
-    """Makes events of the lines of a stream."""
+    """Makes events from the lines of a stream."""
 
     last_id: str | None = None
     """Id of the last event that had one."""

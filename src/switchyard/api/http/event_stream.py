@@ -33,8 +33,8 @@ class StreamAdmission(Protocol):
 
     @property
     def identity(self) -> Hashable:
-        """What let the request in, such as the hash of its key: with the same, all are let in, or
-        nobody."""
+        """What let the request in, such as the hash of its key. Of requests with the same identity,
+        all are let in or none."""
 
     async def check(self) -> None:
         """Raise Problem if the request would not be let in, SwitchyardError if that can't be
@@ -74,7 +74,7 @@ class AdmissionWatch:
             await asyncio.shield(watched.checking)
         finally:
             watched.streams -= 1
-            # Who comes after a refusal, such as with a key that was just made, is checked anew.
+            # A stream that begins after a refusal, such as with a new key, is checked again.
             is_over = watched.checking.done() or not watched.streams
             if is_over and self._watched.get(identity) is watched:
                 del self._watched[identity]

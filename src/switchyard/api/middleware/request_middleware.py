@@ -77,7 +77,7 @@ class RequestMiddleware:
                 headers = MutableHeaders(scope=message)
                 _add_headers(headers, request_id, state.get("allowance"))
                 if BODY_PENDING in state and state[BODY_PENDING]():
-                    # The rest of its body is not read on: RFC 9112, 9.3 and 9.6.
+                    # The rest of the request's body is not read: RFC 9112, 9.3 and 9.6.
                     headers["Connection"] = "close"
             await send(message)
 
@@ -113,7 +113,7 @@ class RequestMiddleware:
 
 
 def _request_span(scope: Scope) -> AbstractContextManager[SpanHandle]:
-    # `_name_span` names it by its route later: paths contain ids, so their number has no bound.
+    # `_name_span` later names the span by its route: paths contain ids, and are too many.
     method = scope["method"]
     parent = Headers(scope=scope).get("traceparent")
     return span(method, kind="server", parent=parent, http__request__method=method)

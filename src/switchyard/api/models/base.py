@@ -28,7 +28,8 @@ class ApiModel(BaseModel):
 
     @classmethod
     def from_record(cls, record: object, **others: Any) -> Self:
-        """Take the fields that the record has under the same names, and the others as given."""
+        """Make the model from the fields that the record has under the same names, and from
+        `others`."""
         names = cls.model_fields.keys() - others.keys()
         same = {name: getattr(record, name) for name in names if hasattr(record, name)}
         return cls.model_validate(same | others)

@@ -1,7 +1,7 @@
-"""The page that `--help` prints: plain text, 80 columns at most.
+"""Write the page that `--help` prints: plain text, at most 80 columns wide.
 
-Not typer's own, which needs all of rich with its Markdown and syntax colouring: that took longer
-than everything else that `jobctl --help` does.
+Typer's own page needs all of rich with its Markdown and syntax colouring, which took longer than
+everything else that `jobctl --help` does.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def write_help(command: Any, context: Any, formatter: Any) -> None:
 
 
 def _write_text(text: str | None, formatter: Any) -> None:
-    """Write paragraphs, wrapped; what stands between fences stays as it is."""
+    """Write paragraphs, wrapped; text between fences is written unchanged."""
     if not text:
         return
     formatter.write_paragraph()

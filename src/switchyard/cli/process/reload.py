@@ -37,7 +37,7 @@ class ModuleProbe:
     """Result of importing the user's modules in another process."""
 
     files: tuple[Path, ...]
-    """Source files of the user's that the modules consist of."""
+    """The user's source files that were imported with the modules."""
     error: str | None
     """Why they can't be used, in one line."""
 
@@ -62,7 +62,7 @@ class ModuleWatch:
             return None
         changed = sorted(path.name for path in now if now[path] != self._times[path])
         module_probe = probe(self.modules)
-        # What was there stays watched: it may be missing just for now.
+        # Files that were there before stay watched: they may be missing only for a moment.
         self._times = times_of({*now, *module_probe.files})
         return changed, module_probe
 
@@ -74,7 +74,7 @@ class Reloader:
     arguments: Sequence[str]
     modules: Sequence[str]
     worker: subprocess.Popen[bytes] | None = None
-    stops: int = 0
+    stop_signals: int = 0
     """Signals that have been received."""
     _woken: threading.Event = field(default_factory=threading.Event)
 
@@ -93,9 +93,9 @@ class Reloader:
         else:
             say(f"reload: {module_probe.error}; waiting for a change")
         changes = 0
-        while not self.stops:
+        while not self.stop_signals:
             self._woken.wait(POLL_INTERVAL)
-            if (code := self._new_exit_code()) is not None and not self.stops:
+            if (code := self._new_exit_code()) is not None and not self.stop_signals:
                 if not changes:
                     return code
                 say(f"reload: the worker has ended (exit code {code}); waiting for a change")
@@ -111,7 +111,7 @@ class Reloader:
                 continue
             say(f"reload: {', '.join(changed)} changed; the worker starts again")
             self._stop()
-            if not self.stops:
+            if not self.stop_signals:
                 self._start()
         return self._stop() or 0
 
@@ -137,9 +137,9 @@ class Reloader:
         return code
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self.stops += 1
+        self.stop_signals += 1
         self._woken.set()
-        if self.stops > 1 and self.worker is not None:
+        if self.stop_signals > 1 and self.worker is not None:
             self.worker.send_signal(signal.SIGTERM)  # the worker's second: it ends at once
 
 
@@ -164,7 +164,7 @@ def probe(modules: Sequence[str]) -> ModuleProbe:
         result = json.loads(done.stdout.splitlines()[-1])
         return ModuleProbe(tuple(Path(each) for each in result["files"]), result["error"])
     except (ValueError, IndexError):
-        # A module that ends the process, or writes as it goes.
+        # A module has ended the process, or has written to stdout.
         return ModuleProbe((), f"importing {', '.join(modules)} ended with {done.returncode}")
 
 
@@ -180,8 +180,8 @@ def main(modules: Sequence[str]) -> None:
     files = set(_origins(modules))
     try:
         Registry.load(dict.fromkeys((*job_modules(), *modules)))
-    except RegistryError as wrong:
-        error = str(wrong)
+    except RegistryError as registry_error:
+        error = str(registry_error)
     for name in set(sys.modules).difference(before):
         path = getattr(sys.modules[name], "__file__", None)
         if path is not None and _is_user_file(Path(path)):

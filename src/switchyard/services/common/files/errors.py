@@ -7,8 +7,8 @@ PermanentError
 ├── EncryptedDocument     a password is needed
 └── DocumentTooLarge      more bytes, pages, pixels or characters than allowed
 
-They are types of their own so that dead letters group by cause. The other errors are those
-of the file storage, whichever store it is.
+Each has a class of its own, so that dead letters are grouped by cause. The other errors are those
+of the file storage, for every kind of store.
 """
 
 from __future__ import annotations

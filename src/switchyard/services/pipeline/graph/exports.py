@@ -85,7 +85,7 @@ async def _write_parquet(ledger: Ledger, target: IO[bytes]) -> tuple[int, int]:
 
 
 async def _write_graphml(ledger: Ledger, target: IO[bytes]) -> tuple[int, int]:
-    xml = _Xml(target)
+    xml = _GraphmlWriter(target)
     xml.start("graphml", xmlns="http://graphml.graphdrawing.org/xmlns")
     for element, names in (("node", _NODE_FIELDS), ("edge", _EDGE_FIELDS)):
         for name in names:
@@ -98,30 +98,30 @@ async def _write_graphml(ledger: Ledger, target: IO[bytes]) -> tuple[int, int]:
             }
             xml.empty("key", attributes)
     xml.start("graph", id="switchyard", edgedefault="directed")
-    known: set[str] = set()
-    last, reads = 0, PipelineLedger(ledger).graph_reads
-    while nodes := await reads.graph_nodes_after(last, PAGE_SIZE):
+    written_keys: set[str] = set()
+    last_id, reads = 0, PipelineLedger(ledger).graph_reads
+    while nodes := await reads.graph_nodes_after(last_id, PAGE_SIZE):
         for _, node in nodes:
             xml.node(node)
-            known.add(node.key)
-        last = nodes[-1][0]
+            written_keys.add(node.key)
+        last_id = nodes[-1][0]
     count = 0
     after: Sequence[Any] | None = None
     while True:
         edges, after = await reads.graph_edges_after(after, PAGE_SIZE)
         for edge in edges:
             # An edge that was added after the nodes were read may lead to a missing node.
-            if edge.source in known and edge.target in known:
+            if edge.source in written_keys and edge.target in written_keys:
                 xml.edge(edge)
                 count += 1
         if after is None:
             break
     xml.end("graph")
     xml.end("graphml")
-    return len(known), count
+    return len(written_keys), count
 
 
-class _Xml:
+class _GraphmlWriter:
     """Writes elements of GraphML, each on a line."""
 
     def __init__(self, target: IO[bytes]) -> None:
@@ -160,8 +160,8 @@ class _Xml:
             self._out.endElement("data")
 
     def _open(self, name: str, attributes: dict[str, str]) -> None:
-        fit = {each: _replace_illegal(value) for each, value in attributes.items()}
-        self._out.startElement(name, AttributesImpl(fit))
+        legal_attributes = {each: _replace_illegal(value) for each, value in attributes.items()}
+        self._out.startElement(name, AttributesImpl(legal_attributes))
 
 
 def _replace_illegal(text: str) -> str:

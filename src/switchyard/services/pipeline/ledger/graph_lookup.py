@@ -103,25 +103,25 @@ def check_limit(limit: int) -> None:
         raise ValueError(f"limit must be 1 to {MAX_PAGE}")
 
 
-def encode_cursor(*place: object) -> str:
-    """Encode a place in a listing as a cursor."""
-    return base64.urlsafe_b64encode(json.dumps(place).encode()).decode()
+def encode_cursor(*position: object) -> str:
+    """Encode a position in a listing as a cursor."""
+    return base64.urlsafe_b64encode(json.dumps(position).encode()).decode()
 
 
 def decode_cursor(cursor: str, kinds: Sequence[type]) -> list[Any]:
     """Decode a cursor. Raises InvalidCursor for one that is not of this listing."""
     invalid = InvalidCursor(f"{cursor!r} is not a cursor of this listing")
     try:
-        place = json.loads(base64.urlsafe_b64decode(cursor))
+        position = json.loads(base64.urlsafe_b64decode(cursor))
     except (binascii.Error, ValueError, RecursionError) as error:
         raise invalid from error
-    if not isinstance(place, list) or len(place) != len(kinds):
+    if not isinstance(position, list) or len(position) != len(kinds):
         raise invalid
-    for each, kind in zip(place, kinds, strict=True):
+    for each, kind in zip(position, kinds, strict=True):
         numeric = isinstance(each, int | float) and not isinstance(each, bool)
         fits = numeric if kind is float else isinstance(each, kind) and not isinstance(each, bool)
         if not fits or (numeric and not -(2**63) < each < 2**63):
             raise invalid
         if isinstance(each, str) and not (each.isascii() and each.isprintable()):
             raise invalid
-    return place
+    return position

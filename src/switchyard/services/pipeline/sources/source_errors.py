@@ -19,7 +19,7 @@ class SourceUnavailable(RetryableError):
 
 
 class InvalidSourceResponse(RetryableError):
-    """The server, or something before it, answered with something that can't be right."""
+    """The server, or a proxy before it, answered with something that can't be right."""
 
 
 class SourceBusy(RetryableError):

@@ -94,7 +94,7 @@ def _protect_name_part(name: str) -> str:
 
 
 def _title(title: str) -> str:
-    """Put acronyms and the like in braces, as styles change other words to lower case."""
+    """Put words with inner capitals in braces, as styles change other words to lower case."""
     line = _join_lines(title)
     return "".join(
         f"{{{_escape_signs(part)}}}"
