@@ -29,7 +29,7 @@ from switchyard.services.engine.records.results import DeadLetter
 from switchyard.services.engine.records.schedules import FiringOutcome
 from switchyard.services.engine.records.states import State
 from switchyard.services.engine.scheduler.duties import SchedulerIntervals
-from switchyard.services.engine.scheduler.scheduler import Scheduler, TickResult
+from switchyard.services.engine.scheduler.scheduler import Scheduler, TurnCounts
 from tests.support.api_server import connected, serving
 from tests.support.backfills import opened
 from tests.support.brokers import SMALL, TestBroker
@@ -81,8 +81,8 @@ async def test_the_outbox_publishes_the_others_and_ends_the_job_that_is_too_larg
     large = await recorded(system, LARGE)
     behind = [await recorded(system, {"n": n}) for n in range(5)]
     async with scheduler_of(system) as scheduler:
-        assert await scheduler.turn() == TickResult(outbox=10, refused=1)
-        assert await scheduler.turn() == TickResult()
+        assert await scheduler.turn() == TurnCounts(outbox=10, refused=1)
+        assert await scheduler.turn() == TurnCounts()
     states = await system.ledger.job_reads.states([*before, *behind])
     assert set(states.values()) == {State.QUEUED}
     record = await system.record(large)
@@ -104,7 +104,7 @@ async def test_the_outbox_publishes_the_others_and_ends_the_job_that_is_too_larg
 async def test_a_delayed_job_that_is_too_large_is_dead_when_it_is_due(system: System) -> None:
     late = await system.publish("hot.noop", LARGE, delay=0.01)  # nobody knows the limit yet
     async with scheduler_of(system) as scheduler:
-        turn = TickResult()
+        turn = TurnCounts()
         while not turn.refused:
             turn = await scheduler.turn()
     assert (await system.record(late)).reason == "refused"

@@ -12,7 +12,7 @@ from switchyard.services.engine.records.errors import RowRejected
 from switchyard.services.engine.records.requests import NewJob
 from switchyard.services.engine.records.states import AttemptOutcome, State
 from switchyard.services.engine.scheduler.duties import SchedulerIntervals
-from switchyard.services.engine.scheduler.scheduler import Scheduler, TickResult
+from switchyard.services.engine.scheduler.scheduler import Scheduler, TurnCounts
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.jobs import journal
@@ -62,7 +62,7 @@ async def test_a_next_stage_without_a_queue_waits_for_one_as_pending_and_runs_th
     pace = SchedulerIntervals(turn=0.05, pending=0.0)
     scheduler = Scheduler(system.settings, system.registry, system.ledger, pace=pace)
     try:
-        assert await scheduler.turn() == TickResult(refused=1)
+        assert await scheduler.turn() == TurnCounts(refused=1)
         assert await system.state(child) is State.PENDING
         await declare(system.broker, system.registry, lanes=system.lanes)
         await system.start_worker("embed")

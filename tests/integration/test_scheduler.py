@@ -20,7 +20,7 @@ from switchyard.services.engine.publishing.preparing import JobRequest, prepare
 from switchyard.services.engine.records.requests import ClaimRequest, NewJob
 from switchyard.services.engine.records.states import State
 from switchyard.services.engine.scheduler.duties import SchedulerIntervals
-from switchyard.services.engine.scheduler.scheduler import Scheduler, TickResult
+from switchyard.services.engine.scheduler.scheduler import Scheduler, TurnCounts
 from tests.support.brokers import TestBroker
 from tests.support.chaos import CHAOS_MODULES, Effects
 from tests.support.eventually import PATIENCE, eventually
@@ -132,11 +132,11 @@ async def test_scheduled_job_that_finds_its_lane_full_waits_for_room(
         second = await system.publish("backfill.noop", delay=0.01)
         await asyncio.sleep(0.02)  # its time comes
 
-        assert await scheduler.turn() == TickResult(refused=1)
+        assert await scheduler.turn() == TurnCounts(refused=1)
         assert await system.state(second) == State.SCHEDULED
         await system.start_worker()
         await system.wait_for_state(first, State.SUCCEEDED)
-        assert await scheduler.turn() == TickResult(scheduled=1)
+        assert await scheduler.turn() == TurnCounts(scheduled=1)
         await system.wait_for_state(second, State.SUCCEEDED)
 
 
@@ -179,7 +179,7 @@ async def test_the_log_has_one_line_for_all_jobs_that_are_refused_again_and_agai
         await asyncio.sleep(0.01)  # their time comes
         with capture_logs() as said:
             for _ in range(3):
-                assert await scheduler.turn() == TickResult(refused=9)
+                assert await scheduler.turn() == TurnCounts(refused=9)
         (told,) = [each for each in said if each["log_level"] == "warning"]
         assert (told["event"], told["jobs"]) == ("jobs not published", 9)
         assert "the lane of 'backfill.noop' is full" in told["error"]
@@ -197,9 +197,9 @@ async def test_scheduled_job_that_overflows_a_hot_lane_is_dead_and_not_tried_aga
         second = await system.publish("hot.noop", delay=0.01)
         await asyncio.sleep(0.02)  # its time comes
 
-        assert await scheduler.turn() == TickResult(refused=1)
+        assert await scheduler.turn() == TurnCounts(refused=1)
         assert (await system.record(second)).reason == "overflowed"
-        assert await scheduler.turn() == TickResult()
+        assert await scheduler.turn() == TurnCounts()
         assert [letter.id for letter in await system.letters()] == [second]
 
 
@@ -232,7 +232,7 @@ async def test_record_without_a_publish_is_published_once_it_is_old(
     async with open_system(broker310, database_url) as system:
         new = await record(system)
         async with by_hand(system, SchedulerIntervals(pending=60)) as patient:
-            assert await patient.turn() == TickResult()
+            assert await patient.turn() == TurnCounts()
 
         async with scheduling(system):
             await system.wait_for_state(new.message.job_id, State.QUEUED)
@@ -287,21 +287,21 @@ async def test_job_that_broker_and_worker_have_lost_is_published_again_once(
 ) -> None:
     async with open_system(broker310, database_url) as system, by_hand(system) as scheduler:
         job_id = await lose(system, "silent")
-        turns: list[TickResult] = []
+        turns: list[TurnCounts] = []
 
         async def lost() -> int:
             turns.append(await scheduler.turn())
             return turns[-1].lost
 
         await eventually(lost)
-        assert [await scheduler.turn() for _ in range(3)] == [TickResult()] * 3
+        assert [await scheduler.turn() for _ in range(3)] == [TurnCounts()] * 3
         await system.wait_until_ready("hot.llm", 1)
 
         await system.start_worker()
         record = await system.wait_for_state(job_id, State.SUCCEEDED)
         assert record.crashes == 1
         assert [line.outcome for line in record.timeline] == ["crashed"]
-        assert [await scheduler.turn() for _ in range(2)] == [TickResult()] * 2
+        assert [await scheduler.turn() for _ in range(2)] == [TurnCounts()] * 2
 
 
 async def test_lost_job_that_could_not_be_published_is_tried_in_the_next_turn(
@@ -316,12 +316,12 @@ async def test_lost_job_that_could_not_be_published_is_tried_in_the_next_turn(
         await system.ledger.workers.mark_stopped("silent")
         through_proxy = SecretStr(proxy.url(broker310.amqp_url))
         async with by_hand(system, amqp_url=through_proxy) as scheduler:
-            assert await scheduler.turn() == TickResult(refused=1)
+            assert await scheduler.turn() == TurnCounts(refused=1)
             assert await system.state(job_id) == State.RUNNING
 
             await proxy.accept()
-            assert await scheduler.turn() == TickResult(lost=1)
-            assert await scheduler.turn() == TickResult()
+            assert await scheduler.turn() == TurnCounts(lost=1)
+            assert await scheduler.turn() == TurnCounts()
 
 
 async def test_copy_of_a_job_that_runs_after_all_does_not_disturb_it(
@@ -352,7 +352,7 @@ async def test_jobs_of_a_worker_that_lives_are_left_alone(
         job_id = await system.publish("hot.gated")
         await journal.started(job_id)
         await asyncio.sleep(2.2)  # longer than silence may last
-        assert await scheduler.turn() == TickResult()
+        assert await scheduler.turn() == TurnCounts()
         journal.release(job_id)
 
 

@@ -88,7 +88,7 @@ async def test_closed_it_opens_at_the_low_watermark() -> None:
 async def test_closed_it_opens_when_its_part_of_the_queue_grows() -> None:
     made = Made(5, 60)
     quota = QueueQuota(0.25, 15)
-    made.gate._share = lambda: made_of(quota)
+    made.gate._read_quota = lambda: made_of(quota)
     made.broker.depth = 75  # most of them another's
     assert await made.gate.allowance(500, None) == 0
     quota = QueueQuota(0.5, 15)

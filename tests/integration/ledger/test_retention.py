@@ -246,7 +246,7 @@ async def test_a_pass_that_removed_all_it_looked_at_is_followed_at_once(ledger: 
 async def test_steps_stay_large_where_nobody_waits_for_them(ledger: Ledger) -> None:
     """Each is followed by a rest, so a busy server would never come to the end of small ones."""
     removing = Pruner(ledger, AGES)._removing.size
-    removing.note(10.0)
+    removing.adapt(10.0)
     is_server = ledger.core.database.dialect == "postgresql"
     assert removing.rows == (MIN_REMOVED_ON_SERVER if is_server else MIN_REMOVED)
 
@@ -271,12 +271,12 @@ async def test_a_removal_on_postgresql_waits_for_few_answers(postgres_url: str) 
 def test_a_step_that_took_too_long_makes_the_next_one_smaller() -> None:
     size = StepSize()
     first = size.rows
-    size.note(0.2)
+    size.adapt(0.2)
     assert MIN_REMOVED <= size.rows <= first // 5
-    size.note(10.0)
+    size.adapt(10.0)
     assert size.rows == MIN_REMOVED
     for _ in range(100):
-        size.note(0.001)
+        size.adapt(0.001)
     assert (size.rows, size.longest) == (MAX_STEP, 10.0)
     assert (size.steps, size.too_long) == (102, 2)
 

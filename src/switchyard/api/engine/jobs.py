@@ -40,7 +40,7 @@ from switchyard.services.engine.access.api_keys import Scope
 from switchyard.services.engine.ledger.short_ids import IdTable
 from switchyard.services.engine.monitoring.job_events import announce
 from switchyard.services.engine.publishing.preparing import InvalidJob, JobRequest, check_notify_url
-from switchyard.services.engine.publishing.releasing import release as release_join
+from switchyard.services.engine.publishing.release_join import release_join
 from switchyard.services.engine.publishing.requests import (
     RequestFieldError,
     delay_until,

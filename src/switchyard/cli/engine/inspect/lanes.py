@@ -103,8 +103,8 @@ async def _reports(
     from switchyard.services.engine.monitoring.lane_report import lane_report
 
     report = await lane_report(settings, registry, ledger, clock=ledger.clock.time)
-    if report.management:
-        say(f"unacknowledged, age and limits in force are not known: {report.management}")
+    if report.management_error:
+        say(f"unacknowledged, age and limits in force are not known: {report.management_error}")
     yield report
     while watch:
         await asyncio.sleep(WATCH_INTERVAL)

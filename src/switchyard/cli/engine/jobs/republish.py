@@ -81,8 +81,8 @@ def release(job_id: JobIdArgument, as_json: JsonOption = False) -> None:
 
 
 async def _release(settings: Settings, job_id: str) -> tuple[str, JoinRecord]:
-    from switchyard.services.engine.publishing.releasing import release as go_on
+    from switchyard.services.engine.publishing.release_join import release_join
 
     async with open_ledger(settings) as ledger:
         full_id = await full_job_id(ledger, job_id)
-        return full_id, await go_on(ledger, full_id)
+        return full_id, await release_join(ledger, full_id)

@@ -1,8 +1,8 @@
 """Run bulk actions: in batches, oldest job first, as fast as their rate and their reruns allow.
 
-The ledger notes each changed job in the transaction that changes it; new jobs of a rerun get ids
-derived from the operation's. The cursor is saved after each batch. So a process that goes on after
-a kill does the last batch again, and that changes nothing a second time.
+The ledger records each changed job in the transaction that changes it; new jobs of a rerun get ids
+derived from the operation's. The cursor is saved after each batch. So a process that continues
+after a kill repeats the last batch, and nothing is changed twice.
 """
 
 from __future__ import annotations
@@ -99,16 +99,16 @@ class ActionHandler:
         async with Publisher(
             self._settings, name=session.id, guard=guard(self._settings, self._ledger)
         ) as publisher:
-            work: ActionRun
+            action_run: ActionRun
             if spec.action is JobAction.CANCEL:
-                work = CancelRun(session, spec, self._ledger, self._registry, publisher)
-                await work.run(self._traffic)
+                action_run = CancelRun(session, spec, self._ledger, self._registry, publisher)
+                await action_run.run(self._traffic)
             else:
-                kind = RerunRun if spec.action is JobAction.RERUN else MoveRun
+                run_class = RerunRun if spec.action is JobAction.RERUN else MoveRun
                 async with queue_depths(self._settings.require_amqp_url()) as depth:
-                    work = kind(session, spec, self._ledger, self._registry, publisher)
-                    work.capacity = QueueCapacity(self._lanes, depth)
-                    await work.run(self._traffic)
+                    action_run = run_class(session, spec, self._ledger, self._registry, publisher)
+                    action_run.capacity = QueueCapacity(self._lanes, depth)
+                    await action_run.run(self._traffic)
 
 
 class ActionRun(ABC):
@@ -129,14 +129,14 @@ class ActionRun(ABC):
         self.publisher = publisher
         self.capacity: QueueCapacity | None = None
         self.progress = ActionProgress.from_operation(session.operation)
-        self._rule = HaltRule(spec.canary, spec.halt_on)
+        self._halt_rule = HaltRule(spec.canary, spec.halt_on)
         self._cursor: dict[str, Any] = dict(session.operation.cursor or {})
         self._outcomes_read_at = float("-inf")
 
     @abstractmethod
-    async def act(self, jobs: Sequence[JobSummary], noted: Collection[str]) -> None:
-        """Change these jobs, note it in the ledger, and count it in `progress`. Those in `noted`
-        were changed and counted by an earlier process: they are not counted again."""
+    async def act(self, jobs: Sequence[JobSummary], recorded: Collection[str]) -> None:
+        """Change these jobs, record it in the ledger, and count them in `progress`. Those in
+        `recorded` were changed and counted by an earlier process: they are not counted again."""
 
     async def run(self, traffic: HotTraffic) -> None:
         """Go on from the cursor to the end, or a halt."""
@@ -175,7 +175,7 @@ class ActionRun(ABC):
         await self.session.move(BulkState.RUNNING)
 
     async def _begin(self) -> None:
-        # Jobs that were changed just before a kill are noted, but missing in the saved count.
+        # Jobs that were changed just before a kill are recorded, but missing in the saved count.
         done = await self.ledger.job_actions.count(self.session.id)
         self.progress = replace(self.progress, done=done)
         if self.progress.total is None:
@@ -184,7 +184,7 @@ class ActionRun(ABC):
                 self.spec.which, TAKES[self.spec.action], at_most=limit
             )
             self.progress = replace(self.progress, total=total)
-        if self._rule.depends_on_outcomes:
+        if self._halt_rule.depends_on_outcomes:
             await self._read_outcomes()
             if "baseline" not in self._cursor:  # it begins, or was resumed after a halt
                 self._cursor["baseline"] = [self.progress.succeeded, self.progress.failed]
@@ -209,7 +209,7 @@ class ActionRun(ABC):
         if allowed == 0:
             done, failed = self._since_baseline()
             why = "waits for the ends of earlier new jobs"
-            note = why if self._canary_left is None else self._rule.canary_note(done, failed)
+            note = why if self._canary_left is None else self._halt_rule.canary_note(done, failed)
             await self.session.move(BulkState.RUNNING, note)
             await self._save()
             await self.session.sleep(STATE_POLL_INTERVAL)
@@ -219,11 +219,11 @@ class ActionRun(ABC):
         number = await self.session.take_slots(number)
         batch = [waiting.popleft() for _ in range(number)]
         ids = [job.id for job in batch]
-        noted = await self.ledger.job_actions.of_operation(self.session.id, ids)
+        recorded = await self.ledger.job_actions.of_operation(self.session.id, ids)
         # Hot jobs need not give way to hot jobs.
         is_hot = all(job.lane == HOT.name for job in batch)
         async with nullcontext() if is_hot else traffic.turn(self.session):
-            await self.act(batch, noted)
+            await self.act(batch, recorded)
         if self.spec.canary is not None and self._canary_left is not None:
             self._outcomes_read_at = float("-inf")  # those that have just gone count at once
         self._cursor["after"] = [batch[-1].created_at, batch[-1].id]
@@ -231,7 +231,7 @@ class ActionRun(ABC):
 
     async def _allowance(self) -> int:
         """Return how many jobs may be changed now. Raises Halted."""
-        if not self._rule.depends_on_outcomes:
+        if not self._halt_rule.depends_on_outcomes:
             return BATCH
         await self._check_outcomes()
         open_jobs = self.progress.unfinished
@@ -243,14 +243,14 @@ class ActionRun(ABC):
         if time.monotonic() - self._outcomes_read_at >= STATE_POLL_INTERVAL:
             await self._read_outcomes()
         try:
-            self._rule.check(*self._since_baseline(), "new jobs have died")
+            self._halt_rule.check(*self._since_baseline(), "new jobs have died")
         except Halted:
             del self._cursor["baseline"]  # what has failed so far belongs to this halt
             raise
 
     @property
     def _canary_left(self) -> int | None:
-        return self._rule.canary_left(*self._since_baseline(), self.progress.unfinished)
+        return self._halt_rule.canary_left(*self._since_baseline(), self.progress.unfinished)
 
     def _since_baseline(self) -> tuple[int, int]:
         """Return how many new jobs have ended, and failed of these, since it began, or was resumed
@@ -266,7 +266,7 @@ class ActionRun(ABC):
 
     async def _drain(self) -> None:
         """Wait for the ends of the new jobs, where the action depends on them. Raises Halted."""
-        if not self._rule.depends_on_outcomes:
+        if not self._halt_rule.depends_on_outcomes:
             return
         while True:
             await self._read_outcomes()
@@ -284,18 +284,18 @@ class ActionRun(ABC):
 class CancelRun(ActionRun):
     """Cancels jobs; those that run are stopped by their workers."""
 
-    async def act(self, jobs: Sequence[JobSummary], noted: Collection[str]) -> None:
-        answers = await self.ledger.job_actions.cancel(
+    async def act(self, jobs: Sequence[JobSummary], recorded: Collection[str]) -> None:
+        results = await self.ledger.job_actions.cancel(
             self.session.id,
             self.session.holder,
             [job.id for job in jobs],
             self.ledger.clock.time(),
         )
-        if answers is None:
+        if results is None:
             self.session.fail_lost()
         for job in jobs:
-            answer = answers[job.id]
-            if isinstance(answer, Cancelled):
+            result = results[job.id]
+            if isinstance(result, Cancelled):
                 announce(
                     self.publisher,
                     "cancelled",
@@ -304,21 +304,21 @@ class CancelRun(ActionRun):
                     lane=job.lane,
                     attempt=job.attempts + 1,
                 )
-            elif isinstance(answer, Running):
+            elif isinstance(result, Running):
                 # After a kill it is sent again, which does no harm.
                 await send_cancel(self.publisher, job.id)
                 self.progress = replace(self.progress, stopping=self.progress.stopping + 1)
             else:
                 self.skip(job.id, "it has ended meanwhile")
                 continue
-            self.count_done(job.id not in noted)
+            self.count_done(job.id not in recorded)
 
 
 class MoveRun(ActionRun):
     """Gives jobs that have not begun another lane or priority, and publishes them there."""
 
-    async def act(self, jobs: Sequence[JobSummary], noted: Collection[str]) -> None:
-        moves = await self._moves(jobs, noted)
+    async def act(self, jobs: Sequence[JobSummary], recorded: Collection[str]) -> None:
+        moves = await self._plan_moves(jobs, recorded)
         await self.wait_for_room(
             queue_name(moves[job.id].lane, job.worker) for job in jobs if job.id in moves
         )
@@ -332,14 +332,14 @@ class MoveRun(ActionRun):
         due = await without_paused(self.ledger, [records[each] for each in ids if each in records])
         # What the broker refuses stays pending: a scheduler publishes it.
         await publish_recorded(self.publisher, self.ledger, due)
-        self.count_done(len(moved.keys() - set(noted)))
+        self.count_done(len(moved.keys() - set(recorded)))
         for job_id in moves.keys() - moved.keys():
             self.skip(job_id, "it has begun meanwhile")
 
-    async def _moves(
-        self, jobs: Sequence[JobSummary], noted: Collection[str]
+    async def _plan_moves(
+        self, jobs: Sequence[JobSummary], recorded: Collection[str]
     ) -> dict[str, JobMove]:
-        """Return where each is to go; those that stay are counted."""
+        """Return the moves of these jobs; count those that are not moved as skipped."""
         earlier = {}
         if self.spec.undo_of is not None:
             ids = [job.id for job in jobs]
@@ -355,7 +355,7 @@ class MoveRun(ActionRun):
                 lane, priority = moved_from["lane"], moved_from["priority"]
             if priority is None:
                 priority = job.priority
-            if (lane, priority) == (job.lane, job.priority) and job.id not in noted:
+            if (lane, priority) == (job.lane, job.priority) and job.id not in recorded:
                 self.skip(job.id, "it is there already")
                 continue
             if why := await self._refusal(job, lane):
@@ -378,7 +378,7 @@ class MoveRun(ActionRun):
 
 
 class RerunRun(ActionRun):
-    """Publishes a new job for each: the same again, or with the change that was asked for."""
+    """Publishes a new job for each job: the same, or with the requested change."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -386,17 +386,17 @@ class RerunRun(ActionRun):
             self.registry, self.ledger, self.publisher, remote=self.spec.remote
         )
 
-    async def act(self, jobs: Sequence[JobSummary], noted: Collection[str]) -> None:
+    async def act(self, jobs: Sequence[JobSummary], recorded: Collection[str]) -> None:
         ids = await self.ledger.system.job_ids()
         cause = self.spec.undo_of or self.session.id
         new_ids = {job.id: rerun_id_of(ids, cause, job.id) for job in jobs}
-        known = await self.ledger.job_reads.records(list(new_ids.values()))
+        existing = await self.ledger.job_reads.records(list(new_ids.values()))
         records = await self.ledger.job_reads.records([job.id for job in jobs])
         prepared: dict[str, NewJob] = {}
         new_id_by_job: dict[str, str] = {}
         for job_id, new_id in new_ids.items():
-            if new_id in known:
-                if known[new_id].operation_id == self.session.id:  # published before a kill
+            if new_id in existing:
+                if existing[new_id].operation_id == self.session.id:  # published before a kill
                     new_id_by_job[job_id] = new_id
                 else:
                     self.skip(job_id, f"an earlier undo has rerun it as {new_id}")
@@ -428,7 +428,7 @@ class RerunRun(ActionRun):
         )
         if not is_ours:
             self.session.fail_lost()
-        self.count_done(len(new_id_by_job.keys() - set(noted)))
+        self.count_done(len(new_id_by_job.keys() - set(recorded)))
 
     async def _prepare(self, record: JobRecord, new_id: str) -> NewJob:
         """Make the new job. Raises one of _RERUN_ERRORS."""

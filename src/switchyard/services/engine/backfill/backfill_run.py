@@ -106,7 +106,7 @@ class BackfillRun:
             low=plan.spec.low,
             high=plan.spec.high,
             hindrance=self._hindrance,
-            share=None if target is None else partial(self._share, target),
+            quota=None if target is None else partial(self._read_quota, target),
         )
 
     async def run(self) -> None:
@@ -265,7 +265,7 @@ class BackfillRun:
     def _is_past_end(self) -> bool:
         return self._end_time is not None and self._ledger.clock.time() >= self._end_time
 
-    async def _share(self, target: Target) -> QueueQuota | None:
+    async def _read_quota(self, target: Target) -> QueueQuota | None:
         spec = self._plan.spec
         # From the latest record: an operator may have changed it.
         weight = self._session.operation.spec.get(WEIGHT, spec.weight)

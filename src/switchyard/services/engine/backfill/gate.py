@@ -44,7 +44,7 @@ class Gate:
         low: int | None,
         high: int | None,
         hindrance: Callable[[], Awaitable[str | None]] | None = None,
-        share: Callable[[], Awaitable[QueueQuota | None]] | None = None,
+        quota: Callable[[], Awaitable[QueueQuota | None]] | None = None,
     ) -> None:
         self._pressure = pressure
         self._traffic = None if lane == HOT.name else traffic
@@ -52,7 +52,7 @@ class Gate:
         self._find_hindrance = hindrance
         """Returns a text of what keeps the backfill's jobs from running; None where nothing
         does."""
-        self._share = share
+        self._read_quota = quota
         self._fraction = 1.0
         """Fraction of the queue that this backfill may use; less than 1 while other backfills use
         it, too."""
@@ -167,16 +167,16 @@ class Gate:
     async def _effective_depth(self, depth: int) -> int:
         """Return the effective queue depth for this backfill: its waiting jobs divided by its share
         of the queue; the depth itself where it does not share the queue."""
-        share = None if self._share is None else await self._share()
-        part = 1.0 if share is None else share.part
+        quota = None if self._read_quota is None else await self._read_quota()
+        part = 1.0 if quota is None else quota.part
         if part > self._fraction:
             self._is_closed = False  # its share has grown, so its jobs fill less of it
         self._fraction = part
-        if share is None:
+        if quota is None:
             return depth
         if depth >= MAX_QUEUE_FILL * self._limit:
             return depth
-        return ceil(share.waiting / share.part)
+        return ceil(quota.waiting / quota.part)
 
 
 def _lane_queues(snapshot: Snapshot, name: str) -> list[QueueDepth]:

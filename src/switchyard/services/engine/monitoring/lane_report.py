@@ -66,7 +66,7 @@ class LaneReport:
 @dataclass(frozen=True, slots=True)
 class Report:
     lanes: tuple[LaneReport, ...]
-    management: str | None
+    management_error: str | None
     """Why the management API could not be read; None when it was."""
 
 

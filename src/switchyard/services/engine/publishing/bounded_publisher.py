@@ -1,4 +1,4 @@
-"""A publisher for requests that wait for an answer: it fails within two seconds."""
+"""Publish for requests that wait for an answer: fail within two seconds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from switchyard.broker.wire.reconnector import Guard
 CONNECT_TIMEOUT = 0.7
 """Seconds that a publish waits for a connection; connecting goes on for the next one."""
 CONNECTION_POLL_INTERVAL = 1.0
-"""Seconds between looks whether there is a connection."""
+"""Seconds between checks whether there is a connection."""
 QUEUE_TIMEOUT = 0.4
 """Seconds that it waits to hear whether its queue is there, where that is not known."""
 CONFIRM_TIMEOUT = 0.8
@@ -33,8 +33,8 @@ class TimeBoundedPublisher(Publisher):
     queue_timeout = QUEUE_TIMEOUT
 
     def __init__(self, settings: BrokerSettings, *, name: str, guard: Guard | None = None) -> None:
-        patient = min(settings.confirm_timeout, CONFIRM_TIMEOUT)
-        settings = settings.model_copy(update={"confirm_timeout": patient})
+        confirm_timeout = min(settings.confirm_timeout, CONFIRM_TIMEOUT)
+        settings = settings.model_copy(update={"confirm_timeout": confirm_timeout})
         super().__init__(settings, name=name, guard=guard)
 
     async def keep_connected(self) -> None:
@@ -45,7 +45,7 @@ class TimeBoundedPublisher(Publisher):
 
     @property
     def is_connected(self) -> bool:
-        """Tell whether a publish could be sent now."""
+        """Whether a publish could be sent now."""
         return self._free_channel() is not None
 
     async def publish_many(self, jobs: Iterable[Outgoing]) -> list[Result]:

@@ -76,10 +76,10 @@ def refused_letter(
         attempts=message.metadata.attempts,
         dead_at=died_at.isoformat(),
     )
-    return kept_letter(certificate, message, message.encode(), job)
+    return ledger_only_letter(certificate, message, message.encode(), job)
 
 
-def kept_letter(
+def ledger_only_letter(
     certificate: DeadLetterInfo, message: JobMessage, body: bytes, job: Destination
 ) -> DeadLetterRecord:
     """Make the index's record of a dead letter that is in the ledger alone."""
@@ -118,7 +118,7 @@ async def publish_recorded(
     )
     accepted: list[str] = []
     refused: dict[str, list[str]] = {}
-    hopeless: list[DeadLetterRecord] = []
+    never_taken: list[DeadLetterRecord] = []
     for record, message, result in zip(records, messages, results, strict=True):
         tracing.record(
             f"outbox {record.routing_key}",
@@ -135,8 +135,8 @@ async def publish_recorded(
         if isinstance(result, LaneFull) and result.dead_lettered:
             await ledger.jobs.mark_overflowed(record.id, ledger.clock.time())
         elif isinstance(result, NeverTaken) and record.state is not State.RUNNING:
-            hopeless.append(refused_letter(record, message, result, ledger.clock.now()))
-    await ledger.dead_letters.index_dead(hopeless)
+            never_taken.append(refused_letter(record, message, result, ledger.clock.now()))
+    await ledger.dead_letters.index_dead(never_taken)
     (refusals or RefusalLog()).report(refused, time.monotonic())
     if accepted:
         await ledger.jobs.mark_queued(accepted, ledger.clock.time())

@@ -21,7 +21,6 @@ MAX_TARGET_LENGTH = 200
 """Characters of a pause's target."""
 MAX_REASON_LENGTH = 500
 """Characters of the reason for a pause."""
-QUEUE = r"^[a-z][a-z0-9_]{0,63}\.[a-z][a-z0-9_]{0,63}$"
 
 
 class PauseScope(StrEnum):

@@ -1,8 +1,8 @@
-"""Returns displaced jobs to their queues, unchanged: jobs that a full lane dropped at a restart,
-and jobs that no queue was bound for.
+"""Return displaced jobs to their queues, unchanged: jobs that a full lane dropped at a restart, and
+jobs that no queue was bound for.
 
-A job is published directly to its queue, not to `jobs.topic`: AMQP does not tell whether a key is
-bound, and an unbound job would become a letter again and again.
+A job is published directly to its queue, not to `jobs.topic`: AMQP does not tell whether a routing
+key is bound, and a job with an unbound key would become a letter again and again.
 
 Part of the scheduler. Unlike a redrive, this needs no decision, and the job keeps its generation:
 an extra copy is only another delivery of the same job.

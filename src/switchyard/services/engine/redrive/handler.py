@@ -7,7 +7,7 @@ so none is sent twice on purpose, and one whose job died again is left alone.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 
 from switchyard.broker.lanes import LANES, Lane
@@ -19,13 +19,12 @@ from switchyard.services.engine.bulk.hot_traffic import HotTraffic
 from switchyard.services.engine.bulk.session import BulkSession
 from switchyard.services.engine.dead.indexed import indexed_in_turn
 from switchyard.services.engine.dead.jq_program import ExpressionStopped
-from switchyard.services.engine.dead.letters import DeadLetterLike
-from switchyard.services.engine.dead.scan import scanning_in_turn, wait_in, waiting_ids
-from switchyard.services.engine.dead.stored import stored_letters
+from switchyard.services.engine.dead.scan import wait_in
 from switchyard.services.engine.identity.broker import guard
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.bulk import BulkState
+from switchyard.services.engine.redrive.letter_sources import Letters, open_queued, open_stored
 from switchyard.services.engine.redrive.redrive_pass import RedrivePass
 from switchyard.services.engine.redrive.redrive_progress import (
     STATE_POLL_INTERVAL,
@@ -62,7 +61,7 @@ class RedriveHandler:
         self._hold = hold
 
     async def run(self, session: BulkSession) -> None:
-        """Make passes until every matching letter was sent, dropped, or can't be sent."""
+        """Make passes until no matching letter is left that can be sent."""
         spec = RedriveSpec.from_json(session.operation.spec)
         run = RedriveRun(session, spec, self._ledger, self._traffic)
         await run.begin()
@@ -86,9 +85,8 @@ class RedriveHandler:
                         )
                         if await redrive_pass.run(letters):
                             break
-                    await session.sleep(
-                        STATE_POLL_INTERVAL
-                    )  # others have waited for their turn meanwhile
+                    # Other redrives have waited for their turn meanwhile.
+                    await session.sleep(STATE_POLL_INTERVAL)
             await run.drain()
         except (Halted, ExpressionStopped) as halted:
             await run.save_notes(force=True)
@@ -97,20 +95,25 @@ class RedriveHandler:
         await run.save_notes(force=True)
         await session.finish(note=run.final_note)
 
-    def _source(
-        self, spec: RedriveSpec, run: RedriveRun
-    ) -> AbstractAsyncContextManager[AsyncGenerator[DeadLetterLike, None]]:
+    def _source(self, spec: RedriveSpec, run: RedriveRun) -> AbstractAsyncContextManager[Letters]:
         if spec.from_ledger:
-            return self._open_stored(spec, run)
+            wait = wait_in(run.session)
+            return open_stored(self._settings, self._ledger, spec.which, run.moment, wait)
         # An edit can be undone later only with the original, which is read from the queue.
         return (
-            self._open_indexed(spec, run) if spec.change.is_empty else self._open_waiting(spec, run)
+            self._open_indexed(spec, run) if spec.change.is_empty else self._open_queued(spec, run)
+        )
+
+    def _open_queued(
+        self, spec: RedriveSpec, run: RedriveRun
+    ) -> AbstractAsyncContextManager[Letters]:
+        wait = wait_in(run.session)
+        return open_queued(
+            self._settings, self._ledger, spec.which, run.moment, wait, includes=run.is_ours
         )
 
     @asynccontextmanager
-    async def _open_indexed(
-        self, spec: RedriveSpec, run: RedriveRun
-    ) -> AsyncIterator[AsyncGenerator[DeadLetterLike, None]]:
+    async def _open_indexed(self, spec: RedriveSpec, run: RedriveRun) -> AsyncIterator[Letters]:
         async with indexed_in_turn(
             self._settings,
             self._ledger,
@@ -121,7 +124,7 @@ class RedriveHandler:
         ) as indexed:
             if indexed is not None:
 
-                async def matching_letters() -> AsyncGenerator[DeadLetterLike, None]:
+                async def matching_letters() -> Letters:
                     async for letter in indexed:
                         if run.is_ours(letter):
                             yield letter
@@ -129,29 +132,5 @@ class RedriveHandler:
                 async with aclosing(matching_letters()) as letters:
                     yield letters
                 return
-        async with self._open_waiting(spec, run) as letters:
-            yield letters
-
-    @asynccontextmanager
-    async def _open_waiting(
-        self, spec: RedriveSpec, run: RedriveRun
-    ) -> AsyncIterator[AsyncGenerator[DeadLetterLike, None]]:
-        async def matching_letters() -> AsyncGenerator[DeadLetterLike, None]:
-            async for letter in scan.letters():
-                if run.is_ours(letter) and spec.which.matches(letter, run.moment):
-                    yield letter
-
-        async with (
-            scanning_in_turn(self._settings, self._ledger, wait_in(run.session)) as scan,
-            aclosing(matching_letters()) as letters,
-        ):
-            yield letters
-
-    @asynccontextmanager
-    async def _open_stored(
-        self, spec: RedriveSpec, run: RedriveRun
-    ) -> AsyncIterator[AsyncGenerator[DeadLetterLike, None]]:
-        broker = await waiting_ids(self._settings, self._ledger, wait_in(run.session))
-        stored = stored_letters(self._ledger, spec.which, run.moment, broker)
-        async with aclosing(stored) as letters:
+        async with self._open_queued(spec, run) as letters:
             yield letters

@@ -5,20 +5,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 
 from switchyard.broker.lanes import LANES, Lane
 from switchyard.broker.settings import BrokerSettings
 from switchyard.services.engine.dead.changes import Change, difference
 from switchyard.services.engine.dead.groups import require_group
 from switchyard.services.engine.dead.letters import DeadLetterLike
-from switchyard.services.engine.dead.scan import scanning_in_turn, waiting_ids
-from switchyard.services.engine.dead.stored import stored_letters
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.jobs.secret_fields import hidden
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.ledger.leases import Sleep
+from switchyard.services.engine.redrive.letter_sources import Letters, open_queued, open_stored
 from switchyard.services.engine.redrive.sending import (
     BATCH,
     LetterDifference,
@@ -32,8 +31,6 @@ MAX_SHOWN = 5
 """Letters whose changes are shown, at most."""
 MAX_COMPARED_BYTES = 256 * 1024
 """Bytes of a message up to which its change is shown: comparing larger ones takes too long."""
-
-Letters = AsyncGenerator[DeadLetterLike, None]
 
 
 async def plan_redrive(
@@ -52,76 +49,51 @@ async def plan_redrive(
     """
     spec.check()
     await require_group(ledger, spec.which)
-    tally = RedriveCounts()
+    counts = RedriveCounts()
     sender = LetterSender(registry, ledger, spec.change, lanes=lanes, remote=spec.remote)
     batch: list[DeadLetterLike] = []
 
     async def plan_batch() -> None:
-        copies = await sender.prepare(batch, tally, drop=False)
-        _count_copies(copies, spec.change, tally, registry)
+        copies = await sender.prepare(batch, counts, drop=False)
+        _count_copies(copies, spec.change, counts, registry)
         batch.clear()
 
     async with _matching_letters(settings, ledger, spec, wait) as letters:
         async for letter in letters:
-            tally.matched += 1
+            counts.matched += 1
             batch.append(letter)
             if len(batch) >= BATCH:
                 await plan_batch()
-            if spec.limit is not None and tally.matched >= spec.limit:
+            if spec.limit is not None and counts.matched >= spec.limit:
                 break
         await plan_batch()
     if not spec.from_ledger:
         letter_count = await ledger.dead_letters.count_dead(
             spec.which.for_index("waiting", ledger.clock.now())
         )
-        if (lost := min(letter_count, spec.limit or letter_count) - tally.matched) > 0:
-            tally.notes.insert(0, only_in_ledger(lost))
-    return tally
+        if (lost := min(letter_count, spec.limit or letter_count) - counts.matched) > 0:
+            counts.notes.insert(0, only_in_ledger(lost))
+    return counts
 
 
 def _matching_letters(
     settings: BrokerSettings, ledger: Ledger, spec: RedriveSpec, wait: Sleep
 ) -> AbstractAsyncContextManager[Letters]:
-    """Yield the letters that match, oldest first: those on the broker, or the ledger's."""
-    source = _open_stored if spec.from_ledger else _open_waiting
-    return source(settings, ledger, spec, wait)
-
-
-@asynccontextmanager
-async def _open_waiting(
-    settings: BrokerSettings, ledger: Ledger, spec: RedriveSpec, wait: Sleep
-) -> AsyncIterator[Letters]:
-    moment = ledger.clock.now()
-
-    async def matching() -> Letters:
-        async for letter in scan.letters():
-            if spec.which.matches(letter, moment):
-                yield letter
-
-    async with scanning_in_turn(settings, ledger, wait) as scan, aclosing(matching()) as letters:
-        yield letters
-
-
-@asynccontextmanager
-async def _open_stored(
-    settings: BrokerSettings, ledger: Ledger, spec: RedriveSpec, wait: Sleep
-) -> AsyncIterator[Letters]:
-    broker = await waiting_ids(settings, ledger, wait)
-    stored = stored_letters(ledger, spec.which, ledger.clock.now(), broker)
-    async with aclosing(stored) as letters:
-        yield letters
+    """Open the letters that match, oldest first: those on the broker, or the ledger's."""
+    source = open_stored if spec.from_ledger else open_queued
+    return source(settings, ledger, spec.which, ledger.clock.now(), wait)
 
 
 def _count_copies(
-    copies: Sequence[RedriveMessage], change: Change, tally: RedriveCounts, registry: Registry
+    copies: Sequence[RedriveMessage], change: Change, counts: RedriveCounts, registry: Registry
 ) -> None:
     """Count the copies that would be sent."""
-    tally.done += len(copies)
+    counts.done += len(copies)
     for copy in copies:
-        tally.routes[copy.routing_key] = tally.routes.get(copy.routing_key, 0) + 1
-        tally.note(f"{copy.letter.id}: would go to {copy.routing_key}")
-        if not change.is_empty and len(tally.differences) < MAX_SHOWN:
-            tally.differences.append(_compare(copy, registry))
+        counts.routes[copy.routing_key] = counts.routes.get(copy.routing_key, 0) + 1
+        counts.note(f"{copy.letter.id}: would go to {copy.routing_key}")
+        if not change.is_empty and len(counts.differences) < MAX_SHOWN:
+            counts.differences.append(_compare(copy, registry))
 
 
 def _compare(copy: RedriveMessage, registry: Registry) -> LetterDifference:

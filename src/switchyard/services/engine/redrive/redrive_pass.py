@@ -44,7 +44,7 @@ class RedrivePass:
         self._capacity = capacity
         self._ends_at = time.monotonic() + hold
         self._held: dict[str, deque[RedriveMessage]] = {}
-        """Copies for which their queue had no room, oldest first."""
+        """By queue: copies for which it had no room, oldest first."""
 
     async def run(self, letters: AsyncGenerator[DeadLetterLike, None]) -> bool:
         """Send the letters; return True when all were read and none is held."""
@@ -69,7 +69,7 @@ class RedrivePass:
     async def _send_all(self, batch: Sequence[DeadLetterLike]) -> None:
         """Send a batch as fast as outcomes and rate allow."""
         unsent = await self._run.filter_unsent(batch)
-        queued = deque(await self._sender.prepare(unsent, self._run.tally, drop=True))
+        queued = deque(await self._sender.prepare(unsent, self._run.counts, drop=True))
         while queued and not self._is_over and not self._run.has_enough:
             allowed = await self._run.allowance()
             note = self._run.canary or self._run.traffic.why
@@ -108,13 +108,13 @@ class RedrivePass:
         async with nullcontext() if is_hot else self._run.traffic.turn(self._session):
             await self._sender.plan(copies, self._session)
             self._run.count_planned_letters(copies)
-            refused = await self._sender.send(self._publisher, copies, self._run.tally)
+            refused = await self._sender.send(self._publisher, copies, self._run.counts)
         not_taken = [copy for copy, error in refused if not _may_be_accepted(error)]
         await self._sender.forget(self._run.uncount(not_taken), self._session)
         for copy, error in reversed(refused):
             if isinstance(error, NeverTaken):
-                self._run.tally.invalid += 1
-                self._run.tally.note(f"{copy.letter.id}: not redriven: {error}")
+                self._run.counts.invalid += 1
+                self._run.counts.note(f"{copy.letter.id}: not redriven: {error}")
                 continue
             if not isinstance(error, LaneFull):
                 raise error  # the runner repeats the pass

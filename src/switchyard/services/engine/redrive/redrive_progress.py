@@ -37,14 +37,14 @@ class RedriveRun:
         self.spec = spec
         self.traffic = traffic
         self.moment = datetime.fromtimestamp(session.operation.created_at, UTC)
-        self.tally = RedriveCounts()
-        """Counts of this pass."""
+        self.counts = RedriveCounts()
+        """Counts of the present pass."""
         self.canary: str | None = None
         """Text on the canary's progress while only the canary may be sent; else None."""
         self._halt_rule = HaltRule(spec.canary, spec.halt_on)
         self._ledger = ledger
         self._cursor: dict[str, Any] = dict(session.operation.cursor or {})
-        self._before = RedriveProgress.from_operation(session.operation)
+        self._progress_before = RedriveProgress.from_operation(session.operation)
         self._planned = 0
         self._planned_before: set[str] = set()
         """Letters that an earlier process was about to send, or has sent."""
@@ -57,11 +57,13 @@ class RedriveRun:
         self._planned = sum(self._outcomes.values())
         if "baseline" not in self._cursor:  # at the start, or resumed after a halt
             self._cursor["baseline"] = [self._settled, self._failed]
-        if self._before.total is None and not self.spec.from_ledger:
+        if self._progress_before.total is None and not self.spec.from_ledger:
             total = await self._ledger.dead_letters.count_dead(
                 self.spec.which.for_index("waiting", self.moment)
             )
-            self._before = replace(self._before, total=min(total, self.spec.limit or total))
+            self._progress_before = replace(
+                self._progress_before, total=min(total, self.spec.limit or total)
+            )
         await self.save_notes(force=True)
 
     def is_ours(self, letter: DeadLetterLike) -> bool:
@@ -78,9 +80,8 @@ class RedriveRun:
         while (wait := self.session.slot_wait) > 0:
             rate = self.session.operation.rate or 0.0
             await self.session.move(BulkState.RUNNING, f"sends {rate_in_words(rate)}, by its rate")
-            await self.session.sleep(
-                min(wait, STATE_POLL_INTERVAL)
-            )  # the rate may change meanwhile
+            # The rate may change meanwhile.
+            await self.session.sleep(min(wait, STATE_POLL_INTERVAL))
 
     async def filter_unsent(self, batch: Sequence[DeadLetterLike]) -> list[DeadLetterLike]:
         """Return the letters of a batch without those that this redrive has sent before, and that
@@ -141,8 +142,13 @@ class RedriveRun:
     @property
     def final_note(self) -> str | None:
         sentences = [f"{self._failed} failed again"] if self._failed else []
-        handled = self._planned + self._before.dropped + self.tally.dropped + self.tally.invalid
-        if (lost := (self._before.total or 0) - handled) > 0:
+        handled = (
+            self._planned
+            + self._progress_before.dropped
+            + self.counts.dropped
+            + self.counts.invalid
+        )
+        if (lost := (self._progress_before.total or 0) - handled) > 0:
             sentences.append(only_in_ledger(lost))
         return "; ".join(sentences) or None
 
@@ -151,8 +157,8 @@ class RedriveRun:
         self._count_planned(len(self._not_planned_before(copies)))
 
     def uncount(self, copies: Sequence[RedriveMessage]) -> list[str]:
-        """Take letters that the broker refused out of the count. Returns the ids whose plan is to
-        be forgotten: without those that an earlier process planned, and may have sent."""
+        """Take letters that the broker refused out of the count. Returns the ids whose plans are to
+        be deleted: not those that an earlier process planned, as it may have sent them."""
         new = self._not_planned_before(copies)
         self._count_planned(-len(new))
         return new
@@ -168,10 +174,12 @@ class RedriveRun:
     def begin_pass(self) -> None:
         """Begin the counts of a new pass. Letters that were dropped stay counted, as they are gone;
         the others are counted anew."""
-        self._before = replace(
-            self._before, dropped=self._before.dropped + self.tally.dropped, notes=self._notes()
+        self._progress_before = replace(
+            self._progress_before,
+            dropped=self._progress_before.dropped + self.counts.dropped,
+            notes=self._notes(),
         )
-        self.tally = RedriveCounts()
+        self.counts = RedriveCounts()
 
     async def save_notes(self, *, force: bool = False) -> None:
         """Record the progress every SAVE_INTERVAL seconds, or now with `force`. Ends the run if the
@@ -180,10 +188,10 @@ class RedriveRun:
             return self.session.check()
         self._saved_at = time.monotonic()
         progress = replace(
-            self._before,
+            self._progress_before,
             redriven=self._planned,
-            dropped=self._before.dropped + self.tally.dropped,
-            invalid=self.tally.invalid,
+            dropped=self._progress_before.dropped + self.counts.dropped,
+            invalid=self.counts.invalid,
             succeeded=self._outcomes.get(RedriveOutcome.SUCCEEDED, 0),
             failed=self._failed,
             undone=self._outcomes.get(RedriveOutcome.UNDONE, 0),
@@ -194,7 +202,9 @@ class RedriveRun:
         return None
 
     def _notes(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys((*self._before.notes, *self.tally.notes)))[:MAX_KEPT_NOTES]
+        return tuple(dict.fromkeys((*self._progress_before.notes, *self.counts.notes)))[
+            :MAX_KEPT_NOTES
+        ]
 
     async def _read_outcomes(self) -> None:
         self._outcomes = dict(await self._ledger.redrives.settle_redriven(self.session.id))

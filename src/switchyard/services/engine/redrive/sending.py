@@ -100,7 +100,7 @@ class LetterSender:
         self._remote = remote
 
     async def prepare(
-        self, batch: Sequence[DeadLetterLike], tally: RedriveCounts, *, drop: bool
+        self, batch: Sequence[DeadLetterLike], counts: RedriveCounts, *, drop: bool
     ) -> list[RedriveMessage]:
         """Make the copies of the letters that can be sent. With `drop`, remove letters from the
         queue whose jobs need no redrive any more. Raises ExpressionStopped."""
@@ -111,15 +111,15 @@ class LetterSender:
         for letter in batch:
             state, redrives = generations.get(letter.id, (State.DEAD, 0))
             if state in (State.SUCCEEDED, State.CANCELLED):
-                tally.note(f"{letter.id}: dropped, the job has {state} meanwhile")
+                counts.note(f"{letter.id}: dropped, the job has {state} meanwhile")
                 finished.append(letter)
             elif letter.message is not None and redrives > letter.redrives:
-                tally.note(f"{letter.id}: dropped, it was redriven before")
+                counts.note(f"{letter.id}: dropped, it was redriven before")
                 redriven.append((letter, redrives))
             else:
                 sendable.append(letter)
-        copies = await self._make_copies_in_thread(sendable, tally)
-        tally.dropped += len(finished) + len(redriven)
+        copies = await self._make_copies_in_thread(sendable, counts)
+        counts.dropped += len(finished) + len(redriven)
         if drop:
             await self._remove_finished(finished, redriven)
         return copies
@@ -173,7 +173,7 @@ class LetterSender:
             session.fail_lost()
 
     async def send(
-        self, publisher: Publisher, copies: Sequence[RedriveMessage], tally: RedriveCounts
+        self, publisher: Publisher, copies: Sequence[RedriveMessage], counts: RedriveCounts
     ) -> list[tuple[RedriveMessage, PublishError]]:
         """Publish, record, acknowledge. Return the refused messages with their errors."""
         results = await publisher.publish_many(
@@ -185,7 +185,7 @@ class LetterSender:
         for copy, result in zip(copies, results, strict=True):
             if isinstance(result, Accepted):
                 sent.append(copy)
-                tally.routes[copy.routing_key] = tally.routes.get(copy.routing_key, 0) + 1
+                counts.routes[copy.routing_key] = counts.routes.get(copy.routing_key, 0) + 1
                 continue
             refused.append((copy, result))
             if isinstance(result, LaneFull) and result.dead_lettered:
@@ -200,11 +200,11 @@ class LetterSender:
         )
         for copy in sent:
             copy.letter.ack()
-        tally.done += len(sent)
+        counts.done += len(sent)
         return refused
 
     async def _make_copies_in_thread(
-        self, letters: Sequence[DeadLetterLike], tally: RedriveCounts
+        self, letters: Sequence[DeadLetterLike], counts: RedriveCounts
     ) -> list[RedriveMessage]:
         """Make the copies in a thread, as messages are large; count those that can't be made."""
         # A jq expression may take seconds for each letter: a stop waits for one letter only.
@@ -217,8 +217,8 @@ class LetterSender:
                 if isinstance(message, RedriveMessage):
                     copies.append(message)
                 else:
-                    tally.invalid += 1
-                    tally.note(message)
+                    counts.invalid += 1
+                    counts.note(message)
         return copies
 
     def _make_copies(self, letters: Sequence[DeadLetterLike]) -> list[RedriveMessage | str]:

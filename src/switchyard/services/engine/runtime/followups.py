@@ -35,7 +35,7 @@ from switchyard.broker.wire.envelope import Envelope
 from switchyard.broker.wire.reconnector import MAX_BACKOFF, MIN_BACKOFF
 from switchyard.services.engine.jobs.retry import Delayed, Died, Failure, RetryPolicy, Succeeded
 from switchyard.services.engine.publishing.recorded import (
-    kept_letter,
+    ledger_only_letter,
     publish_recorded,
     record_following,
     refused_letter,
@@ -334,7 +334,7 @@ class FollowUpPublisher:
             partial(ledger.job_reads.get, message.job_id)
         )
         if record is not None:
-            letter = kept_letter(certificate, message, job.delivery.body, record)
+            letter = ledger_only_letter(certificate, message, job.delivery.body, record)
             await self.attempt_writer.until_reached(
                 partial(ledger.dead_letters.index_dead, [letter])
             )

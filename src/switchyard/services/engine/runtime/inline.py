@@ -36,7 +36,7 @@ from switchyard.services.engine.monitoring.metric_names import Metric, Samples
 from switchyard.services.engine.monitoring.metrics import Metrics
 from switchyard.services.engine.publishing.preparing import InvalidJob, JobRequest, prepare
 from switchyard.services.engine.publishing.publisher import Published
-from switchyard.services.engine.publishing.recorded import kept_letter
+from switchyard.services.engine.publishing.recorded import ledger_only_letter
 from switchyard.services.engine.records.errors import LedgerError, RowRejected
 from switchyard.services.engine.records.limits import (
     PermitDemand,
@@ -521,7 +521,7 @@ class InlineFollowUps:
             worker=record.worker_id or "",
             dead_at=ledger.clock.now().isoformat(),
         )
-        letter = kept_letter(certificate, message, message.encode(), record)
+        letter = ledger_only_letter(certificate, message, message.encode(), record)
         await self.attempt_writer.until_reached(partial(ledger.dead_letters.index_dead, [letter]))
 
 

@@ -1,5 +1,5 @@
-"""The scheduler: publishes due jobs, fires schedules, repairs what a crash left behind, follows
-dead letters.
+"""Run the scheduler: it publishes due jobs, and runs the periodic duties of all wings, such as
+firing schedules and indexing dead letters.
 
 One instance is active; others stand by and take over when its lease runs out.
 """
@@ -45,15 +45,15 @@ from switchyard.services.engine.scheduler.duties import (
 )
 
 BATCH = 500
+"""Jobs that are read and published together."""
 RESUMED_CHECK_INTERVAL = 30.0
 """Seconds between checks for jobs whose pause has ended, while the pauses do not change."""
 LAST_GENERATION_TIMEOUT = 2.0
-"""Seconds for the last generation, which an ending scheduler writes: a broker that is away must not
-delay the end."""
+"""Seconds that a scheduler tries to write a last generation before it ends."""
 
 
 @dataclass(slots=True)
-class TickResult:
+class TurnCounts:
     """Counts of the jobs that one turn has published."""
 
     scheduled: int = 0
@@ -62,9 +62,9 @@ class TickResult:
     lost: int = 0
     refused: int = 0
 
-    def plus(self, other: TickResult) -> TickResult:
+    def plus(self, other: TurnCounts) -> TurnCounts:
         """Return the sum of both."""
-        return TickResult(
+        return TurnCounts(
             self.scheduled + other.scheduled,
             self.outbox + other.outbox,
             self.resumed + other.resumed,
@@ -91,10 +91,10 @@ class Scheduler:
         """Set while this instance has the lease."""
         self._settings = settings
         self._ledger = ledger
-        self._pace = pace or SchedulerIntervals()
+        self._intervals = pace or SchedulerIntervals()
         self._publisher = Publisher(settings, name="scheduler")
         context = DutyContext(
-            settings, registry, ledger, self._publisher, self._pace, lanes, self._refuse
+            settings, registry, ledger, self._publisher, self._intervals, lanes, self._refuse
         )
         self._pruned = context.pruned
         self._due = context.due.jobs
@@ -103,28 +103,28 @@ class Scheduler:
         self._duties = load_duties(context)
         self._refusals = RefusalLog()
         self._pauses = ActivePauses()
-        self._turns_at = 0.0
+        self._next_turn_at = 0.0
         """Monotonic time of the next turn if nothing becomes due before."""
-        self._renews_at = 0.0
+        self._renew_lease_at = 0.0
         """Monotonic time at which the lease is renewed."""
-        self._resumes_at = 0.0
-        """Monotonic time of the next look for jobs whose pause has ended."""
+        self._check_resumed_at = 0.0
+        """Monotonic time of the next check for jobs whose pause has ended."""
         self._published_again: set[str | None] = set()
         """Claims of silent workers whose jobs were published again."""
         self._log = structlog.get_logger("scheduler").bind(scheduler=self.holder)
         self._stopping = asyncio.Event()
         self._refused: WrongSystem | None = None
-        self._total = TickResult()
+        self._total = TurnCounts()
         if metrics is not None:
             show_publishes(metrics, self._publisher.counts)
-            metrics.add_source(self._metrics)
+            metrics.add_source(self._metric_samples)
 
-    def _metrics(self) -> list[tuple[Metric, Samples]]:
+    def _metric_samples(self) -> list[tuple[Metric, Samples]]:
         return [
             (names.SCHEDULER_ACTIVE, {(): float(self.is_active.is_set())}),
             (
                 names.SCHEDULER_PUBLISHED,
-                {(what,): float(number) for what, number in asdict(self._total).items()},
+                {(kind,): float(number) for kind, number in asdict(self._total).items()},
             ),
             (
                 names.SCHEDULER_PRUNED,
@@ -147,7 +147,7 @@ class Scheduler:
                 elif background is not None:
                     await background.close()
                     background = None
-                await self._pause()
+                await self._sleep_until_due()
         finally:
             if background is not None:
                 await background.close()
@@ -191,21 +191,21 @@ class Scheduler:
         """Make a turn if something may be due. After a turn that published jobs, another follows at
         once."""
         now = time.monotonic()
-        if not self._due.is_set() and now < self._turns_at:
+        if not self._due.is_set() and now < self._next_turn_at:
             return
         self._due.clear()
-        self._turns_at = now
+        self._next_turn_at = now
         try:
-            if await self.turn() == TickResult():
-                self._turns_at = time.monotonic() + RESUMED_CHECK_INTERVAL
+            if await self.turn() == TurnCounts():
+                self._next_turn_at = time.monotonic() + RESUMED_CHECK_INTERVAL
         except LedgerError as error:
             self._log.warning("ledger unreachable", error=str(error))
 
-    async def turn(self) -> TickResult:
+    async def turn(self) -> TurnCounts:
         """Publish everything that is due now. Raises LedgerUnavailable."""
-        turn = TickResult()
+        turn = TurnCounts()
         moment = self._ledger.clock.time()
-        old = moment - self._pace.pending
+        old = moment - self._intervals.pending
         turn.scheduled = await self._publish_due(
             partial(self._ledger.job_reads.due_scheduled, moment), turn
         )
@@ -213,7 +213,7 @@ class Scheduler:
             partial(self._ledger.job_reads.due_pending, old), turn
         )
         turn.resumed = await self._publish_resumed(turn)
-        turn.lost = await self._publish_silent(turn)
+        turn.lost = await self._publish_for_silent_workers(turn)
         self._total = self._total.plus(turn)
         if turn.scheduled or turn.outbox or turn.resumed or turn.lost:
             self._log.info(
@@ -227,7 +227,7 @@ class Scheduler:
         return turn
 
     async def _publish_due(
-        self, fetch: Callable[..., Awaitable[list[JobRecord]]], turn: TickResult
+        self, fetch: Callable[..., Awaitable[list[JobRecord]]], turn: TurnCounts
     ) -> int:
         """Publish a batch of due jobs, and while a batch runs into full queues, another without
         those queues, so that their jobs do not block others."""
@@ -244,19 +244,19 @@ class Scheduler:
                 return number
             full |= refused
 
-    async def _publish_resumed(self, turn: TickResult) -> int:
-        """Publish jobs whose pause has ended. Those that are paused still may be many: they are
-        examined when the pauses have changed, and at intervals for a job that was paused just
-        as its pause ended."""
+    async def _publish_resumed(self, turn: TurnCounts) -> int:
+        """Publish jobs whose pause has ended. There may be many paused jobs, so they are examined
+        only when the pauses have changed; and at intervals, for jobs that were paused just as
+        their pause ended."""
         pauses = await self._ledger.pauses.active()
         now = time.monotonic()
         if pauses != self._pauses:
-            self._pauses, self._resumes_at = pauses, now
-        if now < self._resumes_at:
+            self._pauses, self._check_resumed_at = pauses, now
+        if now < self._check_resumed_at:
             return 0
         released = await self._ledger.pauses.release(BATCH)
         if len(released) < BATCH:
-            self._resumes_at = now + RESUMED_CHECK_INTERVAL
+            self._check_resumed_at = now + RESUMED_CHECK_INTERVAL
         # A job that a full queue refuses is pending, and is published with the outbox.
         return len(await self._publish(released, turn))
 
@@ -267,23 +267,23 @@ class Scheduler:
         if not claimed:
             return due
         states = await self._ledger.jobs.pin(claimed)
-        gone_on = {each for each in claimed if states.get(each) not in REVOCABLE}
-        return [each for each in due if each.id not in gone_on]
+        changed = {each for each in claimed if states.get(each) not in REVOCABLE}
+        return [each for each in due if each.id not in changed]
 
-    async def _publish_silent(self, turn: TickResult) -> int:
+    async def _publish_for_silent_workers(self, turn: TurnCounts) -> int:
         """Publish again the jobs of silent workers, once for each claim.
 
         The claims stay: the worker that gets a copy takes the job over by the usual rules, which
         count the crash, and a worker that lives after all can still finish it.
         """
-        silent = await self._ledger.job_reads.stale_running(self._pace.silent, BATCH)
+        silent = await self._ledger.job_reads.stale_running(self._intervals.silent, BATCH)
         fresh = [record for record in silent if record.claim_id not in self._published_again]
         accepted = set(await self._publish(fresh, turn))
         self._published_again &= {record.claim_id for record in silent}
         self._published_again |= {record.claim_id for record in fresh if record.id in accepted}
         return len(accepted)
 
-    async def _publish(self, records: list[JobRecord], turn: TickResult) -> list[str]:
+    async def _publish(self, records: list[JobRecord], turn: TurnCounts) -> list[str]:
         """Publish recorded jobs, and return the ids of those that the broker accepted. The refused
         ones keep their state and come again."""
         if not records:
@@ -300,10 +300,10 @@ class Scheduler:
         """Acquire or renew the lease; tell whether this instance has it. It is renewed three times
         within its duration."""
         now = time.monotonic()
-        if self.is_active.is_set() and now < self._renews_at:
+        if self.is_active.is_set() and now < self._renew_lease_at:
             return True
-        lease = self._pace.lease
-        self._renews_at = now + lease / 3
+        lease = self._intervals.lease
+        self._renew_lease_at = now + lease / 3
         try:
             held = await self._ledger.leases.acquire_lease(
                 SCHEDULER, self.holder, lease, longest=lease
@@ -316,7 +316,7 @@ class Scheduler:
         if held and not self.is_active.is_set():
             self._log.info("scheduler active")
             self.is_active.set()
-            self._turns_at = now
+            self._next_turn_at = now
         elif not held and self.is_active.is_set():
             self._log.warning("scheduler standing by")
             self.is_active.clear()
@@ -329,14 +329,14 @@ class Scheduler:
         except LedgerError as error:
             self._log.warning("scheduler lease not released", error=str(error))
 
-    async def _pause(self) -> None:
+    async def _sleep_until_due(self) -> None:
         """Sleep for a turn's interval, and longer while nothing is due."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(self._pace.turn):
+            async with asyncio.timeout(self._intervals.turn):
                 await self._stopping.wait()
         if not self.is_active.is_set() or self._stopping.is_set():
             return
-        next_at = min(self._renews_at, self._turns_at)
+        next_at = min(self._renew_lease_at, self._next_turn_at)
         with suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, next_at - time.monotonic())):
                 await self._due.wait()

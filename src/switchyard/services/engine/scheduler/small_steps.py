@@ -1,5 +1,5 @@
-"""Removing many rows in transactions so short that nobody waits for them, which make way for hot
-work."""
+"""Remove many rows in transactions so short that nobody waits for them, and that make way for hot
+jobs."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from switchyard.services.engine.records.retention import Removal
 TARGET_SECONDS = 0.03
 """Seconds that a transaction should take; a longer one makes the next one smaller."""
 LIMIT_SECONDS = 0.05
-"""Seconds that none should take: on SQLite, a claim would wait for it."""
+"""Seconds that no transaction should take: on SQLite, a claim would wait for it."""
 FIRST_STEP, MAX_STEP = 100, 1000
 """Rows of the first transaction, and of the largest."""
 MIN_REMOVED = 20
-"""Rows of the smallest: on a busy machine one takes its time however small it is, and many small
-ones would only add to the load. Twenty rows are short also where each has a MiB."""
+"""Rows of the smallest transaction. On a busy machine, even the smallest takes its time, and many
+small ones would only add to the load. Twenty rows take little time even if each has a MiB."""
 
 MIN_REMOVED_ON_SERVER = 200
-"""The same for PostgreSQL, where nobody waits for who removes ended rows. With twenty, a busy
-system made more than was removed, in the one simulated year that was tried so."""
+"""The same for PostgreSQL, where the removal of ended rows blocks nobody. With twenty, rows came
+faster than they were removed in a simulated year of a busy system."""
 
 
 class TimedStep(Protocol):
@@ -54,7 +54,7 @@ class StepSize:
         self.too_long = 0
         """Those that took more than LIMIT_SECONDS."""
 
-    def note(self, seconds: float) -> None:
+    def adapt(self, seconds: float) -> None:
         """Adapt to a transaction that took so long."""
         self.longest = max(self.longest, seconds)
         self.steps += 1
@@ -88,7 +88,7 @@ class SmallSteps:
         LedgerUnavailable."""
         async with self._traffic.turn(self._pause):
             done = await work(self.size.rows)
-        self.size.note(done.seconds)
+        self.size.adapt(done.seconds)
         await asyncio.sleep(done.seconds)
         return done
 

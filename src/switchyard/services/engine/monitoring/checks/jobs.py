@@ -209,7 +209,7 @@ async def cancels(context: DoctorContext) -> list[Diagnostic]:
         failure(
             "cancelled jobs",
             Finding.CANCEL_UNHEEDED,
-            f"called off, and still running: {examples}",
+            f"cancelled, and still running: {examples}",
             remedy,
         )
     ]

@@ -165,7 +165,7 @@ async def missing_jobs(context: DoctorContext, report: Report) -> list[Diagnosti
     is read last, so that jobs that have started meanwhile do not count as waiting."""
     queues = [queue for lane in report.lanes if lane.priority is not None for queue in lane.queues]
     [dead] = [queue for lane in report.lanes if lane.priority is None for queue in lane.queues]
-    if context.ledger is None or report.management is not None:
+    if context.ledger is None or report.management_error is not None:
         return []
     elsewhere = await _in_retry_queues(context) + await _unread_letters(context, dead)
     # Read again, for jobs that came back from a retry queue between the two readings.

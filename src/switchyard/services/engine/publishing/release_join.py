@@ -1,4 +1,4 @@
-"""Releases a job that waits for others, so that it runs without the dead ones."""
+"""Release a job that waits for others, so that it runs without the dead ones."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ class WaitsForNone(ConflictError):
     """The job waits for no other job, or it waits for a backfill that still goes on."""
 
 
-async def release(ledger: Ledger, job_id: str) -> JoinRecord:
+async def release_join(ledger: Ledger, job_id: str) -> JoinRecord:
     """Let a job run without those dead jobs that it waits for, as soon as the others have ended;
     return its join. Calling it again changes nothing as long as the job waits.
 
     Raises UnknownJob, WaitsForNone, LedgerError.
     """
-    before = await ledger.joins.join(job_id)
-    if before is None:
+    join = await ledger.joins.join(job_id)
+    if join is None:
         await ledger.job_reads.require(job_id)
         raise WaitsForNone(f"job {job_id} waits for no other")
-    if before.held:
+    if join.held:
         raise WaitsForNone(f"job {job_id} waits for a backfill that goes on: cancel that one")
-    went = await ledger.joins.seal(job_id, ledger.clock.time(), when_dead="go_on")
-    after = await ledger.joins.join(job_id)
-    if went is None or after is None:
+    is_pending = await ledger.joins.seal(job_id, ledger.clock.time(), when_dead="go_on")
+    sealed_join = await ledger.joins.join(job_id)
+    if is_pending is None or sealed_join is None:
         raise WaitsForNone(f"job {job_id} does not wait any more: `jobctl jobs show {job_id}`")
-    return after
+    return sealed_join
