@@ -1,3 +1,4 @@
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from switchyard.services.engine.ledger import Ledger
@@ -21,13 +22,29 @@ async def test_a_minute_tells_what_came_and_ended_and_how_long_hot_jobs_waited(
         await ledger.jobs.record(new_job(message(f"job-{number}", created_at=_moment(START + 10))))
     await ledger.jobs.mark_queued(["job-0", "job-1"], NOW + 8)
     await ledger.jobs.claim(claim("job-0"))
-    await ledger.jobs.finish(finish(State.SUCCEEDED, job_id="job-0"))
+    await ledger.jobs.finish(finish(State.SUCCEEDED, job_id="job-0", attempts=0))
     await ledger.dead_letters.index_dead([letter("job-9", lane="hot", dead_at=START + 20)])
     await ledger.lane_history.add_minute(LANES, {"hot": 2}, hot="hot", now=START + MINUTE)
     first, hot = [each for each in await ledger.lane_history.minutes(START) if each.lane == "hot"]
     assert (first.published, first.ended, first.ready) == (0, 0, None)
     assert (hot.published, hot.ended, hot.dead, hot.open_jobs, hot.ready) == (3, 1, 1, 2, 2)
     assert (hot.wait_p50, hot.wait_p99) == (2.0, 2.0)
+
+
+async def test_the_delay_before_a_retry_is_no_wait_of_a_hot_job(ledger: Ledger) -> None:
+    await ledger.lane_history.add_minute(LANES, {}, hot="hot", now=START)
+    for name in ("retried", "dead"):
+        await ledger.jobs.record(new_job(message(name, created_at=_moment(NOW))))
+        await ledger.jobs.mark_queued([name], NOW + 9)
+        await ledger.jobs.claim(claim(name, f"first of {name}"))
+    for name, end in (("retried", State.RETRYING), ("dead", State.DEAD)):
+        await ledger.jobs.finish(finish(end, f"first of {name}", job_id=name, attempts=1))
+    again = replace(claim("retried", "second", attempts=1), now=NOW + 25)
+    await ledger.jobs.claim(again)
+    await ledger.lane_history.add_minute(LANES, {}, hot="hot", now=START + MINUTE)
+    minutes = await ledger.lane_history.minutes(START + 1)
+    (hot,) = [each for each in minutes if each.lane == "hot"]
+    assert (hot.wait_p50, hot.wait_p99) == (1.0, 1.0)  # that of the dead one alone
 
 
 async def test_the_same_minute_is_counted_once(ledger: Ledger) -> None:

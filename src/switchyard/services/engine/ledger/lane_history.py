@@ -17,7 +17,7 @@ from sqlalchemy import Column, Connection, delete, func, select, text
 from switchyard.services.engine.ledger.sql.repository import Repository, read, write
 from switchyard.services.engine.ledger.sql.tables import dead_letters, jobs, lane_minutes
 from switchyard.services.engine.records.results import LaneMinute
-from switchyard.services.engine.records.states import OPEN
+from switchyard.services.engine.records.states import OPEN, State
 
 MINUTE = 60.0
 KEPT_FOR = 7 * 24 * 3600.0
@@ -27,6 +27,11 @@ MAX_GAP = 180
 WAITS_SINCE = 600.0
 """Waits are measured for jobs that were published within this many seconds before now."""
 MAX_WAITS = 20_000
+_IS_FIRST_ATTEMPT = (jobs.c.attempts == 0) | (
+    (jobs.c.attempts == 1) & jobs.c.state.not_in((State.RUNNING, State.SUCCEEDED))
+)
+"""Whether `started_at` is that of the first attempt (`JobSummary.begun_attempts`): a later one
+follows a retry's delay, for which nobody has to find a free slot."""
 _COLUMNS = tuple(column.name for column in lane_minutes.c)
 _INSERT = text(
     f"INSERT INTO lane_minutes ({', '.join(_COLUMNS)}) "
@@ -146,7 +151,7 @@ def _fetch_waits(connection: Connection, lane: str, since: float, started: Span)
             jobs.c.started_at >= started[0],
             jobs.c.started_at < started[1],
             jobs.c.queued_at.is_not(None),
-            jobs.c.attempts <= 1,
+            _IS_FIRST_ATTEMPT,
         )
         .limit(MAX_WAITS)
     )
