@@ -1,18 +1,20 @@
 """What backfills read: each item becomes one job, whatever its source."""
 
+import asyncio
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from switchyard.services.engine.backfill import backfill_run
 from switchyard.services.engine.backfill.backfill_run import BATCH
 from switchyard.services.engine.backfill.formats import FileFormat
-from switchyard.services.engine.backfill.sources import InvalidBackfill
-from switchyard.services.engine.backfill.spec import parse_spec
+from switchyard.services.engine.backfill.sources import InvalidBackfill, Item, Unusable
+from switchyard.services.engine.backfill.spec import Plan, job_or_reason, parse_spec
 from switchyard.services.engine.bulk import runner as bulk_runner
 from switchyard.services.engine.records.bulk import BulkState
-from switchyard.services.engine.records.requests import JobFilter
+from switchyard.services.engine.records.requests import JobFilter, NewJob
 from switchyard.services.engine.records.states import State
 from switchyard.services.pipeline.ledger import PipelineLedger
 from switchyard.services.pipeline.sources import backfill_arxiv as arxiv
@@ -41,6 +43,31 @@ async def test_each_item_becomes_one_job_and_is_done(
         assert progress.succeeded
         assert await numbers(system.ledger) == list(range(MANY))
         assert len(journal.starts) == MANY
+
+
+async def test_other_tasks_run_while_a_batch_is_made(
+    user: BackfillUser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, most, loop = 0, 0, asyncio.get_running_loop()
+
+    def begin_turn() -> None:
+        nonlocal made
+        made = 0
+
+    def watched(plan: Plan, item: Item | Unusable) -> NewJob | str:
+        nonlocal made, most
+        if made == 0:
+            loop.call_soon(begin_turn)
+        made += 1
+        most = max(most, made)
+        return job_or_reason(plan, item)
+
+    monkeypatch.setattr(backfill_run, "job_or_reason", watched)
+    options = await user.store({"n": n} for n in range(MANY))
+    operation = await user.start("file", options, job_type="noop")
+    await user.system.start_worker(slots=8)
+    await user.run(operation)
+    assert 0 < most <= backfill_run.JOBS_PER_TURN
 
 
 async def test_a_template_makes_payloads_of_csv(user: BackfillUser) -> None:

@@ -40,6 +40,8 @@ from switchyard.services.engine.records.states import FINISHED, State
 
 BATCH = 500
 """Jobs that are recorded and published together."""
+JOBS_PER_TURN = 50
+"""Jobs that are made of their items before other tasks of the loop have their turn."""
 MAX_BATCHES = 3
 """Batches under way at once."""
 READ_AHEAD_ITEMS = 2_000
@@ -157,7 +159,7 @@ class BackfillRun:
                     async with self._gate.turn(self._session):
                         if self._is_past_end():
                             return PAST_END
-                        self._start_batch(batch)
+                        await self._start_batch(batch)
                         if len(batch) < BATCH:
                             # Only small batches: awaiting a large one would block others.
                             await asyncio.wait([each.publishing for each in self._open_batches])
@@ -184,11 +186,13 @@ class BackfillRun:
             await self._session.sleep(CLOSED_PAUSE)
         return allowed
 
-    def _start_batch(self, items: Sequence[Item | Unusable]) -> None:
+    async def _start_batch(self, items: Sequence[Item | Unusable]) -> None:
         jobs: list[NewJob] = []
         skipped: list[str] = []
-        for item in items:
+        for number, item in enumerate(items, 1):
             job = job_or_reason(self._plan, item)
+            if number % JOBS_PER_TURN == 0:
+                await asyncio.sleep(0)  # a whole batch takes a tenth of a second
             if isinstance(job, str):
                 skipped.append(job)
             else:
