@@ -114,7 +114,7 @@ async def test_a_csv_with_odd_rows_is_read_all_the_same(user: BackfillUser) -> N
 async def test_an_own_source_is_read_on_after_it_was_away(
     user: BackfillUser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bulk_runner, "FIRST_PAUSE", 0.05)
+    monkeypatch.setattr(bulk_runner, "MIN_RETRY_PAUSE", 0.05)
     await user.system.start_worker()
     operation = await user.start("numbers", {"to": 560, "away_at": 520})
     ended = await user.run(operation)
@@ -159,7 +159,7 @@ async def test_papers_of_arxiv_are_published_page_by_page(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(bulk_runner, "FIRST_PAUSE", 0.05)
+    monkeypatch.setattr(bulk_runner, "MIN_RETRY_PAUSE", 0.05)
     monkeypatch.setattr(arxiv, "PAGE_SIZE", 10)
     first = datetime(2024, 3, 1, 12, tzinfo=UTC)
     papers = [

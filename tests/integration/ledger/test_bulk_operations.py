@@ -179,7 +179,7 @@ async def test_a_process_that_died_is_replaced(ledger: Ledger) -> None:
 async def test_trouble_is_shown_and_tried_again(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bulk_runner, "FIRST_PAUSE", 0.1)
+    monkeypatch.setattr(bulk_runner, "MIN_RETRY_PAUSE", 0.1)
     await make(ledger)
     counting = Counting()
     counting.troubles[2] = [TryLater("the source is away")]

@@ -1,7 +1,4 @@
-"""Limit, pause, resume and cancel bulk operations. How they run: `services.engine.bulk.runner`.
-
-How they run: `services.engine.bulk.runner`.
-"""
+"""Limit, pause, resume and cancel bulk operations. How they run: `services.engine.bulk.runner`."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ MOST: Mapping[str, float] = {
     "budget": 1_000_000_000,
     WEIGHT: MAX_WEIGHT,
 }
-"""The highest limits; no limit at all is another matter."""
+"""The highest values of limits; None, for no limit, is allowed beside these."""
 LEAST: Mapping[str, float] = {"rate": MIN_RATE, WEIGHT: 1 / MAX_WEIGHT}
 WEIGHTED = frozenset({"backfill"})
 """Kinds whose operations share queues by their weights."""
@@ -63,8 +60,8 @@ def new_bulk_id(kind: str) -> str:
 
 
 async def require_bulk(ledger: Ledger, operation_id: str, *kinds: str) -> BulkOperation:
-    """Return the operation with that id, or whose id alone begins so; one of another kind than
-    these is unknown. Raises UnknownBulkOperation, AmbiguousId."""
+    """Return the operation with that id, or the only one whose id begins with it. An operation of
+    a kind that is not in `kinds` counts as unknown. Raises UnknownBulkOperation, AmbiguousId."""
     operation = await ledger.bulk.get_bulk(
         await ledger.short_ids.full_id(IdTable.OPERATIONS, operation_id)
     )
@@ -76,7 +73,7 @@ async def require_bulk(ledger: Ledger, operation_id: str, *kinds: str) -> BulkOp
 
 
 def check_limits(limits: Mapping[str, float | int | None]) -> None:
-    """Raises InvalidLimits for a rate, a number of open jobs, a budget or a weight that is out of
+    """Raise InvalidLimits for a rate, a number of open jobs, a budget or a weight that is out of
     range."""
     for name, value in limits.items():
         if value is None:
@@ -117,8 +114,8 @@ async def set_limits(
 async def pause(
     ledger: Ledger, operation_id: str, note: str | None = None, *, kinds: Collection[str] = ()
 ) -> BulkOperation:
-    """Pause the operation within half a second. With `kinds`, one of another is unknown, as in all
-    of these. Raises UnknownBulkOperation, BulkConflict."""
+    """Pause the operation within half a second. With `kinds`, an operation of another kind counts
+    as unknown. Raises UnknownBulkOperation, BulkConflict."""
     same = {BulkState.PAUSED}
     return await _move(ledger, operation_id, kinds, BulkState.PAUSED, ACTIVE, same, note)
 
@@ -130,7 +127,7 @@ async def resume(
     kinds: Collection[str] = (),
     hold: BulkHold | None = None,
 ) -> BulkOperation:
-    """Let a paused operation go on where it was; with `hold`, by that process. Raises
+    """Continue a paused operation; with `hold`, in that process. Raises
     UnknownBulkOperation, BulkConflict."""
     return await _move(ledger, operation_id, kinds, BulkState.WAITING, RESUMABLE, ACTIVE, hold=hold)
 

@@ -1,8 +1,9 @@
 """Slow bulk work down while hot jobs come in: it goes in small steps and rests in between.
 
 A publisher at full speed, the broker and the database keep every core busy, and a hot job then
-waits for one at each of its dozen steps. Rests leave the cores to it for most of the time. How long
-they are follows from how long the steps take: on a slow or busy machine bulk work gives way more.
+waits for one at each of its dozen steps. Pauses leave the cores to hot jobs for most of
+the time. Their length follows from that of the steps: on a slow or busy machine, bulk work makes
+more room.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ JOBS_PER_STEP = 30
 PAUSE_RATIO = 4.0
 """Length of the pause after a step, as a multiple of the step's duration."""
 MAX_STEP_SECONDS = 0.25
-"""Seconds; ten times what a step takes. One that took longer has itself waited for something, and
-that must not keep the others from their turns."""
+"""Seconds that a step counts, at most: ten times what one takes. A longer one has waited for
+something itself, and that must not keep others from their turns."""
 HOT_TRAFFIC_TTL = 5.0
 """Seconds after a worker took a hot job in which bulk work stays slow, as another may come."""
 TRAFFIC_POLL_INTERVAL = 0.5
-"""Seconds between looks for hot jobs."""
+"""Seconds between checks for hot jobs."""
 
 
 class Sleeper(Protocol):
@@ -44,8 +45,8 @@ class HotTraffic:
     ) -> None:
         self._workers = workers
         self._clock = clock
-        self._looking = asyncio.Lock()
-        self._looked_at = float("-inf")
+        self._checking = asyncio.Lock()
+        self._checked_at = float("-inf")
         self._is_active = False
         self._free_at = float("-inf")
         """Monotonic time at which the next turn can begin, when the turns before it are over."""
@@ -55,11 +56,11 @@ class HotTraffic:
     async def is_active(self) -> bool:
         """Tell whether a worker took a hot job within the last seconds. Raises
         LedgerUnavailable."""
-        async with self._looking:  # who asks meanwhile gets the new answer
-            if self._clock() - self._looked_at >= TRAFFIC_POLL_INTERVAL:
+        async with self._checking:  # concurrent callers get the same result
+            if self._clock() - self._checked_at >= TRAFFIC_POLL_INTERVAL:
                 idle = await self._workers.hot_idle()
                 self._is_active = idle is not None and idle < HOT_TRAFFIC_TTL
-                self._looked_at = self._clock()
+                self._checked_at = self._clock()
             return self._is_active
 
     async def allowance(self, count: int) -> int:
@@ -70,7 +71,7 @@ class HotTraffic:
     @property
     def why(self) -> str | None:
         """Say why bulk work is slow; None when it is not, or that was not checked lately."""
-        is_known = self._clock() - self._looked_at < 2 * TRAFFIC_POLL_INTERVAL
+        is_known = self._clock() - self._checked_at < 2 * TRAFFIC_POLL_INTERVAL
         return "slow: hot jobs come in" if self._is_active and is_known else None
 
     @asynccontextmanager

@@ -1,10 +1,10 @@
-"""Bulk operations: long, visible, resumable work on many jobs (backfills, redrives, purges).
+"""Run bulk operations: long, visible, resumable work on many jobs (backfills, redrives, purges).
 
 An operation is a record in the ledger. A `BulkRunner` (in every scheduler, or in the foreground of
 a command) takes one that nobody runs and hands it to the handler of its kind as a `BulkSession`.
-The handler works in small steps and notes each with a checkpoint, from which another process can go
-on at any time. A change that somebody makes meanwhile (`services.engine.bulk.control`) reaches it
-within half a second.
+The handler works in small steps and records each with a checkpoint, from which another process can
+continue at any time. A change that somebody makes meanwhile (`services.engine.bulk.control`)
+reaches the handler within half a second.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from switchyard.services.engine.records.bulk import ACTIVE, BulkHold, BulkOperat
 from switchyard.services.engine.records.errors import LedgerError
 
 CLAIM_POLL_INTERVAL = 1.0
-"""Seconds between looks for operations that nobody runs, at least."""
+"""Seconds between checks for operations that nobody runs, at least."""
 MAX_CONCURRENT = 8
 """Operations that one process runs at once."""
-FIRST_PAUSE, LAST_PAUSE = 1.0, 30.0
+MIN_RETRY_PAUSE, MAX_RETRY_PAUSE = 1.0, 30.0
 """Seconds before an operation goes on after the broker, the ledger or a source was away."""
 
 
@@ -150,7 +150,7 @@ class BulkRunner:
         self, session: BulkSession, log: structlog.typing.FilteringBoundLogger
     ) -> None:
         handler = self._handlers[session.operation.kind]
-        pause = FIRST_PAUSE
+        pause = MIN_RETRY_PAUSE
         while True:
             began = time.monotonic()
             try:
@@ -166,27 +166,27 @@ class BulkRunner:
             except SessionEnded:
                 raise
             except (TryLater, PublishError, LedgerError) as error:
-                if time.monotonic() - began > LAST_PAUSE:
-                    pause = FIRST_PAUSE
+                if time.monotonic() - began > MAX_RETRY_PAUSE:
+                    pause = MIN_RETRY_PAUSE
                 log.warning("bulk operation retried", error=str(error), seconds=pause)
-                await self._note(session, session.operation.state, f"tries again: {error}")
+                await self._finish(session, session.operation.state, f"tries again: {error}")
                 await session.sleep(pause)
-                pause = min(pause * 2, LAST_PAUSE)
+                pause = min(pause * 2, MAX_RETRY_PAUSE)
             except BulkFailed as error:
                 log.warning("bulk operation failed", error=str(error))
-                await self._note(session, BulkState.FAILED, str(error))
+                await self._finish(session, BulkState.FAILED, str(error))
                 return
             except (asyncio.CancelledError, GeneratorExit):
                 raise
             except BaseException as error:  # a panic of Rust in a source's library, for one
                 failure = Failure.from_error(error)
                 text = f"{failure.error_type}: {failure.message}"
-                await self._note(session, BulkState.FAILED, text)
+                await self._finish(session, BulkState.FAILED, text)
                 # As text: an exception may be one that can't be shown.
                 log.error("bulk operation failed", error=text, traceback=failure.traceback)  # noqa: TRY400
                 return
 
-    async def _note(self, session: BulkSession, state: BulkState, note: str) -> None:
+    async def _finish(self, session: BulkSession, state: BulkState, note: str) -> None:
         """Record the state and the note, unless the ledger is unreachable."""
         try:
             await session.finish(state, note)

@@ -1,5 +1,5 @@
-"""Run a bulk operation in one process: its lease, progress and rate, and the changes that
-people make meanwhile; and the protocol of the handlers that run operations."""
+"""Run a bulk operation in one process: keep its lease, record its progress, keep to its rate, and
+obey the changes that people make meanwhile. Define the protocol of the handlers."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ LEASE_SECONDS = 10.0
 LEASE_RENEW_INTERVAL = 0.25
 """Seconds between renewals of the lease, each of which also reads people's changes."""
 LOST = "lost to another process"
+"""Reason of a session's end."""
 
 T = TypeVar("T")
 
@@ -43,7 +44,7 @@ class BulkSession:
         self._lease = lease
         self._changed = asyncio.Event()
         self._writing = asyncio.Lock()
-        self._gone: str | None = None
+        self._end_reason: str | None = None
         self._slots = RateSlots()
 
     @property
@@ -82,10 +83,10 @@ class BulkSession:
 
     def check(self) -> None:
         """End the handler when the operation must stop: it is paused, cancelled or lost."""
-        if self._gone is None and self.operation.state not in ACTIVE:
-            self._gone = self.operation.state
-        if self._gone is not None:
-            raise SessionEnded(self._gone)
+        if self._end_reason is None and self.operation.state not in ACTIVE:
+            self._end_reason = self.operation.state
+        if self._end_reason is not None:
+            raise SessionEnded(self._end_reason)
 
     async def sleep(self, seconds: float) -> None:
         """Sleep, but end the handler as soon as the operation must stop."""
@@ -132,13 +133,12 @@ class BulkSession:
 
     @property
     def slot_wait(self) -> float:
-        """Seconds until the operation's rate allows the next job, as far as is
-        known."""
+        """Seconds until the operation's rate allows the next job, as far as is known."""
         return self._slots.wait(self.operation.rate)
 
     def end(self, why: str) -> None:
         """End the handler at its next step."""
-        self._gone = self._gone or why
+        self._end_reason = self._end_reason or why
         self._changed.set()
 
     def fail_lost(self) -> NoReturn:
@@ -155,13 +155,12 @@ class BulkSession:
                 await self._write()
                 lost_at = time.monotonic() + self._lease
             except LedgerError:
-                # Another process may have the lease by then; work of both is done only once all the
-                # same.
+                # Another process may have the lease by then. What both do is still done only once.
                 if time.monotonic() > lost_at:
                     self.end("ledger away")
 
     async def _write(self, **changes: Any) -> None:
-        async with self._writing:  # else an older answer could arrive last
+        async with self._writing:  # otherwise, an older record could arrive last
             operation = await self._ledger.bulk.checkpoint_bulk(
                 self.id, self.holder, self._lease, **changes
             )
@@ -197,7 +196,7 @@ class BulkHandler(Protocol):
 
 
 BURST = 0.25
-"""Seconds of unused time that may be caught up: a rate is no average over an hour."""
+"""Seconds of unused time that may be caught up, so that a pause is not followed by a flood."""
 
 
 @dataclass(slots=True)

@@ -81,7 +81,7 @@ def was_dead(letter: DeadLetterLike, moment: datetime) -> bool:
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class LetterFilter(LetterFields):
-    """Filter of dead letters; all given fields must match. Raises pydantic's ValidationError for
+    """Selects dead letters; all given fields must match. Raises pydantic's ValidationError for
     values that none can have."""
 
     older_than: Annotated[
@@ -96,7 +96,7 @@ class LetterFilter(LetterFields):
         return self == LetterFilter()
 
     def matches(self, letter: DeadLetterLike, moment: datetime) -> bool:
-        """Tell whether a letter matches at a moment, from which its age is counted."""
+        """Tell whether a letter matches; its age is counted up to `moment`."""
         certificate = letter.certificate
         job_type = letter.message.job_type if letter.message else ""
         return (
