@@ -47,6 +47,8 @@ from switchyard.services.engine.records.states import FINISHED, DeadLetterState,
 JOBS_PATH = f"{PATH}/jobs"
 router = Pages(DashboardView("jobs", "Jobs", JOBS_PATH))
 
+RARE_FIELDS = ("tag", "slower", "operation", "error")
+"""Fields of the filter that are folded away while they are empty."""
 PAGE_SIZE = 50
 MAX_SHOWN = 100_000
 """Characters of a payload or result on a page."""
@@ -193,6 +195,7 @@ async def list_jobs(
         "types": sorted(each.name for each in state.registry),
         "periods": list(PERIODS),
         "asked": asked.fields | {"id": job_id},
+        "rare": any(asked.fields[each] for each in RARE_FIELDS),
         "act_on": None if asked.job_filter.is_empty else f"{JOBS_PATH}/act?{asked.query}",
         "counts": counts,
         "counted_newest": counted_newest,
