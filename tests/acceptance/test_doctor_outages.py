@@ -182,8 +182,9 @@ def test_a_full_lane_whose_only_worker_is_frozen(jobctl: CommandLine) -> None:
     with jobctl.worker() as frozen:
         os.killpg(frozen.pid, signal.SIGSTOP)
         fill(jobctl, 1_010)
-        found = until_found(jobctl, "lane-full", "queue-frozen")
-        go_on, kill = commands(found["queue-frozen"], "kill")
+        found = until_found(jobctl, "lane-full", "queue-frozen", "workers-silent")
+        assert ["jobctl", "worker", "tester"] in commands(found["queue-frozen"], "jobctl")
+        go_on, kill = commands(found["workers-silent"], "kill")
         assert go_on == ["kill", "-CONT", str(frozen.pid)]
         assert kill == ["kill", "-9", str(frozen.pid)]
         subprocess.run(kill, check=True)

@@ -1,13 +1,14 @@
 """What the ledger says of an error of a library under it."""
 
 import sqlite3
+from pathlib import Path
 
 import pytest
-from sqlalchemy import exc
+from sqlalchemy import create_engine, exc, text
 from sqlalchemy.pool import QueuePool
 
 from switchyard.services.engine.ledger.sql.driver_errors import translate
-from switchyard.services.engine.records.errors import LedgerUnavailable
+from switchyard.services.engine.records.errors import LedgerReadOnly, LedgerUnavailable
 
 
 def test_connections_that_all_wait_for_a_frozen_server_are_told_in_plain_words() -> None:
@@ -23,3 +24,16 @@ def test_connections_that_all_wait_for_a_frozen_server_are_told_in_plain_words()
     assert str(told).startswith("the ledger's database does not answer: all connections of this")
     held.close()
     pool.dispose()
+
+
+def test_a_file_that_takes_no_writes_is_told_apart_from_one_that_is_away(tmp_path: Path) -> None:
+    file = tmp_path / "ledger.db"
+    with sqlite3.connect(file) as database:
+        database.execute("CREATE TABLE jobs (id TEXT)")
+    engine = create_engine(f"sqlite:///file:{file}?mode=ro&uri=true")
+    with engine.connect() as connection, pytest.raises(exc.OperationalError) as raised:
+        connection.execute(text("DELETE FROM jobs"))
+    told = translate(raised.value)
+    assert isinstance(told, LedgerReadOnly)
+    assert str(told).startswith("the ledger's file takes no writes")
+    engine.dispose()

@@ -5,7 +5,7 @@ LedgerError
 │   ├── TransactionConflict   other processes wrote the same rows, in every retry
 │   ├── LedgerFull         its disk has no room
 │   ├── LedgerConnectionLimit  its server has no connection left for us
-│   ├── LedgerReadOnly     its server answers and takes no writes
+│   ├── LedgerReadOnly     it can be read and takes no writes
 │   └── LedgerAuthError    the server refuses the user, the password or the database
 ├── LedgerMisconfigured    the address or the library can't be used for a ledger
 ├── LedgerClosed           this process has closed it

@@ -19,6 +19,7 @@ from switchyard.services.engine.records.errors import (
 
 _SQLITE_OUTDATED = ("no such table", "no such column", "has no column named")
 _SQLITE_FULL = "disk is full"
+_SQLITE_READ_ONLY = "readonly database"
 
 # SQLSTATE codes of PostgreSQL, or the classes that they begin with.
 _PG_OUTDATED = ("42P01", "42703")
@@ -59,6 +60,8 @@ def translate(error: Exception) -> Exception:
         return _outdated_error(text)
     if isinstance(error, exc.OperationalError) and _SQLITE_FULL in text:
         return LedgerFull(f"the disk of the ledger's database is full: {text}")
+    if isinstance(error, exc.OperationalError) and _SQLITE_READ_ONLY in text:
+        return LedgerReadOnly(f"the ledger's file takes no writes: {text}")
     if isinstance(error, exc.IntegrityError | exc.DataError):
         return RowRejected(text)
     if isinstance(error, exc.DBAPIError):

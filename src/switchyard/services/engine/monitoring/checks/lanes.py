@@ -20,7 +20,7 @@ from switchyard.services.engine.monitoring.check import (
     warning,
 )
 from switchyard.services.engine.monitoring.checks.doctor_context import DoctorContext
-from switchyard.services.engine.monitoring.checks.workers import advice
+from switchyard.services.engine.monitoring.checks.workers import advice, advise_on_held_jobs
 from switchyard.services.engine.monitoring.lane_report import QueueReport, Report, lane_report
 from switchyard.services.engine.monitoring.pressure_thresholds import LLM_WORKER
 from switchyard.services.engine.records.results import WorkerRecord
@@ -113,7 +113,7 @@ async def _check_unworked(context: DoctorContext, queues: list[QueueReport]) -> 
             ]
         )
         start = f"start `jobctl worker {_worker_kinds(frozen)}`"
-        remedy = await advice(context, silent_workers) if silent_workers else start
+        remedy = advise_on_held_jobs(context, _worker_kinds(frozen)) if silent_workers else start
         checks.append(failure("consumers", Finding.QUEUE_FROZEN, detail, remedy))
     return checks
 

@@ -107,6 +107,13 @@ def _remedy(context: DoctorContext, error: LedgerError) -> tuple[Finding, str]:
                 "'SELECT spcname, pg_tablespace_location(oid) FROM pg_tablespace'` and `psql -c "
                 "'SHOW data_directory'` say where, on its server"
             )
+        case LedgerReadOnly() if is_sqlite:
+            return Finding.LEDGER_READ_ONLY, (
+                f"`findmnt -T {file}` says `ro` where its file system was mounted so, or became so "
+                "by an error of its disk, of which `dmesg` tells: mend it, then `mount -o "
+                f"remount,rw`; otherwise `ls -ld {Path(file).parent} {file}` shows whose it is: "
+                "this user must be able to write both"
+            )
         case LedgerReadOnly():
             return Finding.LEDGER_READ_ONLY, (
                 "`psql -c 'SELECT pg_is_in_recovery()'` says `t` of a standby: correct "

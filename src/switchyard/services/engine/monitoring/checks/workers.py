@@ -301,12 +301,8 @@ async def advice(
     """Return the advice for workers that seem not to work; with `start`, also how to start others.
     Waits up to MAX_HEARTBEAT_WAIT seconds to see whether they send a heartbeat. Raises
     LedgerError."""
-    causes = list(dict.fromkeys(CAUSES[each] for each in CAUSES if each in context.found))
-    if causes:
-        return (
-            f"first mend what is reported above of {' and '.join(causes)}: workers wait for that "
-            "and go on by themselves; end none of them, and look again with `jobctl doctor`"
-        )
+    if causes := _advise_on_causes(context):
+        return causes
     named = workers[:MAX_ADVISED]
     states = {each.worker_id: state_of_process(each.pid, each.mark) for each in named}
     running_here = [each for each in named if states[each.worker_id] is ProcessState.RUNS]
@@ -321,6 +317,26 @@ async def advice(
         kinds = " ".join(sorted({kind for worker in workers for kind in worker.kinds}))
         parts.append(f"where none is left, start `jobctl worker {kinds or 'all'}`")
     return "; ".join(parts) or "its worker is not known any more"
+
+
+def advise_on_held_jobs(context: DoctorContext, kinds: str) -> str:
+    """Return the advice for jobs that wait for workers of which `workers` reports that they are
+    silent."""
+    return _advise_on_causes(context) or (
+        f"start `jobctl worker {kinds}`: it takes the jobs that wait; those that a silent process "
+        f"holds come back when it goes on or ends, as `{Finding.WORKERS_SILENT}` advises"
+    )
+
+
+def _advise_on_causes(context: DoctorContext) -> str | None:
+    """Return the advice where something else stops the workers."""
+    causes = list(dict.fromkeys(CAUSES[each] for each in CAUSES if each in context.found))
+    if not causes:
+        return None
+    return (
+        f"first mend what is reported above of {' and '.join(causes)}: workers wait for that "
+        "and go on by themselves; end none of them, and look again with `jobctl doctor`"
+    )
 
 
 async def _advise_on_running(
