@@ -104,13 +104,13 @@ async def counted(url: str, count: int) -> dict[str, int]:
             nonlocal number
             number += 1
 
-        async def counting(work: Callable[[Connection], Any]) -> Any:
-            def work_counted(connection: Connection) -> Any:
+        async def counting(body: Callable[[Connection], Any]) -> Any:
+            def counted_body(connection: Connection) -> Any:
                 driver: Any = connection.connection.driver_connection
                 driver.set_progress_handler(step, GRAIN)
-                return work(connection)
+                return body(connection)
 
-            return await read(work_counted)
+            return await read(counted_body)
 
         ledger.core.database.read = counting  # type: ignore[method-assign]
         found = {}

@@ -177,10 +177,10 @@ def test_a_page_without_any_text_is_not_unreadable():
 
 def test_a_typed_number_is_not_taken_for_a_part_of_a_longer_one():
     from switchyard.services.pipeline.text.layout import Line
-    from switchyard.services.pipeline.text.ocr import _with_typed
+    from switchyard.services.pipeline.text.ocr import _merge_typed
 
     read = Line(0, 0, 400, 20, "20211 8035024 31", 20)
     typed = [
         Line(at, 0, at + 30, 20, text, 20) for at, text in ((0, "2021"), (90, "3"), (370, "31"))
     ]
-    assert [line.text for line in _with_typed([read], typed)] == [read.text, "2021", "3"]
+    assert [line.text for line in _merge_typed([read], typed)] == [read.text, "2021", "3"]

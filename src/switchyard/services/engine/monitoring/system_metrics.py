@@ -115,7 +115,7 @@ class SystemMetrics:
             up["broker",] = 0
             return []
         up["broker",] = 1
-        up["management",] = report.management is None
+        up["management",] = report.management_error is None
         return _queue_samples(report)
 
     async def _read_ledger(self, up: dict[tuple[str, ...], float]) -> MetricSamples:
