@@ -319,7 +319,7 @@ async def dead(context: DoctorContext) -> list[Diagnostic]:
     recent_count = await ledger.dead_letters.count_dead(recent)
     is_growing = recent_count >= GROWING_LETTERS
     remedy = "look: `jobctl dead groups`; send back: `jobctl dead redrive --group ID`"
-    detail = f"{waiting:,} wait for somebody"
+    detail = f"{waiting:,} {'waits' if waiting == 1 else 'wait'} for somebody"
     if is_growing:
         remedy = (
             "their causes: `jobctl dead groups`; mend the first, then `jobctl dead redrive --group "
