@@ -68,6 +68,7 @@ SIGNALS = {
     "services.engine.ledger.sql.database._ConnectionLost": "begins a transaction again",
     "services.engine.bulk.halting.Halted": "ends a pass of an operation that stops itself",
     "services.engine.runtime.process_pool.ProcessEnded": "becomes a failure or ProcessCrashed",
+    "services.engine.runtime.inline.HandedOver": "ends the run of a job that workers go on with",
     "services.engine.runtime.running_job.ClaimLost": "ends the run of a job that is another's",
     "services.common.toml_file.InvalidToml": "becomes the error of the setting that names the file",
     "services.pipeline.workers.stages.ContentReplaced": "ends a stage of a replaced document",
