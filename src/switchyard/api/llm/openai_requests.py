@@ -37,7 +37,7 @@ from switchyard.services.common.settings import Settings
 from switchyard.services.engine.records.errors import LedgerError
 from switchyard.services.engine.records.results import JobRecord
 from switchyard.services.llm.answer_follower import LlmText
-from switchyard.services.llm.llm_queue import LlmResult, LlmStatus, result_of
+from switchyard.services.llm.llm_queue import LLMQueue, LlmResult, LlmStatus, result_of
 from switchyard.services.llm.openai_form import (
     EMBEDDINGS_URL,
     ENDPOINTS,
@@ -122,6 +122,12 @@ async def run_options_of(
     )
 
 
+def _queue_of(state: ApiState) -> LLMQueue:
+    """Return the queue of requests in OpenAI's form, which asks servers itself while nothing waits
+    where JOBS_LLM_DIRECT_CALLS says so. Raises Problem as `request_queue` does."""
+    return state.direct_first or request_queue(state)
+
+
 # --- the whole answer -----------------------------------------------------------------------------
 
 
@@ -134,7 +140,7 @@ async def run_request(
     admitted_request: AdmittedRequest,
 ) -> LlmResult | None:
     """Run a request, and return its result; None when the client has gone. Raises Problem."""
-    queue = state.direct_first or request_queue(state)
+    queue = _queue_of(state)
     with translate_refusals():
         submitted = await queue.open_request(job_type, payload, **run_options.queue_arguments)
     job_id = submitted.job_id
@@ -291,7 +297,7 @@ async def start_stream(
     """Return the stream once its first event has come, so that a request that fails before is
     answered with an error; None when the client has gone. `make_writer` gets the job's id. Raises
     Problem."""
-    queue = state.direct_first or request_queue(state)
+    queue = _queue_of(state)
     job_type = ENDPOINTS[url].job_type
     with translate_refusals():
         answer_stream = await queue.open_stream(job_type, payload, **run_options.queue_arguments)
