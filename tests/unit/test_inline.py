@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -80,6 +81,20 @@ async def confused(payload: Payload, ctx: JobContext) -> Outcome:
 async def waiting(payload: Payload, ctx: JobContext) -> Outcome:
     note(ctx)
     await eventually((ctx.settings.data_dir / payload.until).exists)
+    return Done()
+
+
+@job("unstoppable", worker="llm", lanes=("hot",), timeout=20)
+async def unstoppable(payload: Payload, ctx: JobContext) -> Outcome:
+    note(ctx)
+    with suppress(asyncio.CancelledError):
+        await asyncio.Event().wait()
+    return Next([Job("noted", {})])
+
+
+@job("noted", worker="llm", lanes=("hot",), timeout=20)
+async def noted(payload: Payload, ctx: JobContext) -> Outcome:
+    note(ctx)
     return Done()
 
 
@@ -218,6 +233,32 @@ async def test_what_a_process_left_undone_the_next_one_finishes(
     async with InlineRunner(settings, registry, ledger) as runner:
         await asyncio.wait_for(runner.finish("cut"), 20)
     assert await ledger.job_reads.states(["cut"]) == {"cut": State.SUCCEEDED}
+
+
+async def test_a_closed_runner_begins_nothing_that_a_caller_still_waits_for(
+    settings: Settings, registry: Registry, ledger: Ledger
+):
+    async with InlineRunner(settings, registry, ledger) as runner:
+        await runner.publish(JobRequest("hot.waiting", {"until": "go"}, job_id="late"))
+        await eventually((settings.data_dir / "runs").exists)
+    (settings.data_dir / "go").touch()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(runner.finish("late"), 20)
+    assert (settings.data_dir / "runs").read_text() == "late\n"
+    assert await ledger.job_reads.states(["late"]) == {"late": State.RUNNING}
+
+
+async def test_a_job_that_ends_as_the_runner_closes_is_the_last_of_its_pipeline(
+    settings: Settings, registry: Registry, ledger: Ledger
+):
+    async with InlineRunner(settings, registry, ledger) as runner:
+        await runner.publish(JobRequest("hot.unstoppable", {}, job_id="first"))
+        await eventually((settings.data_dir / "runs").exists)
+    assert await ledger.job_reads.states(["first"]) == {"first": State.SUCCEEDED}
+    assert (settings.data_dir / "runs").read_text() == "first\n"
+    async with InlineRunner(settings, registry, ledger) as runner:
+        await asyncio.wait_for(runner.finish("first"), 20)
+    assert len((settings.data_dir / "runs").read_text().splitlines()) == 2
 
 
 async def test_a_job_that_took_its_process_along_time_and_again_is_not_started_again(

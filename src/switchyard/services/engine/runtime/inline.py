@@ -117,6 +117,7 @@ class InlineRunner(AsyncCloseable):
         self._numbers = count(1)
         self._pipelines: dict[str, asyncio.Task[None]] = {}
         """Pipelines under way, by the id of their first job."""
+        self._is_closing = False
         self._log = structlog.get_logger("inline")
         self._attempts: Counter[str] = Counter()
         """Attempts under way, by kind of worker."""
@@ -155,8 +156,9 @@ class InlineRunner(AsyncCloseable):
         )
 
     async def close(self) -> None:
-        """Stop all pipelines. `finish` continues them in the next process; with a shared ledger,
-        they are cancelled, or handed over."""
+        """Stop all pipelines, also those that a caller would start from now on. `finish` continues
+        them in the next process; with a shared ledger, they are cancelled, or handed over."""
+        self._is_closing = True
         unfinished = dict(self._pipelines)
         for task in unfinished.values():
             task.cancel()
@@ -235,7 +237,8 @@ class InlineRunner(AsyncCloseable):
 
     async def finish(self, job_id: str) -> None:
         """Wait until the job and all jobs that follow from it have ended. Restarts those that an
-        earlier process left unfinished. Raises LedgerUnavailable.
+        earlier process left unfinished. Raises LedgerUnavailable, and CancelledError where the
+        runner is closed before the end.
         """
         if job_id not in self._pipelines:
             unfinished = [
@@ -289,6 +292,10 @@ class InlineRunner(AsyncCloseable):
         """Run one attempt of a job that has waited `waited` seconds for its retries. Returns the
         attempt, its ending, and the ids of the jobs that are due now; None for a job that must not
         run."""
+        if self._is_closing:
+            # It was started during `close`, or it follows on an attempt that was at its end when
+            # `close` cancelled it, and has succeeded.
+            raise asyncio.CancelledError
         resolved, needs, verdict = self._resolve(job.message)
         permit = await self._wait_for_permit(job, needs)
         claim_id = f"{self.worker_id}/{next(self._numbers)}"
