@@ -177,10 +177,11 @@ COSTLY_PAGES = {
 def bomb(megabytes: int = 300) -> bytes:
     """A page of text that unpacks to more than there is memory."""
     packer = zlib.compressobj(1)
-    part = b"BT (word word word) Tj ET\n" * 40_000
+    part = b"BT /H 9 Tf (word word word) Tj ET\n" * 30_000
     packed = b"".join(packer.compress(part) for _ in range(megabytes)) + packer.flush()
-    form = b"/Type/XObject/Subtype/Form/BBox[0 0 600 800]/Filter/FlateDecode/Resources<<>>"
-    return _whole(b"4 0 R", [_stream(4, form, packed)])
+    form = b"/Type/XObject/Subtype/Form/BBox[0 0 600 800]/Filter/FlateDecode"
+    fonts = b"/Resources<</Font<</H 3 0 R>>>>"
+    return _whole(b"4 0 R", [_stream(4, form + fonts, packed)])
 
 
 def deep_outline(depth: int = 100_000) -> bytes:

@@ -56,7 +56,8 @@ FAILURES = {
     "TimeLimitExceeded",
     "ProcessCrashed",
 }
-
+TOO_COSTLY = "takes more than"
+"""In the message of a page that is given up for its processor time, and a document with it."""
 
 _OVER_TIME = {"ProcessorTimeExceeded", "TimeLimitExceeded"}
 HOSTILE_TO_PDFIUM: dict[str, tuple[Callable[[], bytes], set[str]]] = {
@@ -94,7 +95,7 @@ async def see_through(settings: Settings, count: int) -> Counter[str]:
             return
         assert isinstance(ended, Failure), (name, ended)
         assert ended.error_type in FAILURES, (name, ended.error_type, ended.traceback)
-        ends[ended.error_type] += 1
+        ends["too costly" if TOO_COSTLY in ended.message else ended.error_type] += 1
 
     async def ordinary(at: int) -> None:
         async with slots:
@@ -238,7 +239,8 @@ async def test_what_harms_pdfium_harms_its_own_process_alone(settings: Settings,
 async def test_some_hostile_pdfs_harm_no_ordinary_one(settings: Settings) -> None:
     ends = await see_through(settings, 26)
     assert ends.total() == 26
-    assert ends["TimeLimitExceeded"] + ends["MemoryError"] + ends["DocumentTooLarge"] >= 1
+    # On a busy machine, the time of the whole job is over first.
+    assert ends["too costly"] + ends["TimeLimitExceeded"] >= 1, ends
 
 
 @pytest.mark.long
