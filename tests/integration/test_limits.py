@@ -10,7 +10,7 @@ import pytest
 from switchyard.services.common.settings import KeyedLimitOverride
 from switchyard.services.engine.records.limits import LimitReport
 from switchyard.services.engine.records.states import AttemptOutcome, State
-from switchyard.services.engine.runtime import permit_batching as gathering
+from switchyard.services.engine.runtime import permit_batching
 from switchyard.services.engine.scheduler.duties import SchedulerIntervals
 from switchyard.services.engine.scheduler.scheduler import Scheduler
 from tests.support.brokers import TestBroker
@@ -105,7 +105,8 @@ async def test_whoever_ends_calls_the_next_and_no_attempt_is_used_up(system: Sys
 async def test_jobs_of_a_full_limit_ask_together_and_one_that_is_called_starts_at_once(
     system: System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gathering, "MAX_BATCH_WAIT", 60.0)
+    monkeypatch.setattr(permit_batching, "MAX_BATCH_WAIT", 60.0)
+    monkeypatch.setattr(permit_batching, "REFUSAL_MEMORY_SECONDS", 60.0)  # however slow the machine
     worker = await system.start_worker(slots=16)  # of which four may gather
     first = await system.publish("hot.called", {"account": "acme"})
     await journal.started(first)
