@@ -10,6 +10,7 @@ from tests.integration.dashboard.test_signing_in import sign_in
 from tests.support.api_server import RunningApi
 from tests.support.eventually import eventually
 from tests.support.jobs import journal
+from tests.support.statements import statements
 from tests.support.system import System
 
 JOBS = "/dashboard/jobs"
@@ -53,6 +54,20 @@ async def test_all_that_match_are_counted_moved_followed_and_moved_back(
         await eventually(back)
         assert {await system.state(each) for each in ids} == {State.QUEUED}
         assert {(await system.record(each)).lane for each in ids} == {"hot"}
+
+
+async def test_jobs_are_counted_once_before_somebody_acts_on_them(
+    system: System, api: RunningApi
+) -> None:
+    old = await system.publish("hot.noop", tags={"team": "red"})
+    await system.ledger.jobs.cancel(old, system.ledger.clock.time())
+    await system.publish("hot.noop", tags={"team": "red"})
+    with statements() as said:
+        page = (await api.client.get(f"{JOBS}/act", params={"tag": "team=red"})).text
+    assert "2 jobs match" in page
+    assert re.findall(r"> (Cancel|Rerun|Move) 1<", page) == ["Cancel", "Rerun", "Move"]
+    about_jobs = [each for each in said if "FROM jobs" in each]
+    assert len(about_jobs) == 2, about_jobs  # the count and the list
 
 
 async def test_the_new_jobs_of_a_rerun_are_found_from_its_page(

@@ -2,14 +2,13 @@
 and comes back by itself from those who die."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Engine, event, text
+from sqlalchemy import Connection, text
 
 from switchyard.services.engine.ledger import Ledger, upgrade
 from switchyard.services.engine.ledger.sql.permit_batch import PermitBatch, PermitChange
@@ -28,6 +27,7 @@ from switchyard.services.engine.records.limits import (
 from switchyard.services.engine.records.states import State
 from tests.support.made import claim, finish, new_job
 from tests.support.small_steps import removed
+from tests.support.statements import statements
 
 NUMBERS = count(1)
 LIFE = 15.0
@@ -345,22 +345,6 @@ async def test_jobs_that_share_several_limits_do_not_lock_each_other(
 
 
 # --- what it costs ----------------------------------------------------------------------------
-
-
-@contextmanager
-def statements() -> Iterator[list[str]]:
-    """What is said to the database meanwhile, but for the beginning and end of transactions."""
-    said: list[str] = []
-
-    def note(_c: Any, _cursor: Any, statement: str, *_rest: Any) -> None:
-        if statement.split()[0] not in ("BEGIN", "PRAGMA", "SHOW", "COMMIT"):
-            said.append(statement)
-
-    event.listen(Engine, "before_cursor_execute", note)
-    try:
-        yield said
-    finally:
-        event.remove(Engine, "before_cursor_execute", note)
 
 
 async def together(ledger: Ledger, changes: Sequence[PermitChange]) -> list[PermitAnswer]:

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -453,3 +454,35 @@ async def test_jobs_that_no_index_finds_are_acted_on_a_span_of_time_after_the_ot
     assert [each.id for each in in_time] == [
         job_id for job_id in expected if 2 <= made_at[int(job_id[4:])] < 7
     ]
+
+
+@pytest.mark.parametrize(
+    "wanted", [JobFilter(source="wanted"), JobFilter(tags={"team": "red"})], ids=["scan", "index"]
+)
+async def test_matching_jobs_are_counted_by_state_so_that_many_ended_hide_none_that_are_open(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch, wanted: JobFilter
+) -> None:
+    monkeypatch.setattr(job_reads, "EXAMINED_JOBS", 3)
+    await ledger.jobs.record_many(
+        [
+            new_job(
+                message(
+                    f"job-{number:02}",
+                    created_at=f"2026-01-01T00:00:{number:02}Z",
+                    source="wanted" if number % 5 else "another",
+                    tags={"team": "red" if number % 5 else "blue"},
+                )
+            )
+            for number in range(15)
+        ]
+    )
+    for number in range(9):  # seven of them match
+        await ledger.jobs.cancel(f"job-{number:02}", ledger.clock.time())
+    count = ledger.job_reads.count_matching_by_state
+    assert await count(wanted, at_most=100) == {State.CANCELLED: 7, State.PENDING: 5}
+    assert await count(wanted, at_most=5) == {State.CANCELLED: 5, State.PENDING: 5}
+    ended_only = replace(wanted, state=State.CANCELLED)
+    assert await count(ended_only, at_most=100) == {State.CANCELLED: 7}
+    assert await count(replace(wanted, state=State.DEAD), at_most=100) == {}
+    early = replace(wanted, until=1767225603.0)
+    assert await count(early, at_most=100) == {State.CANCELLED: 2}

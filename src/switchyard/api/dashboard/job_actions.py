@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from fastapi import Form, Path, Request, Response
@@ -27,38 +29,51 @@ from switchyard.services.engine.bulk import control as bulk_control
 from switchyard.services.engine.bulk.shown import shown_operation
 from switchyard.services.engine.records.bulk import ACTIVE, MAX_RATE, MIN_RATE, RESUMABLE
 from switchyard.services.engine.records.job_actions import TAKES, JobAction
-from switchyard.services.engine.records.states import State
+from switchyard.services.engine.records.states import FINISHED, OPEN, State
 
 router = Pages(jobs.router.view)
 ADMIN = [allows(Scope.ADMIN)]
-MAX_COUNTED_HERE = 100_000
-"""Jobs that are counted before somebody acts on them; what is more is "over" that."""
+COUNT_LIMIT = 100_000
+"""Jobs that have ended, and jobs that have not, that are counted before somebody acts on them; of
+more, the page says that there are so many or more."""
 MAX_EXAMPLES = 5
 PAGE_SIZE = 50
 ActionId = Annotated[str, Path(pattern=patterns.ACTION_ID)]
+
+
+@dataclass(frozen=True, slots=True)
+class JobCount:
+    """A number of jobs, which may be capped."""
+
+    number: int
+    is_capped: bool
+    """Whether counting ended at COUNT_LIMIT: there may be more."""
+
+
+def _count(counts: Mapping[State, int], states: frozenset[State]) -> JobCount:
+    """Add up the jobs in these states."""
+    is_capped = any(
+        sum(counts.get(state, 0) for state in group) >= COUNT_LIMIT
+        for group in (FINISHED, OPEN)
+        if not states.isdisjoint(group)
+    )
+    return JobCount(sum(counts.get(state, 0) for state in states), is_capped)
 
 
 @router.get("/act", dependencies=ADMIN)
 async def show_choice(state: Shared, asked: Asked) -> DashboardPage:
     """Count the jobs that match, by what can be done to them, and offer to do it."""
     reads = state.ledger.job_reads
-    counts: dict[str, int] = {}
-    for action, states in TAKES.items():
-        is_possible = asked.job_filter.state is None or asked.job_filter.state in states
-        counts[action.value] = (
-            await reads.count_matching(asked.job_filter, states, at_most=MAX_COUNTED_HERE)
-            if is_possible
-            else 0
-        )
-    everything = frozenset(State)
+    counts = await reads.count_matching_by_state(asked.job_filter, at_most=COUNT_LIMIT)
     context = {
-        "matched": await reads.count_matching(
-            asked.job_filter, everything, at_most=MAX_COUNTED_HERE
-        ),
-        "most": MAX_COUNTED_HERE,
-        "counts": counts,
-        "examples": await reads.matching_jobs(asked.job_filter, everything, limit=MAX_EXAMPLES),
-        "what": asked.job_filter.describe(),
+        "matching": _count(counts, frozenset(State)),
+        "possible": {action.value: _count(counts, states) for action, states in TAKES.items()},
+        "examples": await reads.matching_jobs(
+            asked.job_filter, frozenset(State), limit=MAX_EXAMPLES
+        )
+        if counts
+        else [],
+        "filter_text": asked.job_filter.describe(),
         "query": asked.query,
         "lanes": [each.name for each in LANES],
         "max_priority": MAX_PRIORITY,
@@ -117,11 +132,11 @@ async def show_action(state: Shared, action_id: ActionId) -> DashboardPage:
     operation = shown_operation(state.registry, operation)
     spec = ActionSpec.from_operation(operation)
     context = {
-        "act": await view_settled_action(state.ledger, operation),
-        "order": spec,
+        "operation": await view_settled_action(state.ledger, operation),
+        "spec": spec,
         "may_pause": operation.state in ACTIVE,
         "may_resume": operation.state in RESUMABLE,
-        "most": MAX_COUNTED,
+        "count_limit": MAX_COUNTED,
     }
     return DashboardPage("jobs_action.html", context, title=operation.id)
 

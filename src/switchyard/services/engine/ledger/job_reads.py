@@ -12,6 +12,7 @@ from typing import Any
 
 from sqlalchemy import (
     ColumnElement,
+    CompoundSelect,
     Connection,
     Row,
     RowMapping,
@@ -23,6 +24,7 @@ from sqlalchemy import (
     select,
     text,
     tuple_,
+    union_all,
 )
 
 from switchyard.broker.lanes import LANES
@@ -250,6 +252,38 @@ class JobReads(Repository):
             if number == at_most:
                 break
         return number
+
+    async def count_matching_by_state(
+        self, job_filter: JobFilter, *, at_most: int
+    ) -> Counter[State]:
+        """Count the jobs that match the filter by their states: up to `at_most` that have not
+        ended, and up to `at_most` that have, so that many of the one do not hide the other."""
+        counts: Counter[State] = Counter()
+        groups = [frozenset(OPEN), FINISHED]
+        if job_filter.state is not None:
+            groups = [frozenset({job_filter.state})]
+        counted_until = 0.0
+        while groups:
+            async for span in self._spans(job_filter, frozenset().union(*groups), counted_until):
+                queries = [
+                    _group_by_state(
+                        self._matching(select(jobs.c.state), span, states),
+                        at_most - _total(counts, states),
+                    )
+                    for states in groups
+                ]
+                counts.update(
+                    await self._database.read(
+                        partial(_fetch_state_counts, query=union_all(*queries))
+                    )
+                )
+                if any(_total(counts, states) >= at_most for states in groups):
+                    break
+            if span.until == job_filter.until:  # that was the last one
+                break
+            counted_until = span.until or 0.0
+            groups = [states for states in groups if _total(counts, states) < at_most]
+        return counts
 
     async def _spans(
         self, job_filter: JobFilter, states: Collection[State], since: float
@@ -524,6 +558,19 @@ def _fetch_summaries(connection: Connection, query: Select[Any]) -> list[JobSumm
 
 def _fetch_number(connection: Connection, query: Select[Any]) -> int:
     return connection.scalar(query) or 0
+
+
+def _group_by_state(matching: Select[Any], at_most: int) -> Select[Any]:
+    sample = matching.limit(at_most).subquery()
+    return select(sample.c.state, func.count()).group_by(sample.c.state)
+
+
+def _fetch_state_counts(connection: Connection, query: CompoundSelect[Any]) -> dict[State, int]:
+    return {State(state): number for state, number in connection.execute(query)}
+
+
+def _total(counts: Counter[State], states: Collection[State]) -> int:
+    return sum(counts[state] for state in states)
 
 
 def _summaries() -> Select[Any]:
