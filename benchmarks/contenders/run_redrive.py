@@ -25,7 +25,7 @@ from switchyard.broker.publish.outcome import envelope_of
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.wire.envelope import Envelope
 from switchyard.cli.base.long_running import settle_memory
-from switchyard.cli.engine.bulk.run_here import give_way
+from switchyard.cli.engine.bulk.foreground import give_way
 from switchyard.services.common.logs import configure
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.bulk.runner import BulkRunner

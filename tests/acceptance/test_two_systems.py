@@ -10,7 +10,7 @@ from pydantic import SecretStr
 from switchyard.broker.errors import WrongSystem
 from switchyard.broker.management.client import ManagementClient
 from switchyard.cli.system.local_broker import FoundBroker
-from switchyard.cli.system.local_system import assemble, prepare
+from switchyard.cli.system.local_system import make_system, prepare
 from switchyard.cli.system.vhosts import own_vhost, permanent_vhost
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.identity.broker import mark_broker
@@ -121,7 +121,7 @@ async def test_what_up_sets_up_is_refused_on_anothers_broker_unless_told_to_adop
     jobctl: CommandLine, tmp_path: Path
 ) -> None:
     jobctl.ok("topology", "apply")
-    system = assemble(
+    system = make_system(
         amqp_url=jobctl.environment["JOBS_AMQP_URL"],
         management_url=jobctl.environment["JOBS_MANAGEMENT_URL"],
         data_dir=tmp_path / "up",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from switchyard.cli.system.autoscale import Autoscaler, Span
+from switchyard.cli.system.autoscale import Autoscaler, ProcessRange
 from switchyard.cli.system.local_system import System
 from switchyard.cli.system.supervisor import Child, Supervisor
 from switchyard.services.common.settings import LlmServer, Settings
@@ -60,18 +60,20 @@ async def test_the_process_with_the_fewest_jobs_retires_and_its_jobs_delay_no_de
             for job_id in (f"{name}-{n}" for n in range(number)):
                 await ledger.jobs.record(new_job(job_id))
                 await ledger.jobs.claim(claim(job_id, worker_id=name))
-        scaler = Autoscaler(System(settings, Registry(), {}), supervisor, {"llm": Span(1, 3)})
-        assert await scaler.look(1_000) == []
-        (news,) = await scaler.look(1_020)
+        scaler = Autoscaler(
+            System(settings, Registry(), {}), supervisor, {"llm": ProcessRange(1, 3)}
+        )
+        assert await scaler.rescale(1_000) == []
+        (news,) = await scaler.rescale(1_020)
         assert news.startswith("llm: 3 → 2 processes; 6 jobs run")
         assert [each.name for each in supervisor.children if each.is_retiring] == ["llm-2"]
-        assert await scaler.look(1_030) == []
-        (news,) = await scaler.look(1_050)
+        assert await scaler.rescale(1_030) == []
+        (news,) = await scaler.rescale(1_050)
         assert news.startswith("llm: 2 → 1 process; 5 jobs run")
         assert [each.name for each in supervisor.children if each.is_retiring] == ["llm-2", "llm-3"]
 
 
-async def test_servers_bear_what_the_settings_of_now_allow_them(
+async def test_servers_take_what_the_settings_of_now_allow_them(
     supervisor: Supervisor, start: Start, sqlite_url: str
 ) -> None:
     servers = tuple(
@@ -93,5 +95,5 @@ async def test_servers_bear_what_the_settings_of_now_allow_them(
             await LlmLedger(ledger).slots.take_llm_slot(
                 name, name, "me", ttl=60, is_hot=True, first_limit=70, max_limit=70
             )
-    scaler = Autoscaler(System(settings, Registry(), {}), supervisor, {"llm": Span(1, 4)})
-    assert await scaler.look(1_000) == ["llm: 4 → 2 processes; its servers bear 14 at once"]
+    scaler = Autoscaler(System(settings, Registry(), {}), supervisor, {"llm": ProcessRange(1, 4)})
+    assert await scaler.rescale(1_000) == ["llm: 4 → 2 processes; its servers take 14 jobs at once"]

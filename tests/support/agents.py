@@ -7,7 +7,7 @@ from mcp import Client
 
 
 async def called(client: Client, tool: str, **arguments: Any) -> tuple[bool, Any]:
-    """Whether the tool succeeded, and what it has answered."""
+    """Call a tool. Return whether it succeeded, and its answer."""
     result = await client.call_tool(tool, arguments)
     text = "".join(getattr(each, "text", "") for each in result.content)
     return not result.is_error, text if result.is_error else json.loads(text)

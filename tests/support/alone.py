@@ -42,7 +42,7 @@ def count_up_alone(payload: Text, ctx: JobContext) -> Outcome:
 
 
 def count_on(ctx: JobContext) -> Outcome:
-    """Three further each time, from where the last time ended."""
+    """Count three numbers further, from where the last attempt ended."""
     begin: int = ctx.last_checkpoint or 0
     for number in range(begin + 1, begin + 4):
         ctx.progress(number / 10, f"{number} of 10")

@@ -38,7 +38,7 @@ def tool_use(call_id: str, name: str, **given: Any) -> dict[str, Any]:
 def answers(
     *blocks: Mapping[str, Any], stop_reason: str = "end_turn", headers: Mapping[str, str] = {}
 ) -> Behaviour:
-    """A message of these blocks, as a stream where one is asked for."""
+    """Answer with a message of these blocks, as a stream where one is asked for."""
 
     def behave(exchange: Exchange, request: Request) -> None:
         if request.json.get("stream"):
@@ -55,7 +55,7 @@ def answers(
 
 
 def streams(*events: Mapping[str, Any], claimed_length: int | None = None) -> Behaviour:
-    """These events, and nothing more."""
+    """Answer with these events, and nothing more."""
     body = b"".join(map(_event, events))
     return lambda exchange, _: exchange.send(
         200, body, content_type="text/event-stream", claimed_length=claimed_length
@@ -63,14 +63,15 @@ def streams(*events: Mapping[str, Any], claimed_length: int | None = None) -> Be
 
 
 def api_error(status: int, kind: str, message: str = "no", **headers: str) -> Behaviour:
-    """An error in the API's form."""
+    """Answer with an error in the API's form."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     body = {"type": "error", "error": {"type": kind, "message": message}, "request_id": "req_1"}
     return lambda exchange, _: exchange.send_json(status, body, named)
 
 
 def events_of(*blocks: Mapping[str, Any], stop_reason: str = "end_turn") -> list[dict[str, Any]]:
-    """The events of a stream: texts in two pieces, arguments in two, and signs of life between."""
+    """Return the events of a stream: texts in two pieces, arguments in two, and signs of life
+    between."""
     usage = {**USAGE, "output_tokens": 1}
     events: list[dict[str, Any]] = [
         {"type": "message_start", "message": {**_message(), "content": [], "usage": usage}},
@@ -119,7 +120,7 @@ class AnthropicServer(Site):
 
 
 def _refusal(request: Request) -> tuple[int, str, str] | None:
-    """What is wrong with a request."""
+    """Return status, kind and text of the error for an invalid request; None for a valid one."""
     if request.path != "/v1/messages":
         return 404, "not_found_error", "Not found"
     if request.headers.get("x-api-key") != KEY or "authorization" in request.headers:

@@ -44,7 +44,7 @@ class RunningApi:
         return self.server.app.state.api
 
     async def stop(self) -> None:
-        """As SIGTERM would."""
+        """Stop the server as SIGTERM would."""
         self.server.stop()
         await asyncio.to_thread(self.thread.join, PATIENCE)
         assert not self.thread.is_alive(), "the API did not stop"
@@ -81,7 +81,7 @@ async def connected(api: RunningApi) -> None:
 
 
 def client_of(api: RunningApi, key: str = "none") -> openai.AsyncOpenAI:
-    """OpenAI's own client, which asks nothing twice."""
+    """Return OpenAI's own client, which repeats no request."""
     return openai.AsyncOpenAI(
         base_url=f"{api.url}/v1",
         api_key=key,
@@ -92,7 +92,7 @@ def client_of(api: RunningApi, key: str = "none") -> openai.AsyncOpenAI:
 
 
 def problem(answer: httpx.Response, status: int, name: str) -> dict[str, Any]:
-    """The problem that an answer is, which must be of that kind."""
+    """Return the problem in an answer. Fails where the answer is no problem of that kind."""
     assert answer.status_code == status, answer.text
     assert answer.headers["content-type"] == "application/problem+json"
     body: dict[str, Any] = answer.json()
@@ -102,7 +102,7 @@ def problem(answer: httpx.Response, status: int, name: str) -> dict[str, Any]:
 
 
 def environment_of(settings: Settings) -> dict[str, str]:
-    """The settings that a process of the system's needs, as it gets them."""
+    """Return the environment variables of a process of the system."""
     assert settings.amqp_url is not None
     assert settings.database_url is not None
     return {

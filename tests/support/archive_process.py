@@ -43,7 +43,7 @@ def dying_before(_: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[An
 
 
 async def half_of(path: Path) -> AsyncIterator[bytes]:
-    """Half of a file: then whoever uploads it dies."""
+    """Yield half of a file, then kill this process."""
     content = path.read_bytes()
     yield content[: len(content) // 2]
     die()

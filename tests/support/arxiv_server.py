@@ -57,17 +57,17 @@ class Paper:
 
 
 def says(body: bytes, content_type: str = ATOM) -> Behaviour:
-    """200 with any body."""
+    """Answer 200 with any body."""
     return site.says(body, content_type)
 
 
 def answers(status: int, body: bytes) -> Behaviour:
-    """Any status with a feed, or what passes for one."""
+    """Answer any status with a feed, or with something else in place of one."""
     return site.says(body, ATOM, status=status)
 
 
 def empty_page() -> Behaviour:
-    """No entry, although there are more, as arXiv does it now and then."""
+    """Answer a page without entries, although there are more, as arXiv sometimes does."""
     return lambda exchange, _: exchange.send(
         200, feed([], total=1_000_000, start=0), content_type=ATOM
     )
@@ -89,13 +89,13 @@ class ArxivServer(Site):
         return f"{self.origin}/api/query"
 
     def replace(self, paper_id: str, **changes: Any) -> None:
-        """A paper changes, for example into its next version."""
+        """Change a paper, for example into its next version."""
         self.papers = [
             replace(paper, **changes) if paper.id == paper_id else paper for paper in self.papers
         ]
 
     def answer(self, exchange: Exchange, request: Request) -> None:
-        """As arXiv would."""
+        """Answer as arXiv would."""
         if request.path.startswith("/pdf/"):
             pdf = self.pdfs.get(request.path.removeprefix("/pdf/"))
             if pdf is None:
@@ -145,7 +145,7 @@ class ArxivServer(Site):
         return found
 
     def entry(self, paper: Paper) -> str:
-        """A paper as an element of a feed, in arXiv's order of things."""
+        """Write a paper as an entry of a feed, its fields in arXiv's order."""
         name = f"{paper.id}v{paper.version}"
         if paper.damaged:
             return f"<entry><id>http://arxiv.org/abs/{name}</id></entry>"
@@ -169,7 +169,7 @@ class ArxivServer(Site):
 
 
 def feed(entries: Sequence[str], total: int, start: int) -> bytes:
-    """An answer of the API."""
+    """Return an answer of the API."""
     text = f"""<?xml version='1.0' encoding='UTF-8'?>
 <feed xmlns:opensearch="http://a9.com/-/spec/opensearch/1.1/"
   xmlns:arxiv="http://arxiv.org/schemas/atom" xmlns="http://www.w3.org/2005/Atom">
@@ -182,14 +182,14 @@ def feed(entries: Sequence[str], total: int, start: int) -> bytes:
 
 
 def refusal(said: str) -> bytes:
-    """What arXiv answers to a request that is wrong."""
+    """Return arXiv's answer to an invalid request."""
     url = "https://arxiv.org/api/errors#" + said.replace(" ", "_")
     entry = f"<entry><id>{url}</id><title>Error</title><summary>{said}</summary></entry>"
     return feed([entry], total=1, start=0)
 
 
 def many(count: int, *, first: datetime = _FIRST, apart: timedelta = timedelta(hours=1)) -> list:
-    """So many papers, each submitted a while after the one before."""
+    """Return that many papers, each submitted a while after the one before."""
     return [
         Paper(
             f"2403.{number:05}",

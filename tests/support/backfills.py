@@ -119,7 +119,7 @@ class BackfillUser:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[BulkRunner]:
-        """A runner as in a scheduler."""
+        """Run a BulkRunner, as a scheduler does."""
         runner = self.runner()
         task = asyncio.create_task(runner.run())
         try:
@@ -141,14 +141,14 @@ class BackfillUser:
 async def opened(
     broker: TestBroker, url: str, directory: Path, **options: Any
 ) -> AsyncIterator[tuple[System, BackfillUser]]:
-    """A system whose files lie below the directory; `options` as `open_system` takes them."""
+    """Open a system with its files below the directory; `options` are those of `open_system`."""
     files = (directory / "files").as_uri()
     async with open_system(broker, url, storage_url=files, **options) as system:
         yield system, BackfillUser(system)
 
 
 async def numbers(ledger: Ledger) -> list[int]:
-    """The numbers of all jobs of `noop`, sorted."""
+    """Return the numbers of all jobs of `noop`, sorted."""
     found: list[int] = []
     cursor: str | None = None
     while True:

@@ -43,7 +43,7 @@ async def collect(
 
 
 async def answer(lane: ModelClient, n: int) -> bool:
-    """Whether the question was answered already."""
+    """Ask a question. Return whether its answer was stored already."""
     by = Requester(f"job-{n}")
     _, reused = await lane.answer(
         chat(f"Question {n}?"), urgency=Urgency(), timeout=20, by=by, batch=True
@@ -52,7 +52,7 @@ async def answer(lane: ModelClient, n: int) -> bool:
 
 
 def new_batch_runner(ledger: Ledger, settings: Settings) -> BatchRunner:
-    """As of a scheduler that has just become active."""
+    """Return the runner of a scheduler that has just become active."""
     return BatchRunner(settings, ledger, Publisher(settings, name="batches"))
 
 
@@ -62,7 +62,7 @@ async def fence_is_over(ledger: Ledger) -> None:
 
 
 async def killed_here(*_: Any, **__: Any) -> Any:
-    """In the place of a call: its caller is killed."""
+    """Raise as if the caller were killed in this call."""
     raise asyncio.CancelledError
 
 
@@ -71,5 +71,5 @@ def list_of_none(exchange: Exchange) -> None:
 
 
 def refusal(status: int) -> Any:
-    """An answer of the server with that status."""
+    """Make the server answer with that status."""
     return lambda exchange: exchange.send_json(status, {"error": {"message": "not so"}})

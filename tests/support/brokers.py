@@ -71,7 +71,7 @@ class TestBroker:
             await declare_topology(self.management, topology)
 
     def close(self) -> None:
-        """Nothing of it is needed any more."""
+        """Give the vhost back."""
         if self._vhost is not None and self._vhosts is not None:
             self._vhosts.give_back(self._vhost)
 
@@ -91,7 +91,7 @@ class TestBroker:
 
 
 def root_of(version: str) -> Path | None:
-    """Where that version ("3.10", "4.3") is installed: None for the machine's own package.
+    """Return where that version ("3.10", "4.3") is installed; None for the machine's own package.
 
     Raises MissingError where it is not.
     """
@@ -108,7 +108,7 @@ def root_of(version: str) -> Path | None:
 
 
 def new_node(version: str, base_dir: Path, **options: Any) -> LocalNode:
-    """A node with the tests' settings, not yet started. Raises MissingError."""
+    """Return a node with the tests' settings, not yet started. Raises MissingError."""
     settings = {"advanced": ADVANCED, "extra_config": CONFIG} | options
     root = root_of(version)
     if root is None:
@@ -118,7 +118,7 @@ def new_node(version: str, base_dir: Path, **options: Any) -> LocalNode:
 
 @contextmanager
 def fresh_vhost(node: LocalNode, version: str, profile: Profile) -> Iterator[TestBroker]:
-    """A vhost on a node that is not the run's; all that is in it goes with it."""
+    """Make a vhost on a node that is not the run's, and remove it at the end."""
     vhosts = Vhosts(node)
     broker = TestBroker(version, profile, None, node, vhosts)
     try:

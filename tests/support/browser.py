@@ -44,7 +44,7 @@ class Browser:
         self.driver.get(url)
 
     def find(self, selector: str) -> WebElement:
-        """The first element of that CSS selector, which may be about to come."""
+        """Wait for the first element of that CSS selector, and return it."""
         return self._wait(lambda driver: driver.find_element(By.CSS_SELECTOR, selector), selector)
 
     def click(self, selector: str) -> None:
@@ -104,7 +104,8 @@ class Browser:
         path.write_bytes(self.driver.get_screenshot_as_png())
 
     def complaints(self) -> list[str]:
-        """What the browser has complained of since the last look: scripts, policies, files."""
+        """Return what the browser has complained of since the last call: scripts, policies,
+        files."""
         return [entry["message"] for entry in self.driver.get_log("browser")]
 
     def wait(self, condition: Callable[[], bool], what: str) -> None:
@@ -140,7 +141,7 @@ def opened_browser() -> Iterator[Browser]:
 
 
 def cleared(browser: Browser) -> Browser:
-    """The same browser without what the test before has left."""
+    """Return the browser without what the test before has left in it."""
     browser.open("about:blank")
     browser.driver.execute_cdp_cmd("Network.clearBrowserCookies", {})
     browser.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})

@@ -40,13 +40,13 @@ class CatalogueServer(Site):
         """DOIs and titles that were asked for, and answered."""
 
     def with_dois(self, dois: Iterable[str]) -> list[KnownWork]:
-        """The works with these DOIs; each counts as answered."""
+        """Return the works with these DOIs; each counts as answered."""
         asked = [doi.lower() for doi in dois]
         self.answered += asked
         return [self.by_doi[doi] for doi in asked if doi in self.by_doi]
 
     def with_words(self, said: str) -> list[KnownWork]:
-        """The works whose titles share most words with that."""
+        """Return the works whose titles share most words with that."""
         self.answered.append(said)
         words = set(re.findall(r"\w+", said.lower()))
         ranked = [
@@ -57,7 +57,7 @@ class CatalogueServer(Site):
 
 class OpenAlexServer(CatalogueServer):
     def answer(self, exchange: Exchange, request: Request) -> None:
-        """`/works` with a filter by DOI or title."""
+        """Answer as this catalogue does."""
         asked = request.parameters["filter"]
         kind, _, value = asked.partition(":")
         if "," in asked:
@@ -84,7 +84,7 @@ class OpenAlexServer(CatalogueServer):
 
 class CrossrefServer(CatalogueServer):
     def answer(self, exchange: Exchange, request: Request) -> None:
-        """`/works` with a filter by DOI, or a query."""
+        """Answer as this catalogue does."""
         if "filter" in request.parameters:
             filters = request.parameters["filter"].split(",")
             works = self.with_dois(each.removeprefix("doi:") for each in filters)
@@ -115,7 +115,7 @@ class WikidataServer(CatalogueServer):
         self.people = people or {}
 
     def answer(self, exchange: Exchange, request: Request) -> None:
-        """The action API: a search, and the entities that it finds."""
+        """Answer as this catalogue does."""
         parameters = request.parameters
         if parameters["action"] == "wbgetentities":
             ids = parameters["ids"].split("|")

@@ -17,7 +17,7 @@ class Certificates:
 
 
 def make_certificates(directory: Path) -> Certificates:
-    """Made anew by openssl, which comes with PostgreSQL's package."""
+    """Make certificates with openssl, which comes with PostgreSQL's package."""
     directory.mkdir(parents=True, exist_ok=True)
     made = Certificates(directory / "ca.pem", directory / "server.pem", directory / "server.key")
     authority_key, request = directory / "ca.key", directory / "server.csr"

@@ -27,7 +27,7 @@ DOTTED = re.compile(r"\b(?:switchyard|tests|benchmarks)(?:\.\w+)+")
 
 
 def changed_files(base: str | None = None) -> set[str]:
-    """Paths below the root, also of files that are gone or that git does not know yet.
+    """Return paths below the root, also of files that are gone or that git does not know yet.
 
     Raises LookupError when there is no such base.
     """
@@ -44,7 +44,7 @@ def _git(*arguments: str) -> list[str]:
 
 
 def modules() -> dict[str, Path]:
-    """Every module of ours, by its dotted name."""
+    """Return every module of ours, by its dotted name."""
     found = {}
     for folder in SOURCES:
         top = ROOT / folder if folder == "src" else ROOT
@@ -55,7 +55,7 @@ def modules() -> dict[str, Path]:
 
 
 def _named(text: str) -> set[str]:
-    """The dotted names in a file; `from a import b` may stand for the module a.b."""
+    """Return the dotted names in a file; `from a import b` may stand for the module a.b."""
     named = set(DOTTED.findall(text))
     for node in statements(ast.parse(text).body):
         if isinstance(node, ast.ImportFrom) and node.module in named | set(PACKAGES):
@@ -65,7 +65,7 @@ def _named(text: str) -> set[str]:
 
 @cache
 def _imports() -> grimp.ImportGraph:
-    """Who imports or names whom, as of the first call: it takes seconds."""
+    """Return who imports or names whom, as of the first call: it takes seconds."""
     known = modules()
     graph = grimp.build_graph(*PACKAGES, cache_dir=None)
     for importer, path in known.items():
@@ -79,7 +79,7 @@ def _imports() -> grimp.ImportGraph:
 
 
 def touched(changed: Iterable[str]) -> list[Path]:
-    """The test files that these paths touch, in order."""
+    """Return the test files that these paths touch, in order."""
     known, graph = modules(), _imports()
     names = {path: name for name, path in known.items()}
     tests = {path for path in names if path.name.startswith("test_")}

@@ -85,11 +85,11 @@ class Effects:
         ]
 
     def ids(self, what: str) -> list[str]:
-        """The job of each such effect, in order; as often as it happened."""
+        """Return the job of each such effect, in order; as often as it happened."""
         return [effect.job_id for effect in self.all() if effect.what == what]
 
     def under_way(self, worker_id: str) -> set[str]:
-        """Jobs that this worker has started and not ended."""
+        """Return jobs that this worker has started and not ended."""
         own = [effect for effect in self.all() if effect.worker_id == worker_id]
         ended = {effect.job_id for effect in own if effect.what != "started"}
         return {effect.job_id for effect in own} - ended
@@ -122,7 +122,7 @@ class Work(BaseModel):
 
 @job("effect", worker="llm", lanes=("hot", "backfill"), timeout=60)
 async def effect(payload: Work, ctx: JobContext) -> Outcome:
-    """Leaves its trace when it starts and when it is done."""
+    """Leave a trace when it starts, and when it is done."""
     effects = Effects(ctx.settings.data_dir)
     effects.note(ctx, "started")
     await asyncio.sleep(payload.seconds)
@@ -141,7 +141,7 @@ async def effect(payload: Work, ctx: JobContext) -> Outcome:
 
 @job("poison", worker="llm", lanes=("hot", "backfill"), timeout=60)
 async def poison(payload: Work, ctx: JobContext) -> Outcome:
-    """Kills the worker that runs it."""
+    """Kill the worker that runs it."""
     Effects(ctx.settings.data_dir).note(ctx, "started")
     await asyncio.sleep(payload.seconds)
     os.kill(os.getpid(), signal.SIGKILL)
@@ -179,7 +179,7 @@ async def keep_history(database_url: str) -> None:
 
 
 async def history_of(database_url: str) -> list[tuple[str, str, str]]:
-    """Every change of state since then: job, old state, new state."""
+    """Return every change of state since then: job, old state, new state."""
 
     def rows(connection: Connection) -> list[tuple[str, str, str]]:
         found = connection.execute(text("SELECT job_id, old, new FROM history")).all()
@@ -199,7 +199,7 @@ async def assert_all_accounted_for(
     dead: Collection[str] = (),
     timeout: float = 60.0,
 ) -> None:
-    """Every accepted job ends: those of `dead` are dead, all others have succeeded.
+    """Check that every accepted job ends: those of `dead` are dead, all others have succeeded.
 
     Exactly once in the ledger (it never leaves `succeeded`, and enters it once), with at least
     one trace of its handler, and with nothing of it left on the broker but, in `jobs.dead`, one
@@ -246,7 +246,7 @@ async def wait_until_lanes_are_empty(system: System, timeout: float = PATIENCE) 
 async def open_chaos(
     broker: Broker, database_url: str, directory: Path, **settings: Any
 ) -> AsyncIterator[System]:
-    """A system with the jobs of this module, whose ledger keeps its history in itself."""
+    """Open a system with the jobs of this module, whose ledger keeps its history."""
     options: dict[str, Any] = {"modules": CHAOS_MODULES, "data_dir": directory} | settings
     async with open_system(broker, database_url, **options) as system:
         await keep_history(database_url)
@@ -255,7 +255,7 @@ async def open_chaos(
 
 @asynccontextmanager
 async def outbox(system: System) -> AsyncIterator[None]:
-    """A scheduler that soon publishes what was left pending."""
+    """Run a scheduler that soon publishes what was left pending."""
     scheduler = Scheduler(
         system.settings,
         system.registry,
@@ -301,7 +301,7 @@ async def publish_all(
 async def _publish(
     system: System, requests: Sequence[JobRequest], accepted: list[str]
 ) -> list[JobRequest]:
-    """Those that were not accepted."""
+    """Publish jobs, and return those that were not accepted."""
     try:
         outcomes = await system.jobs.publish_many(requests)
     except LedgerUnavailable:
@@ -320,7 +320,7 @@ async def _publish(
 def requests_of(
     count: int, routing_key: str = "backfill.effect", *, max_attempts: int = 3, **payload: Any
 ) -> list[JobRequest]:
-    """That many jobs, with ids of their own."""
+    """Return that many jobs, with ids of their own."""
     prefix = os.urandom(4).hex()
     return [
         JobRequest(routing_key, payload, job_id=f"{prefix}-{number}", max_attempts=max_attempts)

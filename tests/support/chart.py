@@ -16,8 +16,8 @@ Secrets = Mapping[str, Mapping[str, str]]
 
 
 def helm() -> Any:
-    """Helm's library. It starts threads when it is imported, so no module of tests imports it
-    (forks.py)."""
+    """Import Helm's library. It starts threads when it is imported, so no module of tests imports
+    it (forks.py)."""
     import helm_python
 
     return helm_python
@@ -55,7 +55,7 @@ def pods(example: str) -> Iterator[tuple[str, Manifest]]:
 
 
 def hooks(example: str) -> list[tuple[str, Manifest]]:
-    """Names and containers of the set-up jobs, in the order in which Helm runs them."""
+    """Return names and containers of the set-up jobs, in the order in which Helm runs them."""
     jobs = sorted(
         of_kind(example, "Job").items(),
         key=lambda job: int(job[1]["metadata"]["annotations"]["helm.sh/hook-weight"]),
@@ -64,7 +64,8 @@ def hooks(example: str) -> list[tuple[str, Manifest]]:
 
 
 def environment_of(container: Manifest, secrets: Secrets) -> dict[str, str]:
-    """What a process sees: values of secrets, and `$(NAME)` of the variables before."""
+    """Return the environment of a container: with values of secrets, and `$(NAME)` replaced by
+    earlier variables."""
     environment: dict[str, str] = {}
     for each in container["env"]:
         if "valueFrom" in each:

@@ -12,7 +12,7 @@ from tests.support.made import claim
 
 
 async def claim_all(url: str, worker_id: str, jobs: int) -> list[int]:
-    """Those of the jobs `job-0`, `job-1` … that this worker was the first to claim."""
+    """Return those of the jobs `job-0`, `job-1` … that this worker was the first to claim."""
     async with await Ledger.open(url) as ledger:
 
         async def got(n: int) -> bool:

@@ -61,7 +61,8 @@ class LocalCluster:
     """Nodes `rabbit1@localhost` and so on, with one user, one cookie and one name server."""
 
     def __init__(self, directory: Path, size: int = 3) -> None:
-        """Nothing is started yet. Raises MissingError where RabbitMQ 4.3 is not installed."""
+        """Prepare the nodes without starting them. Raises MissingError where RabbitMQ 4.3 is not
+        installed."""
         epmd_port, cookie = free_port(), secrets.token_hex(20)
         self._password = secrets.token_urlsafe(24)
         names = [f"rabbit{number}" for number in range(1, size + 1)]
@@ -134,7 +135,7 @@ class LocalCluster:
     # --- addresses ------------------------------------------------------------------------------
 
     def amqp_url(self, vhost: str = "/", *, nodes: Iterable[LocalNode] | None = None) -> str:
-        """With credentials; of all nodes unless told which."""
+        """Return the address, with credentials; of all nodes unless told which."""
         hosts = ",".join(f"{LOOPBACK}:{node.amqp_port}" for node in nodes or self.nodes)
         return f"amqp://{self._login}@{hosts}/{quote(vhost, safe='')}"
 
@@ -149,7 +150,7 @@ class LocalCluster:
 
     @contextmanager
     def vhost(self) -> Iterator[ClusterBroker]:
-        """A virtual host for one test; ask it of a cluster whose nodes are all there."""
+        """Make a virtual host for one test, on a cluster whose nodes all run."""
         with fresh_vhost(self.nodes[0], VERSION, "quorum") as broker:
             yield ClusterBroker(broker.vhost, self)
 
@@ -157,7 +158,7 @@ class LocalCluster:
 
     @contextmanager
     def frozen(self, node: LocalNode) -> Iterator[None]:
-        """Nobody hears of the node, and its connections stay: as if its cable were pulled."""
+        """Freeze a node while the context is open: its connections stay, and it says nothing."""
         os.kill(node.pid, signal.SIGSTOP)
         try:
             yield

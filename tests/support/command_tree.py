@@ -7,7 +7,7 @@ from switchyard.cli.main import commands
 
 
 def command_tree() -> Any:
-    """`jobctl` as a group whose `commands` are the real ones, as deep as they go."""
+    """Return `jobctl` as a group whose `commands` are the real ones, at every level."""
     tree: Any = commands()
     for name, command in tree.commands.items():
         if isinstance(command, LazyCommand):

@@ -118,8 +118,8 @@ class Commands:
         screen: int | None = None,
         module: str = JOBCTL,
     ) -> subprocess.CompletedProcess[str]:
-        """As `subprocess.run` would, with what it has printed; or it prints to the terminal whose
-        descriptor `screen` is."""
+        """Run a command as `subprocess.run` would, capturing its output; or let it print to the
+        terminal whose descriptor `screen` is."""
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
             given, to_write = os.pipe()
             try:
@@ -228,7 +228,8 @@ class Running:
 
 @cache
 def commands() -> Commands:
-    """Those of this process, from the run's template; without a run, from one of its own."""
+    """Return the commands of this process: forked from the run's template or, without a run, from
+    its own."""
     from tests.support.servers import ADDRESS, ask_for
 
     if ADDRESS in os.environ:
@@ -278,7 +279,7 @@ def _write(fd: int, text: str) -> None:
 
 
 def _serve_all(listener: socket.socket) -> str:
-    """Returns in the process of each command, and nowhere else: the module to run."""
+    """Return in each command's process only, with the name of the module to run."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that serve
     while True:
         ready, _, _ = select.select([listener, sys.stdin], [], [])
@@ -293,7 +294,7 @@ def _serve_all(listener: socket.socket) -> str:
 
 
 def _serve(requests: socket.socket) -> str:
-    """Returns in the process of each command, and nowhere else: the module to run."""
+    """Return in each command's process only, with the name of the module to run."""
     answers: dict[int, int] = {}
     """By the process that runs, where to tell how it ended."""
 
@@ -333,7 +334,7 @@ def _tell(answer: int, number: int) -> None:
 
 
 def _begin(request: dict[str, Any], stdin: int, stdout: int, stderr: int, answer: int) -> str:
-    """Returns what the command's process is to run."""
+    """Set up a command's process. Return the name of the module that it is to run."""
     end_with_parent()
     os.close(answer)
     for fd, standard in ((stdin, 0), (stdout, 1), (stderr, 2)):

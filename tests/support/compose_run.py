@@ -97,7 +97,8 @@ class Composed:
         return run(str(COMPOSE), *files, "-p", self.project, *arguments, cwd=self.directory)
 
     def start_in_order(self) -> None:
-        """As `depends_on` says: each service once those that it needs are healthy, or have done."""
+        """Start the services as `depends_on` says: each once those that it needs are healthy, or
+        have ended well."""
         left = set(self.services) - LEFT_OUT
         started: set[str] = set()
         while left:
@@ -126,7 +127,7 @@ class Composed:
         return state.split() == ["exited", "0"]
 
     def is_healthy(self, container: str) -> bool:
-        """Whether its health check passes now."""
+        """Return whether its health check passes now."""
         command = ("podman", "healthcheck", "run", container)
         ran = subprocess.run(command, env=ENVIRONMENT, check=False, capture_output=True)
         return ran.returncode == 0
@@ -140,14 +141,14 @@ class Composed:
         return sorted(out.split())
 
     def jobctl(self, *arguments: str) -> str:
-        """What it prints. Ends the run where it fails."""
+        """Run a command in a container, and return its output. Ends the run where it fails."""
         (container, *_) = self.containers("scheduler")
         return run("podman", "exec", container, "jobctl", *arguments)
 
 
 @contextmanager
 def composed(tls: bool) -> Iterator[tuple[Composed, dict[str, str]]]:
-    """Everything that compose.yml needs, in a directory of its own; taken down at the end."""
+    """Prepare what compose.yml needs, in a directory of its own; take it all down at the end."""
     with tempfile.TemporaryDirectory(prefix="switchyard-compose-") as name:
         directory = Path(name)
         for each in SHIPPED:
@@ -172,7 +173,8 @@ def composed(tls: bool) -> Iterator[tuple[Composed, dict[str, str]]]:
 
 
 def make_certificates(system: Composed) -> None:
-    """As docs/deploy.md says; but in the images that are made here the users have other ids."""
+    """Make certificates as docs/deploy.md says; but in the images that are made here the users have
+    other ids."""
     run(str(system.directory / "deploy" / "make_certificates.sh"))
     for name in ("rabbitmq", "postgres"):
         image = system.services[name]["image"]
@@ -181,7 +183,8 @@ def make_certificates(system: Composed) -> None:
 
 
 def build(system: Composed) -> None:
-    """The image of the Dockerfile, with the certificates by which this machine reaches PyPI."""
+    """Build the image of the Dockerfile, with the certificates by which this machine reaches
+    PyPI."""
     mounts = [f"--volume={path}:{path}:ro" for path in CERTIFICATES if Path(path).is_dir()]
     arguments = " ".join(["--network=host", *mounts])
     system.compose(f"--podman-build-args={arguments}", "build", "users")
@@ -208,7 +211,7 @@ def is_done(api: httpx.Client, document: str) -> bool:
 
 @contextmanager
 def api_of(system: Composed, env: dict[str, str]) -> Iterator[httpx.Client]:
-    """With the key, and with TLS trusting the authority of its own alone."""
+    """Open a client with the key, which with TLS trusts its own authority alone."""
     key = {"Authorization": f"Bearer {env['API_KEY']}"}
     url = f"{'https' if system.tls else 'http'}://127.0.0.1:{env['API_PORT']}"
     trust = trust_of(system) if system.tls else True
@@ -257,7 +260,8 @@ def exercise(system: Composed, env: dict[str, str], pdfs: list[Path]) -> None:
 
 
 def exercise_tls(system: Composed, env: dict[str, str], pdf: Path) -> None:
-    """A document through every process, and that nothing but PostgreSQL answers without TLS."""
+    """Send a document through every process, and check that nothing but PostgreSQL answers without
+    TLS."""
     with api_of(system, env) as api:
         document = send(api, pdf)
         until(f"{pdf.name} went through every stage", lambda: is_done(api, document), WORK)
@@ -285,7 +289,7 @@ def exercise_tls(system: Composed, env: dict[str, str], pdf: Path) -> None:
 
 
 def watched(system: Composed, env: dict[str, str]) -> None:
-    """Prometheus scrapes every process, and no alert fires."""
+    """Check that Prometheus scrapes every process, and that no alert fires."""
     prometheus = f"http://127.0.0.1:{env['PROMETHEUS_PORT']}/api/v1"
     wanted = 2 + sum(
         service["deploy"]["replicas"] for service in system.services.values() if "deploy" in service

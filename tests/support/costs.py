@@ -23,7 +23,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def tasks_of(pid: int) -> list[str]:
-    """The threads of a process; none once it has ended."""
+    """Return the threads of a process; none once it has ended."""
     try:
         return os.listdir(f"/proc/{pid}/task")
     except OSError:
@@ -31,7 +31,7 @@ def tasks_of(pid: int) -> list[str]:
 
 
 def descendants(pid: int) -> Iterator[int]:
-    """The processes that this one has started, and those that they have, which still run."""
+    """Return the processes that this one has started, and those that they have, which still run."""
     for task in tasks_of(pid):
         try:
             started = Path(f"/proc/{pid}/task/{task}/children").read_text().split()
@@ -43,7 +43,7 @@ def descendants(pid: int) -> Iterator[int]:
 
 
 def used_by(pid: int) -> float:
-    """Processor seconds of a process, and of those of its children that have ended."""
+    """Return processor seconds of a process, and of those of its children that have ended."""
     try:
         behind_the_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -52,7 +52,7 @@ def used_by(pid: int) -> float:
 
 
 def used() -> float:
-    """The same of this process and all that it has started, and of the commands that it ran."""
+    """Return the same of this process, all that it has started, and the commands that it ran."""
     roots = [os.getpid()]
     if commands.cache_info().currsize:
         roots.append(commands().pid)
@@ -93,7 +93,8 @@ class Costs:
 
 
 def servers() -> dict[str, float]:
-    """What those have used that this process has started, by the program's name."""
+    """Return the processor seconds of the processes that this one has started, by the program's
+    name."""
     found: defaultdict[str, float] = defaultdict(float)
     for pid in descendants(os.getpid()):
         try:

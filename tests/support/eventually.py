@@ -18,7 +18,8 @@ async def eventually(
     *,
     progress: Callable[[], Any] | None = None,
 ) -> Any:
-    """The first true value of `predicate`, plain or async, asked every 30 ms.
+    """Wait for a true value of `predicate`, plain or async, which is called every 30 ms, and return
+    it.
 
     With `progress`, plain or async, the time begins anew whenever that answers something else: for
     what takes longer on a busy machine, and must only go on.

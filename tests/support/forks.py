@@ -47,8 +47,8 @@ class Hooks:
     """What plugins may do beside pytest's own hooks."""
 
     def pytest_forked(self, config: pytest.Config) -> None:
-        """Called in a worker that is a fork, before its first test: make anew what belongs to one
-        process, and was made by `pytest_configure` for another one."""
+        """Make anew, in a forked worker and before its first test, what belongs to one process and
+        was made by `pytest_configure` for another one."""
 
 
 class Collector:
@@ -116,7 +116,8 @@ def main() -> None:
 
 @cache
 def _collected() -> list[pytest.Session | pytest.CollectReport]:
-    """The session that a fork goes on with, and then what its worker is to tell of."""
+    """Return the list of the session that a fork goes on with, and the reports that its worker
+    sends."""
     return []
 
 
@@ -160,7 +161,8 @@ class _Forking:
 
 
 def _wait_for_ended() -> None:
-    """Then what they have used counts as used by the run. One that has not ended is killed."""
+    """Wait for ended forks, so that what they have used counts as used by the run. One that has not
+    ended is killed."""
     with suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass

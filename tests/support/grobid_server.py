@@ -32,7 +32,7 @@ class GrobidServer(Site):
         """What was asked for, request by request."""
 
     def answer(self, exchange: Exchange, request: Request) -> None:
-        """As GROBID 0.8 would."""
+        """Answer as GROBID 0.8 would."""
         if request.path == "/api/processCitationList":
             asked = parse_qs(request.body.decode(), keep_blank_values=True)["citations"]
             self.citations.append(asked)
@@ -57,7 +57,7 @@ class GrobidServer(Site):
 
 
 def tei(entries: list[str]) -> bytes:
-    """An answer of the service."""
+    """Return an answer of the service."""
     return (
         "<?xml version='1.0' encoding='UTF-8'?>\n"
         "<TEI xml:space='preserve' xmlns='http://www.tei-c.org/ns/1.0'><teiHeader/><text><front/>"

@@ -50,7 +50,7 @@ def _doubled(data: bytes, chance: random.Random) -> bytes:
 
 
 def _renumbered(data: bytes, chance: random.Random) -> bytes:
-    """Every number may become one that nobody expects."""
+    """Replace some numbers by ones that nobody expects."""
     strange = (b"0", b"-1", b"2147483648", b"99999999999999999999", b"1e400", b"4294967295")
 
     def other(match: re.Match[bytes]) -> bytes:
@@ -60,7 +60,7 @@ def _renumbered(data: bytes, chance: random.Random) -> bytes:
 
 
 def _crossed(data: bytes, chance: random.Random) -> bytes:
-    """References lead to other objects, and so in circles."""
+    """Let references lead to other objects, and so in circles."""
 
     def other(match: re.Match[bytes]) -> bytes:
         return b"%d 0 R" % chance.randrange(1, 20) if chance.random() < 0.3 else match.group()
@@ -86,7 +86,8 @@ MUTATIONS: tuple[Mutation, ...] = (
 
 
 def nested_forms(depth: int = 24, width: int = 4) -> bytes:
-    """Forms that each draw the next some times: a few kilobytes that draw 4**24 words."""
+    """Make a PDF of forms that each draw the next several times: a few kilobytes that draw 4**24
+    words."""
     forms = [
         _stream(
             4 + level,
@@ -120,8 +121,8 @@ def nested_fonts(depth: int = 15_000) -> bytes:
 
 
 def with_a_costly_page(kind: str) -> bytes:
-    """Three pages of text, of which the second would be drawn for years as well: by forms, patterns
-    or letters that are drawn with each other. See COSTLY_PAGES."""
+    """Make three pages of text, of which the second would be drawn for years: by forms, patterns or
+    letters that are drawn with each other. See COSTLY_PAGES."""
     document = pymupdf.open(stream=pdf([f"{TEXT} Page {number}." for number in (1, 2, 3)]))
     about, content, resources, use = COSTLY_PAGES[kind]
     inner = b"0 0 10 10 re f"
@@ -175,7 +176,7 @@ COSTLY_PAGES = {
 
 
 def bomb(megabytes: int = 300) -> bytes:
-    """A page of text that unpacks to more than there is memory."""
+    """Make a page of text that unpacks to more than there is memory."""
     packer = zlib.compressobj(1)
     part = b"BT /H 9 Tf (word word word) Tj ET\n" * 30_000
     packed = b"".join(packer.compress(part) for _ in range(megabytes)) + packer.flush()
@@ -185,8 +186,8 @@ def bomb(megabytes: int = 300) -> bytes:
 
 
 def deep_outline(depth: int = 100_000) -> bytes:
-    """An outline of which each entry is below the one before, by a name at the end of a tree that
-    is as deep."""
+    """Make an outline of which each entry is below the one before, by a name at the end of a tree
+    that is as deep."""
     last = 10 + 2 * depth
     entries = [
         b"%d 0 obj\n<</Title(Entry)/Parent %d 0 R/First %d 0 R/Dest(there)>>\nendobj\n"
@@ -212,7 +213,7 @@ def deep_outline(depth: int = 100_000) -> bytes:
 
 
 def not_pdfs() -> dict[str, bytes]:
-    """Files of formats that MuPDF opens as well, each with a PDF's object in its beginning."""
+    """Make files of formats that MuPDF opens as well, each with a PDF's object in its beginning."""
     page = b"<html><body><p>\n1 0 obj\n</p>%s</body></html>" % (b"<p>The tide rises.</p>" * 2_000)
     container = (
         b'<container xmlns="urn:oasis:names:tc:opendocument:xmlns:container"><rootfiles>'
@@ -281,7 +282,7 @@ def _whole(form: bytes, objects: list[bytes]) -> bytes:
 
 
 def hostile_pdfs(count: int, seed: int = 1) -> Iterator[tuple[str, bytes]]:
-    """So many of them, each with a name that tells how it was made."""
+    """Yield that many hostile PDFs, each with a name that tells how it was made."""
     bases = {
         "plain": pdf([TEXT] * 5),
         "packed": pdf([TEXT] * 5, deflate=True, use_objstms=1),

@@ -57,13 +57,13 @@ SHAPES = {
 
 
 def of(shape: str, characters: int) -> str:
-    """A text of that shape and length."""
+    """Make a text of that shape and length."""
     unit = SHAPES[shape]
     return (unit * (characters // len(unit) + 1))[:characters]
 
 
 def read(text: str) -> None:
-    """Everything that the pipeline, the search and the dead letters do with a foreign text."""
+    """Do everything that the pipeline, the search and the dead letters do with a foreign text."""
     cleaned = clean(text)
     count_words(cleaned)
     words(cleaned)
@@ -79,7 +79,7 @@ def read(text: str) -> None:
 
 
 def seconds(text: str) -> float:
-    """Processor time of reading it."""
+    """Return the processor time of reading a text."""
     before = time.process_time()
     read(text)
     return time.process_time() - before

@@ -22,7 +22,7 @@ A transformer pretrained on English with a masked language modelling objective.
 
 
 def repository(name: str = "psf/requests", **changes: Any) -> dict[str, Any]:
-    """As `GET /repos/…` answers, in its order of things; much is left out."""
+    """Return the answer of `GET /repos/…`, fields in its order; much is left out."""
     owner, _, short = name.partition("/")
     return {
         "id": 1362490,
@@ -47,7 +47,7 @@ def repository(name: str = "psf/requests", **changes: Any) -> dict[str, Any]:
 
 
 def release(tag: str, **changes: Any) -> dict[str, Any]:
-    """An element of `GET /repos/…/releases`."""
+    """Return an element of `GET /repos/…/releases`."""
     return {
         "html_url": f"https://github.com/psf/requests/releases/tag/{tag}",
         "tag_name": tag,
@@ -70,7 +70,7 @@ class GithubSite(Site):
         releases: list[dict[str, Any]] | None = None,
         **changes: Any,
     ) -> None:
-        """A repository, as it is from now on."""
+        """Add or replace a repository."""
         found = repository(name, **changes)
         listed = [release("v2.32.0")] if releases is None else releases
         below = f"/repos/{name}"
@@ -86,7 +86,7 @@ class GithubSite(Site):
 
 
 def model(name: str = "google-bert/bert-base-uncased", **changes: Any) -> dict[str, Any]:
-    """As `GET /api/models/…` answers; much is left out."""
+    """Return the answer of `GET /api/models/…`; much is left out."""
     return {
         "_id": "621ffdc036468d709f174328",
         "id": name,

@@ -67,7 +67,7 @@ class Signals:
         self._changed = asyncio.Event()
 
     def changed(self) -> None:
-        """Something was noted: everybody who waits looks again."""
+        """Wake everybody who waits for something to be noted."""
         self._changed.set()
 
     async def until(self, true: Callable[[], bool], timeout: float = PATIENCE) -> None:
@@ -139,11 +139,11 @@ class Journal(Signals):
         await self.until(lambda: self._all_released or job_id in self._released, timeout=600)
 
     def starts_of(self, job_id: str) -> list[Start]:
-        """Every time that a handler of this job began."""
+        """Return every time that a handler of this job began."""
         return [start for start in self.starts if start.job_id == job_id]
 
     def runs(self, job_id: str) -> int:
-        """How often a handler of this job began."""
+        """Return how often a handler of this job began."""
         return len(self.starts_of(job_id))
 
     async def started(self, *job_ids: str, times: int = 1) -> None:
@@ -202,7 +202,7 @@ class Crunch(BaseModel):
 
 @job("noop", worker="llm", lanes=("hot", "backfill"), timeout=30)
 async def noop(payload: Note, ctx: JobContext) -> Outcome:
-    """Ends at once."""
+    """End at once."""
     journal.note_start(ctx)
     journal.note_end(ctx.job_id)
     return Done({"n": payload.n})
@@ -210,8 +210,8 @@ async def noop(payload: Note, ctx: JobContext) -> Outcome:
 
 @job("telling", worker="llm", lanes=("hot", "backfill"), timeout=60)
 async def telling(payload: Telling, ctx: JobContext) -> Outcome:
-    """Says how far it is, and waits for the test before it ends; but where an earlier attempt has
-    kept where it was, it goes on from there to its end."""
+    """Report progress, and wait for the test before it ends; after an earlier attempt with a
+    checkpoint, go on from that to the end."""
     journal.note_start(ctx)
     journal.checkpoints.append((ctx.job_id, ctx.last_checkpoint))
     for number, piece in enumerate(payload.writes):
@@ -227,7 +227,7 @@ async def telling(payload: Telling, ctx: JobContext) -> Outcome:
 
 @job("telling_alone", worker="llm", lanes=("hot",), timeout=CPU_LIMIT, isolation="process")
 def telling_alone(payload: Telling, ctx: JobContext) -> Any:
-    """The same in a process of its own, without a gate."""
+    """Do the same in a process of its own, without a gate."""
     tell(payload, ctx)
     if ctx.attempt > 1:
         return Done({"last": ctx.last_checkpoint})
@@ -244,7 +244,7 @@ def tell(payload: Telling, ctx: JobContext) -> None:
 
 @job("gated", worker="llm", lanes=("hot", "backfill"), timeout=60)
 async def gated(payload: Note, ctx: JobContext) -> Outcome:
-    """Runs until the test releases it."""
+    """Run until the test releases it."""
     journal.note_start(ctx)
     try:
         await journal.gate(ctx.job_id)
@@ -258,7 +258,7 @@ async def gated(payload: Note, ctx: JobContext) -> Outcome:
 
 @job("stubborn", worker="llm", lanes=("hot",), timeout=60)
 async def stubborn(payload: Note, ctx: JobContext) -> Outcome:
-    """Does not let itself be cancelled until the test releases it."""
+    """Swallow cancellation until the test releases it."""
     journal.note_start(ctx)
     while True:
         try:
@@ -272,13 +272,13 @@ async def stubborn(payload: Note, ctx: JobContext) -> Outcome:
 
 @job("stubborn_and_slow", worker="llm", lanes=("hot",), timeout=SLOW_LIMIT, max_attempts=2)
 async def stubborn_and_slow(payload: Note, ctx: JobContext) -> Outcome:
-    """Does not let itself be stopped by its time limit either."""
+    """Swallow the time limit as well."""
     return await stubborn(payload, ctx)
 
 
 @job("scripted", worker="llm", lanes=("hot", "backfill"), timeout=30)
 async def scripted(payload: Script, ctx: JobContext) -> Outcome:
-    """Ends as its script says."""
+    """End as its script says."""
     journal.note_start(ctx)
     run = min(journal.runs(ctx.job_id), len(payload.steps))
     step, _, argument = payload.steps[run - 1].partition(":")
@@ -288,7 +288,7 @@ async def scripted(payload: Script, ctx: JobContext) -> Outcome:
 
 @job("held_script", worker="llm", lanes=("hot",), timeout=60)
 async def held_script(payload: Script, ctx: JobContext) -> Outcome:
-    """Ends as its script says when the test releases it."""
+    """End as its script says when the test releases it."""
     journal.note_start(ctx)
     await journal.gate(ctx.job_id)
     journal.note_end(ctx.job_id)
@@ -329,7 +329,7 @@ def end_as(step: str, number: float | None) -> Any:
 
 @job("located", worker="llm", lanes=("hot",), timeout=30)
 async def located(payload: Note, ctx: JobContext) -> Outcome:
-    """Says in whose child process it runs, if in one, and what the ledger says of it."""
+    """Return in whose child process it runs, if in one, and what the ledger says of it."""
     assert ctx.ledger is not None
     child = multiprocessing.parent_process()
     states = await ctx.ledger.job_reads.states([ctx.job_id])
@@ -338,14 +338,14 @@ async def located(payload: Note, ctx: JobContext) -> Outcome:
 
 @job("deadly", worker="llm", lanes=("hot",), timeout=30)
 async def deadly(payload: Note, ctx: JobContext) -> Outcome:
-    """Kills the process in which it runs."""
+    """Kill the process in which it runs."""
     os.kill(os.getpid(), signal.SIGKILL)
     return Done()
 
 
 @job("slow", worker="llm", lanes=("hot",), timeout=SLOW_LIMIT, max_attempts=1)
 async def slow(payload: Note, ctx: JobContext) -> Outcome:
-    """Never ends by itself; its time limit is short."""
+    """Never end by itself; its time limit is short."""
     journal.note_start(ctx)
     await asyncio.Event().wait()
     return Done()
@@ -353,7 +353,7 @@ async def slow(payload: Note, ctx: JobContext) -> Outcome:
 
 @job("spread", worker="llm", lanes=("hot", "backfill"), timeout=30)
 async def spread(payload: Spread, ctx: JobContext) -> Outcome:
-    """Asks for jobs to be done next, `received` by the worker `embed` unless told."""
+    """Publish next jobs, `received` by the worker `embed` unless told."""
     journal.note_start(ctx)
     text = {"text": "x" * payload.text_size} if payload.text_size else {}
     following = [
@@ -365,14 +365,14 @@ async def spread(payload: Spread, ctx: JobContext) -> Outcome:
 
 @job("received", worker="embed", lanes=("hot", "backfill"), timeout=30)
 async def received(payload: Note, ctx: JobContext) -> Outcome:
-    """What `spread` asks for."""
+    """Do what `spread` asks for."""
     journal.note_start(ctx)
     return Done({"n": payload.n})
 
 
 @job("tidied", worker="link", lanes=("hot", "maintenance"), timeout=30)
 async def tidied(payload: Note, ctx: JobContext) -> Outcome:
-    """Of another worker, in another lower lane."""
+    """End at once, as a job of another worker in another lower lane."""
     journal.note_start(ctx)
     return Done()
 
@@ -386,19 +386,19 @@ async def tidied(payload: Note, ctx: JobContext) -> Outcome:
     memory_limit_mb=MEMORY_LIMIT_MB,
 )
 def crunched(payload: Crunch, ctx: JobContext) -> Any:
-    """Runs in a process of its own, with a memory limit."""
+    """Run in a process of its own, with a memory limit."""
     return crunch(payload)
 
 
 @job("frugal", worker="llm", lanes=("hot",), timeout=30, isolation="process", cpu_limit=1)
 def frugal(payload: Crunch, ctx: JobContext) -> Any:
-    """The same with little processor time."""
+    """Do the same with little processor time."""
     return crunch(payload)
 
 
 @job("unlimited", worker="llm", lanes=("hot",), timeout=CPU_LIMIT, isolation="process")
 def unlimited(payload: Crunch, ctx: JobContext) -> Any:
-    """The same without a memory limit."""
+    """Do the same without a memory limit."""
     return crunch(payload)
 
 

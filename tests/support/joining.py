@@ -42,7 +42,7 @@ class Gather(BaseModel):
 
 @job("fan", worker="llm", lanes=("hot", "backfill"), timeout=60)
 async def fan(payload: Fan, ctx: JobContext) -> Outcome:
-    """Answers the jobs that are to be joined."""
+    """Publish the jobs that are to be joined."""
     Effects(ctx.settings.data_dir).note(ctx, "fanned")
     jobs = [
         Job("fan", payload.model_dump() | {"depth": payload.depth - 1})
@@ -61,7 +61,7 @@ async def fan(payload: Fan, ctx: JobContext) -> Outcome:
 
 @job("leaf", worker="llm", lanes=("hot", "backfill"), timeout=60)
 async def leaf(payload: Leaf, ctx: JobContext) -> Outcome:
-    """Ends, or dies until somebody redrives it."""
+    """End, or die until somebody redrives it."""
     if payload.dies and not ctx.message.metadata.redrives:
         raise PermanentError("it dies, as it was told to")
     Effects(ctx.settings.data_dir).note(ctx, "leaf")
@@ -72,7 +72,7 @@ async def leaf(payload: Leaf, ctx: JobContext) -> Outcome:
 
 @job("gather", worker="llm", lanes=("hot", "backfill"), timeout=60)
 async def gather(payload: Gather, ctx: JobContext) -> Outcome:
-    """Says what it finds at its start: of what has not ended by then, it was early."""
+    """Return what it finds at its start: of what has not ended by then, it was early."""
     Effects(ctx.settings.data_dir).note(ctx, "gathered")
     found = [joined async for joined in ctx.joined()]
     states = Counter(str(joined.state) for joined in found)

@@ -148,7 +148,7 @@ class Lanes:
             await self.stop(consumer)
 
     async def ready(self, queue: str) -> int:
-        """Messages that no consumer holds, as of now."""
+        """Return messages that no consumer holds, as of now."""
         channel = await self.publisher._get_channel()
         return (await channel.queue_declare(queue, passive=True)).message_count or 0
 
@@ -160,7 +160,7 @@ class Lanes:
 
 
 def small(**max_length: int) -> tuple[Lane, ...]:
-    """The lanes without the queues that these tests do not need."""
+    """Return the lanes without the queues that these tests do not need."""
     return tuple(
         replace(lane, workers=(), max_length=max_length.get(lane.name, lane.max_length))
         for lane in LANES

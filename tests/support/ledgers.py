@@ -27,7 +27,7 @@ from tests.support.postgres import LEDGERS
 
 @cache
 def _template() -> Path:
-    """A file that nobody uses, removed with this process's other temporary files."""
+    """Return a file that nobody uses, removed with this process's other temporary files."""
     folder = Path(_folder().name)
     with ThreadPoolExecutor(1) as pool:  # the loop of whoever asks is running
         pool.submit(asyncio.run, upgrade(f"sqlite+aiosqlite:///{folder / 'ledger.db'}")).result()
@@ -40,7 +40,8 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
 
 
 async def make_ledger(url: str) -> None:
-    """What `upgrade` makes: the tables, and an id of its own. One that is there stays as it is."""
+    """Make what `upgrade` makes: the tables, and an id of its own. An existing one stays as it
+    is."""
     address = make_url(servers_of(url)[0])
     if (address.database or "").startswith(LEDGERS):
         return  # to look whether its tables are there takes two connections

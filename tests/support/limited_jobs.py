@@ -22,7 +22,7 @@ TOKENS = Limit("tokens", tokens_per_minute=100, tokens="tokens")
 
 @job("called", worker="llm", lanes=("hot", "backfill"), timeout=60, limits=[ACCOUNT])
 async def called(payload: Call, ctx: JobContext) -> Outcome:
-    """Runs until the test releases it; one at a time of each account."""
+    """Run until the test releases it; one at a time of each account."""
     journal.note_start(ctx)
     at_once = len(journal.starts) - len(journal.ends)
     try:
@@ -35,7 +35,7 @@ async def called(payload: Call, ctx: JobContext) -> Outcome:
 
 @job("counted", worker="llm", lanes=("hot",), timeout=60, limits=[TOKENS])
 async def counted(payload: Call, ctx: JobContext) -> Outcome:
-    """Uses half as many tokens as were estimated."""
+    """Use half as many tokens as were estimated."""
     journal.note_start(ctx)
     ctx.report_usage(tokens=payload.tokens // 2)
     return Done()
@@ -43,6 +43,6 @@ async def counted(payload: Call, ctx: JobContext) -> Outcome:
 
 @job("counted_apart", worker="llm", lanes=("hot",), isolation="process", limits=[TOKENS])
 def counted_apart(payload: Call, ctx: JobContext) -> Outcome:
-    """The same in a process of its own."""
+    """Return the same in a process of its own."""
     ctx.report_usage(tokens=payload.tokens // 2)
     return Done()

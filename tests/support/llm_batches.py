@@ -50,7 +50,7 @@ class BatchDesk:
         self._lock = threading.Lock()
 
     def questions(self, batch: Batch) -> list[dict[str, Any]]:
-        """The lines of its file."""
+        """Return the lines of its file."""
         return [json.loads(line) for line in self.files[batch.input_file_id].splitlines()]
 
     def finish(
@@ -131,13 +131,13 @@ class BatchDesk:
 
 
 def _file_of(content: bytes) -> bytes:
-    """The file of a form: the lines of JSON in it."""
+    """Return the file of a form: the lines of JSON in it."""
     lines = content.replace(b"\r\n", b"\n").split(b"\n")
     return b"\n".join(each for each in lines if each.startswith(b"{")) + b"\n"
 
 
 def _name_of(content: bytes) -> str:
-    """As the form has it."""
+    """Return the name of a part, as the form has it."""
     found = re.search(rb'filename="([^"]*)"', content)
     return found.group(1).decode() if found else ""
 
@@ -152,8 +152,8 @@ def _completion(asked: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_batches(url: str, directory: Path) -> dict[str, Any]:
-    """Settings of who has batches sent to the server at `url`. A token costs 1, and half of that in
-    a batch: an answer costs 18, or 9."""
+    """Return settings of who has batches sent to the server at `url`. A token costs 1, and half of
+    that in a batch: an answer costs 18, or 9."""
     (directory / "prices.toml").write_text("[models.m]\ninput = 1000000\noutput = 1000000")
     return {
         "llm_base_url": url,

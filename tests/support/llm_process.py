@@ -46,7 +46,7 @@ async def ask_all(questions: list[str]) -> list[str]:
 
 
 async def call_all(questions: list[str]) -> list[str]:
-    """The same by an LLMQueue, which says how each ended."""
+    """Return the same by an LLMQueue, which says how each ended."""
     async with LLMQueue.open() as queue:
 
         async def call(question: str) -> str:
@@ -69,25 +69,25 @@ class Asking:
         print("go", file=self._told, flush=True)
 
     async def answers(self) -> list[str]:
-        """What became of each question, once all have ended."""
+        """Return what became of each question, once all have ended."""
         answers: list[str] = json.loads(await asyncio.to_thread(self._says.readline))
         return answers
 
     def kill(self) -> None:
-        """At once; return when it has ended."""
+        """Kill it at once; return when it has ended."""
         self._process.kill()
         self._process.wait(10)
 
 
 def asking(environment: dict[str, str], questions: list[str]) -> AbstractContextManager[Asking]:
-    """The process, ready to begin; it is killed at the end."""
+    """Return the process, ready to begin; it is killed at the end."""
     return _started(environment, questions)
 
 
 def asking_directly(
     environment: dict[str, str], questions: list[str]
 ) -> AbstractContextManager[Asking]:
-    """The same with `call_all`."""
+    """Return the same with `call_all`."""
     return _started(environment, questions, "queue")
 
 

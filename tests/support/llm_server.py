@@ -24,7 +24,7 @@ MODEL = "llama"
 
 
 def answers(text: str | None = ANSWER, *, finish_reason: str = "stop") -> Behaviour:
-    """A proper chat completion."""
+    """Return a proper chat completion."""
 
     def behave(exchange: Exchange, request: Request) -> None:
         message = {"role": "assistant", "content": text}
@@ -35,7 +35,7 @@ def answers(text: str | None = ANSWER, *, finish_reason: str = "stop") -> Behavi
 
 
 def says_message(message: Mapping[str, Any]) -> Behaviour:
-    """A completion with any message."""
+    """Return a completion with any message."""
 
     def behave(exchange: Exchange, request: Request) -> None:
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
@@ -53,8 +53,8 @@ def streams(
     content_type: str = "text/event-stream",
     claimed_length: int | None = None,
 ) -> Behaviour:
-    """A completion as a stream: a chunk for each delta with `each_reason`, one with the `reason`
-    unless None, and `end`."""
+    """Return a completion as a stream: a chunk for each delta with `each_reason`, one with the
+    `reason` unless None, and `end`."""
 
     def chunk(delta: Mapping[str, Any], why: str | None) -> bytes:
         choice = {"index": 0, "delta": delta, "finish_reason": why}
@@ -109,28 +109,28 @@ def embeds(
 
 
 def no_choices() -> Behaviour:
-    """A completion that completes nothing."""
+    """Return a completion that completes nothing."""
     return lambda exchange, request: exchange.send_json(200, _completion(request, []))
 
 
 def fails(status: int, message: str = "it went wrong", **headers: str) -> Behaviour:
-    """An error in the API's form."""
+    """Return an error in the API's form."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     return lambda exchange, _: exchange.send_json(status, {"error": {"message": message}}, named)
 
 
 def rate_limited(seconds: int) -> Behaviour:
-    """429 that asks for patience."""
+    """Answer 429 with a Retry-After."""
     return fails(429, "slow down", Retry_After=str(seconds))
 
 
 def says(body: bytes, content_type: str = "application/json") -> Behaviour:
-    """200 with any body."""
+    """Answer 200 with any body."""
     return lambda exchange, _: exchange.send(200, body, content_type=content_type)
 
 
 def cut_in_the_middle() -> Behaviour:
-    """The connection ends within the body."""
+    """Return the connection ends within the body."""
     return lambda exchange, _: exchange.send(
         200, b'{"id": "1', content_type="application/json", claimed_length=500
     )

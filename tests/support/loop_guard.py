@@ -86,7 +86,7 @@ class LoopGuard:
     _collecting: dict[int, float] = field(default_factory=dict)
 
     def install(self) -> None:
-        """Begin. There is no end but the process's."""
+        """Guard this process's event loops from now on, until it ends."""
         original = asyncio.Handle._run
         running, seen = self._running, self._seen
 
@@ -150,8 +150,8 @@ class LoopGuard:
 
 
 def slowness() -> float:
-    """How many times longer a piece of work takes now than on a machine that does nothing else; at
-    least 1. Processes that share a core's caches cost each other processor time, too."""
+    """Return how many times longer a piece of work takes now than on a machine that does nothing
+    else; at least 1. Processes that share a core's caches cost each other processor time, too."""
     before = time.thread_time()
     for _ in range(REFERENCE_LOOPS):
         pass
@@ -159,8 +159,8 @@ def slowness() -> float:
 
 
 def is_product(frames: Sequence[FrameType]) -> bool:
-    """Whether the innermost `async def` on the stack is the product's; where there is none, as in a
-    callback, whether it begins with the product.
+    """Return whether the innermost `async def` on the stack is the product's; where there is none,
+    as in a callback, whether it begins with the product.
 
     A stack that does not reach a loop says nothing."""
     stack = list(_callback_of(frames))
@@ -178,15 +178,15 @@ def is_product(frames: Sequence[FrameType]) -> bool:
 
 
 def _shown(stack: Sequence[FrameType]) -> str:
-    """The product's part of a stack, and where it has come to."""
+    """Return the product's part of a stack, and where it has come to."""
     frames = traceback.StackSummary.extract((each, each.f_lineno) for each in reversed(stack))
     ours = [each for each in frames[:-3] if each.filename.startswith(PRODUCT)]
     return "".join(traceback.format_list([*ours[-8:], *frames[-3:]]))
 
 
 def _callback_of(stack: Sequence[FrameType]) -> Iterator[FrameType]:
-    """The frames of a callback outwards, and that of the loop which has called it: beyond that is
-    what has begun the process, a command of `jobctl` in any case."""
+    """Return the frames of a callback outwards, and that of the loop which has called it: beyond
+    that is what has begun the process, a command of `jobctl` in any case."""
     for frame in stack:
         if frame.f_code.co_filename != GUARD:
             yield frame

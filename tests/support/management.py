@@ -16,7 +16,7 @@ class Management:
         self.vhost = vhost
 
     async def get(self, path: str) -> Any:
-        """The answer to `GET /api/…`; `{vhost}` in the path is filled in."""
+        """Return the answer to `GET /api/…`; `{vhost}` in the path is filled in."""
         return (await self._send("GET", path)).json()
 
     async def put(self, path: str, body: Any) -> None:
@@ -30,11 +30,11 @@ class Management:
         await self._send("DELETE", path)
 
     async def queue(self, name: str) -> dict[str, Any]:
-        """All that the broker tells about a queue."""
+        """Return all that the broker tells about a queue."""
         return await self.get(f"/queues/{{vhost}}/{quote(name, safe='')}")
 
     async def depth(self, name: str) -> int:
-        """Messages in the queue, ready and unacknowledged."""
+        """Return messages in the queue, ready and unacknowledged."""
         return (await self.queue(name)).get("messages", 0)
 
     async def wait_until_depth(self, name: str, depth: int, timeout: float = PATIENCE) -> None:
@@ -66,7 +66,7 @@ class Management:
         return len(names)
 
     async def connections(self) -> list[str]:
-        """The names of those to this vhost."""
+        """Return the names of those to this vhost."""
         return [each["name"] for each in await self.get("/vhosts/{vhost}/connections")]
 
     async def _send(self, method: str, path: str, body: Any = None) -> httpx.Response:

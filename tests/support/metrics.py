@@ -13,7 +13,7 @@ class Scrape:
         self.names = {sample.name for sample in self.samples}
 
     def value(self, name: str, **labels: str) -> float:
-        """The sum of what bears that name and these labels; 0 where nothing does."""
+        """Return the sum of what bears that name and these labels; 0 where nothing does."""
         return sum(
             sample.value
             for sample in self.samples

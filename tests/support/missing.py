@@ -9,7 +9,8 @@ class MissingError(RuntimeError):
 
 
 def skip_or_fail(reason: str) -> NoReturn:
-    """A run of CI that skips what it is there to test would be green for nothing."""
+    """Skip a test, but fail in CI: a run that skips what it is there to test would be green for
+    nothing."""
     import pytest  # the benchmarks start the same servers, and have no pytest
 
     if os.environ.get("CI", "").lower() in ("true", "1"):

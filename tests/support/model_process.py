@@ -23,7 +23,7 @@ CALL_TIME = 0.1
 
 
 def answer_to(question: str) -> str:
-    """What it answers."""
+    """Return what it answers."""
     return f"The answer to {question}."
 
 
@@ -41,7 +41,7 @@ class _AnsweringServer(LlmServer):
 
 @contextmanager
 def answering(port: int, log: Path) -> Iterator[Running]:
-    """The process; it is killed at the end."""
+    """Run the process; it is killed at the end."""
     with log.with_suffix(".out").open("ab") as output:
         process = commands().start(
             [str(port), str(log)],
@@ -59,7 +59,7 @@ def answering(port: int, log: Path) -> Iterator[Running]:
 
 
 def answer_times(log: Path) -> dict[str, list[float]]:
-    """When each question was answered, as often as it was."""
+    """Return when each question was answered, as often as it was."""
     times: dict[str, list[float]] = defaultdict(list)
     for line in log.read_text().splitlines() if log.exists() else ():
         at, _, question = line.partition(" ")

@@ -35,7 +35,7 @@ def _installed(name: str) -> Path:
 
 @contextmanager
 def s3_server() -> Iterator[dict[str, str]]:
-    """A server with an empty bucket; gives the environment of those who use it. Raises
+    """Run a server with an empty bucket, and yield the environment of those who use it. Raises
     MissingError."""
     port = free_port()
     python = _installed("moto") / "bin" / "python"
@@ -52,7 +52,7 @@ def s3_server() -> Iterator[dict[str, str]]:
 
 @contextmanager
 def azure_server(directory: Path) -> Iterator[dict[str, str]]:
-    """The same of Azure's kind, with its files in that directory."""
+    """Run the same of Azure's kind, with its files in that directory."""
     port = free_port()
     main = _installed("azurite") / "node_modules" / "azurite" / "dist" / "src" / "blob" / "main.js"
     command = [
@@ -105,7 +105,7 @@ def _answers(port: int) -> bool:
 
 
 def _make_container(port: int) -> None:
-    """By hand: obstore makes none. The request is signed as Azure has it."""
+    """Make a container by hand, as obstore makes none. The request is signed as Azure has it."""
     date, version = formatdate(usegmt=True), "2021-08-06"
     path = f"/{_ACCOUNT}/{CONTAINER}"
     signed = (

@@ -12,7 +12,7 @@ TEXT = "The tide rises twice a day. The Moon pulls at the water of the ocean."
 
 
 def pdf(pages: Sequence[str] = (TEXT,), *, title: str | None = None, **saving: Any) -> bytes:
-    """One page for each text; an empty one for an empty text."""
+    """Return one page for each text; an empty one for an empty text."""
     document = pymupdf.open()
     for text in pages:
         page = document.new_page()
@@ -23,7 +23,7 @@ def pdf(pages: Sequence[str] = (TEXT,), *, title: str | None = None, **saving: A
 
 
 def scanned(pages: int = 2, *, size: int = 40) -> bytes:
-    """Pages with an image of `size` by `size` pixels and no text."""
+    """Return pages with an image of `size` by `size` pixels and no text."""
     document = pymupdf.open()
     for shade in range(pages):
         image = pymupdf.Pixmap(pymupdf.csGRAY, pymupdf.IRect(0, 0, size, size))
@@ -33,14 +33,15 @@ def scanned(pages: int = 2, *, size: int = 40) -> bytes:
 
 
 def encrypted(user_password: str, owner_password: str = "owner") -> bytes:
-    """Without a user password anybody may read it."""
+    """Encrypt a PDF; without a user password anybody may read it."""
     return pdf(
         encryption=pymupdf.mupdf.PDF_ENCRYPT_AES_256, user_pw=user_password, owner_pw=owner_password
     )
 
 
 def attachments_encrypted(filters: str) -> bytes:
-    """Its pages are not encrypted; which filter is said to be used for what is `filters`."""
+    """Make a PDF whose attachments alone are encrypted; `filters` says which filter is used for
+    what."""
     with pymupdf.open(stream=encrypted("secret"), filetype="pdf") as locked:
         about = locked.xref_get_key(-1, "Encrypt")[1]
     about = re.sub(r"/(?:StmF|StrF|EFF)\s*/\w+", "", about).rstrip().removesuffix(">>")
@@ -54,7 +55,7 @@ def attachments_encrypted(filters: str) -> bytes:
 
 
 def drawn(content: bytes, resources: str = "", about: str = "") -> bytes:
-    """A page with that content stream; `about` is what its dictionary says besides."""
+    """Return a page with that content stream; `about` is what its dictionary says besides."""
     with pymupdf.open() as document:
         page = document.new_page()
         xref = document.get_new_xref()
@@ -69,14 +70,14 @@ def drawn(content: bytes, resources: str = "", about: str = "") -> bytes:
 
 
 def sized(width: float, height: float) -> bytes:
-    """One page of that size, in points."""
+    """Return one page of that size, in points."""
     document = pymupdf.open()
     document.new_page(width=width, height=height).insert_text((20, 20), "hello there")
     return bytes(document.tobytes(no_new_id=True))
 
 
 def scan(document: bytes, dpi: int = 150) -> bytes:
-    """The same pages as pictures alone, as a scanner makes them."""
+    """Return the same pages as pictures alone, as a scanner makes them."""
     made = pymupdf.open()
     with pymupdf.open(stream=document, filetype="pdf") as opened:
         for page in opened:
@@ -88,7 +89,7 @@ def scan(document: bytes, dpi: int = 150) -> bytes:
 
 
 def slips(texts: Sequence[str]) -> bytes:
-    """Small pages, one for each text, that OCR reads fast."""
+    """Return small pages, one for each text, that OCR reads fast."""
     document = pymupdf.open()
     for text in texts:
         page = document.new_page(width=220, height=220)  # narrower ones are drawn larger
@@ -97,8 +98,8 @@ def slips(texts: Sequence[str]) -> bytes:
 
 
 def lines_of_text(texts: Sequence[str], *, lines: int) -> bytes:
-    """A page for each text, which is its first paragraph, above so many lines that are the same
-    on all of them: thousands of pages in seconds."""
+    """Return a page for each text, which is its first paragraph, above so many lines that are the
+    same on all of them: thousands of pages in seconds."""
     document = pymupdf.open()
     for text in texts:
         document.new_page().insert_text((50, 120), [text, "", *[TEXT] * lines], fontsize=11)
@@ -106,7 +107,7 @@ def lines_of_text(texts: Sequence[str], *, lines: int) -> bytes:
 
 
 def with_a_broken_page(pages: int = 3) -> bytes:
-    """The second page's object is a number."""
+    """Return the second page's object is a number."""
     data = pdf([f"{TEXT} Page {at}." for at in range(1, pages + 1)])
     objects = [match.start() for match in re.finditer(rb"/Type/Page/", data)]
     at = data.rindex(b"obj", 0, objects[1]) + len(b"obj\n")

@@ -88,7 +88,7 @@ def sends_half_a_greeting(peer: socket) -> None:
 
 
 def sends_a_broken_greeting(peer: socket) -> None:
-    """A frame of the right length, whose contents are not to be read."""
+    """Send a frame of the right length, whose contents cannot be read."""
     peer.recv(8)
     whole = pamqp_frame.marshal(_START, 0)
     peer.sendall(whole[:11] + b"\xff" * (len(whole) - 12) + whole[-1:])
@@ -179,7 +179,7 @@ def falls_silent_once_open(peer: socket) -> None:
 
 
 def lets_in(peer: socket) -> None:
-    """As a broker that nobody asks for anything, up to the orderly end."""
+    """Behave as a broker that nobody asks for anything, up to the orderly end."""
     open_(peer)
     while (seen := peer.recv(1_000)) and b"\x00\x0a\x00\x32" not in seen:  # close
         continue
@@ -249,7 +249,7 @@ SILENT = (says_nothing, falls_silent_once_open)
 
 @contextmanager
 def listening(behave: Peer, port: int = 0) -> Iterator[str]:
-    """The address of a server that treats every connection so, several at once."""
+    """Run a server that treats every connection so, several at once, and yield its address."""
     server = create_server(("127.0.0.1", port))
     stopping = threading.Event()
 
@@ -279,7 +279,7 @@ def listening(behave: Peer, port: int = 0) -> Iterator[str]:
 
 @asynccontextmanager
 async def silence() -> AsyncIterator[str]:
-    """The address of a server that takes all that HTTP says and never answers."""
+    """Run a server that takes all that HTTP says and never answers, and yield its address."""
 
     async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()

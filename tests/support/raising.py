@@ -128,7 +128,7 @@ HOSTILE: Mapping[str, Callable[[], BaseException]] = {
 
 
 def _made(kind: type[BaseException]) -> BaseException:
-    """An exception of that class, by its constructor or at least as an empty shell."""
+    """Return an exception of that class, by its constructor or at least as an empty shell."""
     for arguments in ((), ("it failed",), ("it failed", [ValueError("one")])):
         try:
             return kind(*arguments)
@@ -146,7 +146,7 @@ def _of(name: str) -> Iterator[tuple[str, type[BaseException]]]:
 
 @cache
 def classes() -> Mapping[str, type[BaseException]]:
-    """Every exception class of the language and of the libraries in use, by name."""
+    """Return every exception class of the language and of the libraries in use, by name."""
     found = dict(_of("builtins"))
     for library in LIBRARIES:
         found |= _of(library)
@@ -154,7 +154,7 @@ def classes() -> Mapping[str, type[BaseException]]:
 
 
 def exception(name: str) -> BaseException:
-    """The exception of that name: one of HOSTILE, of builtins, or of `classes`."""
+    """Return the exception of that name: one of HOSTILE, of builtins, or of `classes`."""
     if name in HOSTILE:
         return HOSTILE[name]()
     kind = getattr(builtins, name, None) or classes()[name]

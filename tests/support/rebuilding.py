@@ -24,12 +24,12 @@ async def opened(url: str) -> AsyncIterator[OpenIndex]:
 
 
 def other(index: OpenIndex, dimensions: int = 32) -> Embedder:
-    """The embedder that an index is built anew for."""
+    """Return the embedder that an index is built anew for."""
     return embedder_for(index.settings.model_copy(update={"embed_dimensions": dimensions}))
 
 
 async def write(index: OpenIndex, document_id: str, count: int, text: str) -> None:
-    """As `embed_content` does."""
+    """Write chunks as `embed_content` does."""
     chunks = [
         Chunk(chunk_id(document_id, n), document_id, n, 1, f"the tide {text} {document_id} {n}")
         for n in range(count)
@@ -44,7 +44,7 @@ async def write(index: OpenIndex, document_id: str, count: int, text: str) -> No
 
 
 async def fill(index: OpenIndex, names: Iterable[str], text: str) -> None:
-    """Documents of three chunks each, written at once: each write to LanceDB takes longer than the
+    """Write documents of three chunks each, at once: each write to LanceDB takes longer than the
     one before it."""
     chunks = [
         Chunk(chunk_id(name, n), name, n, 1, f"the tide {text} {name} {n}")
@@ -59,8 +59,8 @@ async def fill(index: OpenIndex, names: Iterable[str], text: str) -> None:
 
 
 async def contents(index: OpenIndex) -> dict[str, list[str]]:
-    """The texts of every document in the generation that is searched. Fails where a chunk is there
-    twice, or has another length of vector."""
+    """Return the texts of every document in the generation that is searched. Fails where a chunk is
+    there twice, or has another length of vector."""
     async with index.open_active() as (table, embedder):
         found = {
             document_id: [each.chunk.text for each in await table.texts_of(document_id, 0, 10_000)]

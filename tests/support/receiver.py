@@ -31,7 +31,7 @@ class Receiver:
         return f"http://{self.place}/told"
 
     async def told(self, number: int = 1) -> list[dict[str, Any]]:
-        """What was taken, as soon as there are so many."""
+        """Wait for so many notices, and return them."""
         await eventually(lambda: len(self.taken) >= number, what=f"{number} notices")
         return self.taken
 

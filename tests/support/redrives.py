@@ -44,7 +44,7 @@ async def redrive(
 async def plan(
     system: System, which: LetterFilter = EVERYTHING, change: Change = AS_IT_IS, **options: Any
 ) -> RedriveCounts:
-    """What `jobctl dead redrive --dry-run` tells."""
+    """Return what `jobctl dead redrive --dry-run` tells."""
     spec = RedriveSpec(which, change, remote=False, **options)
     return await plan_redrive(
         system.settings, system.registry, system.ledger, spec, lanes=system.lanes
@@ -62,7 +62,7 @@ async def bury(
     died: datetime | None = None,
     **metadata: Any,
 ) -> str:
-    """A recorded job that a worker has given up; its letter waits, indexed."""
+    """Make a recorded job dead, as a worker does; its letter waits, indexed."""
     lane, _, job_type = routing_key.partition(".")
     message = JobMessage(
         job_id=job_id,
@@ -89,8 +89,8 @@ async def bury_all(
     recorded: bool = True,
     **metadata: Any,
 ) -> list[str]:
-    """Dead letters of jobs, recorded unless told, in this order, indexed. A redriven one does its
-    steps."""
+    """Make jobs dead in this order, recorded unless told, and index their letters. A redriven one
+    does its steps."""
     lane, _, job_type = routing_key.partition(".")
     certificate = DeadLetterInfo(
         Reason.EXHAUSTED, routing_key, error_type="RuntimeError", message=cause
@@ -123,7 +123,7 @@ async def bury_all(
 
 
 async def bury_many(system: System, ids: Sequence[str], routing_key: str = "backfill.noop") -> None:
-    """Many of them, in this order; without records."""
+    """Make many jobs dead in this order, without records."""
     await bury_all(system, ids, routing_key, recorded=False)
 
 
@@ -136,7 +136,7 @@ async def ids(system: System) -> list[str]:
 
 
 async def indexed(system: System, letter_id: str) -> tuple[str, int, int]:
-    """What the index says: state, copies, redrives."""
+    """Return what the index says: state, copies, redrives."""
     letter = await system.ledger.dead_letters.get_dead(letter_id)
     assert letter is not None
     return letter.state, letter.copies, letter.redrives
@@ -144,7 +144,7 @@ async def indexed(system: System, letter_id: str) -> tuple[str, int, int]:
 
 @asynccontextmanager
 async def indexing(system: System) -> AsyncIterator[None]:
-    """The index follows by itself, as it does where a scheduler runs."""
+    """Index letters while the context is open, as a scheduler does."""
     scheduler = Scheduler(
         system.settings, system.registry, system.ledger, pace=SchedulerIntervals(turn=0.05, lease=1)
     )
@@ -183,7 +183,7 @@ async def run(system: System, operation: BulkOperation, **options: Any) -> BulkO
 async def running(
     system: System, operation: BulkOperation, **options: Any
 ) -> AsyncIterator[asyncio.Task[BulkOperation]]:
-    """It runs while the context lasts."""
+    """Run a redrive while the context is open."""
     runner = runner_of(system, **options)
     task = asyncio.create_task(runner.run_one(operation.id))
     yield task

@@ -20,18 +20,19 @@ COPYLEFT = re.compile(r"GPL|MPL|EPL|EUPL|CDDL|General Public|Mozilla Public", re
 
 
 def name_of(text: str) -> str:
-    """A distribution's name as all of its spellings are."""
+    """Normalise a distribution's name."""
     return re.sub(r"[-_.]+", "-", text).lower()
 
 
 def locked() -> list[str]:
-    """The names in requirements/runtime.txt: all that runs, whatever needs it, on any system."""
+    """Return the names in requirements/runtime.txt: all that runs, whatever needs it, on any
+    system."""
     text = (ROOT / "requirements" / "runtime.txt").read_text()
     return sorted({name_of(name) for name in LOCKED.findall(text)})
 
 
 def installed() -> dict[str, PackageMetadata]:
-    """Metadata of those that are locked, but for those of other systems."""
+    """Return metadata of those that are locked, but for those of other systems."""
     found = {}
     for name in locked():
         try:
@@ -42,7 +43,7 @@ def installed() -> dict[str, PackageMetadata]:
 
 
 def licences_of(about: PackageMetadata) -> str:
-    """All that a package says of its licence, but for whole texts."""
+    """Return all that a package says of its licence, but for whole texts."""
     said = about.get_all("License-Expression") or []
     said += [line for text in about.get_all("License") or [] for line in text.splitlines()[:1]]
     classifiers = about.get_all("Classifier") or []
@@ -51,7 +52,7 @@ def licences_of(about: PackageMetadata) -> str:
 
 
 def bill_of_materials() -> dict[str, Any]:
-    """What runs, as CycloneDX."""
+    """Describe the runtime dependencies as CycloneDX."""
     tool = str(Path(sys.executable).with_name("cyclonedx-py"))
     # Not validated: that takes minutes for the metadata of some packages. Tests look at the result.
     arguments = ["environment", "--pyproject", "pyproject.toml", "--output-reproducible"]

@@ -40,7 +40,7 @@ async def add(system: System, *entries: ScheduleEntry) -> None:
 
 
 async def outcomes(system: System, name: str = "tidy") -> list[tuple[float, str, int]]:
-    """Due times (after START, in seconds), oldest first."""
+    """Return the outcomes of due times (after START, in seconds), oldest first."""
     return [
         (each.due_at - START, str(each.outcome), each.times)
         for each in reversed(await book(system).history(name, 500))

@@ -34,8 +34,9 @@ ROOM = 4 * 1024**3
 
 
 def _in_memory() -> Path | None:
-    """Where files need no disk; None where there is no such place, or too little room in it. A
-    queue with ten priorities is two dozen files and folders, and a thousand tests make ten each."""
+    """Return where files need no disk; None where there is no such place, or too little room in it.
+    A queue with ten priorities is two dozen files and folders, and a thousand tests make ten
+    each."""
     if not MEMORY.is_dir() or os.statvfs(MEMORY).f_flag & os.ST_NOEXEC:
         return None
     if not os.access(MEMORY, os.W_OK) or shutil.disk_usage(MEMORY).free < ROOM:
@@ -138,7 +139,7 @@ class Servers:
 
 
 def ask_for(name: str) -> dict[str, Any]:
-    """How to reach the server of that name, one of NAMES. Raises what its start raised."""
+    """Return how to reach the server of that name, one of NAMES. Raises what its start raised."""
     with Client(os.environ[ADDRESS], authkey=bytes.fromhex(os.environ[KEY])) as connection:
         connection.send(name)
         answer = connection.recv()
@@ -148,7 +149,7 @@ def ask_for(name: str) -> dict[str, Any]:
 
 
 def shared_node(version: str) -> tuple[LocalNode, str]:
-    """The run's node of that version, and its full version."""
+    """Return the run's node of that version, and its full version."""
     known = ask_for(version)
     full_version = known.pop("version")
     return new_node(version.partition("-")[0], **known), full_version
@@ -156,11 +157,12 @@ def shared_node(version: str) -> tuple[LocalNode, str]:
 
 @cache
 def shared_postgres(name: str = "postgres") -> PostgresServer:
-    """The run's server, for its databases alone: never stop or pause it. That named "pgvector" has
-    pgvector; "postgres-initial" never runs, and is what others begin like."""
+    """Return the run's server, for its databases alone: never stop or pause it. That named
+    "pgvector" has pgvector; "postgres-initial" never runs, and is what others begin like."""
     return PostgresServer(**ask_for(name))
 
 
 def own_postgres(base_dir: Path, **options: Any) -> PostgresServer:
-    """A server for one test alone, not yet started; `options` as PostgresServer takes them."""
+    """Return a server for one test alone, not yet started; `options` as PostgresServer takes
+    them."""
     return PostgresServer(base_dir, like=shared_postgres("postgres-initial"), **options)

@@ -102,7 +102,7 @@ Behaviour = Callable[[Exchange, Request], None]
 
 
 def answer_well(exchange: Exchange, request: Request) -> None:
-    """As the server that it stands for would."""
+    """Answer as the server that it stands for would."""
     exchange.server.owner.answer(exchange, request)
 
 
@@ -113,7 +113,7 @@ def says(
     status: int = 200,
     headers: Mapping[str, str] | None = None,
 ) -> Behaviour:
-    """Any body; what is neither bytes nor text, as JSON."""
+    """Answer with any body; what is neither bytes nor text, as JSON."""
     kind = content_type or ("text/plain" if isinstance(body, bytes | str) else "application/json")
     if not isinstance(body, bytes):
         body = (body if isinstance(body, str) else json.dumps(body)).encode()
@@ -122,7 +122,7 @@ def says(
 
 
 def with_etag(body: bytes | str | dict | list, etag: str, **told: Any) -> Behaviour:
-    """A body with an ETag: 304 for those who have it."""
+    """Answer with a body and an ETag: 304 for those who have it."""
     told["headers"] = {"ETag": etag, **told.get("headers", {})}
 
     def behave(exchange: Exchange, request: Request) -> None:
@@ -135,28 +135,28 @@ def with_etag(body: bytes | str | dict | list, etag: str, **told: Any) -> Behavi
 
 
 def throttled(seconds: int | None, status: int = 429) -> Behaviour:
-    """Too many requests; with Retry-After, unless None."""
+    """Answer 429, too many requests; with Retry-After, unless None."""
     headers = {} if seconds is None else {"Retry-After": str(seconds)}
     return says(b"Rate exceeded.", status=status, headers=headers)
 
 
 def fails(status: int) -> Behaviour:
-    """An error of the server itself."""
+    """Answer with an error of the server itself."""
     return says(b"<h1>Oops</h1>", "text/html", status=status)
 
 
 def moved(to: str, status: int = 301) -> Behaviour:
-    """It is elsewhere."""
+    """Answer with a redirect."""
     return says(b"", status=status, headers={"Location": to})
 
 
 def cut() -> Behaviour:
-    """The connection is reset before a word is said."""
+    """Reset the connection before any answer."""
     return lambda exchange, _: exchange.reset()
 
 
 def cut_in_the_middle() -> Behaviour:
-    """The connection ends within the body."""
+    """End the connection within the body."""
     return lambda exchange, _: exchange.send(
         200, b"<?xml version='1.0'?><feed", content_type="application/xml", claimed_length=999
     )
@@ -165,7 +165,7 @@ def cut_in_the_middle() -> Behaviour:
 def endless(
     status: int = 200, kind: str = "text/html", part: bytes = b"<p>and so on</p>" * 4096
 ) -> Behaviour:
-    """A body that does not end while somebody listens."""
+    """Send a body that does not end while somebody listens."""
 
     def behave(exchange: Exchange, request: Request) -> None:
         exchange.send_response(status)
@@ -182,7 +182,7 @@ def endless(
 
 
 def packed(layers: int = 3) -> Behaviour:
-    """A JSON text of 64 MB, packed that often when it is asked for: a few hundred bytes."""
+    """Send a JSON text of 64 MB, packed that often when it is asked for: a few hundred bytes."""
 
     def behave(exchange: Exchange, request: Request) -> None:
         body = b'"' + b"x" * (64 * 1024 * 1024) + b'"'
@@ -195,7 +195,7 @@ def packed(layers: int = 3) -> Behaviour:
 
 
 def slow(seconds: float) -> Behaviour:
-    """The right answer, late; ends early when the server stops."""
+    """Give the right answer, late; ends early when the server stops."""
 
     def behave(exchange: Exchange, request: Request) -> None:
         exchange.server.owner.stopped.wait(seconds)
@@ -205,7 +205,7 @@ def slow(seconds: float) -> Behaviour:
 
 
 def held(until: threading.Event, then: Behaviour) -> Behaviour:
-    """An answer that waits for a test."""
+    """Give an answer that waits for a test."""
 
     def behave(exchange: Exchange, request: Request) -> None:
         until.wait()
@@ -219,14 +219,14 @@ class _Http(ThreadingHTTPServer):
     owner: Site
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that went away is what some tests are about."""
+        """Ignore clients that went away: some tests are about them."""
 
 
 class Site:
     """Use as a context manager; `origin` is its address."""
 
     def __init__(self, port: int = 0) -> None:
-        """`port` is where it listens; 0: any free one."""
+        """Listen on `port`; 0: any free one."""
         self.pages: dict[str, Behaviour] = {}
         """By path."""
         self.requests: list[Request] = []
@@ -251,12 +251,12 @@ class Site:
         return [request.path for request in self.requests]
 
     def next(self, *behaviours: Behaviour) -> None:
-        """What the next requests get, in order; those after them are answered well."""
+        """Say what the next requests get, in order; those after them are answered well."""
         with self._lock:
             self._next.extend(behaviours)
 
     def always(self, behaviour: Behaviour | None) -> None:
-        """What every request gets from now on; None for good answers again."""
+        """Say what every request gets from now on; None for good answers again."""
         with self._lock:
             self._always = behaviour
 
@@ -273,7 +273,7 @@ class Site:
                 self._under_way -= 1
 
     def answer(self, exchange: Exchange, request: Request) -> None:
-        """As the server that it stands for would."""
+        """Answer as the server that it stands for would."""
         missing = says({"message": "Not Found"}, status=404)
         self.pages.get(request.path, missing)(exchange, request)
 

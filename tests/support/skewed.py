@@ -13,7 +13,7 @@ _RightDatetime = dt.datetime
 
 
 def set_clock(ahead: float) -> None:
-    """From now on this process's host is so many seconds ahead; before the product is imported."""
+    """Set this process's clock ahead by so many seconds; call it before the product is imported."""
     by = dt.timedelta(seconds=ahead)
 
     class Skewed(_RightDatetime):

@@ -21,7 +21,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 @contextmanager
 def mounted(place: Path) -> Iterator[Path]:
-    """A disk of 64 MiB at a directory that this makes."""
+    """Mount a disk of 64 MiB at a directory that this makes."""
     place.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", f"size={SIZE_MIB}m", "tmpfs", str(place)]
     if subprocess.run(mount, check=False, capture_output=True).returncode:

@@ -10,7 +10,8 @@ BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
 
 
 def statements(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
-    """These, and all that stand in them, but no expressions: of those are nine tenths of a tree."""
+    """Yield these statements and all within them, but no expressions: those are nine tenths of a
+    tree."""
     for node in nodes:
         yield node
         for block in BLOCKS:

@@ -53,7 +53,7 @@ Broker = TestBroker
 def lanes_with(
     *, max_length: Mapping[str, int] | None = None, ttl_seconds: Mapping[str, int] | None = None
 ) -> tuple[Lane, ...]:
-    """The lanes, some of them smaller or shorter-lived: `lanes_with(max_length={"hot": 3})`.
+    """Return the lanes, some of them smaller or shorter-lived: `lanes_with(max_length={"hot": 3})`.
 
     They have queues only for the workers of the test's job types: others take time to make.
     """
@@ -81,7 +81,7 @@ class RunningWorker:
         return self.worker.worker_id
 
     async def stop(self) -> None:
-        """As SIGTERM would: drain and end. Raises what the worker raised."""
+        """Stop the worker as SIGTERM would: drain and end. Raises what the worker raised."""
         self.worker.stop()
         await asyncio.wait_for(self.task, PATIENCE)
 
@@ -216,15 +216,15 @@ class System:
     # --- looking ----------------------------------------------------------------------------
 
     async def state(self, job_id: str) -> State | None:
-        """The job's state in the ledger; None when it has no record."""
+        """Return the job's state in the ledger; None when it has no record."""
         return (await self.ledger.job_reads.states([job_id])).get(job_id)
 
     async def stage_id(self, parent_id: str, job_type: str, index: int | str = 0) -> str:
-        """The id of a job that follows from another."""
+        """Return the id of a job that follows from another."""
         return job_id_of(await self.ledger.system.job_ids(), parent_id, job_type, index)
 
     async def record(self, job_id: str) -> JobRecord:
-        """The job's record, which must be there."""
+        """Return the job's record, which must be there."""
         record = await self.ledger.job_reads.get(job_id)
         assert record is not None, f"the ledger has no job {job_id}"
         return record
@@ -232,8 +232,8 @@ class System:
     async def wait_for_state(
         self, job_id: str, *states: State, timeout: float = PATIENCE, while_jobs_end: bool = False
     ) -> JobRecord:
-        """The job's record as soon as it is in one of these states; with `while_jobs_end` the time
-        begins anew whenever any job ends."""
+        """Wait until a job is in one of these states, and return its record; with `while_jobs_end`
+        the time begins anew whenever any job ends."""
 
         async def reached() -> bool:
             return await self.state(job_id) in states
@@ -273,12 +273,13 @@ class System:
             ) from None
 
     async def letters(self) -> list[QueuedDeadLetter]:
-        """What waits in `jobs.dead` now, oldest first; it stays there."""
+        """Return what waits in `jobs.dead` now, oldest first; it stays there."""
         async with scanning(self.settings.require_amqp_url()) as scan:
             return [letter async for letter in scan.letters()]
 
     async def wait_for_letter(self, letter_id: str, timeout: float = PATIENCE) -> QueuedDeadLetter:
-        """The letter of that id (a job's, or `raw-…`) as soon as it waits in `jobs.dead`."""
+        """Wait until the letter of that id (a job's, or `raw-…`) is in `jobs.dead`, and return
+        it."""
 
         async def found() -> QueuedDeadLetter | None:
             return next((each for each in await self.letters() if each.id == letter_id), None)
@@ -287,7 +288,7 @@ class System:
         return letter
 
     async def ready(self, queue: str) -> int:
-        """Messages in a queue that no consumer holds, as of now."""
+        """Count the messages in a queue that no consumer holds, as of now."""
         async with self.channel() as channel:
             declared = await channel.declare_queue(queue, passive=True)
             return declared.declaration_result.message_count or 0
@@ -303,7 +304,7 @@ class System:
             await eventually(reached, timeout, f"{count} messages ready in {queue}")
 
     async def take(self, queue: str, timeout: float = PATIENCE) -> AbstractIncomingMessage:
-        """The next message of a queue, acknowledged, as soon as there is one."""
+        """Wait for the next message of a queue, acknowledge and return it."""
         async with self.channel() as channel:
             found = await channel.get_queue(queue, ensure=False)
             message: AbstractIncomingMessage = await eventually(
@@ -314,7 +315,8 @@ class System:
 
     @asynccontextmanager
     async def channel(self) -> AsyncIterator[AbstractChannel]:
-        """A channel with confirms on a connection of its own; always straight to the broker."""
+        """Open a channel with confirms on a connection of its own; always straight to the
+        broker."""
         async with await aio_pika.connect(self.broker.amqp_url) as connection:
             yield await connection.channel(publisher_confirms=True)
 
@@ -351,7 +353,8 @@ async def open_system(
     retry_delays: Sequence[float] = RETRY_DELAYS,
     **settings: Any,
 ) -> AsyncIterator[System]:
-    """Topology on the broker, tables in the database, an empty journal; stops its workers.
+    """Open a system: topology on the broker, tables in the database, an empty journal. Stops its
+    workers at the end.
 
     `lanes` are those of `lanes_with()` unless given. `retry_delays` in seconds, small enough to
     be waited for. `settings` are any of the system's.

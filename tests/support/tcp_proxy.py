@@ -51,7 +51,7 @@ class TcpProxy:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def url(self, url: str) -> str:
-        """The same URL, by way of this proxy."""
+        """Return the same URL, by way of this proxy."""
         return url.replace(f"{self.host}:{self.target_port}", f"127.0.0.1:{self.port}")
 
     async def accept(self) -> None:

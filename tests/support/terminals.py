@@ -38,7 +38,8 @@ def in_terminal(arguments: Sequence[str], *, env: Mapping[str, str], cwd: Path) 
 
 @contextmanager
 def terminal() -> Iterator[tuple[int, Callable[[], str]]]:
-    """A terminal's descriptor to write to, and what has come when the context is over."""
+    """Open a terminal, and yield its descriptor and what has been printed when the context is
+    over."""
     screen, side = pty.openpty()
     came: list[bytes] = []
 
@@ -60,5 +61,5 @@ def terminal() -> Iterator[tuple[int, Callable[[], str]]]:
 
 
 def steering_in(text: str) -> list[str]:
-    """What is in it beyond text and the colours of the command's own."""
+    """Return what is in it beyond text and the colours of the command's own."""
     return _STEERS.findall(_STYLE.sub("", text))

@@ -61,14 +61,14 @@ class Vhosts:
         """Since when each waits, the one that waits longest first."""
 
     def make(self) -> str:
-        """One with nothing in it."""
+        """Return one with nothing in it."""
         vhost = f"test-{secrets.token_hex(6)}"
         self._send("PUT", f"/vhosts/{vhost}")
         self._send("PUT", f"/permissions/{vhost}/{self.node.user}", EVERYTHING)
         return vhost
 
     def with_topology(self, topology: Topology) -> str:
-        """One with this topology and nothing else in it."""
+        """Return one with this topology and nothing else in it."""
         wanted = json.dumps(render(topology, vhost=""), sort_keys=True)
         for vhost in [each for each in self._kept if self._topologies[each] == wanted]:
             del self._kept[vhost]
@@ -114,8 +114,8 @@ class Vhosts:
         self._send("DELETE", f"/vhosts/{vhost}")
 
     def _is_as_at_first(self, vhost: str) -> bool:
-        """Whether it is, or could be made so; False where it can't be emptied or looked through,
-        and where a test has changed what was there."""
+        """Return whether it is, or could be made so; False where it can't be emptied or looked
+        through, and where a test has changed what was there."""
         try:
             return any(self._found_clean(vhost) for _ in range(MOST_LOOKS))
         except NOT_CLEAN:
@@ -142,7 +142,8 @@ class Vhosts:
         return now == at_first
 
     def _purge(self, vhost: str) -> int:
-        """How many messages were there. First those that go on to another queue by themselves."""
+        """Return how many messages were there. First those that go on to another queue by
+        themselves."""
         names = sorted(
             _names(self._at_first[vhost]["queues"]), key=lambda name: ".retry." not in name
         )

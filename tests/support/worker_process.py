@@ -61,29 +61,30 @@ class Process:
         return self._process.poll() is None
 
     def kill(self) -> None:
-        """As the OOM killer does: nothing of its own runs any more."""
+        """Kill it as the OOM killer does: nothing of its own runs any more."""
         self._signal(signal.SIGKILL)
 
     def terminate(self) -> None:
-        """As an orderly stop does."""
+        """Stop it in order."""
         self._signal(signal.SIGTERM)
 
     def pause(self) -> None:
-        """It keeps its connections and says nothing, until `resume`."""
+        """Freeze it until `resume`: it keeps its connections and says nothing."""
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
         self._signal(signal.SIGCONT)
 
     async def ended(self, timeout: float = PATIENCE) -> int:
-        """Its exit code, or the negative number of the signal that ended it."""
+        """Wait for its end. Return its exit code, or the negative number of the signal that ended
+        it."""
         try:
             return await asyncio.to_thread(self._process.wait, timeout)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"still running after {timeout:g} s:\n{self.tail()}") from None
 
     def tail(self) -> str:
-        """The end of its log."""
+        """Return the end of its log."""
         return self.log.read_text(errors="replace")[-3000:]
 
     def _signal(self, number: signal.Signals) -> None:
@@ -141,7 +142,7 @@ class Processes(AsyncCloseable):
 
 
 def environment_of(settings: Settings) -> dict[str, str]:
-    """The environment variables that stand for these settings."""
+    """Return the environment variables that stand for these settings."""
     others = {name: value for name, value in os.environ.items() if not name.startswith("JOBS_")}
     own = {
         f"JOBS_{name.upper()}": _as_text(getattr(settings, name))

@@ -21,7 +21,7 @@ PATIENT = 0.4
 
 
 def by(proxy: TcpProxy, system: System) -> dict[str, Any]:
-    """Settings of a worker whose way to the broker leads through the proxy."""
+    """Return settings of a worker whose way to the broker leads through the proxy."""
     return {"amqp_url": SecretStr(proxy.url(system.broker.amqp_url))}
 
 

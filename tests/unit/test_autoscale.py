@@ -6,19 +6,19 @@ from switchyard.cli.base.errors import WrongUsage
 from switchyard.cli.system.autoscale import (
     START_COOLDOWN,
     KindLoad,
+    ProcessRange,
     ScalingCooldowns,
     ScalingState,
-    Span,
     decide,
     idlest,
-    read_spans,
+    parse_ranges,
 )
 
 PATIENCE = ScalingCooldowns(wait=10, calm=60)
-SPAN = Span(1, 4)
+BOUNDS = ProcessRange(1, 4)
 
 
-def course(*looks: KindLoad, every: float = 5.0, span: Span = SPAN) -> list[int]:
+def course(*looks: KindLoad, every: float = 5.0, span: ProcessRange = BOUNDS) -> list[int]:
     """What is wanted at each look, where what is wanted is done."""
     state, wanted = ScalingState(), []
     processes = looks[0].processes
@@ -41,7 +41,7 @@ def idle(processes: int = 1, running: int = 0, waited: float = 0) -> KindLoad:
 def test_one_more_is_started_at_a_time_and_gets_its_time_to_begin() -> None:
     wanted = course(*[busy()] * 12)
     assert wanted[:4] == [2, 2, 2, 3]  # START_COOLDOWN is three looks
-    assert wanted[-1] == SPAN.most
+    assert wanted[-1] == BOUNDS.maximum
     assert START_COOLDOWN == 15
 
 
@@ -54,7 +54,7 @@ def test_one_is_retired_after_a_calm_while_and_never_the_last() -> None:
     assert wanted[:12] == [3] * 12
     assert wanted[12] == 2
     assert wanted[-1] == 1
-    assert min(wanted) == SPAN.least
+    assert min(wanted) == BOUNDS.minimum
 
 
 def test_a_moment_of_work_begins_the_calm_anew_and_nothing_comes_and_goes() -> None:
@@ -66,21 +66,21 @@ def test_slots_that_are_needed_are_kept_although_nobody_waits() -> None:
     assert set(course(*[idle(processes=3, running=7)] * 40)) == {3}
 
 
-def test_no_more_processes_than_their_servers_bear() -> None:
+def test_no_more_processes_than_their_servers_take() -> None:
     assert max(course(*[busy(server_limit=7)] * 20)) == 2  # seven at once, four by each process
     assert course(busy(processes=4, server_limit=4))[0] == 1
-    asked = Span(2, 4)  # two were asked for, at least
+    asked = ProcessRange(2, 4)  # two were asked for, at least
     assert max(course(*[busy(server_limit=1)] * 9, span=asked)) == 2
 
 
 def test_a_kind_that_is_seldom_needed_has_no_process_until_a_job_has_waited() -> None:
-    wanted = course(*[idle()] * 14, *[busy()] * 2, span=Span(0, 4))
+    wanted = course(*[idle()] * 14, *[busy()] * 2, span=ProcessRange(0, 4))
     assert wanted[:13] == [1] * 12 + [0]
     assert wanted[14] == 1
 
 
 def test_bounds_that_are_broken_are_kept_at_once() -> None:
-    assert course(idle(processes=0), span=Span(2, 4)) == [2]
+    assert course(idle(processes=0), span=ProcessRange(2, 4)) == [2]
     assert course(busy(processes=9)) == [4]
 
 
@@ -93,14 +93,14 @@ def test_who_retires_has_the_least_to_finish_and_is_the_youngest_of_equals() -> 
 
 def test_what_is_written_names_kinds_and_bounds() -> None:
     kinds = ["ingest", "llm"]
-    assert read_spans(["llm=1..6"], kinds, 64) == {"llm": Span(1, 6)}
-    assert read_spans(["all=1..2", "llm=0..6"], kinds, 64) == {
-        "ingest": Span(1, 2),
-        "llm": Span(0, 6),
+    assert parse_ranges(["llm=1..6"], kinds, 64) == {"llm": ProcessRange(1, 6)}
+    assert parse_ranges(["all=1..2", "llm=0..6"], kinds, 64) == {
+        "ingest": ProcessRange(1, 2),
+        "llm": ProcessRange(0, 6),
     }
 
 
 @pytest.mark.parametrize("text", ["llm", "llm=4", "llm=6..1", "llm=1..99", "x=1..2", "llm=0..0"])
 def test_what_can_not_be_meant_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(WrongUsage, match="--autoscale"):
-        read_spans([text], ["llm"], 64)
+        parse_ranges([text], ["llm"], 64)

@@ -12,7 +12,7 @@ import yaml
 
 from switchyard.broker.topology.build import build
 from switchyard.broker.topology.users import ROLES
-from switchyard.cli.system.local_system import PROCESSES, kinds_of
+from switchyard.cli.system.local_system import PROCESSES, worker_kinds
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger.sql.database_users import DATABASE_ROLES
 from switchyard.services.engine.wings import job_modules
@@ -160,7 +160,7 @@ def test_each_kind_of_worker_has_as_many_processes_as_were_asked_for() -> None:
         for kind, worker in helm().Chart.load(CHART).values["workers"].items()
     }
     assert replicas.pop("llm") == 6
-    in_up = {kind: PROCESSES.get(kind, 1) for kind in kinds_of(Registry.load(job_modules()))}
+    in_up = {kind: PROCESSES.get(kind, 1) for kind in worker_kinds(Registry.load(job_modules()))}
     assert in_up.keys() == PROCESSES_ASKED_FOR.keys()
     for kind, number in (*replicas.items(), *in_up.items()):
         assert number in PROCESSES_ASKED_FOR[kind], kind

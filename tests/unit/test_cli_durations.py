@@ -6,7 +6,7 @@ import pytest
 
 from switchyard.cli.base.durations import (
     age,
-    duration,
+    duration_text,
     now,
     parse_duration,
     reset_age_clock,
@@ -31,20 +31,22 @@ def test_what_is_no_duration_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0, "0s"), (0.44, "0.4s"), (59, "59s"), (90, "90s"), (3600, "1h"), (5400, "90m"),
-     (7200, "2h"), (86400, "1d"), (172800, "2d")],
+    ("seconds", "long", "short"),
+    [(0, "0 s", "0 s"), (0.44, "440 ms", "440 ms"), (9, "9 s", "9 s"), (9.5, "9.5 s", "9.5 s"),
+     (59, "59 s", "59 s"), (440, "7 min 20 s", "7 min"), (3600, "1 h", "1 h"),
+     (5400, "1 h 30 min", "1 h"), (172800, "2 d", "2 d")],
 )  # fmt: skip
-def test_durations_are_shown_short(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
+def test_durations_are_shown_with_two_units_or_one(seconds: float, long: str, short: str) -> None:
+    assert duration_text(seconds) == long
+    assert duration_text(seconds, units=1) == short
 
 
 def test_ages_look_back_and_ahead() -> None:
     assert age(None) == ""
     reset_age_clock()
     set_age_clock(lambda: 160)
-    assert age(100) == "60s"
-    assert age(220) == "in 60s"
+    assert age(100) == "1 min"
+    assert age(220) == "in 1 min"
 
 
 def test_a_command_begins_by_the_clock_of_its_own_host() -> None:

@@ -107,10 +107,10 @@ supervisor.start("two", "worker", "llm")
 one, two = supervisor.children
 first = one.process.pid
 one.process.send_signal(signal.SIGKILL)
-until(supervisor.dead)
-news = supervisor.heal()
+until(supervisor.newly_dead)
+news = supervisor.restart_dead()
 one.restart_at = time.monotonic()
-news += supervisor.heal()
+news += supervisor.restart_dead()
 print(json.dumps([news, two.process.poll(), one.process.pid != first, one.process.poll()]))
 supervisor.stop(0)
 """,
@@ -139,7 +139,7 @@ two = supervisor.children[1]
 code = two.process.wait(60)
 one.process.send_signal(signal.SIGTERM)
 os.kill(one.process.pid, signal.SIGKILL)
-until(lambda: one in supervisor.dead())
+until(lambda: one in supervisor.newly_dead())
 print(json.dumps([before, code, "Usage: jobctl" in two.log.read_text()]))
 supervisor.stop(0)
 """,
@@ -196,7 +196,7 @@ def test_what_is_run_apart_leaves_nothing_behind_but_its_errors(tmp_path: Path) 
     is_apart, ran, said = forked(
         tmp_path,
         """
-from switchyard.cli.system.local_system import run_apart
+from switchyard.cli.system.local_system import run_in_fork
 ran = folder / "ran"
 
 async def work(error=None):
@@ -205,10 +205,10 @@ async def work(error=None):
     if error:
         raise error
 
-run_apart(work)
+run_in_fork(work)
 is_apart = ran.read_text().split() != [str(os.getpid())]
 try:
-    run_apart(lambda: work(ValueError("the ledger is of another version")))
+    run_in_fork(lambda: work(ValueError("the ledger is of another version")))
 except ValueError as error:
     print(json.dumps([is_apart, len(ran.read_text().split()), str(error)]))
 """,

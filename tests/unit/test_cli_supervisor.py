@@ -23,24 +23,24 @@ def supervisor(tmp_path: Path):
 
 def until_dead(supervisor: Supervisor) -> Child:
     deadline = time.monotonic() + 20
-    while not supervisor.dead():
+    while not supervisor.newly_dead():
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    return supervisor.dead()[0]
+    return supervisor.newly_dead()[0]
 
 
 def test_a_child_that_ends_is_started_again_after_its_backoff(supervisor: Supervisor) -> None:
     supervisor.start("short", "no-such-command")
     child = until_dead(supervisor)
     assert "No such command" in child.tail
-    (news,) = supervisor.heal()
+    (news,) = supervisor.restart_dead()
     assert f"short ended (exit code 2); starting it again in {MIN_BACKOFF:g} s" in news
-    assert supervisor.heal() == []
+    assert supervisor.restart_dead() == []
     assert child.restart_at is not None
     child.restart_at = time.monotonic()
-    assert supervisor.heal() == ["short runs again"]
+    assert supervisor.restart_dead() == ["short runs again"]
     until_dead(supervisor)
-    assert f"again in {2 * MIN_BACKOFF:g} s" in supervisor.heal()[0]
+    assert f"again in {2 * MIN_BACKOFF:g} s" in supervisor.restart_dead()[0]
 
 
 @pytest.mark.parametrize("what", ["process", "reaper"])
@@ -56,12 +56,12 @@ def test_a_child_that_can_not_be_started_just_now_is_started_later(
         supervisor.start("unlucky", "--help")
         child = supervisor.children[0]
         assert child.process is None or child.process.poll() is not None
-        assert supervisor.heal() == [
+        assert supervisor.restart_dead() == [
             "unlucky can't be started: Cannot allocate memory; again in 30 s"
         ]
-        assert supervisor.heal() == []
+        assert supervisor.restart_dead() == []
     child.restart_at = time.monotonic()
-    assert supervisor.heal() == ["unlucky runs again"]
+    assert supervisor.restart_dead() == ["unlucky runs again"]
 
 
 class FailingNode:
@@ -83,13 +83,13 @@ def test_a_broker_that_does_not_start_at_once_is_tried_again(
     node: Any = FailingNode()
     keeper = NodeWatchdog(node)
     now = time.monotonic()
-    keeper.look(now)
+    keeper.restart_if_ended(now)
     assert "ready in 90 s; again in 30 s" in capsys.readouterr().err
-    keeper.look(now + 20)
+    keeper.restart_if_ended(now + 20)
     assert node.tries == 1
-    keeper.look(now + 60)
+    keeper.restart_if_ended(now + 60)
     assert node.is_running
-    keeper.look(now + 61)
+    keeper.restart_if_ended(now + 61)
     assert node.tries == 2
 
 
@@ -110,7 +110,7 @@ def test_sigkill_is_named_in_the_news(supervisor: Supervisor) -> None:
     assert process is not None
     process.send_signal(signal.SIGKILL)
     until_dead(supervisor)
-    assert "killed ended (SIGKILL)" in supervisor.heal()[0]
+    assert "killed ended (SIGKILL)" in supervisor.restart_dead()[0]
 
 
 def test_a_child_that_retires_is_not_started_again_and_forgotten(supervisor: Supervisor) -> None:
@@ -119,5 +119,5 @@ def test_a_child_that_retires_is_not_started_again_and_forgotten(supervisor: Sup
     process = supervisor.children[0].process
     assert process is not None
     process.wait(20)
-    assert supervisor.heal() == ["old has retired"]
+    assert supervisor.restart_dead() == ["old has retired"]
     assert supervisor.children == []

@@ -8,7 +8,7 @@ import pytest
 
 from switchyard.cli.process.up import ApiStart, _print_addresses, await_api
 from switchyard.cli.system.local_broker import FoundBroker
-from switchyard.cli.system.local_system import assemble
+from switchyard.cli.system.local_system import make_system
 from switchyard.cli.system.supervisor import Supervisor
 
 AMQP = "amqp://me:s3cret@a:5672,b:5673/jobs"
@@ -20,7 +20,7 @@ def test_of_a_cluster_it_shows_every_node_and_keeps_all_that_names_the_system(
 ) -> None:
     monkeypatch.setenv("JOBS_PROFILE", "quorum")
     monkeypatch.setenv("JOBS_DATABASE_URL", "postgresql+asyncpg://me@db/jobs")
-    system = assemble(
+    system = make_system(
         amqp_url=AMQP, management_url=MANAGEMENT, data_dir=tmp_path, only_in_data_dir=False
     )
     found = FoundBroker("a broker", AMQP, MANAGEMENT, is_private=False)
@@ -49,7 +49,7 @@ def test_another_terminal_means_the_same_servers_prices_and_budgets(
     for name, value in given.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("JOBS_LLM_PRICES", "prices.toml")
-    system = assemble(
+    system = make_system(
         amqp_url=AMQP, management_url=MANAGEMENT, data_dir=tmp_path, only_in_data_dir=False
     )
     _print_addresses(FoundBroker("a broker", AMQP, MANAGEMENT, is_private=False), system, tmp_path)
@@ -72,7 +72,7 @@ def test_an_api_that_starts_late_is_told_of_and_told_again_when_it_has_started(
         told = f"The HTTP API is still starting; its log: {tmp_path / 'api.log'}\n"
         assert capsys.readouterr().err == told
         server.listen()
-        assert [api.look(), api.look()] == [True, False]
+        assert [api.has_just_started(), api.has_just_started()] == [True, False]
         assert capsys.readouterr().err == ""
         await_api(ApiStart(*server.getsockname()), supervisor)
         assert capsys.readouterr().err == ""

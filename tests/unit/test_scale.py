@@ -3,7 +3,7 @@
 import pytest
 
 from switchyard.cli.base.errors import WrongUsage
-from switchyard.cli.system.local_system import MAX_PROCESSES, read_scale
+from switchyard.cli.system.local_system import MAX_PROCESSES, parse_scale
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.wings import job_modules
 
@@ -14,8 +14,8 @@ def registry() -> Registry:
 
 
 def test_each_kind_gets_its_number_and_the_last_word_counts(registry: Registry) -> None:
-    assert read_scale(["llm=6", "ocr=0", "llm=2"], registry) == {"llm": 2, "ocr": 0}
-    assert read_scale([], registry) == {}
+    assert parse_scale(["llm=6", "ocr=0", "llm=2"], registry) == {"llm": 2, "ocr": 0}
+    assert parse_scale([], registry) == {}
 
 
 @pytest.mark.parametrize(
@@ -31,4 +31,4 @@ def test_each_kind_gets_its_number_and_the_last_word_counts(registry: Registry) 
 )
 def test_what_is_no_number_of_a_kind_is_refused(registry: Registry, text: str, said: str) -> None:
     with pytest.raises(WrongUsage, match=said):
-        read_scale([text], registry)
+        parse_scale([text], registry)

@@ -5,7 +5,7 @@ import pytest
 from switchyard.broker.message import describe
 from switchyard.broker.wording import rate_in_words, suggest
 from switchyard.cli.base.errors import WrongUsage
-from switchyard.cli.base.shared_options import known_lane
+from switchyard.cli.base.shared_options import check_lane
 
 
 def test_a_mistyped_name_is_told_the_nearest_one_first() -> None:
@@ -18,10 +18,10 @@ def test_a_mistyped_name_is_told_the_nearest_one_first() -> None:
 
 
 def test_a_lane_that_does_not_exist_is_an_error_and_no_empty_list() -> None:
-    assert known_lane(None) is None
-    assert known_lane("hot") == "hot"
+    assert check_lane(None) is None
+    assert check_lane("hot") == "hot"
     with pytest.raises(WrongUsage, match="choose one of hot, vlm_ocr"):
-        known_lane("hott")
+        check_lane("hott")
 
 
 def test_a_field_that_does_not_exist_is_said_in_plain_words() -> None:

@@ -42,7 +42,7 @@ app = typer.Typer(
     "commands: docs/cli.md.",
 )
 
-# Where the command lies, and the first line of its help, under the heading that --help shows it.
+# Heading in --help → command → its function or group, and the first line of its help.
 PANELS = {
     "Start": {
         "demo": (
@@ -128,7 +128,7 @@ PANELS = {
         ),
         "usage": (
             "cli.system.usage:usage",
-            "Show what takes how much room: the ledger by table, files by kind, index, queues.",
+            "Show how much space is used: the ledger by table, files by kind, index, queues.",
         ),
         "search": (
             "cli.pipeline.search:search",

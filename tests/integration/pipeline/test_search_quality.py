@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.search.collection import collections_in, documents, queries
 from benchmarks.search.evaluation import compare, evaluate
-from switchyard.cli.demo.play import SAMPLE_QUERY
+from switchyard.cli.demo.demo_runner import SAMPLE_QUERY
 from switchyard.services.common.settings import Settings
 from switchyard.services.pipeline.index.embedder import embedder_for
 from switchyard.services.pipeline.index.search_modes import SearchMode

@@ -69,7 +69,7 @@ class Account:
 
 
 async def open_jobs(system: System) -> int:
-    """Jobs in the ledger that have not come to their end."""
+    """Return the jobs in the ledger that have not ended."""
     return sum(count for state, count in (await _states(system)).items() if state not in FINISHED)
 
 
@@ -103,8 +103,8 @@ async def settle(
 
 
 def deaths_in(letters: Sequence[QueuedDeadLetter]) -> Counter[str]:
-    """How many deaths the letters of each id tell of. A letter whose publish was cut off before its
-    confirm is there twice, and everything takes the two as one (`QueuedDeadLetter.death`)."""
+    """Count the deaths that the letters of each id tell of. A letter whose publish was cut off
+    before its confirm is there twice, and counts once."""
     return Counter(letter_id for letter_id, _ in {(each.id, each.death) for each in letters})
 
 
@@ -146,7 +146,7 @@ async def _read(system: System, account: Account) -> None:
 
 
 def _door_of(row: Any) -> str:
-    """Of a job whose id nobody was told."""
+    """Return by which door a job came in whose id nobody was told."""
     if row.parent_id is not None:
         return "next" if row.job_type.startswith(OURS) else "upload"
     if row.operation_id is not None:
@@ -199,7 +199,7 @@ async def _judge_others(
 
 
 def runs_of(effects: list[Effect]) -> dict[str, list[Run]]:
-    """The runs of each job, in the order in which they began."""
+    """Return the runs of each job, in the order in which they began."""
     runs: dict[str, list[Run]] = defaultdict(list)
     for effect in effects:
         own = runs[effect.job_id]
@@ -215,7 +215,7 @@ def runs_of(effects: list[Effect]) -> dict[str, list[Run]]:
 
 
 def overlaps(runs: list[Run]) -> list[tuple[Run, Run]]:
-    """Each two of which the second began before the first had ended.
+    """Return the pairs of runs of which the second began before the first had ended.
 
     One without an end was killed with its process, and nobody knows when: it is no proof.
     """
@@ -228,7 +228,7 @@ def overlaps(runs: list[Run]) -> list[tuple[Run, Run]]:
 
 
 def _took_over(line: Any, first: Run, second: Run, told: Chronicle) -> bool:
-    """Whether the ledger has noted, in time, that the first run was given up."""
+    """Tell whether the ledger has noted, in time, that the first run was given up."""
     given_up = line.outcome in TAKEN and line.worker_id == first.worker_id
     # Half a second for the clocks, which are two.
     return given_up and told.from_epoch(line.finished_at) <= second.began + 0.5

@@ -23,16 +23,16 @@ class Chronicle:
         self.events.append((time.monotonic(), text))
 
     def blame(self, text: str) -> None:
-        """Something went wrong that no fault excuses."""
+        """Note something wrong that no fault excuses."""
         self.note(f"WRONG: {text}")
         self.wrong.append(f"{self.at(time.monotonic())} {text}")
 
     def at(self, moment: float) -> str:
-        """A moment of the monotonic clock, for people to read."""
+        """Write a moment of the monotonic clock for people."""
         return f"{moment - self.began:7.2f}s"
 
     def from_epoch(self, moment: float) -> float:
-        """The same moment on the monotonic clock."""
+        """Convert a time since the epoch to the monotonic clock."""
         return moment - self.began_at + self.began
 
     def between(self, start: float, stop: float) -> list[tuple[float, str]]:

@@ -31,7 +31,8 @@ class Api:
     async def once(
         self, method: str, path: str, *, also: Sequence[int] = (), **request: Any
     ) -> httpx.Response | None:
-        """The answer; None where there was none, or one that says to come again.
+        """Send a request once. Return its answer; None where there was none, or one that says to
+        come again.
 
         Any but a good one, those, and the statuses of `also` is wrong, whatever is broken.
         """

@@ -35,8 +35,8 @@ class Faults:
         postgres: PostgresServer | None = None,
         postgres_proxy: TcpProxy | None = None,
     ) -> None:
-        """`sqlite` is the ledger's file, where it is one; `fill_lane` publishes to `vlm_ocr` more
-        than it holds."""
+        """Prepare the faults. `sqlite` is the ledger's file, where it is one; `fill_lane` publishes
+        to `vlm_ocr` more than it holds."""
         self._dice = dice
         self._keeper = keeper
         self._told = told
@@ -66,7 +66,7 @@ class Faults:
                 continue
 
     def _all(self) -> dict[Fault, int]:
-        """Each with its weight."""
+        """Return each fault with its weight."""
         common: dict[Fault, int] = {
             self.kill: 6,
             self.pause: 5,
@@ -115,7 +115,7 @@ class Faults:
         self._broker_proxy.cut()
 
     async def hang_broker(self) -> None:
-        """Bytes come through later, in one direction or both."""
+        """Delay bytes to or from the broker, or both."""
         self._broker_proxy.pause(*self._dice.choice([DIRECTIONS[:1], DIRECTIONS[1:], DIRECTIONS]))
         await asyncio.sleep(self._dice.uniform(0.5, 4))
         self._broker_proxy.resume()
@@ -132,7 +132,7 @@ class Faults:
             await asyncio.to_thread(self._node.start)
 
     async def alarm(self) -> None:
-        """It takes nothing in, as when its memory is full."""
+        """Raise a memory alarm of the broker, so that it takes nothing in."""
         async with self._node_is_free:
             await self._watermark("1MB")
             await asyncio.sleep(self._dice.uniform(1, 4))
@@ -143,7 +143,7 @@ class Faults:
         await asyncio.to_thread(self._node.rabbitmqctl, *arguments)
 
     async def full_lane(self) -> None:
-        """Nobody works the lane, and more comes than it holds."""
+        """Stop the workers of a lane, and publish more than it holds."""
         paused = asyncio.gather(*(each.pause(4) for each in self._keeper.of("ocr")))
         await self._fill_lane()
         await paused
@@ -151,7 +151,7 @@ class Faults:
     # --- the ledger -------------------------------------------------------------------------
 
     async def lock_sqlite(self) -> None:
-        """As a program does that writes for long."""
+        """Lock the ledger as a program does that writes for long."""
         assert self._sqlite is not None
         async with self._ledger_is_free:
             connected = sqlite3.connect(self._sqlite, timeout=60, check_same_thread=False)

@@ -48,7 +48,7 @@ def traced(ctx: JobContext) -> Iterator[None]:
 
 
 def end(task: Task, ctx: JobContext) -> Outcome:
-    """Whatever the task says."""
+    """End as the task says."""
     if task.dies == "permanent":
         raise PermanentError("it dies, as it was told to")
     if task.dies == "exhausted" or ctx.attempt <= task.fail_attempts:
@@ -60,7 +60,7 @@ def end(task: Task, ctx: JobContext) -> Outcome:
 
 @job("fault_task", worker="llm", lanes=("hot", "backfill"), timeout=TIMEOUT)
 async def fault_task(payload: Task, ctx: JobContext) -> Outcome:
-    """The common one."""
+    """Do the usual task."""
     with traced(ctx):
         await asyncio.sleep(payload.seconds)
         return end(payload, ctx)
@@ -68,7 +68,7 @@ async def fault_task(payload: Task, ctx: JobContext) -> Outcome:
 
 @job(STEP, worker="embed", lanes=("hot", "backfill"), timeout=TIMEOUT)
 async def fault_step(payload: Task, ctx: JobContext) -> Outcome:
-    """What comes next."""
+    """Do the next step of a task."""
     with traced(ctx):
         await asyncio.sleep(payload.seconds)
         return end(payload, ctx)
@@ -76,7 +76,7 @@ async def fault_step(payload: Task, ctx: JobContext) -> Outcome:
 
 @job("fault_page", worker="ocr", lanes=("vlm_ocr",), timeout=TIMEOUT)
 async def fault_page(payload: Task, ctx: JobContext) -> Outcome:
-    """Of the lane that is soon full."""
+    """Do a task of the lane that is soon full."""
     with traced(ctx):
         await asyncio.sleep(payload.seconds)
         return end(payload, ctx)
@@ -91,7 +91,7 @@ async def fault_page(payload: Task, ctx: JobContext) -> Outcome:
     memory_limit_mb=2048,
 )
 def fault_crunch(payload: Task, ctx: JobContext) -> Outcome:
-    """In a process of its own."""
+    """Do a task in a process of its own."""
     with traced(ctx):
         until = time.monotonic() + payload.seconds
         while time.monotonic() < until:

@@ -71,7 +71,7 @@ class Kept:
             await self._ended.wait()
 
     async def pause(self, seconds: float) -> None:
-        """It keeps its connections and says nothing for so long."""
+        """Freeze the process for so long: it keeps its connections and says nothing."""
         self._signal(signal.SIGSTOP)
         try:
             await asyncio.sleep(seconds)
@@ -79,7 +79,7 @@ class Kept:
             self._signal(signal.SIGCONT)
 
     async def terminate(self) -> None:
-        """An orderly stop; one that does not come to its end is told of, and killed."""
+        """Stop the process in order. One that does not end is reported, and killed."""
         if not self._signal(signal.SIGTERM):
             return
         try:
@@ -89,18 +89,18 @@ class Kept:
             await self.kill()
 
     async def stop(self) -> None:
-        """For good."""
+        """Stop the process for good."""
         self._stopping = True
         if self.is_running:
             await self.terminate()
 
     async def end(self) -> None:
-        """At once and for good, when nobody keeps it any more."""
+        """Kill the process for good, when nobody keeps it any more."""
         if self._process is not None and self._signal(signal.SIGKILL):
             await self._process.wait()
 
     def _signal(self, number: signal.Signals) -> bool:
-        """Whether there was a process to get it."""
+        """Send a signal. Return whether there was a process to get it."""
         if self._process is None or not self.is_running:
             return False
         self._sent.add(number)
@@ -111,7 +111,7 @@ class Kept:
         return True
 
     def _judge(self, code: int) -> None:
-        """Whether it ended as we made it end."""
+        """Tell whether the process ended as we made it end."""
         killed = code == -signal.SIGKILL and signal.SIGKILL in self._sent
         # One that has not set up its handlers yet ends by the signal itself.
         stopped = code in (0, -signal.SIGTERM) and signal.SIGTERM in self._sent
@@ -150,10 +150,10 @@ class Keeper:
         return kept
 
     def of(self, name: str) -> list[Kept]:
-        """Those whose name begins so."""
+        """Return the processes whose names begin so."""
         return [each for each in self.kept if each.name.startswith(name)]
 
     async def stop(self) -> None:
-        """End all in good order, and raise what went wrong in keeping them."""
+        """Stop the process for good."""
         await asyncio.gather(*(each.stop() for each in self.kept))
         await asyncio.gather(*self._tasks)

@@ -40,7 +40,7 @@ class Accepted:
 
 
 def task_of(dice: Random, number: int) -> tuple[str, dict[str, Any]]:
-    """A routing key and a payload."""
+    """Return a routing key and a payload."""
     lane = dice.choice(["hot", "backfill", "backfill"])
     payload: dict[str, Any] = {"number": number, "seconds": round(dice.uniform(0.01, 0.4), 3)}
     match dice.choices(["plain", "retried", "dies", "next", "crunch", "page"], [8, 3, 1, 3, 2, 2])[
@@ -87,7 +87,7 @@ class Load:
         self._stopping.set()
 
     async def run(self) -> None:
-        """Returns when all that was begun has been accepted."""
+        """Publish by all doors. Returns when all that was begun has been accepted."""
         doors: dict[str, tuple[Callable[[Random], Awaitable[None]], float]] = {
             "http": (self._http, 0.25),
             "amqp": (self._amqp, 0.25),
@@ -118,7 +118,8 @@ class Load:
     # --- POST /jobs -------------------------------------------------------------------------
 
     async def _http(self, dice: Random) -> None:
-        """With a key; one in five is sent again, and must be the same job."""
+        """Publish over HTTP, with a key; one job in five is sent again, and must be the same
+        job."""
         key, task = f"{self._seed}-{self._count}", self._task(dice)
         job_id = await self._post(key, *task)
         self.accepted.jobs[job_id] = "http"
@@ -139,7 +140,7 @@ class Load:
     # --- AMQP -------------------------------------------------------------------------------
 
     async def _amqp(self, dice: Random) -> None:
-        """Some on one connection, as a program in another language publishes."""
+        """Publish some jobs on one connection, as a program in another language does."""
         left = [self._message(*self._task(dice)) for _ in range(dice.randint(1, 5))]
         while left:
             try:
@@ -189,7 +190,7 @@ class Load:
         return JobRequest(routing_key, payload, job_id=job_id, max_attempts=MAX_ATTEMPTS)
 
     async def _publish(self, requests: list[JobRequest]) -> list[JobRequest]:
-        """Those that were not accepted."""
+        """Publish jobs, and return those that were not accepted."""
         try:
             outcomes = await self._jobs.publish_many(requests)
         except LedgerUnavailable:
@@ -207,7 +208,7 @@ class Load:
     # --- POST /backfills --------------------------------------------------------------------
 
     async def _backfill(self, dice: Random) -> None:
-        """A file to its end, paused and resumed on the way."""
+        """Run a backfill of a file to its end, pausing and resuming it on the way."""
         items = [
             {"number": number, "seconds": 0.02, "fail_attempts": int(dice.random() < 0.1)}
             for number in range(dice.randint(50, 150))
@@ -235,7 +236,7 @@ class Load:
     # --- POST /documents --------------------------------------------------------------------
 
     async def _upload(self, dice: Random) -> None:
-        """A text of its own; one in five is sent a second time."""
+        """Upload a text; one in five is sent a second time."""
         self._count += 1
         text = " ".join(dice.choices(WORDS, k=200)) + f" number {self._count}."
         send = {"files": {"file": (f"note-{self._count}.txt", text.encode())}}

@@ -15,7 +15,7 @@ COLUMNS = ("accepted", "succeeded", "dead", *KINDS)
 
 
 def table(account: Account) -> str:
-    """One line for each door."""
+    """Write a table with a line for each door."""
     heads = ["door", *COLUMNS]
     rows = [
         [door, *(str(counts[column] or "·") for column in COLUMNS)]
@@ -31,7 +31,7 @@ def table(account: Account) -> str:
 
 
 def story(account: Account, told: Chronicle, logs: list[Path]) -> Iterator[str]:
-    """What is wrong, and what happened around the first of the faulty jobs."""
+    """Write what is wrong, and what happened around the first of the faulty jobs."""
     yield from (f"WRONG {text}" for text in (*told.wrong, *account.others))
     for number, (job_id, what) in enumerate(account.faulty.items()):
         yield f"WRONG job {job_id}: {'; '.join(what)}"

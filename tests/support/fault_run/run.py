@@ -77,7 +77,7 @@ class Ground:
 
 @asynccontextmanager
 async def ground(plan: Plan, directory: Path) -> AsyncIterator[Ground]:
-    """A private broker and database, each behind a proxy."""
+    """Run a private broker and database, each behind a proxy."""
     async with AsyncExitStack() as stack:
         node = new_node(VERSIONS[plan.profile], directory / "node")
         stack.callback(node.kill)
@@ -111,7 +111,8 @@ async def ground(plan: Plan, directory: Path) -> AsyncIterator[Ground]:
 
 
 async def run(plan: Plan, directory: Path) -> bool:
-    """Whether everything was as it must be; prints the account, and what went wrong."""
+    """Run it all, print the account and what went wrong, and return whether everything was as it
+    must be."""
     print(f"Fault run: {plan.minutes:g} min, {plan.profile}, {plan.ledger}, seed {plan.seed}")
     print(f"Logs: {directory}", flush=True)
     told = Chronicle()
@@ -133,7 +134,7 @@ async def run(plan: Plan, directory: Path) -> bool:
 
 
 def _settings(stage: Ground) -> Settings:
-    """Those of every process: all roads lead through the proxies."""
+    """Return the settings of every process: all connections lead through the proxies."""
     return stage.system.settings.model_copy(update={**stage.urls, "modules": (MODULE,)})
 
 

@@ -12,12 +12,13 @@ Change = tuple[str, str, str]
 
 
 def was_spent(record: JobRecord) -> bool:
-    """It was there at too many deaths of workers, and was given up for that."""
+    """Tell whether a job was there at too many deaths of workers, and was given up for that."""
     return record.state is State.DEAD and record.reason == Reason.CRASHED
 
 
 def faults_of(then: JobRecord, changes: Iterable[Change], leaves: int) -> list[str]:
-    """What is wrong with the job that waited for so many; nothing where all is as it must be.
+    """Return what is wrong with the job that waited for so many; nothing where all is as it must
+    be.
 
     It says itself what it found at its start: a job that had not ended then, or that it did not
     know of, means that it was early. Joined jobs may have been spent: that is an end, too.

@@ -48,7 +48,8 @@ class Fleet(AsyncCloseable):
         task.add_done_callback(self._starting.discard)
 
     async def keep_killing(self, every: float) -> None:
-        """One every so many seconds, or as soon as there is one again; until it is cancelled."""
+        """Kill a worker every so many seconds, or as soon as there is one again; until it is
+        cancelled."""
         while True:
             role = self._random.choice(ROLES)
             await asyncio.gather(self.kill(role), asyncio.sleep(every))

@@ -96,7 +96,8 @@ async def run_join(
 
 
 async def _joined(system: System, leaves: int, verdict: Verdict) -> bool:
-    """Whether a join has ended that says something; what is wrong with it is in the verdict."""
+    """Return whether a join has ended that says something; what is wrong with it is in the
+    verdict."""
     fan_id = await system.publish("backfill.fan", {"leaves": leaves, "when_dead": "go_on"})
     fan = await _wait_for_end(system, fan_id)
     if was_spent(fan):
@@ -118,7 +119,8 @@ async def _wait_for_end(system: System, job_id: str) -> JobRecord:
 
 
 async def _look_at_the_end(system: System, verdict: Verdict) -> None:
-    """Nothing of it is left on the broker, and only who was there at too many deaths is dead."""
+    """Check that nothing is left on the broker, and that only jobs are dead that were there at too
+    many deaths."""
     try:
         await wait_until_lanes_are_empty(system, 60)
     except AssertionError as error:
@@ -148,7 +150,7 @@ class Plan:
 
 
 async def run_all(plan: Plan, directory: Path) -> bool:
-    """Whether all runs ended as they must; prints a line for each, and the verdict."""
+    """Return whether all runs ended as they must; prints a line for each, and the verdict."""
     print(f"Join run: {plan.runs} runs of {plan.jobs} jobs, {plan.profile}, ledger {plan.ledger}")
     print(f"Logs: {directory}", flush=True)
     good = True

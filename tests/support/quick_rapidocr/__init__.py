@@ -18,13 +18,13 @@ MODELS = ("PP-OCRv6_det_small.onnx", "PP-OCRv6_rec_small.onnx")
 
 
 def text_of(number: int) -> str:
-    """What is read of that page."""
+    """Return what is read of that page."""
     return f"This is slip number {number} of the heap"
 
 
 def heap(pages: int) -> bytes:
-    """A PDF whose pages are pictures, each in the colour of its number, with a white corner: a page
-    of one colour is not read."""
+    """Make a PDF whose pages are pictures, each in the colour of its number, with a white corner: a
+    page of one colour is not read."""
     import pymupdf
 
     document = pymupdf.open()

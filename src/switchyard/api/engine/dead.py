@@ -114,8 +114,8 @@ async def count_redrive(state: ApiState, order: NewRedrive) -> RedrivePlan:
     UnknownGroup, ScanBusy, BrokerUnavailable, LedgerUnavailable."""
     spec = await _make_spec(state, order)
     wait = wait_at_most(SCAN_TIMEOUT)
-    tally = await plan_redrive(state.settings, state.registry, state.ledger, spec, wait=wait)
-    return view_redrive_plan(spec, tally)
+    counts = await plan_redrive(state.settings, state.registry, state.ledger, spec, wait=wait)
+    return view_redrive_plan(spec, counts)
 
 
 async def record_redrive(state: ApiState, request: Request, order: NewRedrive) -> BulkOperation:

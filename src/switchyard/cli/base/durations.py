@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from switchyard.cli.base.errors import WrongUsage
-from switchyard.services.common.durations import DURATION_HELP, parse_seconds
+from switchyard.services.common.durations import DURATION_HELP, duration_text, parse_seconds
 
-__all__ = ["DURATION_HELP"]
+__all__ = ["DURATION_HELP", "duration_text"]
 
 
 @dataclass(slots=True)
@@ -21,7 +21,7 @@ class _AgeClock:
     clock: Callable[[], float] = time.time
 
 
-_age_clock: Final[ContextVar[_AgeClock | None]] = ContextVar("reading", default=None)
+_age_clock: Final[ContextVar[_AgeClock | None]] = ContextVar("age_clock", default=None)
 
 
 def reset_age_clock() -> None:
@@ -51,22 +51,16 @@ def parse_duration(text: str) -> float:
         raise WrongUsage(str(error)) from error
 
 
-def optional_duration(text: str | None) -> float | None:
+def parse_optional_duration(text: str | None) -> float | None:
     """Parse a duration as `parse_duration` does; return None for an option that was not given."""
     return None if text is None else parse_duration(text)
 
 
-def duration(seconds: float) -> str:
-    """Write a length of time as one number and its unit: `0.4s`, `12s`, `5m`, `3h`, `2d`."""
-    for unit, size in (("d", 86400.0), ("h", 3600.0), ("m", 60.0)):
-        if seconds >= 2 * size or (unit != "m" and seconds >= size and seconds % size == 0):
-            return f"{seconds / size:.0f}{unit}"
-    return f"{seconds:.1f}s" if seconds < 10 and seconds % 1 else f"{seconds:.0f}s"
-
-
 def age(moment: float | None) -> str:
-    """Return how long ago a time of the ledger was, or `in …` for a future one; empty for None."""
+    """Return how long ago a time of the ledger was, in its largest unit; `in …` for a future time,
+    empty for None."""
     if moment is None:
         return ""
     seconds = now() - moment
-    return duration(round(seconds)) if seconds >= 0 else f"in {duration(round(-seconds))}"
+    text = duration_text(round(abs(seconds)), units=1)
+    return text if seconds >= 0 else f"in {text}"

@@ -97,7 +97,7 @@ def _choices(option: TyperOption, context: typer.Context) -> str | None:
 
 
 def _no_type(ctx: object) -> None:
-    """Return what is shown beside the name of an argument."""
+    """Show no type beside the name of an argument."""
 
 
 def _usage_pieces(argument: TyperArgument, _ctx: object) -> list[str]:
@@ -119,6 +119,6 @@ def find_modules_here() -> None:
     try:
         here = str(Path.cwd())
     except FileNotFoundError:
-        return  # somebody has removed it: there is nothing to find
+        return  # it was removed: there is nothing to find
     if here not in sys.path:
         sys.path.append(here)

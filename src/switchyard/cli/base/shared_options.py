@@ -114,7 +114,7 @@ def tags_of(pairs: list[str] | None) -> dict[str, str]:
         raise WrongUsage(f"--tag: {wrong}") from wrong
 
 
-def known_lane(name: str | None) -> str | None:
+def check_lane(name: str | None) -> str | None:
     """Return the name of a lane, or None for all. Raises WrongUsage for a lane that does not
     exist."""
     from switchyard.broker.lanes import lane_named
@@ -134,7 +134,7 @@ async def full_job_id(ledger: Ledger, id_or_start: str) -> str:
     return await ledger.short_ids.full_id(IdTable.JOBS, id_or_start)
 
 
-def refuse_id(file: Path, instead: str) -> None:
+def refuse_document_id(file: Path, instead: str) -> None:
     """Raise WrongUsage for a document's id that was given as a file, naming the command that takes
     ids."""
     try:

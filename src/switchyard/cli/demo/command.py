@@ -70,8 +70,8 @@ def demo(
     its jobs. Then it searches the documents, and stops everything it started.
     """
     from switchyard.cli.base.stopping import stop_by_interrupt
-    from switchyard.cli.demo.play import play
-    from switchyard.cli.demo.report import judge, print_summary
+    from switchyard.cli.demo.demo_runner import run_demo
+    from switchyard.cli.demo.report import find_problems, print_summary
     from switchyard.services.common.extras import require_extras
 
     require_extras("the demo", *EXTRAS, *(("api",) if keep else ()))
@@ -84,13 +84,15 @@ def demo(
             _open_system(settings, directory, keep=keep) as system,
             _run_processes(system, directory, keep=keep) as supervisor,
         ):
-            story = run(play(system, supervisor, directory, [Path(file) for file in files or ()]))
-            print_summary(story)
-            problems = judge(story)
+            demo_run = run(
+                run_demo(system, supervisor, directory, [Path(file) for file in files or ()])
+            )
+            print_summary(demo_run)
+            problems = find_problems(demo_run)
             if not problems:
                 echo(f"Everything is as it should be ({time.monotonic() - started:.0f} s).")
             if keep:
-                _keep_running(system, supervisor, directory, story.query)
+                _keep_running(system, supervisor, directory, demo_run.query)
     finally:
         if keep_data:
             say(f"Kept in {directory}: ledger.db, files, index, logs")
@@ -105,27 +107,27 @@ def demo(
 @contextmanager
 def _open_system(settings: Settings, directory: Path, *, keep: bool) -> Iterator[System]:
     """Set up the system on a virtual host of its own; what was started ends with the context."""
-    from switchyard.cli.system.local_broker import any_broker
-    from switchyard.cli.system.local_system import OWN_ADDRESSES, EarlyStart, prepare
+    from switchyard.cli.system.local_broker import find_or_start_broker
+    from switchyard.cli.system.local_system import PLACE_SETTINGS, EarlySteps, prepare
     from switchyard.cli.system.vhosts import temporary_vhost
 
     api = _api_settings(settings) if keep else {}
-    places = {"data_dir": directory, **dict.fromkeys(OWN_ADDRESSES)}
-    early = EarlyStart(settings.model_copy(update=places).ledger_url, with_api=keep)
+    places = {"data_dir": directory, **dict.fromkeys(PLACE_SETTINGS)}
+    early = EarlySteps(settings.model_copy(update=places).ledger_url, with_api=keep)
     with (
         closing(early),
-        any_broker(settings, directory / "broker", say, meanwhile=early.begin) as broker,
+        find_or_start_broker(settings, directory / "broker", say, meanwhile=early.begin) as broker,
     ):
         say(f"Broker: {broker.what}")
         if broker.is_private:
-            system = _assemble(broker, broker.amqp_url, directory, early.spawner, api)
+            system = _make_system(broker, broker.amqp_url, directory, early.spawner, api)
             run(prepare(system))
             yield system
             return
         with temporary_vhost(broker, VHOST) as url:
             if url is None:
                 url = run(_require_unused_vhost(broker))
-            system = _assemble(broker, url, directory, early.spawner, api)
+            system = _make_system(broker, url, directory, early.spawner, api)
             say(f"Virtual host: {system.settings.vhost}")
             run(prepare(system))
             yield system
@@ -133,26 +135,26 @@ def _open_system(settings: Settings, directory: Path, *, keep: bool) -> Iterator
 
 def _api_settings(settings: Settings) -> dict[str, str]:
     """Return the settings of an API on loopback, at its usual port where that is free."""
-    from switchyard.cli.process.up import free_port
+    from switchyard.cli.process.up import choose_api_port
     from switchyard.cli.system.free_ports import LOOPBACK
 
     try:
-        port = free_port(settings.api_port)
+        port = choose_api_port(settings.api_port)
     except CommandFailed:
-        port = free_port(0)
+        port = choose_api_port(0)
     return {"api_host": LOOPBACK, "api_port": str(port), "api_url": f"http://{LOOPBACK}:{port}"}
 
 
-def _assemble(
+def _make_system(
     broker: FoundBroker,
     amqp_url: str,
     directory: Path,
     spawner: Spawner | None,
     more: dict[str, str],
 ) -> System:
-    from switchyard.cli.system.local_system import assemble
+    from switchyard.cli.system.local_system import make_system
 
-    return assemble(
+    return make_system(
         amqp_url=amqp_url,
         management_url=broker.management_url,
         data_dir=directory,
@@ -204,7 +206,7 @@ def _keep_running(system: System, supervisor: Supervisor, directory: Path, query
     echo("Ctrl-C stops everything.")
     with suppress(KeyboardInterrupt):
         while True:
-            for line in supervisor.heal():
+            for line in supervisor.restart_dead():
                 say(line)
             time.sleep(POLL_INTERVAL)
     say("Stopping.")

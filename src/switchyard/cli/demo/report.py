@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from switchyard.broker.wording import pluralize
 from switchyard.cli.base.output import add_row, cell, console, echo, styled, table
-from switchyard.cli.demo.play import FAILURES, FIXED_PARTS
-from switchyard.cli.demo.story import ENDED, DemoDocument, DemoRun
+from switchyard.cli.demo.demo_run import ENDED, DemoDocument, DemoRun
+from switchyard.cli.demo.demo_runner import FAILURES, FIXED_PARTS
 
 if TYPE_CHECKING:
     from switchyard.services.engine.records.results import JobRecord
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 NEEDS_OCR = "needs OCR"
 
 
-def print_summary(story: DemoRun) -> None:
+def print_summary(demo: DemoRun) -> None:
     """Print documents, jobs, what was done to them on purpose, and the search."""
     screen = console()
     rows = table(
@@ -30,73 +30,67 @@ def print_summary(story: DemoRun) -> None:
         flexible=("DOCUMENT", "SUMMARY"),
         right=("PAGES", "WORDS", "CHUNKS", "LINKS", "TOOK"),
     )
-    for document in story.documents:
+    for document in demo.documents:
         add_row(rows, cell(document.name), *_cells(document))
     screen.print()
     screen.print(rows)
-    for document in story.documents:
+    for document in demo.documents:
         if error := error_of(document):
             screen.print(f"[red]{cell(document.name)}[/]: {cell(error)}")
     screen.print()
-    states = ", ".join(
-        f"{number} {styled(state)}" for state, number in sorted(story.states.items())
-    )
-    accepted = sum(story.states.values())
-    screen.print(f"Jobs: {accepted} accepted, {states}, {_count_lost(story)} lost")
-    if story.overtaking is not None:
+    states = ", ".join(f"{number} {styled(state)}" for state, number in sorted(demo.states.items()))
+    accepted = sum(demo.states.values())
+    screen.print(f"Jobs: {accepted} accepted, {states}, {_count_lost(demo)} lost")
+    if demo.overtaking is not None:
         screen.print(
-            f"An urgent (hot) job waited {story.overtaking.wait_ms:.0f} ms; "
-            f"{pluralize(story.overtaking.overtaken, 'earlier job')} of bulk work waited longer"
+            f"An urgent (hot) job waited {demo.overtaking.wait_ms:.0f} ms; "
+            f"{pluralize(demo.overtaking.overtaken, 'earlier job')} of bulk work waited longer"
         )
-    if story.killed is not None:
+    if demo.killed is not None:
         screen.print(
-            f"The process {story.killed.name} was killed in the middle of "
-            f"{pluralize(len(story.killed.job_ids), 'job')}; {story.rerun} ran again and succeeded"
+            f"The process {demo.killed.name} was killed in the middle of "
+            f"{pluralize(len(demo.killed.job_ids), 'job')}; {demo.rerun} ran again and succeeded"
         )
-    if story.flaky is not None:
+    if demo.flaky is not None:
         screen.print(
-            f"The job demo_flaky failed {_failures(story.flaky)} times and was tried again after "
-            f"1 s and 2 s (in production 5 s and 10 s): {story.flaky.state}"
+            f"The job demo_flaky failed {_failures(demo.flaky)} times and was tried again after "
+            f"1 s and 2 s (in production 5 s and 10 s): {demo.flaky.state}"
         )
-    if story.strict is not None and story.redriven is not None:
+    if demo.strict is not None and demo.redriven is not None:
         screen.print(
-            f"The job demo_strict failed for good ({cell(story.death)}) and was sent again with "
-            "another payload, as `jobctl dead redrive --set payload.parts="
-            f"{FIXED_PARTS}` does: {story.strict.state}"
+            f"The job demo_strict failed for good ({cell(demo.strict_error)}) and was sent again "
+            "with another payload, as `jobctl dead redrive --set payload.parts="
+            f"{FIXED_PARTS}` does: {demo.strict.state}"
         )
-    if story.query:
-        screen.print(f"\nSearch for “{cell(story.query)}”:")
-        for hit in story.hits:
+    if demo.query:
+        screen.print(f"\nSearch for “{cell(demo.query)}”:")
+        for hit in demo.hits:
             screen.print(f"  {hit.score:.2f}  [bold]{cell(hit.title)}[/], page {hit.page}")
             echo(f"        {_shorten(hit.snippet, min(screen.width, 120) - 8)}")
     screen.print()
 
 
-def judge(story: DemoRun) -> list[str]:
+def find_problems(demo: DemoRun) -> list[str]:
     """Return what is not as it should be, in words; empty when all is well."""
     problems = []
-    failed = [document.name for document in story.documents if error_of(document)]
+    failed = [document.name for document in demo.documents if error_of(document)]
     if failed:
-        problems.append(f"{len(failed)} of {len(story.documents)} documents failed")
-    if (
-        story.flaky is None
-        or story.flaky.state != "succeeded"
-        or _failures(story.flaky) != FAILURES
-    ):
+        problems.append(f"{len(failed)} of {len(demo.documents)} documents failed")
+    if demo.flaky is None or demo.flaky.state != "succeeded" or _failures(demo.flaky) != FAILURES:
         problems.append("demo_flaky did not succeed at its third attempt")
-    if story.redriven is None or story.redriven.redriven != 1:
+    if demo.redriven is None or demo.redriven.redriven != 1:
         problems.append("demo_strict was not redriven")
-    elif story.strict is None or story.strict.state != "succeeded":
+    elif demo.strict is None or demo.strict.state != "succeeded":
         problems.append("demo_strict did not succeed after its redrive")
-    if story.overtaking is None:
+    if demo.overtaking is None:
         problems.append("no hot job overtook the backfill")
-    if story.killed is None or story.rerun < len(story.killed.job_ids):
+    if demo.killed is None or demo.rerun < len(demo.killed.job_ids):
         problems.append("the jobs of the killed worker did not run again")
-    if _count_lost(story):
-        problems.append(f"{_count_lost(story)} jobs were lost")
-    if story.search_problem:
-        problems.append(f"the search failed: {story.search_problem}")
-    elif story.query and not story.hits:
+    if _count_lost(demo):
+        problems.append(f"{_count_lost(demo)} jobs were lost")
+    if demo.search_problem:
+        problems.append(f"the search failed: {demo.search_problem}")
+    elif demo.query and not demo.hits:
         problems.append("the search found nothing")
     return problems
 
@@ -144,9 +138,9 @@ def _failures(record: JobRecord) -> int:
     return sum(1 for attempt in record.timeline if attempt.outcome == "retry")
 
 
-def _count_lost(story: DemoRun) -> int:
+def _count_lost(demo: DemoRun) -> int:
     """Count the jobs that have not ended."""
-    return sum(number for state, number in story.states.items() if state not in ENDED)
+    return sum(number for state, number in demo.states.items() if state not in ENDED)
 
 
 def _shorten(text: str, limit: int) -> str:

@@ -20,7 +20,7 @@ DRAWING_INTERVAL = 0.5
 """Seconds between two drawings of the lanes."""
 
 
-class View:
+class DemoView:
     """Lines that stay; on a terminal, below them a table that is drawn again and again."""
 
     def __init__(self, system: System, ledger: Ledger, live: Live | None) -> None:
@@ -30,7 +30,7 @@ class View:
         self._started = time.monotonic()
         self._drawn_at = float("-inf")
 
-    def tell(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         """Print a line that stays, with the seconds since the start."""
         line = f"[{time.monotonic() - self._started:3.0f} s] {text}"
         if self._live is not None:
@@ -56,13 +56,13 @@ class View:
 
 
 @contextmanager
-def demo_view(system: System, ledger: Ledger) -> Iterator[View]:
+def demo_view(system: System, ledger: Ledger) -> Iterator[DemoView]:
     """Open a view on stdout, with the table if that is a terminal."""
     screen = console()
     if not screen.is_terminal:
-        yield View(system, ledger, None)
+        yield DemoView(system, ledger, None)
         return
     from rich.live import Live
 
     with Live(console=screen, auto_refresh=False, transient=True) as live:
-        yield View(system, ledger, live)
+        yield DemoView(system, ledger, live)

@@ -18,7 +18,7 @@ from switchyard.cli.base.common import (
     require_ledger,
     run,
 )
-from switchyard.cli.base.durations import DURATION_HELP, optional_duration
+from switchyard.cli.base.durations import DURATION_HELP, parse_optional_duration
 from switchyard.cli.base.errors import CommandFailed
 from switchyard.cli.base.output import (
     JsonOption,
@@ -134,7 +134,7 @@ def ask(
     if not settings.llm_direct:
         require_broker(settings)
     require_ledger(settings)
-    seconds = optional_duration(timeout) or 600.0
+    seconds = parse_optional_duration(timeout) or 600.0
     sending = _send_request(
         settings,
         job_type,

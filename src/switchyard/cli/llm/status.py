@@ -17,6 +17,7 @@ from switchyard.cli.base.common import (
     require_ledger,
     run,
 )
+from switchyard.cli.base.durations import duration_text
 from switchyard.cli.base.errors import CommandFailed
 from switchyard.cli.base.output import (
     JsonOption,
@@ -125,7 +126,7 @@ def _print_servers(reports: list[LlmServerReport], max_calls: Mapping[str, int])
             cell(each.name),
             str(each.in_flight),
             str(calls_allowed(each, max_calls)),
-            cell(f"{each.paused_for:.0f} s" if each.paused_for else ""),
+            duration_text(each.paused_for) if each.paused_for else "",
             str(each.state.failures),
             cell(_describe_state(each, max_calls)),
         )
@@ -137,7 +138,7 @@ def _print_limits(limits: list[tuple[str, float, float]]) -> None:
         "REQUEST", "ATTEMPT AT MOST", "CALL AT MOST", right=("ATTEMPT AT MOST", "CALL AT MOST")
     )
     for name, attempt, call in limits:
-        add_row(rows, cell(name), f"{attempt:g} s", f"{call:g} s")
+        add_row(rows, cell(name), duration_text(attempt), duration_text(call))
     console().print(rows)
 
 
@@ -185,10 +186,17 @@ def check(
     except (LlmUnavailable, LlmRefused, InvalidLlmResponse) as error:
         raise CommandFailed(f"{server} answers nothing: {error}") from error
     if as_json:
-        print_json({"server": server, "findings": probe.findings, "settings": probe.settings})
+        print_json(
+            {
+                "server": server,
+                "model": probe.model,
+                "findings": probe.findings,
+                "settings": probe.settings,
+            }
+        )
         return
-    for tried, value in probe.findings.items():
-        echo(f"{tried}: {value}")
+    for test, outcome in probe.findings.items():
+        echo(f"{test}: {outcome}")
     say("For its entry in JOBS_LLM_PROVIDERS:")
     echo(json.dumps(probe.settings))
 

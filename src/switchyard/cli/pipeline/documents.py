@@ -11,7 +11,7 @@ import typer
 from switchyard.broker.times import format_local
 from switchyard.cli.base.api_client import advice, api_client
 from switchyard.cli.base.common import NotifyOption
-from switchyard.cli.base.durations import optional_duration
+from switchyard.cli.base.durations import parse_optional_duration
 from switchyard.cli.base.errors import FAILED, WrongUsage, one_line
 from switchyard.cli.base.output import (
     JsonOption,
@@ -32,7 +32,7 @@ from switchyard.cli.base.shared_options import (
     FileArgument,
     TagOption,
     TimeoutOption,
-    refuse_id,
+    refuse_document_id,
     seconds_to_wait,
     tags_of,
 )
@@ -192,7 +192,7 @@ def wait(
 ) -> None:
     """Wait until the pipeline of a document has ended. Exit code 1: it failed, or timed out."""
     with api_client() as client:
-        if not _wait(client, document_id, optional_duration(timeout), as_json):
+        if not _wait(client, document_id, parse_optional_duration(timeout), as_json):
             raise typer.Exit(FAILED)
 
 
@@ -245,9 +245,9 @@ def text(
     as_json: JsonOption = False,
 ) -> None:
     """Print the text of a file, without storing it as a document."""
-    refuse_id(file, "jobctl documents page {} 1")
+    refuse_document_id(file, "jobctl documents page {} 1")
     with api_client() as client:
-        text_result = client.text_of(file, timeout=optional_duration(timeout))
+        text_result = client.text_of(file, timeout=parse_optional_duration(timeout))
     if as_json:
         print_json(text_result)
     else:

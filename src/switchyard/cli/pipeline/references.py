@@ -9,7 +9,7 @@ import typer
 
 from switchyard.broker.wording import pluralize
 from switchyard.cli.base.api_client import api_client
-from switchyard.cli.base.durations import optional_duration
+from switchyard.cli.base.durations import parse_optional_duration
 from switchyard.cli.base.errors import WrongUsage
 from switchyard.cli.base.output import (
     JsonOption,
@@ -25,7 +25,7 @@ from switchyard.cli.base.shared_options import (
     DocumentIdArgument,
     FileArgument,
     TimeoutOption,
-    refuse_id,
+    refuse_document_id,
 )
 
 
@@ -69,13 +69,13 @@ def bibliography(
     as_json: JsonOption = False,
 ) -> None:
     """Show the references of a file, without storing it as a document."""
-    refuse_id(file, "jobctl documents references {}")
+    refuse_document_id(file, "jobctl documents references {}")
     if text_format is not None and as_json:
         raise WrongUsage("--format and --json are two formats: give one of them")
     with api_client() as client:
         submission = client.process_references(file)
         if submission.result is None:
-            client.wait(submission.job_id, timeout=optional_duration(timeout))
+            client.wait(submission.job_id, timeout=parse_optional_duration(timeout))
         if text_format is not None:
             echo(client.job_bibliography(submission.job_id, text_format.value).removesuffix("\n"))
             return

@@ -73,7 +73,7 @@ def fork_children(count: int, release: Callable[[], None]) -> ForkedChild:
 
 class _Parent:
     def __init__(self, count: int, release: Callable[[], None]) -> None:
-        self._places = [_ProcessSlot(number) for number in range(1, count + 1)]
+        self._slots = [_ProcessSlot(number) for number in range(1, count + 1)]
         self._release = release
         self._log = structlog.get_logger("processes")
         self._awaited = {*STOP_SIGNALS, signal.SIGCHLD}
@@ -83,29 +83,30 @@ class _Parent:
     def run(self) -> ForkedChild:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, self._awaited)
         while True:
-            for place in self._places:
-                if self._is_due(place) and (child := self._fork(place)) is not None:
+            for slot in self._slots:
+                if self._is_due(slot) and (child := self._fork(slot)) is not None:
                     signal.pthread_sigmask(signal.SIG_SETMASK, before)
                     return child
             received = signal.sigtimedwait(self._awaited, self._seconds_to_next_start())
             if received is not None and received.si_signo != signal.SIGCHLD:
                 self._stop_or_kill()
             self._collect_ended()
-            if self._stopped_at is not None and not any(each.pid for each in self._places):
+            if self._stopped_at is not None and not any(each.pid for each in self._slots):
                 raise SystemExit(self._code)
 
-    def _is_due(self, place: _ProcessSlot) -> bool:
-        return not place.pid and self._stopped_at is None and place.restart_at <= time.monotonic()
+    def _is_due(self, slot: _ProcessSlot) -> bool:
+        return not slot.pid and self._stopped_at is None and slot.restart_at <= time.monotonic()
 
     def _seconds_to_next_start(self) -> float:
         """Return how long to wait for a signal, at most MAX_WAIT."""
         if self._stopped_at is not None:
             return MAX_WAIT
-        starts = [each.restart_at for each in self._places if not each.pid]
+        starts = [each.restart_at for each in self._slots if not each.pid]
         return max(0.0, min([MAX_WAIT, *(start - time.monotonic() for start in starts)]))
 
-    def _fork(self, place: _ProcessSlot) -> ForkedChild | None:
-        """Return in the child what it is to know; in the first process None."""
+    def _fork(self, slot: _ProcessSlot) -> ForkedChild | None:
+        """Fork a process for a slot. Return None in the first process, and in the child what it
+        knows of itself."""
         ready, tell_ready = os.pipe()
         os.set_blocking(ready, False)
         parent = os.getpid()
@@ -116,30 +117,30 @@ class _Parent:
         except OSError as error:
             os.close(ready)
             os.close(tell_ready)
-            place.restart_at = time.monotonic() + MAX_BACKOFF
-            self._log.error("process not started", number=place.number, error=str(error))
+            slot.restart_at = time.monotonic() + MAX_BACKOFF
+            self._log.error("process not started", number=slot.number, error=str(error))
             return None
         if pid == 0:
-            _end_with(parent)
-            for fd in (ready, *(each.ready for each in self._places if each.pid)):
+            _end_with_parent(parent)
+            for fd in (ready, *(each.ready for each in self._slots if each.pid)):
                 os.close(fd)
-            return ForkedChild(place.number, tell_ready)
+            return ForkedChild(slot.number, tell_ready)
         os.close(tell_ready)
-        place.pid, place.ready, place.started_at = pid, ready, time.monotonic()
+        slot.pid, slot.ready, slot.started_at = pid, ready, time.monotonic()
         return None
 
     def _collect_ended(self) -> None:
-        for place in self._places:
-            if not place.pid:
+        for slot in self._slots:
+            if not slot.pid:
                 continue
-            pid, status = os.waitpid(place.pid, os.WNOHANG)
+            pid, status = os.waitpid(slot.pid, os.WNOHANG)
             if pid:
-                self._note_end(place, os.waitstatus_to_exitcode(status))
+                self._note_end(slot, os.waitstatus_to_exitcode(status))
 
-    def _note_end(self, place: _ProcessSlot, code: int) -> None:
-        was_ready = _has_reported(place.ready)
-        os.close(place.ready)
-        place.pid = 0
+    def _note_end(self, slot: _ProcessSlot, code: int) -> None:
+        was_ready = _has_reported(slot.ready)
+        os.close(slot.ready)
+        slot.pid = 0
         if self._stopped_at is not None:
             return
         if code > 0 and not was_ready:
@@ -147,12 +148,12 @@ class _Parent:
             self._stop_or_kill()
             return
         now = time.monotonic()
-        pause = place.backoff.after_death(now - place.started_at)
-        place.restart_at = now + pause
-        self._log.error("process ended", number=place.number, exit_code=code, restart_in=pause)
+        pause = slot.backoff.after_death(now - slot.started_at)
+        slot.restart_at = now + pause
+        self._log.error("process ended", number=slot.number, exit_code=code, restart_in=pause)
 
     def _stop_or_kill(self) -> None:
-        """Have all end; the second time, a moment later, at once."""
+        """Tell all processes to stop; at the second call, kill them."""
         now = time.monotonic()
         number = signal.SIGTERM
         if self._stopped_at is None:
@@ -160,9 +161,9 @@ class _Parent:
             self._release()
         elif now - self._stopped_at > SIGNAL_DEBOUNCE:
             self._code, number = INTERRUPTED, signal.SIGKILL
-        for place in self._places:
-            if place.pid:
-                os.kill(place.pid, number)
+        for slot in self._slots:
+            if slot.pid:
+                os.kill(slot.pid, number)
 
 
 def _has_reported(ready: int) -> bool:
@@ -172,8 +173,8 @@ def _has_reported(ready: int) -> bool:
         return False
 
 
-def _end_with(parent: int) -> None:
-    """Have this process end, in good order, when the first one is killed."""
+def _end_with_parent(parent: int) -> None:
+    """Have this process stop in good order when the first one is killed."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
         os._exit(INTERRUPTED)

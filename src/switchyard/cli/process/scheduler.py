@@ -1,5 +1,4 @@
-"""`jobctl scheduler`: what is due is published, what a crash left behind is healed, and bulk
-operations run."""
+"""`jobctl scheduler`: publish what is due, repair what a crash left behind, run bulk operations."""
 
 from __future__ import annotations
 

@@ -36,9 +36,9 @@ POLL_INTERVAL = 0.3
 NODE_RESTART_INTERVAL = 30.0
 """Seconds between two tries to start a broker that does not start."""
 NOT_EXPORTED = frozenset({"log_format"})
-"""Settings that `up` chose for its own processes: a terminal has others."""
+"""Settings that `up` chooses for its own processes alone."""
 API_START_TIMEOUT = 20.0
-"""Seconds that the addresses wait for the HTTP API; on a busy machine it may need longer."""
+"""Seconds to wait for the HTTP API before the addresses are printed."""
 
 
 def up(
@@ -108,7 +108,7 @@ def up(
     make_private(directory)
     with _lock_directory(directory):
         try:
-            port = free_port(settings.api_port if api_port is None else api_port)
+            port = choose_api_port(settings.api_port if api_port is None else api_port)
             _run_until_interrupted(
                 directory, include or [], port, scale or [], autoscale or [], adopt, reload
             )
@@ -129,7 +129,7 @@ def _lock_directory(directory: Path) -> Iterator[None]:
         yield
 
 
-def free_port(preferred: int) -> int:
+def choose_api_port(preferred: int) -> int:
     """Return a loopback port for the API. Raises CommandFailed for one that is taken."""
     from switchyard.cli.system.free_ports import LOOPBACK
 
@@ -156,19 +156,19 @@ def _run_until_interrupted(
     reload: bool,
 ) -> None:
     from switchyard.broker.errors import WrongSystem
-    from switchyard.cli.system.autoscale import Autoscaler, read_spans
+    from switchyard.cli.system.autoscale import Autoscaler, parse_ranges
     from switchyard.cli.system.free_ports import LOOPBACK
-    from switchyard.cli.system.local_broker import any_broker
+    from switchyard.cli.system.local_broker import find_or_start_broker
     from switchyard.cli.system.local_system import (
         MAX_PROCESSES,
         PROCESSES,
-        EarlyStart,
-        assemble,
-        kinds_of,
+        EarlySteps,
+        make_system,
+        parse_scale,
         prepare,
-        read_scale,
-        run_apart,
+        run_in_fork,
         start_all,
+        worker_kinds,
     )
     from switchyard.cli.system.supervisor import Supervisor
     from switchyard.cli.system.vhosts import own_vhost
@@ -176,15 +176,15 @@ def _run_until_interrupted(
 
     settings = _node_settings(directory)
     has_api = installed_extras()["api"]
-    early = EarlyStart(settings.ledger_url, with_api=has_api)
+    early = EarlySteps(settings.ledger_url, with_api=has_api)
     with (
         closing(early),
-        any_broker(
-            settings, directory / "broker", say, keeps=True, meanwhile=early.begin
+        find_or_start_broker(
+            settings, directory / "broker", say, keeps_data=True, meanwhile=early.begin
         ) as broker,
     ):
         is_ours = broker.is_private or settings.amqp_url is not None
-        system = assemble(
+        system = make_system(
             amqp_url=broker.amqp_url if is_ours else run(own_vhost(broker, settings)),
             management_url=broker.management_url,
             data_dir=directory,
@@ -196,12 +196,14 @@ def _run_until_interrupted(
             api_url=f"http://{LOOPBACK}:{api_port}",
             **({"rabbitmqctl": shlex.quote(str(broker.node.control))} if broker.node else {}),
         )
-        given_scale = read_scale(scale, system.registry)
-        spans = read_spans(autoscale, kinds_of(system.registry), MAX_PROCESSES)
-        at_start = {kind: max(given_scale.get(kind, 1), each.least) for kind, each in spans.items()}
+        given_scale = parse_scale(scale, system.registry)
+        ranges = parse_ranges(autoscale, worker_kinds(system.registry), MAX_PROCESSES)
+        at_start = {
+            kind: max(given_scale.get(kind, 1), each.minimum) for kind, each in ranges.items()
+        }
         processes = PROCESSES | given_scale | at_start
         try:
-            run_apart(lambda: prepare(system, adopt=adopt))
+            run_in_fork(lambda: prepare(system, adopt=adopt))
         except WrongSystem as error:
             raise CommandFailed(
                 f"{error}. While `jobctl up` does not run: `jobctl up --adopt`"
@@ -215,7 +217,7 @@ def _run_until_interrupted(
                 supervisor.start("api", "api")
                 await_api(api, supervisor)
             _print_addresses(broker, system, directory, has_api=has_api)
-            scaler = Autoscaler(system, supervisor, spans) if spans else None
+            scaler = Autoscaler(system, supervisor, ranges) if ranges else None
             _watch(broker, supervisor, scaler, api, reloader)
         finally:
             say("Stopping; running jobs get their grace. Ctrl-C again stops at once.")
@@ -231,8 +233,8 @@ class ApiStart:
     port: int
     has_started: bool = False
 
-    def look(self) -> bool:
-        """Return whether the API has started since the last call."""
+    def has_just_started(self) -> bool:
+        """Tell whether the API has started since the last call."""
         if self.has_started:
             return False
         with socket.socket() as probe:
@@ -245,9 +247,9 @@ def await_api(api: ApiStart, supervisor: Supervisor) -> None:
     that takes too long, say so, and return: `_watch` says when the API has started."""
     deadline = time.monotonic() + API_START_TIMEOUT
     while time.monotonic() < deadline:
-        if api.look():
+        if api.has_just_started():
             return
-        for line in supervisor.heal():
+        for line in supervisor.restart_dead():
             say(line)
         time.sleep(POLL_INTERVAL)
     say(f"The HTTP API is still starting; its log: {supervisor.log_dir / 'api.log'}")
@@ -269,13 +271,13 @@ def _node_settings(directory: Path) -> Settings:
 
 @dataclass(slots=True)
 class NodeWatchdog:
-    """Starts our broker again when it has ended, for as long as it takes: a full disk, or a machine
-    that is too busy to start it in time, ends nothing."""
+    """Starts our broker again when it has ended, and tries again where that fails: a disk may be
+    full for a while, or the machine too busy."""
 
     node: LocalNode
     retry_at: float = float("-inf")
 
-    def look(self, now: float) -> None:
+    def restart_if_ended(self, now: float) -> None:
         """Start the node again if it has ended; `now` is in seconds, by a monotonic clock."""
         from switchyard.cli.system.rabbitmq_node import LocalNodeError
 
@@ -314,7 +316,7 @@ class SystemReloader:
             raise CommandFailed(f"reload: {why}")
         return cls(watch, system.environment, supervisor)
 
-    def look(self) -> None:
+    def reload_if_changed(self) -> None:
         """Restart the processes if there was a change that can be used; say so."""
         from switchyard.cli.process.reload import JOBCTL
 
@@ -350,16 +352,16 @@ def _watch(
 ) -> None:
     node_watchdog = None if broker.node is None else NodeWatchdog(broker.node)
     while True:
-        if api is not None and api.look():
+        if api is not None and api.has_just_started():
             say("The HTTP API has started.")
         time.sleep(POLL_INTERVAL)
         if node_watchdog is not None:
-            node_watchdog.look(time.monotonic())
+            node_watchdog.restart_if_ended(time.monotonic())
         if reloader is not None:
-            reloader.look()
-        for line in supervisor.heal():
+            reloader.reload_if_changed()
+        for line in supervisor.restart_dead():
             say(line)
-        for line in run(autoscaler.look(time.monotonic())) if autoscaler is not None else ():
+        for line in run(autoscaler.rescale(time.monotonic())) if autoscaler is not None else ():
             say(line)
 
 
@@ -378,15 +380,15 @@ def write_env(system: System, directory: Path) -> Path:
 def _exported_variables(system: System) -> dict[str, str]:
     """Return, by variable, what another terminal needs to use the same system: addresses, and what
     commands there depend on, such as prices, budgets, servers and limits."""
-    from switchyard.cli.system.local_system import variable
+    from switchyard.cli.system.local_system import variable_name
 
     values = {}
     for name in type(system.settings).model_fields:
-        value = system.environment.get(variable(name))
+        value = system.environment.get(variable_name(name))
         if not value or name in NOT_EXPORTED:
             continue
         path = getattr(system.settings, name)  # it is read from other directories, too
-        values[variable(name)] = str(path.absolute()) if isinstance(path, Path) else value
+        values[variable_name(name)] = str(path.absolute()) if isinstance(path, Path) else value
     return values
 
 

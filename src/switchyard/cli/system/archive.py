@@ -18,7 +18,7 @@ from switchyard.cli.base.common import (
     quiet_logs,
     run,
 )
-from switchyard.cli.base.durations import optional_duration, parse_duration
+from switchyard.cli.base.durations import parse_duration, parse_optional_duration
 from switchyard.cli.base.output import (
     JsonOption,
     YesOption,
@@ -133,7 +133,7 @@ def query(
     ```
     """
     quiet_logs()
-    ages = (optional_duration(since), optional_duration(until))
+    ages = (parse_optional_duration(since), parse_optional_duration(until))
     answer = run(
         _query(
             load_settings(),

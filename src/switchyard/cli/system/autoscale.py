@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from switchyard.broker.wording import pluralize
+from switchyard.cli.base.durations import duration_text
 from switchyard.cli.base.errors import WrongUsage
 from switchyard.services.llm.ledger import LlmLedger
 
@@ -25,17 +26,17 @@ POLL_INTERVAL = 5.0
 """Seconds between two readings of the load."""
 START_COOLDOWN = 15.0
 """Seconds that a new process needs until it works: no other is started meanwhile."""
-EASY_RATIO = 0.7
-"""Fraction of the slots that may be in use after one process is removed: below 1, as jobs come in
-waves."""
+MAX_USED_RATIO = 0.7
+"""A process is removed only if at most this fraction of the other slots is in use then: below 1, as
+jobs come in waves."""
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
-    """Minimum and maximum number of processes."""
+class ProcessRange:
+    """Minimum and maximum number of processes of one kind of worker."""
 
-    least: int
-    most: int
+    minimum: int
+    maximum: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,30 +85,38 @@ class ScalingDecision:
 
 
 def decide(
-    load: KindLoad, span: Span, state: ScalingState, cooldowns: ScalingCooldowns, now: float
+    load: KindLoad,
+    bounds: ProcessRange,
+    state: ScalingState,
+    cooldowns: ScalingCooldowns,
+    now: float,
 ) -> ScalingDecision:
     """Return how many processes there should be: at most one more or one less than now, within the
     bounds."""
-    most = _max_processes(load, span)
-    if not span.least <= load.processes <= max(span.least, most):
-        processes = min(max(load.processes, span.least), max(span.least, most))
+    useful = _max_processes(load, bounds)
+    maximum = max(bounds.minimum, useful)
+    if not bounds.minimum <= load.processes <= maximum:
+        processes = min(max(load.processes, bounds.minimum), maximum)
         why = (
-            "its bounds" if most == span.most else f"its servers bear {load.server_limit:,} at once"
+            "its bounds"
+            if useful == bounds.maximum
+            else f"its servers take {load.server_limit:,} jobs at once"
         )
         return ScalingDecision(processes, ScalingState(started_at=now), why)
     if load.waited > cooldowns.wait:
-        if load.processes >= most or now - state.started_at < START_COOLDOWN:
+        if load.processes >= maximum or now - state.started_at < START_COOLDOWN:
             return ScalingDecision(load.processes, ScalingState(state.started_at))
-        why = f"the oldest job has waited {load.waited:.0f} s"
+        why = f"the oldest job has waited {duration_text(round(load.waited))}"
         return ScalingDecision(load.processes + 1, ScalingState(started_at=now), why)
-    fewer = (load.processes - 1) * load.slots
-    is_calm = load.waited < cooldowns.wait / 2 and load.running <= fewer * EASY_RATIO
-    if load.processes <= span.least or not is_calm:
+    slots_left = (load.processes - 1) * load.slots
+    is_calm = load.waited < cooldowns.wait / 2 and load.running <= slots_left * MAX_USED_RATIO
+    if load.processes <= bounds.minimum or not is_calm:
         return ScalingDecision(load.processes, ScalingState(state.started_at))
     since = now if state.calm_since is None else state.calm_since
     if now - since < cooldowns.calm:
         return ScalingDecision(load.processes, ScalingState(state.started_at, since))
-    why = f"{load.running:,} jobs run, and none has waited long for {now - since:.0f} s"
+    calm_for = duration_text(round(now - since))
+    why = f"{load.running:,} jobs run, and none has waited long for {calm_for}"
     return ScalingDecision(load.processes - 1, ScalingState(state.started_at), why)
 
 
@@ -118,65 +127,73 @@ def idlest(names: Sequence[str], running: Mapping[str, int], number: int) -> lis
     return [name for _, name in ranked[: max(0, number)]]
 
 
-def _max_processes(load: KindLoad, span: Span) -> int:
+def _max_processes(load: KindLoad, bounds: ProcessRange) -> int:
     """Return the largest number of processes of which each can get a job."""
     if load.server_limit is None:
-        return span.most
-    return min(span.most, max(1, -(-load.server_limit // load.slots)))
+        return bounds.maximum
+    return min(bounds.maximum, max(1, -(-load.server_limit // load.slots)))
 
 
-def read_spans(texts: Iterable[str], kinds: Sequence[str], most_of_all: int) -> dict[str, Span]:
+def parse_ranges(
+    texts: Iterable[str], kinds: Sequence[str], max_processes: int
+) -> dict[str, ProcessRange]:
     """Parse `--autoscale llm=1..6`; `all=1..4` stands for every kind that is not named itself.
     Raises WrongUsage."""
-    spans: dict[str, Span] = {}
+    ranges: dict[str, ProcessRange] = {}
     for text in texts:
         kind, _, numbers = text.partition("=")
-        least, _, most = numbers.partition("..")
+        minimum, _, maximum = numbers.partition("..")
         if kind not in (*kinds, "all"):
             raise WrongUsage(f"--autoscale {text}: there is no {kind!r} among {', '.join(kinds)}")
-        is_written = all(each.isascii() and each.isdigit() for each in (least, most))
-        if not is_written or not int(least) <= int(most) <= most_of_all or int(most) == 0:
+        are_numbers = all(each.isascii() and each.isdigit() for each in (minimum, maximum))
+        if (
+            not are_numbers
+            or not int(minimum) <= int(maximum) <= max_processes
+            or int(maximum) == 0
+        ):
             raise WrongUsage(
-                f"--autoscale {text}: write {kind}=MIN..MAX, with MAX from 1 to {most_of_all}"
+                f"--autoscale {text}: write {kind}=MIN..MAX, with MAX from 1 to {max_processes}"
             )
-        spans[kind] = Span(int(least), int(most))
-    rest = spans.pop("all", None)
-    return spans if rest is None else dict.fromkeys(kinds, rest) | spans
+        ranges[kind] = ProcessRange(int(minimum), int(maximum))
+    rest = ranges.pop("all", None)
+    return ranges if rest is None else dict.fromkeys(kinds, rest) | ranges
 
 
 class Autoscaler:
     """Reads the load from time to time, and starts and retires workers of a supervisor."""
 
-    def __init__(self, system: System, supervisor: Supervisor, spans: Mapping[str, Span]) -> None:
+    def __init__(
+        self, system: System, supervisor: Supervisor, ranges: Mapping[str, ProcessRange]
+    ) -> None:
         self._system = system
         self._supervisor = supervisor
-        self._spans = dict(spans)
+        self._ranges = dict(ranges)
         settings = system.settings
         self._cooldowns = ScalingCooldowns(settings.autoscale_wait, settings.autoscale_calm)
-        self._states = dict.fromkeys(spans, ScalingState())
-        self._next_look = 0.0
+        self._states = dict.fromkeys(ranges, ScalingState())
+        self._next_reading = 0.0
         self._running: dict[str, int] = {}
         """Jobs in each process, at the last reading."""
 
-    async def look(self, now: float) -> list[str]:
-        """Change the numbers of processes if it is time, and return the changes as lines. A ledger
-        that is away changes nothing."""
+    async def rescale(self, now: float) -> list[str]:
+        """Change the numbers of processes if it is time, and return the changes as lines. Nothing
+        is changed while the ledger is away."""
         from switchyard.services.engine.records.errors import LedgerError
 
-        if now < self._next_look:
+        if now < self._next_reading:
             return []
-        self._next_look = now + POLL_INTERVAL
+        self._next_reading = now + POLL_INTERVAL
         try:
             loads = await self._read_loads()
         except LedgerError:
             return []
         news = []
-        for kind, span in self._spans.items():
-            decision = decide(loads[kind], span, self._states[kind], self._cooldowns, now)
+        for kind, bounds in self._ranges.items():
+            decision = decide(loads[kind], bounds, self._states[kind], self._cooldowns, now)
             self._states[kind] = decision.state
             before = loads[kind].processes
             if decision.processes != before:
-                self._set(kind, decision.processes)
+                self._set_processes(kind, decision.processes)
                 after = pluralize(decision.processes, "process", "processes")
                 news.append(f"{kind}: {before} → {after}; {decision.why}")
         return news
@@ -190,14 +207,14 @@ class Autoscaler:
             measured = await ledger.gauges.load(socket.gethostname())
             now = ledger.clock.time()
             servers = await LlmLedger(ledger).slots.llm_servers() if settings.llm_servers else []
-        most = {each.name: settings.max_calls(each) for each in settings.llm_servers}
+        max_calls = {each.name: settings.max_calls(each) for each in settings.llm_servers}
         server_calls = sum(
-            each.state.calls(most[each.name]) for each in servers if each.name in most
+            each.state.calls(max_calls[each.name]) for each in servers if each.name in max_calls
         )
         loads = {}
         pids = {each.name: each.process.pid for each in self._supervisor.children if each.process}
-        for kind in self._spans:
-            names = self._names(kind)
+        for kind in self._ranges:
+            names = self._process_names(kind)
             kind_load = measured.get(kind)
             waited = (
                 0.0
@@ -215,16 +232,16 @@ class Autoscaler:
             )
         return loads
 
-    def _names(self, kind: str) -> list[str]:
+    def _process_names(self, kind: str) -> list[str]:
         """Return the names of a kind's processes that take jobs, in the order of their start."""
         own = ("worker", kind)
         children = self._supervisor.children
         return [each.name for each in children if each.arguments == own and not each.is_retiring]
 
-    def _set(self, kind: str, count: int) -> None:
+    def _set_processes(self, kind: str, count: int) -> None:
         from switchyard.cli.system.local_system import worker_name
 
-        names = self._names(kind)
+        names = self._process_names(kind)
         for name in idlest(names, self._running, len(names) - count):
             self._supervisor.retire(name)
         taken = {each.name for each in self._supervisor.children}

@@ -19,6 +19,7 @@ from switchyard.cli.base.output import (
     say,
     table,
 )
+from switchyard.cli.base.shared_options import with_options
 
 if TYPE_CHECKING:
     from switchyard.services.common.settings import Settings
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="Create, limit, list and revoke keys of the HTTP API.")
 
+KeyIdArgument = Annotated[
+    str, typer.Argument(metavar="ID", help="Id of the key, from `jobctl keys list`.")
+]
 ModelsOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -59,7 +63,32 @@ MonthOption = Annotated[
 ]
 
 
+def _limit_options(
+    models: ModelsOption = None,
+    max_priority: PriorityOption = None,
+    requests_per_minute: RequestsOption = None,
+    tokens_per_minute: TokensOption = None,
+    budget_per_day: DayOption = None,
+    budget_per_month: MonthOption = None,
+) -> Any:
+    """Return the KeyLimits that the options describe; None for no limits. Raises WrongUsage."""
+    from switchyard.services.engine.records.system import KeyLimits
+
+    budgets = (budget_per_day, budget_per_month)
+    if any(each is not None for each in budgets) and load_settings().llm_prices is None:
+        raise WrongUsage("a budget needs prices: set JOBS_LLM_PRICES")
+    limits = KeyLimits(
+        tuple(models or ()), max_priority, requests_per_minute, tokens_per_minute, *budgets
+    )
+    return None if limits == KeyLimits() else limits
+
+
+with_limits = with_options(_limit_options, "limits")
+"""Give a command the options for the limits of a key; it gets them as `limits`."""
+
+
 @app.command()
+@with_limits
 def create(
     name: Annotated[
         str,
@@ -72,13 +101,9 @@ def create(
             help="publish, read or admin (everything); repeatable. Default: publish and read.",
         ),
     ] = None,
-    models: ModelsOption = None,
-    max_priority: PriorityOption = None,
-    requests_per_minute: RequestsOption = None,
-    tokens_per_minute: TokensOption = None,
-    budget_per_day: DayOption = None,
-    budget_per_month: MonthOption = None,
     as_json: JsonOption = False,
+    *,
+    limits: Any,
 ) -> None:
     """Create a key and print it. It is shown only once: the ledger stores its hash.
 
@@ -92,17 +117,7 @@ def create(
     """
     quiet_logs()
     scopes = _scopes(scope or ["publish", "read"])
-    settings = load_settings()
-    limits = _limits(
-        settings,
-        models,
-        max_priority,
-        requests_per_minute,
-        tokens_per_minute,
-        budget_per_day,
-        budget_per_month,
-    )
-    new_key = run(_create(settings, name, scopes, limits))
+    new_key = run(_create(load_settings(), name, scopes, limits))
     if as_json:
         print_json({"id": new_key.id, "key": new_key.key, "scopes": [str(each) for each in scopes]})
         return
@@ -115,42 +130,25 @@ def create(
 
 
 @app.command("limit")
+@with_limits
 def limit_key(
-    key_id: Annotated[
-        str, typer.Argument(metavar="ID", help="Id of the key, from `jobctl keys list`.")
-    ],
-    models: ModelsOption = None,
-    max_priority: PriorityOption = None,
-    requests_per_minute: RequestsOption = None,
-    tokens_per_minute: TokensOption = None,
-    budget_per_day: DayOption = None,
-    budget_per_month: MonthOption = None,
+    key_id: KeyIdArgument,
+    *,
+    limits: Any,
 ) -> None:
     """Set the limits of a key, in the place of those that it has; without options, lift them.
 
     All API processes keep to them within two seconds.
     """
     quiet_logs()
-    settings = load_settings()
-    limits = _limits(
-        settings,
-        models,
-        max_priority,
-        requests_per_minute,
-        tokens_per_minute,
-        budget_per_day,
-        budget_per_month,
-    )
-    if not run(_set_limits(settings, key_id, limits)):
+    if not run(_set_limits(load_settings(), key_id, limits)):
         raise CommandFailed(f"there is no key {key_id}: see `jobctl keys list`")
     echo(f"{key_id}: {limits or 'no limits'}")
 
 
 @app.command()
 def show(
-    key_id: Annotated[
-        str, typer.Argument(metavar="ID", help="Id of the key, from `jobctl keys list`.")
-    ],
+    key_id: KeyIdArgument,
     as_json: JsonOption = False,
 ) -> None:
     """Show a key, its limits, and what it has spent of its budgets."""
@@ -206,9 +204,7 @@ def list_keys(as_json: JsonOption = False) -> None:
 
 @app.command()
 def revoke(
-    key_id: Annotated[
-        str, typer.Argument(metavar="ID", help="Id of the key, from `jobctl keys list`.")
-    ],
+    key_id: KeyIdArgument,
 ) -> None:
     """Revoke a key permanently. All API processes refuse it within two seconds."""
     quiet_logs()
@@ -224,26 +220,6 @@ def _scopes(names: list[str]) -> list[Scope]:
         return sorted({Scope(name) for name in names})
     except ValueError as error:
         raise WrongUsage(f"{error}: use {', '.join(Scope)}") from error
-
-
-def _limits(
-    settings: Settings,
-    models: list[str] | None,
-    max_priority: int | None,
-    requests_per_minute: int | None,
-    tokens_per_minute: int | None,
-    budget_per_day: float | None,
-    budget_per_month: float | None,
-) -> KeyLimits | None:
-    from switchyard.services.engine.records.system import KeyLimits
-
-    budgets = (budget_per_day, budget_per_month)
-    if any(each is not None for each in budgets) and settings.llm_prices is None:
-        raise WrongUsage("a budget needs prices: set JOBS_LLM_PRICES")
-    limits = KeyLimits(
-        tuple(models or ()), max_priority, requests_per_minute, tokens_per_minute, *budgets
-    )
-    return None if limits == KeyLimits() else limits
 
 
 async def _create(

@@ -58,18 +58,18 @@ def _do_nothing() -> None:
 
 
 @contextmanager
-def any_broker(
+def find_or_start_broker(
     settings: Settings,
     directory: Path,
     tell: Tell,
     *,
-    keeps: bool = False,
+    keeps_data: bool = False,
     meanwhile: Callable[[], None] = _do_nothing,
 ) -> Iterator[FoundBroker]:
     """Find or start the first available broker, in the order above; what was started ends with the
     context.
 
-    `directory` is for a private node; with `keeps`, its data, password and ports are kept for the
+    `directory` is for a private node; with `keeps_data`, its data, password and ports stay for the
     next start. Without, it is killed at the end: it takes seconds to store what nobody reads.
     `meanwhile` is called once, before anything connects to a broker; if a private node is
     started, while it starts. Raises CommandFailed, saying what to install.
@@ -78,7 +78,7 @@ def any_broker(
         meanwhile()
         yield _configured_broker(settings)
         return
-    if _listens():
+    if _is_port_open():
         meanwhile()
         meanwhile = _do_nothing
         if asyncio.run(_accepts_guest()):
@@ -90,7 +90,7 @@ def any_broker(
     if find_installed() is None and _can_install():
         _install(tell)
     if find_installed() is not None:
-        with _private_node(directory, tell, keeps, meanwhile) as broker:
+        with _private_node(directory, tell, keeps_data, meanwhile) as broker:
             yield broker
     elif shutil.which("docker"):
         meanwhile()
@@ -115,8 +115,8 @@ def _configured_broker(settings: Settings) -> FoundBroker:
     )
 
 
-def _listens() -> bool:
-    """Return whether anything listens where a broker on localhost would."""
+def _is_port_open() -> bool:
+    """Tell whether anything listens where a broker on localhost would."""
     try:
         socket.create_connection(("localhost", 5672), CONNECT_TIMEOUT).close()
     except OSError:
@@ -145,11 +145,11 @@ async def _accepts_guest() -> bool:
 
 @contextmanager
 def _private_node(
-    directory: Path, tell: Tell, keeps: bool, meanwhile: Callable[[], None]
+    directory: Path, tell: Tell, keeps_data: bool, meanwhile: Callable[[], None]
 ) -> Iterator[FoundBroker]:
     from switchyard.cli.system.rabbitmq_node import LocalNode, NodeFile
 
-    node_file = NodeFile(directory / "node.json") if keeps else None
+    node_file = NodeFile(directory / "node.json") if keeps_data else None
     known = node_file.read() if node_file is not None else {}
     # Statistics once a second instead of every five: people are watching.
     node = LocalNode(
@@ -170,7 +170,7 @@ def _private_node(
             node=node,
         )
     finally:
-        if keeps:
+        if keeps_data:
             node.stop()
         else:
             node.kill()
@@ -246,14 +246,14 @@ def _container(tell: Tell) -> Iterator[FoundBroker]:
     try:
         url = f"amqp://switchyard:{password}@127.0.0.1:{amqp_port}/"
         management = f"http://switchyard:{password}@127.0.0.1:{management_port}"
-        asyncio.run(_until_ready(url))
+        asyncio.run(_wait_until_ready(url))
         what = f"RabbitMQ in a container, on 127.0.0.1:{amqp_port}"
         yield FoundBroker(what, url, management, is_private=True)
     finally:
         subprocess.run(["docker", "rm", "--force", name], capture_output=True, check=False)
 
 
-async def _until_ready(url: str) -> None:
+async def _wait_until_ready(url: str) -> None:
     from switchyard.broker.errors import BrokerUnavailable
     from switchyard.broker.wire.connection import connected
 

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from switchyard.services.common.settings import Settings
     from switchyard.services.engine.jobs.registry import Registry
 
-OWN_ADDRESSES = ("database_url", "storage_url", "index_url")
-"""Settings with places outside of the data directory."""
+PLACE_SETTINGS = ("database_url", "storage_url", "index_url")
+"""Settings that can name places outside of the data directory."""
 PROCESSES = {"ingest": 2}
 """Processes of each kind of worker in `jobctl up` by default; of kinds not named here, one."""
 MAX_PROCESSES = 64
@@ -38,7 +38,7 @@ class System:
 
 
 @dataclass(slots=True)
-class EarlyStart:
+class EarlySteps:
     """Steps that need no broker, and are taken while one starts: the process that others are forked
     from, and the ledger's tables."""
 
@@ -57,7 +57,7 @@ class EarlyStart:
         quiet_logs("critical")
         from switchyard.services.engine.ledger import upgrade
 
-        run_apart(lambda: upgrade(self.ledger_url))
+        run_in_fork(lambda: upgrade(self.ledger_url))
 
     def close(self) -> None:
         """End the process; its children are for the supervisor to end."""
@@ -65,7 +65,7 @@ class EarlyStart:
             self.spawner.stop()
 
 
-def run_apart(work: Callable[[], Coroutine[Any, Any, object]]) -> None:
+def run_in_fork(work: Callable[[], Coroutine[Any, Any, object]]) -> None:
     """Run a coroutine in a forked process, so that what it has loaded and written into is given
     back when it ends: 30 MB, for as long as `jobctl up` runs.
 
@@ -87,7 +87,7 @@ def run_apart(work: Callable[[], Coroutine[Any, Any, object]]) -> None:
     run(work())
 
 
-def assemble(
+def make_system(
     *,
     amqp_url: str,
     management_url: str,
@@ -97,7 +97,7 @@ def assemble(
     spawner: Spawner | None = None,
     **changes: str,
 ) -> System:
-    """Describe the system at that broker with its data in that directory.
+    """Make the system that uses that broker, with its data in that directory.
 
     With `only_in_data_dir` no other place is used, whatever the environment says: a demo must not
     write into somebody's database. `modules` come beside JOBS_MODULES; `changes` are further
@@ -116,11 +116,13 @@ def assemble(
         **changes,
     }
     if only_in_data_dir:
-        own_values |= dict.fromkeys(OWN_ADDRESSES)
+        own_values |= dict.fromkeys(PLACE_SETTINGS)
     environment = {
         key: value for key, value in os.environ.items() if _is_inherited(key, own_values)
     }
-    environment |= {variable(key): value for key, value in own_values.items() if value is not None}
+    environment |= {
+        variable_name(key): value for key, value in own_values.items() if value is not None
+    }
     values: dict[str, Any] = dict(own_values)
     settings = Settings(**values)
     return System(settings, load_registry(settings), environment, spawner)
@@ -173,7 +175,7 @@ def start_all(
     """Start the scheduler and, for each kind of worker with job types, as many processes as `scale`
     says, by default one, with `options` of `jobctl worker`. The kinds `together` share one process,
     which has the name and the options of the first of them."""
-    kinds = kinds_of(registry)
+    kinds = worker_kinds(registry)
     in_one = [kind for kind in kinds if kind in together]
     for kind in kinds:
         if kind in in_one[1:]:
@@ -190,9 +192,9 @@ def worker_name(kind: str, number: int) -> str:
     return f"worker-{kind}" if number == 1 else f"worker-{kind}-{number}"
 
 
-def read_scale(texts: Sequence[str], registry: Registry) -> dict[str, int]:
+def parse_scale(texts: Sequence[str], registry: Registry) -> dict[str, int]:
     """Parse `--scale llm=6`. Raises WrongUsage."""
-    kinds = kinds_of(registry)
+    kinds = worker_kinds(registry)
     scale = {}
     for text in texts:
         kind, _, number = text.partition("=")
@@ -204,17 +206,17 @@ def read_scale(texts: Sequence[str], registry: Registry) -> dict[str, int]:
     return scale
 
 
-def kinds_of(registry: Registry) -> list[str]:
+def worker_kinds(registry: Registry) -> list[str]:
     """Return the kinds of worker, in the order in which a document needs them."""
     kinds = {job_type.worker for job_type in registry}
     order = [kind for kind in ("ingest", "ocr", "llm", "embed", "link") if kind in kinds]
     return order + sorted(kinds.difference(order))
 
 
-def variable(setting: str) -> str:
-    """Return the environment variable of a setting."""
+def variable_name(setting: str) -> str:
+    """Name the environment variable of a setting."""
     return f"JOBS_{setting.upper()}"
 
 
 def _is_inherited(key: str, own_values: Mapping[str, str | None]) -> bool:
-    return not any(key.upper() == variable(name) for name in own_values)
+    return not any(key.upper() == variable_name(name) for name in own_values)

@@ -8,14 +8,14 @@ import typer
 
 from switchyard.broker.wording import pluralize
 from switchyard.cli.base.common import load_registry, load_settings, open_ledger, quiet_logs, run
-from switchyard.cli.base.durations import duration
+from switchyard.cli.base.durations import duration_text
 from switchyard.cli.base.output import JsonOption, add_row, cell, console, print_json, say, table
 
 if TYPE_CHECKING:
     from switchyard.services.common.settings import Settings
     from switchyard.services.engine.scheduler.retention import RetentionReport
 
-_KEPT_FOR = {
+_REASONS_TO_KEEP = {
     "operation": "their backfill has not ended",
     "letter": "their dead letter waits in jobs.dead",
     "followers": "jobs that followed from them are kept",
@@ -81,7 +81,7 @@ def _show(settings: Settings, report: RetentionReport, *, dry_run: bool) -> None
         *settings.keep_types.items(),
     )
     ages_text = ", ".join(
-        f"{name} {'for ever' if age is None else duration(age)}" for name, age in ages
+        f"{name} {'for ever' if age is None else duration_text(age)}" for name, age in ages
     )
     say(f"Kept: {ages_text}.")
     if report.jobs:
@@ -100,4 +100,4 @@ def _show(settings: Settings, report: RetentionReport, *, dry_run: bool) -> None
     )
     for why, number in report.kept.most_common():
         if number:
-            say(f"{pluralize(number, 'old job stays', 'old jobs stay')}: {_KEPT_FOR[why]}.")
+            say(f"{pluralize(number, 'old job stays', 'old jobs stay')}: {_REASONS_TO_KEEP[why]}.")

@@ -31,6 +31,8 @@ STOP_TIMEOUT = 20.0
 LOG_TAIL_LINES = 25
 PORTS = ("amqp_port", "management_port")
 """The ports that a node must have again at its next start."""
+HOSTNAME_ERROR = "epmd error for host"
+"""Beginning of RabbitMQ's error where Erlang can't find the host of the node's name."""
 CRASH_REPORT = re.compile(r"^.*\[error\].* (?:supervisor: |crasher:)", re.MULTILINE)
 
 
@@ -273,7 +275,8 @@ class LocalNode:
             )
         except subprocess.TimeoutExpired as error:
             raise CommandError(
-                f"{name} did not answer in {timeout:g} s. The node's last words:\n{self.log_tail}"
+                f"{name} did not answer in {timeout:g} s. "
+                f"The end of the node's log:\n{self.log_tail}"
             ) from error
         if done.returncode:
             raise CommandError(f"{name} failed ({done.returncode}):\n{done.stderr or done.stdout}")
@@ -313,14 +316,15 @@ class LocalNode:
         if broker is None or self.is_running:
             what = f"was not ready after {timeout:g} s"
         else:
-            what = f"ended with {_exit_of(broker)} while it started"
+            what = f"ended with {describe_exit(broker.returncode)} while it started"
         raise StartError(
             f"RabbitMQ {what} (ports {self.amqp_port}, {self.management_port}, {self.dist_port}, "
-            f"{self.epmd_port}; log: {self.log}). Its last words:\n{self.log_tail}"
+            f"{self.epmd_port}; log: {self.log}).{start_remedy(self.log_tail)} "
+            f"The end of its log:\n{self.log_tail}"
         )
 
     def _ask(self, path: str) -> dict[str, Any] | None:
-        """Return the management plugin's answer; None if there is none or it is a refusal."""
+        """Ask the management plugin, and return its answer; None for a refusal or no answer."""
         login = base64.b64encode(f"{self.user}:{self.password}".encode()).decode()
         url = f"http://{LOOPBACK}:{self.management_port}{path}"
         request = urllib.request.Request(url, headers={"Authorization": f"Basic {login}"})
@@ -331,6 +335,14 @@ class LocalNode:
                 return values
         except (OSError, ValueError):
             return None
+
+
+def start_remedy(log: str) -> str:
+    """Return what to do about a failed start, as a sentence after a space; empty where the log says
+    it itself."""
+    if HOSTNAME_ERROR not in log:
+        return ""
+    return " This host does not know the name localhost: /etc/hosts needs `127.0.0.1 localhost`."
 
 
 def find_installed() -> Path | None:
@@ -353,9 +365,9 @@ def end_with_this_process(*processes: HasPid) -> subprocess.Popen[bytes]:
     )
 
 
-def _exit_of(process: subprocess.Popen[bytes]) -> str:
-    code = process.returncode
-    return signal.Signals(-code).name if code < 0 else f"code {code}"
+def describe_exit(code: int) -> str:
+    """Name the signal that has ended a process, or its exit code, from a `returncode`."""
+    return signal.Signals(-code).name if code < 0 else f"exit code {code}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,7 +86,7 @@ _PR_SET_NAME = 15  # of prctl(2)
 
 
 class ChildProcess(Protocol):
-    """A process that a supervisor runs: the part of `subprocess.Popen` that it uses."""
+    """The part of `subprocess.Popen` that a supervisor uses."""
 
     pid: int
     returncode: int | Any
@@ -99,35 +99,35 @@ class ChildProcess(Protocol):
 
 
 class ForkedProcess:
-    """A command that a Spawner has started. Its process id is not reused before its exit code was
+    """A command that a Spawner has forked. Its process id is not reused before its exit code was
     read."""
 
     def __init__(self, spawner: Spawner, pid: int) -> None:
         self.pid = pid
         self.returncode: int | None = None
         self._spawner = spawner
-        self._end: int | None = None
-        """File descriptor that becomes readable when the process has ended; until then the spawner
-        is not asked."""
+        self._end_descriptor: int | None = None
+        """A descriptor that becomes readable when the process has ended; until then the spawner is
+        not asked."""
         if open_process := getattr(os, "pidfd_open", None):
             with suppress(OSError):  # an older kernel
-                self._end = open_process(pid)
+                self._end_descriptor = open_process(pid)
 
     def poll(self) -> int | None:
         """Return the exit code, as `Popen.poll` does; None while it runs."""
         if self.returncode is None and not self._runs():
-            self.returncode = self._spawner.end_of(self.pid)
-            if self.returncode is not None and self._end is not None:
-                os.close(self._end)
-                self._end = None
+            self.returncode = self._spawner.exit_code_of(self.pid)
+            if self.returncode is not None and self._end_descriptor is not None:
+                os.close(self._end_descriptor)
+                self._end_descriptor = None
         return self.returncode
 
     def _runs(self) -> bool:
         """Tell whether the process certainly still runs."""
-        if self._end is None:
+        if self._end_descriptor is None:
             return False
         poller = select.poll()
-        poller.register(self._end, select.POLLIN)
+        poller.register(self._end_descriptor, select.POLLIN)
         return not poller.poll(0)
 
     def wait(self, timeout: float | None = None) -> int:
@@ -198,12 +198,12 @@ class Spawner:
             raise OSError(answer["error"], os.strerror(answer["error"]))
         return ForkedProcess(self, answer["pid"])
 
-    def end_of(self, pid: int) -> int | None:
-        """Return the exit code of a process begun here; None while it runs."""
+    def exit_code_of(self, pid: int) -> int | None:
+        """Return the exit code of a process that this one has started; None while it runs."""
         try:
             code: int | None = self._ask({"pid": pid})["code"]
         except SpawnerGone:
-            return _end_of_orphan(pid)
+            return _exit_code_of_orphan(pid)
         return code
 
     def stop(self) -> None:
@@ -243,10 +243,10 @@ def load_shared_modules(*, postgres: bool = False, api: bool = True) -> None:
     if api and find_spec("fastapi") is not None:
         for name in API_MODULES:
             import_module(name)
-    _rehearse()
+    _fill_caches()
 
 
-def _rehearse() -> None:
+def _fill_caches() -> None:
     """Do what each process does at its start, as far as that starts no thread: what libraries cache
     is then shared, which saves 5 MB for each process."""
     from switchyard.cli.base.common import load_settings, run
@@ -283,7 +283,7 @@ def _load_wings() -> None:
                 import_module(each.name)
 
 
-def _end_of_orphan(pid: int) -> int | None:
+def _exit_code_of_orphan(pid: int) -> int | None:
     """Return the exit code where it can be known; None while it runs. The first process of a
     container gets all orphans as its children."""
     with suppress(ChildProcessError):
@@ -308,7 +308,7 @@ def _close_inherited(channel: socket.socket) -> socket.socket:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
-    _show_as("jobctl", "spawner")
+    _set_process_title("jobctl", "spawner")
     return socket.socket(fileno=3)
 
 
@@ -366,7 +366,7 @@ def _run(arguments: list[str], environment: dict[str, str], log: str) -> NoRetur
     here = os.getcwd()  # as with -P: what lies here must not take the place of a module of ours
     sys.path[:] = [each for each in sys.path if each not in ("", here)]
     sys.argv = ["jobctl", *arguments]
-    _show_as("jobctl", *arguments)
+    _set_process_title("jobctl", *arguments)
     try:
         import_module(PROGRAM).main()
     except SystemExit as error:
@@ -383,7 +383,7 @@ def _run(arguments: list[str], environment: dict[str, str], log: str) -> NoRetur
     os._exit(code)
 
 
-def _show_as(*arguments: str) -> None:
+def _set_process_title(*arguments: str) -> None:
     """Show the process under these arguments in `ps`, cut to the length of the arguments of the
     program that it was forked from. Only Linux keeps them where a program may write."""
     if sys.platform != "linux":

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from switchyard.cli.base.stopping import RETIRE_SIGNAL
-from switchyard.cli.system.rabbitmq_node import end_with_this_process
+from switchyard.cli.system.rabbitmq_node import describe_exit, end_with_this_process
 from switchyard.cli.system.spawner import ChildProcess, Spawner, SpawnerGone
 
 STOP_SECONDS = 35.0
@@ -76,8 +76,8 @@ class Supervisor:
     children: list[Child] = field(default_factory=list)
 
     def start(self, name: str, *arguments: str) -> None:
-        """Start `jobctl ARGUMENTS…`, known as `name`; where that can't be just now, as without
-        memory for a process, `heal` does it."""
+        """Start `jobctl ARGUMENTS…`, known as `name`. Where that fails, as without memory for a
+        process, `restart_dead` tries again."""
         self.log_dir.mkdir(parents=True, exist_ok=True)
         child = Child(name, arguments, self.log_dir / f"{name}.log")
         self.children.append(child)
@@ -86,8 +86,8 @@ class Supervisor:
         except OSError:
             child.restart_at = time.monotonic()
 
-    def dead(self) -> list[Child]:
-        """Return the children that have ended and have no time yet at which they start again."""
+    def newly_dead(self) -> list[Child]:
+        """Return the children that have died and whose restart is not planned yet."""
         return [
             child
             for child in self.children
@@ -98,36 +98,37 @@ class Supervisor:
         ]
 
     def retire(self, name: str) -> None:
-        """Have a worker end as soon as it is idle: no running job is cut off."""
+        """Tell a worker to end as soon as it is idle: no running job is cut off."""
         for child in self.children:
             if child.name == name:
                 child.is_retiring, child.restart_at = True, None
                 _signal(child, RETIRE_SIGNAL)
 
     def restart(self) -> None:
-        """Have all end in good order, each to be started again by `heal` as soon as it has."""
+        """Stop all children in good order; `restart_dead` starts each again once it has ended."""
         for child in self.children:
             if not child.is_retiring:
                 child.is_restarting = True
                 _signal(child, signal.SIGTERM)
 
     def kill(self, name: str) -> None:
-        """Kill a process as the kernel does when memory runs out; `heal` starts it again."""
+        """Kill a child as the kernel does when memory runs out; `restart_dead` starts it again."""
         for child in self.children:
             if child.name == name and child.process is not None:
                 _signal(child, signal.SIGKILL)
                 child.process.wait()
 
-    def heal(self) -> list[str]:
-        """Start dead children again, each after its backoff. Return what happened, as lines."""
+    def restart_dead(self) -> list[str]:
+        """Start dead children again, each after its backoff, and forget retired ones that have
+        ended. Return what happened, as lines."""
         news = []
         now = time.monotonic()
         for child in [each for each in self.children if each.is_retiring]:
             if child.process is None or child.process.poll() is not None:
-                self._end(child)
+                self._kill(child)
                 self.children.remove(child)
                 news.append(f"{child.name} has retired")
-        for child in self.dead():
+        for child in self.newly_dead():
             if child.is_restarting:
                 child.restart_at = now
                 continue
@@ -135,7 +136,7 @@ class Supervisor:
             child.restart_at = now + pause
             code = child.process.returncode if child.process is not None else 0
             news.append(
-                f"{child.name} ended ({_exit(code)}); starting it again in {pause:g} s; "
+                f"{child.name} ended ({describe_exit(code)}); starting it again in {pause:g} s; "
                 f"its log: {child.log}"
             )
         for child in self.children:
@@ -172,13 +173,13 @@ class Supervisor:
         for child in self.children:
             if child.process is not None and child.process.poll() is None:
                 killed.append(child.name)
-            self._end(child)
+            self._kill(child)
         return killed
 
     def _spawn(self, child: Child) -> None:
         """Start a process. Raises OSError; nothing runs then."""
         _release_reaper(child)
-        child.process = self._begin(child)
+        child.process = self._start_process(child)
         try:
             child.reaper = end_with_this_process(child.process)
         except OSError:
@@ -188,7 +189,7 @@ class Supervisor:
         child.started_at = time.monotonic()
         child.restart_at = None
 
-    def _begin(self, child: Child) -> ChildProcess:
+    def _start_process(self, child: Child) -> ChildProcess:
         """Start the process of a child. Raises OSError."""
         if self.spawner is not None:
             with suppress(SpawnerGone):
@@ -205,7 +206,8 @@ class Supervisor:
                 start_new_session=True,  # Ctrl-C is for us; we then stop it in good order
             )
 
-    def _end(self, child: Child) -> None:
+    def _kill(self, child: Child) -> None:
+        """Kill a child's process group, if any, and its reaper."""
         _release_reaper(child)
         if child.process is None:
             return
@@ -235,7 +237,3 @@ def _signal(child: Child, number: signal.Signals) -> None:
             os.killpg(child.process.pid, number)
         elif child.process.poll() is None:
             child.process.send_signal(number)
-
-
-def _exit(code: int) -> str:
-    return signal.Signals(-code).name if code < 0 else f"exit code {code}"

@@ -47,7 +47,7 @@ def adopt(yes: YesOption = False) -> None:
     settings = load_settings()
     require_broker(settings)
     ids = run(_read_ids(settings))
-    if not yes and not run(_is_settled(settings)):
+    if not yes and not run(_owns_all(settings)):
         print_rows(ids.items())
         confirm("Does the broker belong to this ledger from now on?", abort=True)
 
@@ -60,7 +60,7 @@ def adopt(yes: YesOption = False) -> None:
     echo(f"Broker, file storage and index are of the system {ids['system']}.")
 
 
-async def _is_settled(settings: Settings) -> bool:
+async def _owns_all(settings: Settings) -> bool:
     """Tell whether broker, files and index belong to this ledger's system already, so that adopting
     them takes them from no other system."""
     from switchyard.broker.errors import WrongSystem
@@ -104,7 +104,7 @@ async def _read_ids(settings: Settings) -> dict[str, str]:
         }
 
 
-async def require_ours(settings: Settings) -> LedgerError | None:
+async def require_own_broker(settings: Settings) -> LedgerError | None:
     """Check that the broker belongs to the ledger's system. Raises WrongSystem. On a host without
     the ledger nothing can be checked: return the reason."""
     from switchyard.services.engine.identity.broker import require_same_system

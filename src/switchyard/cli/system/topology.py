@@ -19,7 +19,7 @@ from switchyard.cli.base.common import (
 from switchyard.cli.base.errors import FAILED, CommandFailed
 from switchyard.cli.base.output import JsonOption, console, echo, print_json, say, table
 from switchyard.cli.system.printed_users import RenewOption, print_users
-from switchyard.cli.system.system import require_ours
+from switchyard.cli.system.system import require_own_broker
 from switchyard.cli.system.topology_migrate import migrate
 
 if TYPE_CHECKING:
@@ -68,14 +68,14 @@ def diff(
     profile: ProfileOption = None, include: IncludeOption = None, as_json: JsonOption = False
 ) -> None:
     """Compare the broker with the declared topology. Exit code 1: there are differences."""
-    from switchyard.broker.topology import differences as between
+    from switchyard.broker.topology import differences as topology_differences
 
     quiet_logs()
     settings = load_settings()
     topology = declared_topology(settings, profile, include)
 
     async def compare(client: ManagementClient) -> list[Difference]:
-        return between.diff(topology, await client.fetch())
+        return topology_differences.diff(topology, await client.fetch())
 
     differences = _run_on_broker(settings, compare)
     if as_json:
@@ -99,7 +99,7 @@ def apply(profile: ProfileOption = None, include: IncludeOption = None) -> None:
     quiet_logs()
     settings = load_settings()
     topology = declared_topology(settings, profile, include)
-    ledger_error = run(require_ours(settings))
+    ledger_error = run(require_own_broker(settings))
     report = _run_on_broker(settings, lambda client: reconcile.apply(client, topology))
     for line in report.done:
         echo(line)

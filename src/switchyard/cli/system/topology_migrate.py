@@ -28,14 +28,14 @@ from switchyard.cli.base.output import (
     say,
     table,
 )
-from switchyard.cli.system.system import require_ours
+from switchyard.cli.system.system import require_own_broker
 
 if TYPE_CHECKING:
     from switchyard.broker.management.model import Topology
     from switchyard.broker.topology.migrate import MigratedQueue, QueueMigration
     from switchyard.services.common.settings import Settings
 
-LEAST_SECONDS = 1.0
+MIN_TIMEOUT = 1.0
 
 
 def migrate(
@@ -66,12 +66,12 @@ def migrate(
     from switchyard.cli.base.stopping import stop_by_interrupt
 
     seconds = parse_duration(timeout)
-    if seconds < LEAST_SECONDS:
-        raise WrongUsage(f"--timeout {timeout}: give at least {LEAST_SECONDS:g}s")
+    if seconds < MIN_TIMEOUT:
+        raise WrongUsage(f"--timeout {timeout}: give at least {MIN_TIMEOUT:g}s")
     settings = load_settings()
     require_broker(settings)
     target = _target_topology(settings, to, include)
-    run(require_ours(settings))
+    run(require_own_broker(settings))
     steps = run(_plan_steps(settings, target))
     if dry_run or not steps:
         if as_json:
@@ -91,7 +91,7 @@ def migrate(
     try:
         ended = run(_run_steps(settings, target, steps, seconds, quiet=as_json))
     except KeyboardInterrupt:
-        say("Broken off, and nothing is lost. Run it again: it goes on from here.")
+        say("Interrupted; nothing is lost. Run it again to continue.")
         raise
     if as_json:
         print_json([{"name": e.name, "moved": e.moved, "done": e.done} for e in ended])

@@ -26,7 +26,7 @@ _SHOWN_QUEUES = 10
 
 
 def usage(as_json: JsonOption = False) -> None:
-    """Show what takes how much room: the ledger by table, files by kind, index, queues.
+    """Show how much space is used: the ledger by table, files by kind, index, queues.
 
     SINCE is how old the oldest row or file is, LAST DAY what came within 24 hours. It reads the
     whole ledger file and lists all files, which takes a while where these are large.
@@ -70,11 +70,9 @@ def _show(system_usage: SystemUsage) -> None:
                     "" if lately is None else f"{lately:,}",
                 )
     if system_usage.files is not None:
-        number, size = (
-            sum(each.files for each in system_usage.files),
-            sum(e.bytes for e in system_usage.files),
-        )
-        add_row(rows, "files", f"{number:,}", size_in_words(size), "", "")
+        number = sum(each.files for each in system_usage.files)
+        file_bytes = sum(each.bytes for each in system_usage.files)
+        add_row(rows, "files", f"{number:,}", size_in_words(file_bytes), "", "")
         for kind in system_usage.files:
             add_row(
                 rows,
@@ -87,12 +85,12 @@ def _show(system_usage: SystemUsage) -> None:
     if system_usage.index_bytes is not None:
         add_row(rows, "index", "", size_in_words(system_usage.index_bytes), "", "")
     if system_usage.queues is not None:
-        full = [each for each in system_usage.queues if each.messages]
-        messages, total = sum(each.messages for each in full), sum(each.bytes for each in full)
+        filled = [each for each in system_usage.queues if each.messages]
+        messages, total = sum(each.messages for each in filled), sum(each.bytes for each in filled)
         add_row(rows, "queues", f"{messages:,}", size_in_words(total), "", "")
-        for queue in full[:_SHOWN_QUEUES]:
-            room = size_in_words(queue.bytes)
-            add_row(rows, cell(f"  {queue.name}"), f"{queue.messages:,}", room, "", "")
+        for queue in filled[:_SHOWN_QUEUES]:
+            size = size_in_words(queue.bytes)
+            add_row(rows, cell(f"  {queue.name}"), f"{queue.messages:,}", size, "", "")
     console().print(rows)
     for part, why in system_usage.missing.items():
         echo(f"{part}: not measured: {why}", err=True)

@@ -35,13 +35,13 @@ def parse_seconds(text: str) -> float:
     return seconds
 
 
-def duration_text(seconds: float) -> str:
-    """Write a duration with its two largest units, such as `3 h 20 min`, or as a fraction of a
-    second. A negative one is 0."""
+def duration_text(seconds: float, *, units: int = 2) -> str:
+    """Write a duration for people with its two largest units, such as `3 h 20 min`, or with
+    `units=1` as `3 h`; below a second as `250 ms`. A negative one is 0."""
     seconds = max(0.0, seconds)
-    if seconds < 1:
+    if 0 < seconds < 1:
         return f"{seconds * 1000:.0f} ms"
-    if seconds < 10:
+    if seconds < 10 and seconds % 1:
         return f"{seconds:.1f} s"
     whole = round(seconds)
     for size, unit, small_size, small_unit in (
@@ -50,7 +50,7 @@ def duration_text(seconds: float) -> str:
         (60, "min", 1, "s"),
     ):
         if whole >= size:
-            rest = whole % size // small_size
+            rest = whole % size // small_size if units > 1 else 0
             return f"{whole // size} {unit}" + (f" {rest} {small_unit}" if rest else "")
     return f"{whole} s"
 

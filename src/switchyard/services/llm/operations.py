@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
-from datetime import timedelta
 from functools import partial
 
 import structlog
 
 from switchyard.broker.lanes import queue_name
-from switchyard.services.common.durations import DAY
+from switchyard.services.common.durations import DAY, duration_text
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.ledger.lane_history import MINUTE
@@ -81,7 +80,7 @@ async def model_servers(system: DoctorContext) -> list[Diagnostic]:
         warning(
             "model servers",
             Finding.MODEL_SERVER_PAUSED,
-            f"{each.name} is paused for {timedelta(seconds=round(each.paused_for))} more: "
+            f"{each.name} is paused for {duration_text(each.paused_for)} more: "
             f"{each.state.pause_reason or 'no reason is known'}; its requests wait, and go on then",
             "nothing, if they may wait; to ask it again at once, as when its limit was raised: "
             f"`jobctl llm resume {shlex.quote(each.name)}`; else name another server in "

@@ -14,6 +14,7 @@ import zlib
 from dataclasses import dataclass, field
 from typing import Any
 
+from switchyard.services.common.durations import duration_text
 from switchyard.services.common.errors import SwitchyardError
 from switchyard.services.common.settings import LlmServer
 from switchyard.services.llm.llm_errors import shortened
@@ -39,6 +40,8 @@ _SCHEMA = {
 class ServerProbe:
     """Findings about one server."""
 
+    model: str = ""
+    """Name of the model, as the server gives it: for some servers the path of its file."""
     findings: dict[str, str] = field(default_factory=dict)
     """By the name of each test, its outcome in words."""
     settings: dict[str, Any] = field(default_factory=dict)
@@ -67,7 +70,9 @@ async def _probe_text(server: LlmServer, timeout: float, probe: ServerProbe) -> 
         parameters = client.parameters
     streams = parameters.streams and response.timing.first_token is not None
     name = parameters.max_tokens_name or "max_tokens"
-    probe.findings["answer"] = f"{response.answer.model}, in {response.timing.seconds:.1f} s"
+    probe.model = response.answer.model
+    shown = short_model_name(probe.model)
+    probe.findings["answer"] = f"{shown}, in {duration_text(response.timing.seconds)}"
     probe.findings["streams"] = "yes" if streams else "no"
     probe.findings["counts tokens"] = "yes" if response.answer.usage else "no: they are estimated"
     probe.settings |= {
@@ -105,6 +110,13 @@ async def _probe_picture(server: LlmServer, timeout: float) -> str:
         return f"refused: {shortened(error, MAX_REASON)}"
     answer = shortened(response.answer.text, 40)
     return "seen" if "red" in answer.lower() else f"not seen: a red one is {json.dumps(answer)}"
+
+
+def short_model_name(model: str) -> str:
+    """Return the last part of a model's name that is the path of a file, as llama.cpp gives it; any
+    other name unchanged, such as `Qwen/Qwen3-8B`."""
+    is_path = model.startswith(("/", "./", "~")) or model.lower().endswith(".gguf")
+    return model.rstrip("/").rpartition("/")[2] if is_path else model
 
 
 def _user_message(text: str) -> tuple[dict[str, str], ...]:

@@ -36,7 +36,7 @@ from switchyard.cli.engine.bulk.commands import (
     change,
     change_limits,
 )
-from switchyard.cli.engine.bulk.rates import NewRateOption, new_rate
+from switchyard.cli.engine.bulk.rates import NewRateOption, parse_new_rate
 
 if TYPE_CHECKING:
     from switchyard.services.engine.ledger import Ledger
@@ -106,7 +106,7 @@ def set_limits(
     """
     changes: dict[str, float | int | None] = {}
     if rate is not None:
-        changes["rate"] = new_rate(rate)
+        changes["rate"] = parse_new_rate(rate)
     if max_open is not None:
         changes["max_open"] = max_open or None
     if budget is not None:

@@ -13,7 +13,7 @@ from switchyard.cli.base.common import IncludeOption, NotifyOption, PriorityOpti
 from switchyard.cli.base.output import JsonOption
 from switchyard.cli.base.payloads import read_argument
 from switchyard.cli.base.shared_options import TagOption, tags_of
-from switchyard.cli.engine.bulk.rates import RateOption, WhyOption, optional_rate
+from switchyard.cli.engine.bulk.rates import RateOption, WhyOption, parse_optional_rate
 
 
 class DeadChoice(StrEnum):
@@ -179,7 +179,7 @@ def common_options(
             "notify_url": notify,
             "remote": False,
         },
-        rate=optional_rate(rate),
+        rate=parse_optional_rate(rate),
         max_open=max_open,
         budget=budget,
         why=why,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from switchyard.cli.base.durations import age, duration
+from switchyard.cli.base.durations import age, duration_text
 from switchyard.cli.base.output import (
     cell,
     console,
@@ -99,7 +99,7 @@ class BackfillDisplay(BulkDisplay["BackfillProgress"]):
                 ("jobs", _format_counts(progress.jobs)),
                 ("followed by", _format_counts(progress.followers)),
                 ("then", f"job {progress.then_id}" if progress.then_id else ""),
-                ("time", "" if seconds is None else duration(round(seconds))),
+                ("time", "" if seconds is None else duration_text(round(seconds))),
                 ("speed", _format_speed(progress)),
             ]
         )
@@ -191,6 +191,6 @@ def _format_speed(progress: BackfillProgress) -> str:
     if progress.rate is not None:
         parts.append(f"{progress.rate:,.1f} done a second")
     if progress.eta is not None:
-        soonest, latest = (duration(round(seconds)) for seconds in progress.eta)
+        soonest, latest = (duration_text(round(seconds)) for seconds in progress.eta)
         parts.append(f"{soonest} to go" if soonest == latest else f"{soonest} to {latest} to go")
     return ", ".join(parts)

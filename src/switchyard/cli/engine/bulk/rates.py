@@ -31,7 +31,7 @@ WhyOption = Annotated[
 UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
 
 
-def per_second_of(text: str) -> float:
+def parse_rate(text: str) -> float:
     """Parse `50/s`, `100/m`, `20/h` or `50` into a number per second. Raises WrongUsage."""
     from switchyard.services.engine.records.bulk import MAX_RATE, MIN_RATE
 
@@ -49,11 +49,11 @@ def per_second_of(text: str) -> float:
     return rate / seconds
 
 
-def optional_rate(text: str | None) -> float | None:
-    """Parse an optional rate as `per_second_of` does; None if it was not given."""
-    return None if text is None else per_second_of(text)
+def parse_optional_rate(text: str | None) -> float | None:
+    """Parse an optional rate as `parse_rate` does; None if it was not given."""
+    return None if text is None else parse_rate(text)
 
 
-def new_rate(text: str) -> float | None:
-    """Parse a rate as `per_second_of` does; None (no limit) for 0."""
-    return None if text.partition("/")[0] == "0" else per_second_of(text)
+def parse_new_rate(text: str) -> float | None:
+    """Parse a rate as `parse_rate` does; None (no limit) for 0."""
+    return None if text.partition("/")[0] == "0" else parse_rate(text)

@@ -53,7 +53,7 @@ AttemptsOption = Annotated[
 ]
 
 
-def change_of(
+def make_change(
     to: str | None,
     assignments: list[str] | None,
     merge: str | None,

@@ -32,7 +32,7 @@ from switchyard.cli.base.output import (
     require_answer,
     say,
 )
-from switchyard.cli.engine.dead.letters import bring_up_to_date
+from switchyard.cli.engine.dead.letters import index_new_letters
 from switchyard.cli.engine.dead.options import IdsArgument, full_letter_id
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ async def _edit(
     require_broker(settings)
     registry = load_registry(settings, include)
     async with open_ledger(settings, registry) as ledger:
-        await bring_up_to_date(settings, ledger, registry)
+        await index_new_letters(settings, ledger, registry)
         letter_id = await full_letter_id(ledger, letter_id)
         letter = await ledger.dead_letters.require_dead(letter_id)
         payload = _edit_payload(letter, registry, yes=yes)
@@ -190,7 +190,7 @@ def undo(
             operation = None if redrive is None else (await require_bulk(ledger, redrive)).id
             edits = await latest_edits(ledger, letter_ids=full_ids, operation_id=operation)
             undone = await undo_edits(ledger, registry, publisher, edits)
-            await bring_up_to_date(settings, ledger, registry)
+            await index_new_letters(settings, ledger, registry)
             return undone
 
     results = run(work())

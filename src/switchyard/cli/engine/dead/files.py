@@ -22,14 +22,14 @@ from switchyard.cli.base.common import (
 )
 from switchyard.cli.base.errors import FAILED, CommandFailed, WrongUsage, writing
 from switchyard.cli.base.output import JsonOption, echo, indented_json, inline_json, print_json, say
-from switchyard.cli.engine.dead.changes import JqOption, MergeOption, SetOption, change_of
-from switchyard.cli.engine.dead.letters import bring_up_to_date, known_state
+from switchyard.cli.engine.dead.changes import JqOption, MergeOption, SetOption, make_change
+from switchyard.cli.engine.dead.letters import check_state, index_new_letters
 from switchyard.cli.engine.dead.options import (
     AllOption,
     IdsArgument,
-    filtered,
     full_letter_id,
     with_ids,
+    with_letter_filter,
 )
 from switchyard.services.common.file_errors import describe_read_error
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from switchyard.services.engine.runtime.brokerless_attempt import Attempt
 
 
-@filtered
+@with_letter_filter
 def export(
     ids: IdsArgument = None,
     everything: AllOption = False,
@@ -57,7 +57,7 @@ def export(
         typer.Option(min=1, help="Maximum number of letters, oldest first. Default: no limit."),
     ] = None,
     *,
-    which: Any,
+    letter_filter: Any,
 ) -> None:
     """Write dead letters as JSON Lines, oldest first, without removing them.
 
@@ -70,19 +70,19 @@ def export(
     from switchyard.services.engine.dead.files import export_letters
     from switchyard.services.engine.dead.groups import require_group, with_full_ids
 
-    which = with_ids(which, ids, everything=everything)
-    wanted_state = known_state(state)
+    letter_filter = with_ids(letter_filter, ids, everything=everything)
+    wanted_state = check_state(state)
     settings = load_settings()
     quiet_logs()
 
     async def work() -> int:
         count, registry = 0, load_registry(settings)
         async with open_ledger(settings, registry) as ledger, _open_output(file) as output:
-            await bring_up_to_date(settings, ledger, registry)
-            await require_group(ledger, which)
-            full_filter = await with_full_ids(ledger, which)
-            letter_filter = full_filter.for_index(wanted_state, ledger.clock.now())
-            async for line in export_letters(ledger, letter_filter, limit=limit):
+            await index_new_letters(settings, ledger, registry)
+            await require_group(ledger, letter_filter)
+            full_filter = await with_full_ids(ledger, letter_filter)
+            in_index = full_filter.for_index(wanted_state, ledger.clock.now())
+            async for line in export_letters(ledger, in_index, limit=limit):
                 output.write(line + "\n")
                 count += 1
         return count
@@ -135,9 +135,9 @@ def import_(
             open_ledger(settings, registry) as ledger,
             Publisher(settings, name="import") as publisher,
         ):
-            await bring_up_to_date(settings, ledger, registry)
+            await index_new_letters(settings, ledger, registry)
             done = await import_letters(ledger, publisher, letters)
-            await bring_up_to_date(settings, ledger, registry)
+            await index_new_letters(settings, ledger, registry)
             return done
 
     done = run(work())
@@ -205,7 +205,7 @@ def replay(
     """
     if not local:
         raise WrongUsage(f"give --local; for real: `jobctl dead redrive {letter_id}`")
-    change = change_of(None, assignments, merge, jq, None, None)
+    change = make_change(None, assignments, merge, jq, None, None)
     settings = load_settings()
     registry = load_registry(settings, include)
     quiet_logs()
@@ -217,7 +217,7 @@ def replay(
 
         async with open_ledger(settings, registry) as ledger:
             if settings.amqp_url is not None:
-                await bring_up_to_date(settings, ledger, registry)
+                await index_new_letters(settings, ledger, registry)
             full_id = await full_letter_id(ledger, letter_id)
             letter = await ledger.dead_letters.require_dead(full_id)
         message, routing_key = make_copy(stored_letter(letter), change, registry)

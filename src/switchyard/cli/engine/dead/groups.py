@@ -26,7 +26,7 @@ from switchyard.cli.base.output import (
     table,
 )
 from switchyard.cli.base.shared_options import LimitOption
-from switchyard.cli.engine.dead.letters import bring_up_to_date, known_state
+from switchyard.cli.engine.dead.letters import check_state, index_new_letters
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -62,14 +62,14 @@ def groups(
     jobctl dead redrive --group GROUP --dry-run
     ```
     """
-    letter_state = known_state(state)
+    letter_state = check_state(state)
     quiet_logs()
 
     from switchyard.services.engine.records.requests import DeadLetterFilter
 
     async def read(settings: Settings, registry: Registry) -> list[DeadGroup]:
         async with open_ledger(settings, registry) as ledger:
-            await bring_up_to_date(settings, ledger, registry)
+            await index_new_letters(settings, ledger, registry)
             return await ledger.dead_letters.dead_groups(
                 letter_filter=DeadLetterFilter(state=letter_state), limit=limit
             )

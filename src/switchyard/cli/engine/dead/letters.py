@@ -34,7 +34,7 @@ from switchyard.cli.base.output import (
     table,
 )
 from switchyard.cli.base.shared_options import MAX_LIMIT, LimitOption
-from switchyard.cli.engine.dead.options import filtered, full_letter_id
+from switchyard.cli.engine.dead.options import full_letter_id, with_letter_filter
 
 if TYPE_CHECKING:
     from switchyard.services.common.settings import Settings
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 WAITING, ALL = "waiting", "all"
 
 
-@filtered
+@with_letter_filter
 def list_dead(
     state: Annotated[
         str,
@@ -55,17 +55,17 @@ def list_dead(
     limit: LimitOption = 50,
     as_json: JsonOption = False,
     *,
-    which: Any,
+    letter_filter: Any,
 ) -> None:
     """List dead letters, newest first."""
-    wanted_state = known_state(state)
+    wanted_state = check_state(state)
     quiet_logs()
 
     async def read(settings: Settings, registry: Registry) -> list[DeadLetter]:
         async with open_ledger(settings, registry) as ledger:
-            await bring_up_to_date(settings, ledger, registry)
+            await index_new_letters(settings, ledger, registry)
             page = await ledger.dead_letters.list_dead(
-                which.for_index(wanted_state, ledger.clock.now()), limit=limit
+                letter_filter.for_index(wanted_state, ledger.clock.now()), limit=limit
             )
             return list(page.items)
 
@@ -94,7 +94,7 @@ def list_dead(
         say(f"The latest {limit}; more with --limit (at most {MAX_LIMIT}) or a filter.")
 
 
-def known_state(state: str) -> str | None:
+def check_state(state: str) -> str | None:
     """Return the state, None for all. Raises WrongUsage for an unknown state."""
     from switchyard.services.engine.records.states import DeadLetterState
 
@@ -122,7 +122,7 @@ def show(
         settings: Settings, registry: Registry
     ) -> tuple[DeadLetter, JobRecord | None, list[LetterEdit]]:
         async with open_ledger(settings, registry) as ledger:
-            await bring_up_to_date(settings, ledger, registry)
+            await index_new_letters(settings, ledger, registry)
             full_id = await full_letter_id(ledger, letter_id)
             letter = await ledger.dead_letters.require_dead(full_id)
             job = None if letter.job_id is None else await ledger.job_reads.get(full_id)
@@ -139,7 +139,7 @@ def show(
     _print_letter(registry, letter, job, edits)
 
 
-async def bring_up_to_date(settings: Settings, ledger: Ledger, registry: Registry) -> None:
+async def index_new_letters(settings: Settings, ledger: Ledger, registry: Registry) -> None:
     """Index letters that the broker has and the ledger does not. Without a broker, the letters
     indexed before are shown."""
     from switchyard.broker.errors import BrokerUnavailable, WrongSystem

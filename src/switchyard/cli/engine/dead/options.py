@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from switchyard.cli.base.durations import DURATION_HELP, optional_duration
+from switchyard.cli.base.durations import DURATION_HELP, parse_optional_duration
 from switchyard.cli.base.errors import WrongUsage
-from switchyard.cli.base.shared_options import LaneOption, known_lane, with_options
+from switchyard.cli.base.shared_options import LaneOption, check_lane, with_options
 
 if TYPE_CHECKING:
     from switchyard.services.engine.dead.letters import LetterFilter
@@ -80,18 +80,19 @@ def _filter_options(
     require_reason(reason)
     return checked_filter(
         job_type=job_type,
-        lane=known_lane(lane),
+        lane=check_lane(lane),
         reason=reason,
         error_type=error_type,
         group=None if group is None else group.lower(),
         operation=operation,
-        older_than=optional_duration(older_than),
-        younger_than=optional_duration(younger_than),
+        older_than=parse_optional_duration(older_than),
+        younger_than=parse_optional_duration(younger_than),
     )
 
 
-filtered = with_options(_filter_options, "which")
-"""Give a command the options of the filter, behind its own; it gets them as `which`."""
+with_letter_filter = with_options(_filter_options, "letter_filter")
+"""Give a command the options of the filter, behind its own; it gets them as
+`letter_filter`."""
 
 
 async def full_letter_id(ledger: Ledger, id_or_start: str) -> str:
@@ -121,14 +122,16 @@ def _name_option(place: Sequence[str | int]) -> list[str]:
     return [others.get(name, f"--{name.replace('_', '-')}")]
 
 
-def with_ids(which: LetterFilter, ids: list[str] | None, *, everything: bool) -> LetterFilter:
+def with_ids(
+    letter_filter: LetterFilter, ids: list[str] | None, *, everything: bool
+) -> LetterFilter:
     """Add the ids to the filter. Raises WrongUsage where nothing says which letters are meant."""
-    which = checked_filter(**which.to_json() | {"ids": frozenset(ids or ())})
-    if which.is_empty and not everything:
+    letter_filter = checked_filter(**letter_filter.to_json() | {"ids": frozenset(ids or ())})
+    if letter_filter.is_empty and not everything:
         raise WrongUsage("which ones? name ids, or a filter such as --group, or --all")
-    if everything and not which.is_empty:
+    if everything and not letter_filter.is_empty:
         raise WrongUsage("--all is for all of them: leave it out, or the ids and filters")
-    return which
+    return letter_filter
 
 
 def require_reason(reason: str | None) -> None:

@@ -36,8 +36,8 @@ from switchyard.cli.base.shared_options import LimitOption
 from switchyard.cli.engine.bulk.commands import list_operations
 from switchyard.cli.engine.bulk.rates import WhyOption
 from switchyard.cli.engine.bulk.view import BulkListing
-from switchyard.cli.engine.dead.letters import bring_up_to_date
-from switchyard.cli.engine.dead.options import AllOption, IdsArgument, filtered, with_ids
+from switchyard.cli.engine.dead.letters import index_new_letters
+from switchyard.cli.engine.dead.options import AllOption, IdsArgument, with_ids, with_letter_filter
 
 if TYPE_CHECKING:
     from switchyard.api.models.dead import PurgeView
@@ -52,7 +52,7 @@ DryRunOption = Annotated[
 ]
 
 
-@filtered
+@with_letter_filter
 def purge(
     ids: IdsArgument = None,
     everything: AllOption = False,
@@ -62,7 +62,7 @@ def purge(
     include: IncludeOption = None,
     as_json: JsonOption = False,
     *,
-    which: Any,
+    letter_filter: Any,
 ) -> None:
     """Delete dead letters from the broker permanently; the ledger keeps their records.
 
@@ -76,12 +76,12 @@ def purge(
     jobctl dead purge --group ab12cd34 --why 'test data'
     ```
     """
-    which = with_ids(which, ids, everything=everything)
+    letter_filter = with_ids(letter_filter, ids, everything=everything)
     if not (dry_run or yes):
         require_answer("purge")
     quiet_logs()
-    progress, operation = run(_purge(which, include, why=why, dry_run=dry_run, yes=yes))
-    missing = max(0, len(which.ids) - progress.purged) if which.ids else 0
+    progress, operation = run(_purge(letter_filter, include, why=why, dry_run=dry_run, yes=yes))
+    missing = max(0, len(letter_filter.ids) - progress.purged) if letter_filter.ids else 0
     if as_json:
         from switchyard.api.views.dead import view_purge, view_purge_plan
 
@@ -99,10 +99,15 @@ def purge(
 
 
 async def _purge(
-    which: LetterFilter, include: list[str] | None, *, why: str | None, dry_run: bool, yes: bool
+    letter_filter: LetterFilter,
+    include: list[str] | None,
+    *,
+    why: str | None,
+    dry_run: bool,
+    yes: bool,
 ) -> tuple[PurgeProgress, BulkOperation | None]:
     from switchyard.cli.base.common import current_user
-    from switchyard.cli.engine.bulk.run_here import run_here
+    from switchyard.cli.engine.bulk.foreground import run_in_foreground
     from switchyard.services.engine.bulk import control as bulk_control
     from switchyard.services.engine.dead.groups import with_full_ids
     from switchyard.services.engine.dead.purge import (
@@ -117,18 +122,18 @@ async def _purge(
     registry = load_registry(settings, include)
     async with open_ledger(settings, registry) as ledger:
         # Index first: a letter that is indexed only after it was purged would be listed as waiting.
-        await bring_up_to_date(settings, ledger, registry)
-        which = await with_full_ids(ledger, which)
+        await index_new_letters(settings, ledger, registry)
+        letter_filter = await with_full_ids(ledger, letter_filter)
         if dry_run or not yes:
-            count = await count_letters(settings, ledger, which, announced_wait())
+            count = await count_letters(settings, ledger, letter_filter, make_announced_sleep())
             if dry_run or not count.purged:
                 return count, None
-            confirm_letters("purge", count.purged, which)
-        operation = await run_here(
+            confirm_letters("purge", count.purged, letter_filter)
+        operation = await run_in_foreground(
             ledger,
             [PurgeHandler(settings, ledger)],
             lambda hold: start_purge(
-                ledger, which, created_by=current_user(), reason=why, hold=hold
+                ledger, letter_filter, created_by=current_user(), reason=why, hold=hold
             ),
             counted="scanned",
             stop=lambda operation_id: bulk_control.cancel(ledger, operation_id),
@@ -192,7 +197,7 @@ def index(include: IncludeOption = None, as_json: JsonOption = False) -> None:
     async def work() -> ReindexResult:
         async with open_ledger(settings, registry) as ledger:
             await require_same_system(settings, ledger)
-            return await reindex(settings, ledger, registry, announced_wait())
+            return await reindex(settings, ledger, registry, make_announced_sleep())
 
     done = run(work())
     if as_json:
@@ -204,7 +209,7 @@ def index(include: IncludeOption = None, as_json: JsonOption = False) -> None:
     )
 
 
-def announced_wait() -> Sleep:
+def make_announced_sleep() -> Sleep:
     """Return a function that sleeps while another process reads through `jobs.dead`, and says so at
     its first call."""
     import asyncio
@@ -215,8 +220,8 @@ def announced_wait() -> Sleep:
         nonlocal is_announced
         if not is_announced:
             say(
-                "Waits until another redrive or purge lets it: see `jobctl dead redrives list` and "
-                "`jobctl dead purges`"
+                "waits until another redrive or purge has ended: see `jobctl dead redrives list` "
+                "and `jobctl dead purges`"
             )
             is_announced = True
         await asyncio.sleep(seconds)
@@ -224,8 +229,8 @@ def announced_wait() -> Sleep:
     return wait
 
 
-def confirm_letters(verb: str, number: int, which: LetterFilter) -> None:
+def confirm_letters(verb: str, number: int, letter_filter: LetterFilter) -> None:
     """Ask whether so many letters are meant. Raises Abort when the answer is no."""
     letters = "one dead letter" if number == 1 else f"{number:,} dead letters"
-    question = f"{verb} {letters} ({which.describe()})?"
+    question = f"{verb} {letters} ({letter_filter.describe()})?"
     confirm(question[0].upper() + question[1:], abort=True)

@@ -20,7 +20,7 @@ from switchyard.cli.base.common import (
 )
 from switchyard.cli.base.errors import CommandFailed, WrongUsage
 from switchyard.cli.base.output import JsonOption, YesOption, echo, print_json, require_answer, say
-from switchyard.cli.engine.bulk.rates import RateOption, WhyOption, optional_rate
+from switchyard.cli.engine.bulk.rates import RateOption, WhyOption, parse_optional_rate
 from switchyard.cli.engine.dead.changes import (
     AttemptsOption,
     JqOption,
@@ -28,11 +28,11 @@ from switchyard.cli.engine.dead.changes import (
     PriorityOption,
     SetOption,
     ToOption,
-    change_of,
+    make_change,
 )
-from switchyard.cli.engine.dead.letters import bring_up_to_date
-from switchyard.cli.engine.dead.options import AllOption, IdsArgument, filtered, with_ids
-from switchyard.cli.engine.dead.purge import DryRunOption, announced_wait, confirm_letters
+from switchyard.cli.engine.dead.letters import index_new_letters
+from switchyard.cli.engine.dead.options import AllOption, IdsArgument, with_ids, with_letter_filter
+from switchyard.cli.engine.dead.purge import DryRunOption, confirm_letters, make_announced_sleep
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from switchyard.services.engine.redrive.spec import RedriveSpec
 
 
-@filtered
+@with_letter_filter
 def redrive(
     ids: IdsArgument = None,
     everything: AllOption = False,
@@ -92,7 +92,7 @@ def redrive(
     include: IncludeOption = None,
     as_json: JsonOption = False,
     *,
-    which: Any,
+    letter_filter: Any,
 ) -> None:
     """Send dead letters back to their lanes, with all their attempts available again.
 
@@ -112,19 +112,19 @@ def redrive(
     """
     from switchyard.services.engine.redrive.spec import RedriveSpec
 
-    which = with_ids(which, ids, everything=everything)
+    letter_filter = with_ids(letter_filter, ids, everything=everything)
     spec = RedriveSpec(
-        which,
-        change_of(to, assignments, merge, jq, priority, max_attempts),
+        letter_filter,
+        make_change(to, assignments, merge, jq, priority, max_attempts),
         limit=limit,
         canary=canary,
-        halt_on=None if halt_on is None else percentage(halt_on),
+        halt_on=None if halt_on is None else parse_percentage(halt_on),
         from_ledger=from_ledger,
         remote=False,
     )
     spec.check()
-    per_second = optional_rate(rate)
-    if not (dry_run or yes or limit == 1 or len(which.ids) == 1):
+    per_second = parse_optional_rate(rate)
+    if not (dry_run or yes or limit == 1 or len(letter_filter.ids) == 1):
         require_answer("redrive")
     quiet_logs()
     run(
@@ -160,15 +160,17 @@ async def _redrive(
     registry = load_registry(settings, include)
     async with open_ledger(settings, registry) as ledger:
         # Index first: a letter that is indexed only after it was sent would be listed as waiting.
-        await bring_up_to_date(settings, ledger, registry)
+        await index_new_letters(settings, ledger, registry)
         spec = replace(spec, which=await with_full_ids(ledger, spec.which))
         if dry_run:
-            plan = await plan_redrive(settings, registry, ledger, spec, wait=announced_wait())
+            plan = await plan_redrive(settings, registry, ledger, spec, wait=make_announced_sleep())
             report_plan(spec, plan, as_json=as_json)
             return
         if not yes and not (spec.limit == 1 or len(spec.which.ids) == 1):
             if spec.from_ledger:
-                plan = await plan_redrive(settings, registry, ledger, spec, wait=announced_wait())
+                plan = await plan_redrive(
+                    settings, registry, ledger, spec, wait=make_announced_sleep()
+                )
                 number = plan.matched
             else:
                 number = await ledger.dead_letters.count_dead(
@@ -225,11 +227,11 @@ async def run_redrive(
     start: Callable[[BulkHold], Awaitable[BulkOperation]],
 ) -> BulkOperation:
     """Start or resume a redrive and run it in this process; SIGINT and SIGTERM pause it."""
-    from switchyard.cli.engine.bulk.run_here import run_here
+    from switchyard.cli.engine.bulk.foreground import run_in_foreground
     from switchyard.services.engine.bulk import control as bulk_control
     from switchyard.services.engine.redrive.handler import RedriveHandler
 
-    return await run_here(
+    return await run_in_foreground(
         ledger,
         [RedriveHandler(settings, registry, ledger)],
         start,
@@ -263,24 +265,24 @@ def report(spec: RedriveSpec, operation: BulkOperation, *, as_json: bool) -> Non
     _require_complete(missing, progress.invalid)
 
 
-def report_plan(spec: RedriveSpec, tally: RedriveCounts, *, as_json: bool) -> None:
+def report_plan(spec: RedriveSpec, counts: RedriveCounts, *, as_json: bool) -> None:
     """Print which letters would go where. Raises CommandFailed if some could not go."""
-    missing = max(0, len(spec.which.ids) - tally.matched) if spec.which.ids else 0
+    missing = max(0, len(spec.which.ids) - counts.matched) if spec.which.ids else 0
     if as_json:
         from switchyard.api.views.dead import view_redrive_plan
 
-        print_json(view_redrive_plan(spec, tally))
+        print_json(view_redrive_plan(spec, counts))
     else:
-        for note in tally.notes:
+        for note in counts.notes:
             say(note)
-        for each in tally.differences:
+        for each in counts.differences:
             echo(f"{each.letter_id}:")
             for line in each.lines or ("  nothing would change",):
                 echo(f"  {line}" if each.lines else line)
-        for routing_key, number in sorted(tally.routes.items()):
+        for routing_key, number in sorted(counts.routes.items()):
             echo(f"{number:,} to {routing_key}")
-        echo(summary(tally.done, tally.dropped, tally.invalid, "would be redriven"))
-    _require_complete(missing, tally.invalid)
+        echo(summary(counts.done, counts.dropped, counts.invalid, "would be redriven"))
+    _require_complete(missing, counts.invalid)
 
 
 def summary(done: int, dropped: int, invalid: int, verb: str) -> str:
@@ -304,7 +306,7 @@ def _require_complete(missing: int, invalid: int) -> None:
         raise CommandFailed(f"{still} still in {'its' if invalid == 1 else 'their'} place")
 
 
-def percentage(text: str) -> float:
+def parse_percentage(text: str) -> float:
     """Parse `20%` or `0.2` into a fraction. Raises WrongUsage."""
     try:
         number = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)

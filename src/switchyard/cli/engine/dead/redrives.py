@@ -23,7 +23,7 @@ from switchyard.cli.engine.bulk.commands import (
     change,
     change_limits,
 )
-from switchyard.cli.engine.bulk.rates import NewRateOption, new_rate
+from switchyard.cli.engine.bulk.rates import NewRateOption, parse_new_rate
 from switchyard.cli.engine.dead.view import RedriveDisplay
 
 if TYPE_CHECKING:
@@ -105,4 +105,4 @@ def set_rate(
     """Change the rate of a redrive, also while it runs."""
     if rate is None:
         raise WrongUsage("name --rate")
-    change_limits(VIEW, operation_id, {"rate": new_rate(rate)}, as_json=as_json)
+    change_limits(VIEW, operation_id, {"rate": parse_new_rate(rate)}, as_json=as_json)

@@ -15,7 +15,7 @@ from switchyard.cli.base.common import (
     require_broker,
     run,
 )
-from switchyard.cli.base.durations import duration
+from switchyard.cli.base.durations import duration_text
 from switchyard.cli.base.output import (
     JsonOption,
     add_row,
@@ -178,11 +178,9 @@ def _queue_cells(queue: QueueReport) -> tuple[str, ...]:
 
 
 def _age(queue: QueueReport) -> str:
-    oldest = (
-        "" if queue.oldest_seconds is None or not queue.ready else duration(queue.oldest_seconds)
-    )
-    ttl = "" if queue.ttl_seconds is None else duration(queue.ttl_seconds)
-    return f"{oldest}/{ttl}" if oldest else ttl
+    """Write the age of a queue's oldest job and the lane's TTL, as far as they are known."""
+    ages = (queue.oldest_seconds if queue.ready else None, queue.ttl_seconds)
+    return "/".join(duration_text(each, units=1) for each in ages if each is not None)
 
 
 def _describe_jobs(lane: LaneReport) -> str:

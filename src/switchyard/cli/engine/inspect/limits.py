@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from switchyard.cli.base.common import load_settings, open_ledger, run
+from switchyard.cli.base.durations import duration_text
 from switchyard.cli.base.output import (
     JsonOption,
     add_row,
@@ -81,4 +82,4 @@ def _describe_use(used: int, most: int | None) -> str:
 def _describe_wait(seconds: float | None) -> str:
     if seconds is None:
         return "when a job ends"
-    return "now" if seconds <= 0 else f"in {seconds:.0f} s"
+    return "now" if seconds <= 0 else f"in {duration_text(seconds)}"

@@ -8,7 +8,7 @@ import typer
 
 from switchyard.broker.wording import size_in_words
 from switchyard.cli.base.common import load_settings, open_ledger, run
-from switchyard.cli.base.durations import age, duration
+from switchyard.cli.base.durations import age, duration_text
 from switchyard.cli.base.output import (
     JsonOption,
     add_row,
@@ -79,7 +79,7 @@ def workers(
             "" if worker.memory_bytes is None else size_in_words(worker.memory_bytes),
             age(worker.beat_at),
             # Up to its last heartbeat: a worker that has stopped is no longer up.
-            duration(max(0, round(worker.beat_at - worker.started_at))),
+            duration_text(max(0, round(worker.beat_at - worker.started_at))),
         )
     console().print(rows)
     for view in views:

@@ -29,7 +29,7 @@ from switchyard.cli.base.output import (
     styled,
 )
 from switchyard.cli.engine.bulk.commands import IdArgument, add_commands, change, change_limits
-from switchyard.cli.engine.bulk.rates import NewRateOption, WhyOption, new_rate
+from switchyard.cli.engine.bulk.rates import NewRateOption, WhyOption, parse_new_rate
 from switchyard.cli.engine.bulk.view import RecordDisplay
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ async def run_and_report(
 ) -> None:
     """Start or resume an action, run it in this process unless a scheduler is to run it, and
     report."""
-    from switchyard.cli.engine.bulk.run_here import run_here
+    from switchyard.cli.engine.bulk.foreground import run_in_foreground
     from switchyard.services.engine.actions.handler import action_handlers
     from switchyard.services.engine.bulk import control as bulk_control
     from switchyard.services.engine.bulk.shown import shown_operation
@@ -65,7 +65,7 @@ async def run_and_report(
         operation = shown_operation(registry, await start(None))
         display.report_start(operation, as_json=as_json)
         return
-    operation = await run_here(
+    operation = await run_in_foreground(
         ledger,
         action_handlers(settings, registry, ledger),
         start,
@@ -279,4 +279,4 @@ def set_rate(
     """Change the rate of a bulk action, also while it runs."""
     if rate is None:
         raise WrongUsage("name --rate")
-    change_limits(VIEW, operation_id, {"rate": new_rate(rate)}, as_json=as_json)
+    change_limits(VIEW, operation_id, {"rate": parse_new_rate(rate)}, as_json=as_json)

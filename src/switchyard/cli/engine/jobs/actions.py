@@ -30,21 +30,21 @@ from switchyard.cli.base.output import (
     require_answer,
     say,
 )
-from switchyard.cli.base.shared_options import full_job_id, known_lane, with_options
-from switchyard.cli.engine.bulk.rates import RateOption, WhyOption, optional_rate
+from switchyard.cli.base.shared_options import check_lane, full_job_id, with_options
+from switchyard.cli.engine.bulk.rates import RateOption, WhyOption, parse_optional_rate
 from switchyard.cli.engine.dead.changes import (
     AttemptsOption,
     JqOption,
     MergeOption,
     PriorityOption,
     SetOption,
-    change_of,
+    make_change,
 )
 from switchyard.cli.engine.dead.purge import DryRunOption
-from switchyard.cli.engine.dead.redrive import percentage
-from switchyard.cli.engine.jobs import cancel as single
+from switchyard.cli.engine.dead.redrive import parse_percentage
 from switchyard.cli.engine.jobs.action_records import BackgroundOption, run_and_report
-from switchyard.cli.engine.jobs.filter import ChosenJobs, filtered
+from switchyard.cli.engine.jobs.cancel import cancel_one
+from switchyard.cli.engine.jobs.filter import ChosenJobs, with_job_filter
 
 if TYPE_CHECKING:
     from switchyard.services.engine.actions.spec import ActionPlan, ActionSpec
@@ -84,14 +84,14 @@ def _run_options(
     yes: YesOption = False,
     as_json: JsonOption = False,
 ) -> RunOptions:
-    return RunOptions(optional_rate(rate), why, background, dry_run, yes, as_json)
+    return RunOptions(parse_optional_rate(rate), why, background, dry_run, yes, as_json)
 
 
 with_run_options = with_options(_run_options, "options")
 """Give a command these options; it gets them as `options`, RunOptions."""
 
 
-@filtered
+@with_job_filter
 @with_run_options
 def cancel(
     ids: IdsArgument = None,
@@ -119,13 +119,13 @@ def cancel(
 
     is_single = ids is not None and len(ids) == 1 and chosen.job_filter.is_empty
     if ids and is_single and not (options.dry_run or options.background):
-        single.cancel(ids[0], as_json=options.as_json)
+        cancel_one(ids[0], as_json=options.as_json)
         return
     spec = ActionSpec(JobAction.CANCEL, chosen.job_filter, limit=limit, remote=False)
     run_action(spec, chosen, ids, options)
 
 
-@filtered
+@with_job_filter
 @with_run_options
 def rerun(
     ids: IdsArgument = None,
@@ -180,16 +180,16 @@ def rerun(
     spec = ActionSpec(
         JobAction.RERUN,
         chosen.job_filter,
-        change_of(to, assignments, merge, jq, priority, max_attempts),
+        make_change(to, assignments, merge, jq, priority, max_attempts),
         limit=limit,
-        halt_on=None if halt_on is None else percentage(halt_on),
+        halt_on=None if halt_on is None else parse_percentage(halt_on),
         canary=canary,
         remote=False,
     )
     run_action(spec, chosen, ids, options, include)
 
 
-@filtered
+@with_job_filter
 @with_run_options
 def move(
     ids: IdsArgument = None,
@@ -224,7 +224,7 @@ def move(
     spec = ActionSpec(
         JobAction.MOVE,
         chosen.job_filter,
-        lane=known_lane(to_lane),
+        lane=check_lane(to_lane),
         priority=priority,
         limit=limit,
         remote=False,
@@ -315,7 +315,7 @@ def _describe_matches(plan: ActionPlan) -> str:
     from switchyard.services.engine.actions.spec import MAX_COUNTED
 
     more = " or more" if plan.matched == MAX_COUNTED else ""
-    return f"{plan.matched:,}{more} {'job' if plan.matched == 1 else 'jobs'}"
+    return pluralize(plan.matched, "job") + more
 
 
 def _example_lines(plan: ActionPlan) -> list[str]:

@@ -1,4 +1,4 @@
-"""`jobctl jobs cancel` with one id: cancel a job, also one that runs."""
+"""Cancel one job, also one that runs: `jobctl jobs cancel ID`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from switchyard.cli.base.common import (
     run,
 )
 from switchyard.cli.base.errors import CommandFailed
-from switchyard.cli.base.output import JsonOption, echo, print_json, say
-from switchyard.cli.base.shared_options import JobIdArgument, full_job_id
+from switchyard.cli.base.output import echo, print_json, say
+from switchyard.cli.base.shared_options import full_job_id
 
 if TYPE_CHECKING:
     from switchyard.services.common.settings import Settings
@@ -24,11 +24,9 @@ STOP_TIMEOUT = 5.0
 """Seconds that the command waits for a running job to stop."""
 
 
-def cancel(job_id: JobIdArgument, as_json: JsonOption = False) -> None:
-    """Cancel a job. A running job is stopped by its worker.
-
-    Exit code 1: the job has already ended, or has not stopped within 5 s; it is not run again.
-    """
+def cancel_one(job_id: str, *, as_json: bool) -> None:
+    """Cancel a job, and wait up to STOP_TIMEOUT until its worker has stopped it. Raises
+    CommandFailed if it has already ended, or has not stopped by then."""
     quiet_logs()
     from switchyard.services.engine.records.states import FINISHED
 
@@ -42,7 +40,7 @@ def cancel(job_id: JobIdArgument, as_json: JsonOption = False) -> None:
     if state != "cancelled":
         raise CommandFailed(
             f"job {job_id} has not stopped within {STOP_TIMEOUT:g} s, it is {state}: its worker "
-            f"has been told, and nobody runs it again; see `jobctl jobs watch {job_id}`"
+            f"has been told, and it is not run again; see `jobctl jobs watch {job_id}`"
         )
 
 

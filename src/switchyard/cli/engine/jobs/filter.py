@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from switchyard.cli.base.durations import DURATION_HELP, optional_duration
+from switchyard.cli.base.durations import DURATION_HELP, parse_optional_duration
 from switchyard.cli.base.errors import WrongUsage
 from switchyard.cli.base.shared_options import (
     LaneOption,
     TagFilterOption,
-    known_lane,
+    check_lane,
     tags_of,
     with_options,
 )
@@ -123,7 +123,7 @@ def _job_filter(
     return ChosenJobs(
         JobFilter(
             state=None if state is None else State(state.value),
-            lane=known_lane(lane),
+            lane=check_lane(lane),
             job_type=job_type,
             worker=worker,
             source=source,
@@ -131,11 +131,11 @@ def _job_filter(
             pipeline=pipeline,
             operation_id=operation,
             acted_by=acted_by,
-            since=optional_duration(since),
-            until=optional_duration(until),
-            finished_since=optional_duration(finished_since),
-            finished_until=optional_duration(finished_until),
-            slower_than=optional_duration(slower_than),
+            since=parse_optional_duration(since),
+            until=parse_optional_duration(until),
+            finished_since=parse_optional_duration(finished_since),
+            finished_until=parse_optional_duration(finished_until),
+            slower_than=parse_optional_duration(slower_than),
             error=error,
             payload=field,
             tags=tags_of(tags),
@@ -143,5 +143,5 @@ def _job_filter(
     )
 
 
-filtered = with_options(_job_filter, "chosen")
+with_job_filter = with_options(_job_filter, "chosen")
 """Give a command these options; it gets them as `chosen`, a ChosenJobs."""

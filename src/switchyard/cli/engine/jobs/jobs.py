@@ -15,7 +15,7 @@ from switchyard.broker.wording import pluralize
 from switchyard.cli.base.common import load_settings, open_ledger, run
 from switchyard.cli.base.durations import (
     age,
-    duration,
+    duration_text,
     now,
 )
 from switchyard.cli.base.errors import CommandFailed
@@ -40,7 +40,7 @@ from switchyard.cli.base.shared_options import (
     full_job_id,
 )
 from switchyard.cli.engine.jobs import action_records, actions, republish
-from switchyard.cli.engine.jobs.filter import ChosenJobs, filtered
+from switchyard.cli.engine.jobs.filter import ChosenJobs, with_job_filter
 
 if TYPE_CHECKING:
     from switchyard.api.models.jobs import JobDetails
@@ -62,7 +62,7 @@ app = typer.Typer(
 
 
 @app.command(name="list")
-@filtered
+@with_job_filter
 def list_jobs(chosen: ChosenJobs, limit: LimitOption = 50, as_json: JsonOption = False) -> None:
     """List jobs, newest first; all filters must match.
 
@@ -408,7 +408,7 @@ def hints(job: JobRecord) -> list[str]:
 
 
 def _label_duration(label: str, seconds: float | None) -> str:
-    return "" if seconds is None or seconds < 0 else f"{label} {duration(seconds)}"
+    return "" if seconds is None or seconds < 0 else f"{label} {duration_text(seconds)}"
 
 
 def _describe_time(moment: float | None) -> str:

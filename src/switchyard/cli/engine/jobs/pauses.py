@@ -9,7 +9,7 @@ import typer
 from switchyard.broker.times import format_local
 from switchyard.broker.wording import pluralize
 from switchyard.cli.base.common import current_user, load_settings, open_ledger, quiet_logs, run
-from switchyard.cli.base.durations import DURATION_HELP, age, optional_duration
+from switchyard.cli.base.durations import DURATION_HELP, age, parse_optional_duration
 from switchyard.cli.base.errors import CommandFailed, WrongUsage
 from switchyard.cli.base.output import (
     JsonOption,
@@ -56,7 +56,7 @@ def pause(
     reason: Annotated[
         str | None, typer.Option(metavar="TEXT", help="Why, for all who see the pause.")
     ] = None,
-    duration_text: Annotated[
+    ends_after: Annotated[
         str | None,
         typer.Option(
             "--for", metavar="TIME", help=f"End by itself after this time, {DURATION_HELP}."
@@ -90,7 +90,7 @@ def pause(
         raise WrongUsage(f"--reason takes at most {MAX_REASON_LENGTH} characters")
     try:
         new_pause = NewPause(
-            scope, target, current_user(), reason, optional_duration(duration_text)
+            scope, target, current_user(), reason, parse_optional_duration(ends_after)
         )
     except ValueError as error:
         raise WrongUsage(str(error)) from error
@@ -268,7 +268,7 @@ def _describe_counts(counts: dict[State, int]) -> str:
     if not running and not waiting:
         return "No job of it waits or runs now."
     more = " or more" if any(number >= MAX_COUNTED for number in counts.values()) else ""
-    ends = f"; {pluralize(running, 'job that runs ends', 'jobs that run end')} normally"
-    return f"{pluralize(waiting, 'job')}{more} of it wait{'s' * (waiting == 1)}" + ends * (
-        running > 0
-    )
+    text = pluralize(waiting, f"job{more} of it waits", f"jobs{more} of it wait")
+    if running:
+        text += f"; {pluralize(running, 'job that runs ends', 'jobs that run end')} normally"
+    return text

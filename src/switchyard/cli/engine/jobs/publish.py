@@ -17,7 +17,7 @@ from switchyard.cli.base.common import (
     require_broker,
     run,
 )
-from switchyard.cli.base.durations import DURATION_HELP, optional_duration
+from switchyard.cli.base.durations import DURATION_HELP, parse_optional_duration
 from switchyard.cli.base.output import JsonOption
 from switchyard.cli.base.payloads import read_argument
 from switchyard.cli.base.shared_options import TagOption, seconds_to_wait, tags_of
@@ -127,8 +127,8 @@ def publish(
         routing_key=routing_key,
         priority=priority,
         max_attempts=max_attempts,
-        delay=optional_duration(delay) or 0,
-        expires_in=optional_duration(expires_in),
+        delay=parse_optional_duration(delay) or 0,
+        expires_in=parse_optional_duration(expires_in),
         key=key,
         wait=waits,
         timeout=seconds_to_wait(timeout, waits=waits is not None),

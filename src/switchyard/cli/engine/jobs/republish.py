@@ -18,7 +18,7 @@ from switchyard.cli.base.output import (
     require_answer,
     say,
 )
-from switchyard.cli.base.shared_options import JobIdArgument, full_job_id, known_lane
+from switchyard.cli.base.shared_options import JobIdArgument, check_lane, full_job_id
 
 if TYPE_CHECKING:
     from switchyard.services.common.settings import Settings
@@ -36,7 +36,7 @@ def republish(
     A job that is still on the broker runs only once. The scheduler publishes the jobs as fast as
     the lanes have room.
     """
-    known_lane(lane)
+    check_lane(lane)
     quiet_logs()
     settings = load_settings()
     number = run(_count_waiting(settings, lane))

@@ -44,7 +44,7 @@ def wait_in(session: BulkSession) -> Sleep:
     """Return a `wait` function that records that the operation waits for its turn."""
 
     async def wait(seconds: float) -> None:
-        await session.move(BulkState.WAITING, "waits until another redrive or purge lets it")
+        await session.move(BulkState.WAITING, "waits until another redrive or purge has ended")
         await session.sleep(seconds)
 
     return wait

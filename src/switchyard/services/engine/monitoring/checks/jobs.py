@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from datetime import timedelta
 
 from switchyard.broker.dead.dead_letter_headers import UNBOUND, Reason
 from switchyard.broker.wording import pluralize
@@ -97,7 +96,7 @@ async def retention(context: DoctorContext) -> list[Diagnostic]:
     oldest = await ledger.retention.oldest_job()
     if oldest is None:
         return []
-    age = timedelta(seconds=round(max(0.0, ledger.clock.time() - oldest)))
+    age = duration_text(ledger.clock.time() - oldest)
     return [ok("retention", f"the oldest job is {age} old, and none stays beyond its age")]
 
 

@@ -3,12 +3,12 @@ broker's system, and its clock agrees with those of broker and host."""
 
 from __future__ import annotations
 
-from datetime import timedelta
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from switchyard.broker.errors import BrokerUnavailable, WrongSystem
 from switchyard.broker.topology.system_mark import MarkUnreadable
+from switchyard.services.common.durations import duration_text
 from switchyard.services.engine.identity.broker import read_broker, require_same_system
 from switchyard.services.engine.jobs.registered_types import learn_types
 from switchyard.services.engine.ledger import Ledger
@@ -194,8 +194,7 @@ def _clock_differs(
 
 
 def _offset(ahead: float) -> str:
-    by = timedelta(seconds=round(abs(ahead), 1 if abs(ahead) < CLOCK_FAILURE_OFFSET else None))
-    return f"{by} {'ahead of' if ahead > 0 else 'behind'}"
+    return f"{duration_text(abs(ahead))} {'ahead of' if ahead > 0 else 'behind'}"
 
 
 async def system(context: DoctorContext) -> list[Diagnostic]:

@@ -11,9 +11,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import timedelta
 
 from switchyard.broker.wording import pluralize
+from switchyard.services.common.durations import duration_text
 from switchyard.services.common.instance_ids import ProcessState, state_of_process
 from switchyard.services.engine.ledger.leases import LEASE_SECONDS, SCHEDULER
 from switchyard.services.engine.monitoring.check import (
@@ -61,7 +61,7 @@ async def workers(context: DoctorContext) -> list[Diagnostic]:
         names = first_few(
             [
                 f"{worker.worker_id} (process {worker.pid} on {worker.host}, for "
-                f"{timedelta(seconds=round(now - worker.beat_at))})"
+                f"{duration_text(now - worker.beat_at)})"
                 for worker in silent
             ]
         )
@@ -125,7 +125,7 @@ def _killed_repeatedly(
         what = "while no job ran"
     detail = (
         f"workers of {', '.join(kinds)} were killed {pluralize(len(deaths), 'time')} in {minutes}, "
-        f"{what}; the last one {timedelta(seconds=round(context.now() - deaths[-1].beat_at))} ago"
+        f"{what}; the last one {duration_text(context.now() - deaths[-1].beat_at)} ago"
     )
     hosts = ", ".join(sorted({each.host for each in deaths}))
     remedy = (
@@ -169,7 +169,7 @@ def _describe_blocks(job_type: str, blocks: list[LoopBlock], now: float) -> str:
     return (
         f"the event loop of {longest.worker_id} was blocked for {longest.seconds:.1f} s"
         f"{'' if longest.ended else ' and more'} by {what} at {longest.place}, "
-        f"{timedelta(seconds=round(now - longest.began_at))} ago"
+        f"{duration_text(now - longest.began_at)} ago"
         + (f"; {pluralize(len(blocks), 'time')} within a day" if len(blocks) > 1 else "")
     )
 

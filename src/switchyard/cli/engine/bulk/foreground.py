@@ -1,4 +1,4 @@
-"""Run a redrive or purge in this process, and show its progress."""
+"""Run a bulk operation in the foreground: in this process, with its progress on the terminal."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NICENESS = 10
 """Added to the niceness of the process: others on the machine are more urgent."""
 
 
-async def run_here(
+async def run_in_foreground(
     ledger: Ledger,
     handlers: Sequence[BulkHandler],
     start: Callable[[BulkHold], Awaitable[BulkOperation]],

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from switchyard.broker.wording import pluralize
 from switchyard.cli.base.errors import CommandFailed
-from switchyard.cli.demo.story import (
+from switchyard.cli.demo.demo_run import (
     DemoDocument,
     DemoRun,
     FoundPassage,
@@ -19,7 +19,7 @@ from switchyard.cli.demo.story import (
     Overtaking,
     has_ended,
 )
-from switchyard.cli.demo.view import View, demo_view
+from switchyard.cli.demo.view import DemoView, demo_view
 from switchyard.cli.system.local_system import System, worker_name
 from switchyard.cli.system.supervisor import Supervisor
 
@@ -45,7 +45,7 @@ FIXED_PARTS = 4
 SAMPLE_QUERY = "why does the sea rise and fall twice a day"
 
 
-async def play(
+async def run_demo(
     system: System, supervisor: Supervisor, directory: Path, files: list[Path]
 ) -> DemoRun:
     """Run the demo with workers that have been started."""
@@ -60,14 +60,14 @@ async def play(
         files = await asyncio.to_thread(write_samples, directory / "samples")
     ledger = await Ledger.open(system.settings.ledger_url, check=True)
     try:
-        story = DemoRun([DemoDocument(str(file.name)) for file in files], are_samples)
+        demo = DemoRun([DemoDocument(str(file.name)) for file in files], are_samples)
         async with Publisher(system.settings, name="demo") as publisher:
             fair_from = system.settings.fair_from
             jobs = JobPublisher(system.registry, ledger, publisher, fair_from=fair_from)
             with demo_view(system, ledger) as view:
-                await _DemoRunner(system, supervisor, ledger, jobs, story, view).run(files)
-        await _collect(ledger, story)
-        return story
+                await _DemoRunner(system, supervisor, ledger, jobs, demo, view).run(files)
+        await _collect(ledger, demo)
+        return demo
     finally:
         await ledger.close()
 
@@ -78,8 +78,8 @@ class _DemoRunner:
     supervisor: Supervisor
     ledger: Ledger
     publisher: JobPublisher
-    story: DemoRun
-    view: View
+    demo: DemoRun
+    view: DemoView
     flaky_id: str = ""
     strict_id: str = ""
     hot_id: str | None = None
@@ -107,7 +107,7 @@ class _DemoRunner:
 
         await self.publisher.publish(JobRequest("hot.demo_load_index", {}, source="demo"))
         lane = "hot" if len(files) <= HOT_DOCUMENTS else "backfill"
-        for document, file in zip(self.story.documents, files, strict=True):
+        for document, file in zip(self.demo.documents, files, strict=True):
             path = str(file.absolute())
             try:
                 path.encode()
@@ -125,57 +125,59 @@ class _DemoRunner:
         for outcome in await self.publisher.publish_many(pages):
             if not isinstance(outcome, Published):
                 raise CommandFailed(f"a job of the backfill was not published: {outcome}")
-            self.story.backfill_ids.append(outcome.job_id)
+            self.demo.backfill_ids.append(outcome.job_id)
         flaky = JobRequest("hot.demo_flaky", {"failures": FAILURES}, source="demo")
         strict = JobRequest("hot.demo_strict", {"parts": 0}, source="demo")
         self.flaky_id = (await self.publisher.publish(flaky)).job_id
         self.strict_id = (await self.publisher.publish(strict)).job_id
-        self.view.tell(
+        self.view.print_line(
             f"published {len(files)} documents, {BACKFILL_JOBS} jobs of bulk work (a backfill), a "
             "job that will fail twice, and one that can't succeed"
         )
-        self._tell_documents()
+        self._print_documents_done()
 
     async def _advance(self) -> bool:
         """Read the states of all jobs, and take the next steps. Return True when all have ended."""
         reads = self.ledger.job_reads
-        for document in self.story.documents:
+        for document in self.demo.documents:
             if document.job_id is not None and document.job_id not in self.announced:
                 document.jobs = await reads.pipeline(document.job_id)
                 if document.is_over:
                     self.announced.add(document.job_id)
-                    self._tell_documents(f" ({document.name})")
-        self.story.flaky = await reads.get(self.flaky_id)
-        self.story.strict = await reads.get(self.strict_id)
-        await self._look_at_strict()
-        await self._look_at_backfill()
-        await self._look_at_search()
+                    self._print_documents_done(f" ({document.name})")
+        self.demo.flaky = await reads.get(self.flaky_id)
+        self.demo.strict = await reads.get(self.strict_id)
+        await self._follow_strict()
+        await self._follow_backfill()
+        await self._follow_search()
         return (
             self.search_is_over
             and all(
-                job is not None and has_ended(job) for job in (self.story.flaky, self.story.strict)
+                job is not None and has_ended(job) for job in (self.demo.flaky, self.demo.strict)
             )
-            and self.story.redriven is not None
-            and self.story.backfill_done == len(self.story.backfill_ids)
+            and self.demo.redriven is not None
+            and self.demo.backfill_done == len(self.demo.backfill_ids)
         )
 
-    def _tell_documents(self, last: str = "") -> None:
-        story = self.story
-        self.view.tell(f"documents done: {story.documents_done} of {len(story.documents)}{last}")
+    def _print_documents_done(self, last: str = "") -> None:
+        demo = self.demo
+        self.view.print_line(
+            f"documents done: {demo.documents_done} of {len(demo.documents)}{last}"
+        )
 
     # --- the job that dies ------------------------------------------------------------------
 
-    async def _look_at_strict(self) -> None:
+    async def _follow_strict(self) -> None:
         from switchyard.services.engine.records.states import State
 
-        strict = self.story.strict
+        strict = self.demo.strict
         if self.redrive_id is None:
             if strict is not None and strict.state is State.DEAD:
                 await self._redrive(strict)
-        elif self.story.redriven is None:
-            await self._look_at_redrive(self.redrive_id)
+        elif self.demo.redriven is None:
+            await self._follow_redrive(self.redrive_id)
         elif strict is not None and has_ended(strict):
-            self._tell_once(f"demo_strict, sent again: {strict.state}")
+            self._print_once(f"demo_strict, sent again: {strict.state}")
 
     async def _redrive(self, dead: JobRecord) -> None:
         """Begin a redrive with another payload; the demo's scheduler runs it."""
@@ -184,9 +186,9 @@ class _DemoRunner:
         from switchyard.services.engine.dead.letters import LetterFilter
         from switchyard.services.engine.redrive.spec import RedriveSpec, start_redrive
 
-        self.story.death = dead.error_message or ""
-        self.view.tell(
-            f"the job demo_strict failed for good ({self.story.death}): it is kept as a dead "
+        self.demo.strict_error = dead.error_message or ""
+        self.view.print_line(
+            f"the job demo_strict failed for good ({self.demo.strict_error}): it is kept as a dead "
             "letter; sending it again with a corrected payload"
         )
         spec = RedriveSpec(
@@ -199,44 +201,44 @@ class _DemoRunner:
         )
         self.redrive_id = operation.id
 
-    async def _look_at_redrive(self, redrive_id: str) -> None:
+    async def _follow_redrive(self, redrive_id: str) -> None:
         from switchyard.services.engine.bulk.control import require_bulk
         from switchyard.services.engine.records.bulk import ACTIVE
         from switchyard.services.engine.redrive.spec import RedriveProgress
 
         operation = await require_bulk(self.ledger, redrive_id)
         if operation.state not in ACTIVE:
-            self.story.redriven = RedriveProgress.from_operation(operation)
-            self.story.strict = await self.ledger.job_reads.get(self.strict_id)
+            self.demo.redriven = RedriveProgress.from_operation(operation)
+            self.demo.strict = await self.ledger.job_reads.get(self.strict_id)
 
     # --- the backfill, the hot job that overtakes it, and the worker that is killed ---------
 
-    async def _look_at_backfill(self) -> None:
+    async def _follow_backfill(self) -> None:
         from switchyard.services.engine.records.states import State
 
-        story = self.story
-        states = await self.ledger.job_reads.states(story.backfill_ids)
+        demo = self.demo
+        states = await self.ledger.job_reads.states(demo.backfill_ids)
         running = frozenset(job_id for job_id, state in states.items() if state is State.RUNNING)
-        story.backfill_done = sum(state is State.SUCCEEDED for state in states.values())
+        demo.backfill_done = sum(state is State.SUCCEEDED for state in states.values())
         if self.hot_id is None:
             if len(running) >= BUSY_SLOTS:
                 await self._publish_hot()
-        elif story.overtaking is None:
+        elif demo.overtaking is None:
             waiting = sum(state is State.QUEUED for state in states.values())
-            await self._look_at_hot(self.hot_id, waiting)
-        elif story.killed is None:
+            await self._follow_hot(self.hot_id, waiting)
+        elif demo.killed is None:
             is_busy = len(running) >= BUSY_SLOTS
             if is_busy or (running and State.QUEUED not in states.values()):
                 await self._kill_worker()
         else:
-            story.rerun = sum(
-                states.get(job_id) is State.SUCCEEDED for job_id in story.killed.job_ids
+            demo.rerun = sum(
+                states.get(job_id) is State.SUCCEEDED for job_id in demo.killed.job_ids
             )
-            if story.rerun == len(story.killed.job_ids):
-                jobs = pluralize(story.rerun, "job")
-                self._tell_once(f"{jobs} of the killed process ran again and succeeded")
-        if story.backfill_done == len(story.backfill_ids):
-            self._tell_once(f"bulk work done: {story.backfill_done} of {len(story.backfill_ids)}")
+            if demo.rerun == len(demo.killed.job_ids):
+                jobs = pluralize(demo.rerun, "job")
+                self._print_once(f"{jobs} of the killed process ran again and succeeded")
+        if demo.backfill_done == len(demo.backfill_ids):
+            self._print_once(f"bulk work done: {demo.backfill_done} of {len(demo.backfill_ids)}")
 
     async def _publish_hot(self) -> None:
         from switchyard.services.engine.publishing.preparing import JobRequest
@@ -244,13 +246,13 @@ class _DemoRunner:
         hot = JobRequest("hot.demo_page", {"seconds": 0}, source="demo")
         self.hot_id = (await self.publisher.publish(hot)).job_id
 
-    async def _look_at_hot(self, job_id: str, waiting: int) -> None:
+    async def _follow_hot(self, job_id: str, waiting: int) -> None:
         hot = await self.ledger.job_reads.get(job_id)
         if hot is None or hot.started_at is None or not has_ended(hot):
             return
         wait_ms = (hot.started_at - hot.created_at) * 1000
-        self.story.overtaking = Overtaking(wait_ms, waiting)
-        self.view.tell(
+        self.demo.overtaking = Overtaking(wait_ms, waiting)
+        self.view.print_line(
             f"an urgent (hot) job overtook the bulk work: it waited {wait_ms:.0f} ms; "
             f"{pluralize(waiting, 'earlier job')} of bulk work still waiting"
         )
@@ -261,29 +263,29 @@ class _DemoRunner:
         name = worker_name(WORKER_KIND, 1)
         self.supervisor.kill(name)
         # Read after the kill: before it, further jobs could still end or begin.
-        states = await self.ledger.job_reads.states(self.story.backfill_ids)
+        states = await self.ledger.job_reads.states(self.demo.backfill_ids)
         cut_off = frozenset(job_id for job_id, state in states.items() if state is State.RUNNING)
         if cut_off:
-            self.story.killed = KilledWorker(name, cut_off)
+            self.demo.killed = KilledWorker(name, cut_off)
             jobs = pluralize(len(cut_off), "job")
-            self.view.tell(f"killed the process {name} while it ran {jobs}")
+            self.view.print_line(f"killed the process {name} while it ran {jobs}")
 
     # --- the search -------------------------------------------------------------------------
 
-    async def _look_at_search(self) -> None:
+    async def _follow_search(self) -> None:
         """Search as soon as all documents are done, and note what is found."""
         from switchyard.services.engine.publishing.preparing import JobRequest
         from switchyard.services.engine.records.states import State
 
-        story = self.story
-        if self.search_is_over or not all(document.is_over for document in story.documents):
+        demo = self.demo
+        if self.search_is_over or not all(document.is_over for document in demo.documents):
             return
         if self.search_id is None:
-            story.query = await self._find_query()
-            if not story.query:
+            demo.query = await self._find_query()
+            if not demo.query:
                 self.search_is_over = True
                 return
-            request = JobRequest("hot.demo_search", {"query": story.query}, source="demo")
+            request = JobRequest("hot.demo_search", {"query": demo.query}, source="demo")
             self.search_id = (await self.publisher.publish(request)).job_id
         self.search = await self.ledger.job_reads.get(self.search_id)
         if self.search is None or not has_ended(self.search):
@@ -291,17 +293,17 @@ class _DemoRunner:
         self.search_is_over = True
         if self.search.state is State.SUCCEEDED:
             found = (self.search.result or {})["hits"]
-            story.hits = [FoundPassage(**each) for each in found]
+            demo.hits = [FoundPassage(**each) for each in found]
         else:
-            story.search_problem = self.search.error_message or str(self.search.state)
+            demo.search_problem = self.search.error_message or str(self.search.state)
 
     async def _find_query(self) -> str:
         """Return what to search for; empty where no document was indexed."""
-        for document in self.story.documents:
+        for document in self.demo.documents:
             jobs = {job.job_type: job.id for job in document.jobs if has_ended(job)}
             if "link_content" not in jobs or "extract_text" not in jobs:
                 continue
-            if self.story.are_samples:
+            if self.demo.are_samples:
                 return SAMPLE_QUERY
             extracted = await self.ledger.job_reads.get(jobs["extract_text"])
             result = (extracted.result if extracted is not None else None) or {}
@@ -310,19 +312,19 @@ class _DemoRunner:
 
     # --- watching ---------------------------------------------------------------------------
 
-    def _tell_once(self, text: str) -> None:
+    def _print_once(self, text: str) -> None:
         if text not in self.announced:
             self.announced.add(text)
-            self.view.tell(text)
+            self.view.print_line(text)
 
     def _progress(self) -> tuple[int, ...]:
         """Return a value that changes whenever work was done; a job that starts over and over does
         not change it."""
-        jobs = [job for document in self.story.documents for job in document.jobs]
-        others = (self.story.flaky, self.story.strict, self.search)
+        jobs = [job for document in self.demo.documents for job in document.jobs]
+        others = (self.demo.flaky, self.demo.strict, self.search)
         jobs += [job for job in others if job is not None]
         return (
-            self.story.backfill_done,
+            self.demo.backfill_done,
             len(jobs),
             sum(has_ended(job) for job in jobs),
             sum(job.attempts + 1_000 * job.redrives for job in jobs),
@@ -330,29 +332,29 @@ class _DemoRunner:
 
     def _check_alive(self, unchanged_for: float) -> None:
         killed = worker_name(WORKER_KIND, 1)
-        for child in self.supervisor.dead():
+        for child in self.supervisor.newly_dead():
             if self.hot_id is None or child.name != killed:
                 raise CommandFailed(
-                    f"{child.name} ended before its time; its last words: {child.tail}"
+                    f"{child.name} ended before its time; the end of its log: {child.tail}"
                 )
-        self.supervisor.heal()
+        self.supervisor.restart_dead()
         limit = STUCK_TIMEOUT
         if self.system.settings.llm_base_url is not None:
             limit += self.system.settings.llm_timeout
         if unchanged_for > limit:
-            open_ones = [each.name for each in self.story.documents if not each.is_over]
+            open_ones = [each.name for each in self.demo.documents if not each.is_over]
             raise CommandFailed(
                 f"nothing has moved for {limit:.0f} s; not done: {', '.join(open_ones) or 'jobs'}; "
                 "with --keep-data the logs stay"
             )
 
 
-async def _collect(ledger: Ledger, story: DemoRun) -> None:
-    for document in story.documents:
+async def _collect(ledger: Ledger, demo: DemoRun) -> None:
+    for document in demo.documents:
         for job in document.jobs:
             record = await ledger.job_reads.get(job.id)
             if record is not None:
                 document.records[record.job_type] = record
     for lane in (await ledger.job_reads.counts()).values():
         for state, number in lane.items():
-            story.states[str(state)] = story.states.get(str(state), 0) + number
+            demo.states[str(state)] = demo.states.get(str(state), 0) + number

@@ -1,4 +1,4 @@
-"""Records of what happens in `jobctl demo`: written by play.py, printed by report.py."""
+"""Records of what happens in `jobctl demo`: written by demo_runner.py, printed by report.py."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class DemoRun:
     """Jobs that were running in the killed worker and have succeeded in another."""
     flaky: JobRecord | None = None
     strict: JobRecord | None = None
-    death: str = ""
+    strict_error: str = ""
     """How the strict job died."""
     redriven: RedriveProgress | None = None
     states: dict[str, int] = field(default_factory=dict)
