@@ -70,6 +70,21 @@ async def test_a_wrong_key_is_refused_also_where_nobody_needs_one(
     problem(await shared_api.client.get("/jobs", headers=headers), 401, "unauthorized")
 
 
+async def test_more_than_one_key_is_refused_whichever_of_them_is_right(
+    locked: RunningApi, keys: dict[str, str]
+) -> None:
+    right, other = f"Bearer {keys['admin']}", f"Bearer {keys['read']}"
+    for headers in (
+        [("Authorization", right), ("Authorization", "Bearer wrong")],
+        [("Authorization", other), ("Authorization", right)],
+        [("Authorization", right), ("Authorization", right)],
+        [("Authorization", right), ("X-API-Key", keys["admin"])],
+        [("X-API-Key", keys["admin"]), ("X-API-Key", "swy_wrong")],
+    ):
+        told = problem(await locked.client.get("/jobs", headers=headers), 401, "unauthorized")
+        assert "one API key" in told["detail"]
+
+
 async def test_a_key_does_what_its_scopes_say(locked: RunningApi, keys: dict[str, str]) -> None:
     for scope, allowed in (
         ("read", {"read"}),

@@ -16,6 +16,7 @@ from switchyard.services.llm.ledger import LlmLedger
 from switchyard.services.llm.openai_batches import OpenAiBatches
 from switchyard.services.llm.records.llm_spend import CallState, LlmCall, NoBudgetLeft, Requester
 from tests.support.api_server import RunningApi, client_of, connected, problem, serving
+from tests.support.eventually import eventually
 from tests.support.llm_server import MODEL, LlmServer
 from tests.support.system import System
 
@@ -107,6 +108,43 @@ async def test_a_key_uses_its_tokens_a_minute_by_what_answers_have_used(
         assert [each async for each in stream]  # more than a minute's, let in when all are there
         with pytest.raises(openai.RateLimitError, match="tokens"):
             await client.chat.completions.create(model=MODEL, messages=CHAT, max_tokens=1000)
+
+
+async def test_a_request_that_is_refused_uses_up_nothing_of_its_key(system: System) -> None:
+    # BerriAI/litellm #39309: requests beyond the number that may run at once use up the rate.
+    async with serving(system.settings, api_max_streams=1) as api:
+        await connected(api)
+        assert api.state.streams.take("somebody", 1)
+        async with await limited(
+            system, api, requests_per_minute=10, tokens_per_minute=1000
+        ) as client:
+            for stream in (False, True):
+                with pytest.raises(openai.RateLimitError):
+                    await client.chat.completions.create(model=MODEL, messages=CHAT, stream=stream)
+            with pytest.raises(openai.RateLimitError):
+                await client.embeddings.create(model=MODEL, input="x")
+            listed = await client.models.with_raw_response.list()
+    assert listed.headers["x-ratelimit-remaining-requests"] == "9"
+
+
+async def test_a_request_that_finds_its_lane_full_uses_up_no_tokens(system: System) -> None:
+    async with serving(system.settings, llm_full_at=1, llm_slow_at=1, llm_ok_below=1) as api:
+        await connected(api)
+        await system.publish("hot.chat_completion", {"messages": CHAT})
+
+        async def full() -> bool:
+            queues = (await api.client.get("/backpressure")).json()
+            return '"full"' in json.dumps(queues)
+
+        await eventually(full, what="the lane's being full")
+        async with await limited(system, api, tokens_per_minute=1000) as client:
+            for stream in (False, True, False):
+                with pytest.raises(openai.RateLimitError):
+                    await client.chat.completions.create(
+                        model=MODEL, messages=CHAT, max_tokens=900, stream=stream
+                    )
+            listed = await client.models.with_raw_response.list()
+    assert int(listed.headers["x-ratelimit-remaining-tokens"]) >= 999
 
 
 async def test_a_key_with_limits_is_for_v1_alone(system: System, api: RunningApi) -> None:

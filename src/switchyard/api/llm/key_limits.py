@@ -6,7 +6,8 @@ limits.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -41,7 +42,21 @@ class AdmittedRequest:
         if not self.taken_tokens or result is None:
             return
         usage = {} if result.get("answer_reused") else result.get("usage") or {}
-        used = sum(usage.get(name, 0) for name in ("prompt_tokens", "completion_tokens"))
+        await self._replace(
+            sum(usage.get(name, 0) for name in ("prompt_tokens", "completion_tokens"))
+        )
+
+    @asynccontextmanager
+    async def taken(self) -> AsyncIterator[None]:
+        """Give the estimated tokens back if the request is refused after all, as by a full lane."""
+        try:
+            yield
+        except Exception:
+            if self.taken_tokens:
+                await self._replace(0)
+            raise
+
+    async def _replace(self, used: int) -> None:
         unused, self.taken_tokens = self.taken_tokens - used, 0
         try:
             await self.state.ledger.api_keys.return_tokens(self.key_id, unused)

@@ -118,11 +118,11 @@ async def create_chat_completion(
     """Answer a chat, as OpenAI's API does. A client that hangs up cancels its request. Errors have
     OpenAI's form, too."""
     chat = {"messages": body.messages}
-    admitted_request = await admit_request(body, chat, state, request)
-    payload = job_payload_of(CHATS_URL, body, chat, run_options)
-    slot = StreamSlot(request)
+    slot = StreamSlot(request)  # before it counts: a request without a slot uses nothing up
     with ExitStack() as cleanup:
         cleanup.callback(slot.leave)
+        admitted_request = await admit_request(body, chat, state, request)
+        payload = job_payload_of(CHATS_URL, body, chat, run_options)
         if not body.stream:
             result = await run_request(
                 "chat_completion", payload, run_options, state, request, admitted_request
@@ -246,11 +246,11 @@ async def _stream_response(
     request: Request,
     run_options: OpenAiRunOptions,
 ) -> Response:
-    admitted_request = await admit_request(body, request_input, state, request)
-    payload = job_payload_of(RESPONSES_URL, body, request_input, run_options)
     slot = StreamSlot(request)
     with ExitStack() as cleanup:
         cleanup.callback(slot.leave)
+        admitted_request = await admit_request(body, request_input, state, request)
+        payload = job_payload_of(RESPONSES_URL, body, request_input, run_options)
         stream = await start_stream(
             RESPONSES_URL,
             payload,

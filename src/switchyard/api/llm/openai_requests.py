@@ -141,8 +141,9 @@ async def run_request(
 ) -> LlmResult | None:
     """Run a request, and return its result; None when the client has gone. Raises Problem."""
     queue = _queue_of(state)
-    with translate_refusals():
-        submitted = await queue.open_request(job_type, payload, **run_options.queue_arguments)
+    async with admitted_request.taken():
+        with translate_refusals():
+            submitted = await queue.open_request(job_type, payload, **run_options.queue_arguments)
     job_id = submitted.job_id
     with closing(submitted):
         ending = asyncio.create_task(submitted.wait_for_end(timeout=run_options.expires_in))
@@ -164,11 +165,11 @@ async def run_endpoint_request(
     request: Request,
 ) -> LlmResult | None:
     """Run a request to an endpoint other than chats, as `run_request` does."""
-    admitted_request = await admit_request(
-        body, question, state, request, embeds=url == EMBEDDINGS_URL
-    )
-    payload = job_payload_of(url, body, question, run_options)
-    with StreamSlot(request):
+    with StreamSlot(request):  # before it counts: a request without a slot uses nothing up
+        admitted_request = await admit_request(
+            body, question, state, request, embeds=url == EMBEDDINGS_URL
+        )
+        payload = job_payload_of(url, body, question, run_options)
         return await run_request(
             ENDPOINTS[url].job_type, payload, run_options, state, request, admitted_request
         )
@@ -299,8 +300,11 @@ async def start_stream(
     Problem."""
     queue = _queue_of(state)
     job_type = ENDPOINTS[url].job_type
-    with translate_refusals():
-        answer_stream = await queue.open_stream(job_type, payload, **run_options.queue_arguments)
+    async with admitted_request.taken():
+        with translate_refusals():
+            answer_stream = await queue.open_stream(
+                job_type, payload, **run_options.queue_arguments
+            )
     job_id = answer_stream.job_id
     headers = {"X-Job-Id": job_id}
     ending = queue.wait_for_end(job_id, timeout=run_options.expires_in)

@@ -234,9 +234,12 @@ def key_in(request: Request) -> str | None:
     """Return the key that was sent, in either header; None when neither was.
 
     Raises Problem (401) for a key of another form: a key that can't be right is never ignored, even
-    where none is needed.
+    where none is needed. So is a second key: a proxy in front may have checked the other one.
     """
     headers = request.headers
+    sent = [*headers.getlist("authorization"), *headers.getlist("x-api-key")]
+    if len(sent) > 1:
+        raise _unauthorized_problem("send one API key, in one header: more than one was sent")
     if "authorization" in headers:
         scheme, _, credentials = headers["authorization"].partition(" ")
         if scheme.lower() != "bearer" or not credentials.strip():
