@@ -21,7 +21,7 @@ from switchyard.broker.message import JobMessage
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.services.common.logs import configure
 from switchyard.services.common.settings import Settings
-from switchyard.services.engine.identity.broker import guard
+from switchyard.services.engine.identity.broker import system_guard
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.publishing.preparing import JobRequest
@@ -148,7 +148,9 @@ async def _opened(stack: AsyncExitStack, env: dict[str, str], count: int) -> Sys
         {name[5:].lower(): value for name, value in env.items() if name.startswith("JOBS_")}
     )
     ledger = await stack.enter_async_context(await Ledger.open(settings.ledger_url))
-    publisher = await stack.enter_async_context(Publisher(settings, guard=guard(settings, ledger)))
+    publisher = await stack.enter_async_context(
+        Publisher(settings, guard=system_guard(settings, ledger))
+    )
     oldest = await ledger.retention.oldest_job()
     assert oldest is not None
     made_at = oldest + YEAR * (1 - 1 / count)

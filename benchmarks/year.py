@@ -25,7 +25,7 @@ from switchyard.broker.message import JobMessage
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.services.common.logs import configure
 from switchyard.services.common.settings import Settings
-from switchyard.services.engine.identity.broker import guard
+from switchyard.services.engine.identity.broker import system_guard
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.monitoring.usage import measure_usage
@@ -251,7 +251,9 @@ async def _opened(stack: AsyncExitStack, ground: Stage, env: dict[str, str]) -> 
         }
     )
     ledger = await stack.enter_async_context(await Ledger.open(settings.ledger_url))
-    publisher = await stack.enter_async_context(Publisher(settings, guard=guard(settings, ledger)))
+    publisher = await stack.enter_async_context(
+        Publisher(settings, guard=system_guard(settings, ledger))
+    )
     management = await stack.enter_async_context(
         ManagementClient(settings.require_management_url(), settings.vhost)
     )

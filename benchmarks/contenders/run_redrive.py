@@ -50,7 +50,7 @@ def letter(number: int) -> tuple[JobMessage, Envelope]:
         payload=payload(number),
         metadata=Metadata(attempts=3),
     )
-    certificate = DeadLetterInfo(
+    info = DeadLetterInfo(
         Reason.EXHAUSTED,
         "backfill.noop",
         error_type=f"Error{CAUSES[number % len(CAUSES)]}",
@@ -58,7 +58,7 @@ def letter(number: int) -> tuple[JobMessage, Envelope]:
         traceback=f'  File "/srv/jobs.py", line {number}, in fetch\n' * 5,
         attempts=3,
     )
-    return message, envelope_of(message, certificate.headers())
+    return message, envelope_of(message, info.headers())
 
 
 async def bury(ledger: Ledger, settings: Settings, registry: Registry, count: int) -> object:

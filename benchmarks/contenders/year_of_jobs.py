@@ -101,7 +101,7 @@ async def schedule(*, prunes: bool) -> None:
     registry = Registry.load([MODULE_OF_HOT, MODULE])
     async with await Ledger.open(settings.ledger_url) as ledger:
         intervals = SchedulerIntervals(prune=day / LOOKS_A_DAY)
-        scheduler = Scheduler(settings, registry, ledger, pace=intervals)
+        scheduler = Scheduler(settings, registry, ledger, intervals=intervals)
         handlers = bulk_handlers(settings, registry, ledger, [MODULE])
         bulk = BulkRunner(ledger, handlers, when_due=scheduler.bulk_due)
 

@@ -213,9 +213,9 @@ async def test_what_was_moved_from_celery_runs_to_its_end(
     moved_shop.write_text('{"ada": [3, 4.5], "bob": [8], "eve": []}')
     async with open_worker("shop_switchyard") as worker:
         await worker.run("hot.close_month", {"month": "2026-10"}, timeout=PATIENCE)
-        ran = Counter(run.job_type for run in worker.ran)
+        ran = Counter(run.job_type for run in worker.runs)
         assert ran == {"close_month": 1, "write_invoice": 3, "bind_invoices": 1, "send_mail": 1}
-        [book] = [run.payload for run in worker.ran if run.job_type == "send_mail"]
+        [book] = [run.payload for run in worker.runs if run.job_type == "send_mail"]
         assert book["invoices"] == ["2026-10 ada: 7.50", "2026-10 bob: 8.00", "2026-10 eve: 0.00"]
 
 

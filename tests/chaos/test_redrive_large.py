@@ -55,7 +55,7 @@ def _letter(job_id: str, number: int):
     message = JobMessage(
         job_id=job_id, job_type="noop", payload={"n": number}, metadata=Metadata(attempts=3)
     )
-    certificate = DeadLetterInfo(
+    info = DeadLetterInfo(
         Reason.EXHAUSTED,
         "backfill.noop",
         error_type=f"Error{'ABCDEFGHIJKLMNOPQRST'[number % CAUSES]}",
@@ -63,7 +63,7 @@ def _letter(job_id: str, number: int):
         traceback=f'  File "/srv/jobs.py", line {number}, in fetch\n',
         attempts=3,
     )
-    return envelope_of(message, certificate.headers())
+    return envelope_of(message, info.headers())
 
 
 async def scanned(system: System) -> list[str]:

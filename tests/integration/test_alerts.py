@@ -100,7 +100,7 @@ async def system(
 @asynccontextmanager
 async def scheduler_of(system: System) -> AsyncIterator[Scheduler]:
     scheduler = Scheduler(
-        system.settings, system.registry, system.ledger, pace=SchedulerIntervals(turn=0.05)
+        system.settings, system.registry, system.ledger, intervals=SchedulerIntervals(turn=0.05)
     )
     running = asyncio.create_task(scheduler.run())
     try:

@@ -39,8 +39,8 @@ async def test_no_running_job_runs_twice_when_the_clock_jumps(
         await system.start_worker("llm")
         job_id = await system.publish("hot.gated")
         await journal.started(job_id)
-        pace = SchedulerIntervals(turn=0.05, pending=0.0)
-        scheduler = Scheduler(system.settings, system.registry, system.ledger, pace=pace)
+        intervals = SchedulerIntervals(turn=0.05, pending=0.0)
+        scheduler = Scheduler(system.settings, system.registry, system.ledger, intervals=intervals)
         sent_again = 0
         try:
             for seconds in (JUMP, -JUMP, JUMP, JUMP):

@@ -86,7 +86,7 @@ async def test_job_that_expires_in_its_lane_after_a_retry_keeps_the_key_of_its_t
         assert (letter.reason, letter.lane, letter.job_type) == ("expired", "hot", "noop")
         assert letter.routing_key == "hot.noop"
         async with scanning(system.settings.require_amqp_url()) as scan:
-            found = [each.certificate.routing_key async for each in scan.letters()]
+            found = [each.info.routing_key async for each in scan.letters()]
         assert found == ["hot.noop"]
 
 
@@ -301,8 +301,8 @@ async def test_letters_of_one_job_are_one_entry_with_two_copies(
 async def bury(system: System, job_id: str) -> None:
     """Give a job up, as a worker does."""
     message = JobMessage(job_id=job_id, job_type="noop", payload={})
-    certificate = DeadLetterInfo(Reason.EXHAUSTED, "hot.noop", message="no use")
-    await system.wire.send(DEAD_EXCHANGE, "hot.noop", envelope_of(message, certificate.headers()))
+    info = DeadLetterInfo(Reason.EXHAUSTED, "hot.noop", message="no use")
+    await system.wire.send(DEAD_EXCHANGE, "hot.noop", envelope_of(message, info.headers()))
 
 
 @pytest.mark.parametrize(

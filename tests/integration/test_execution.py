@@ -92,7 +92,7 @@ async def test_a_job_that_is_given_up(
     assert (journal.runs(record.id), record.attempts) == (runs, runs)
     assert record.timeline[-1].outcome == AttemptOutcome.DEAD
     letter = await system.wait_for_letter(record.id)
-    assert (letter.certificate.reason, letter.certificate.attempts) == (reason, runs)
+    assert (letter.info.reason, letter.info.attempts) == (reason, runs)
     await eventually(lambda: worker.worker.counters.dead == 1, what="the worker's word")
     assert await system.state(await run_script(system, "done")) is State.SUCCEEDED
 
@@ -106,16 +106,16 @@ async def test_the_third_failure_is_dead_with_all_that_is_known_of_it(
         job_id = await system.publish("backfill.scripted", payload, priority=3)
         await system.wait_for_state(job_id, State.DEAD)
         letter = await system.wait_for_letter(job_id)
-        certificate = letter.certificate
-        assert certificate.reason is Reason.EXHAUSTED
-        assert (certificate.error_type, certificate.message) == ("RuntimeError", "it failed")
-        assert "in end_as" in certificate.traceback
-        assert (certificate.attempts, certificate.worker) == (3, worker.worker_id)
-        assert (certificate.routing_key, certificate.queue) == (
+        info = letter.info
+        assert info.reason is Reason.EXHAUSTED
+        assert (info.error_type, info.message) == ("RuntimeError", "it failed")
+        assert "in end_as" in info.traceback
+        assert (info.attempts, info.worker) == (3, worker.worker_id)
+        assert (info.routing_key, info.queue) == (
             "backfill.scripted",
             "backfill.llm",
         )
-        age = datetime.now(UTC) - datetime.fromisoformat(certificate.dead_at)
+        age = datetime.now(UTC) - datetime.fromisoformat(info.dead_at)
         assert timedelta(0) <= age < timedelta(seconds=30)
         assert letter.message is not None
         assert (letter.message.payload, letter.message.priority) == (payload, 3)
@@ -127,8 +127,8 @@ async def test_the_third_failure_is_dead_with_all_that_is_known_of_it(
 async def test_a_huge_error_does_not_stop_its_job_from_dying(system: System) -> None:
     await system.start_worker("llm")
     letter = await system.wait_for_letter(await run_script(system, "huge error", max_attempts=1))
-    assert len(letter.certificate.message) == MESSAGE_LIMIT
-    assert len(letter.certificate.traceback) == TRACEBACK_LIMIT
+    assert len(letter.info.message) == MESSAGE_LIMIT
+    assert len(letter.info.traceback) == TRACEBACK_LIMIT
 
 
 async def test_a_handler_that_takes_too_long_is_stopped(system: System) -> None:
@@ -188,8 +188,8 @@ async def test_a_job_that_is_too_old_is_dead_and_was_never_run(
     record = await system.wait_for_state(message.job_id, State.DEAD)
     assert (record.reason, record.attempts) == ("expired", 0)
     letter = await system.wait_for_letter(message.job_id)
-    assert letter.certificate.reason is Reason.EXPIRED
-    assert letter.certificate.routing_key == "backfill.noop"
+    assert letter.info.reason is Reason.EXPIRED
+    assert letter.info.routing_key == "backfill.noop"
     assert journal.starts == []
 
 

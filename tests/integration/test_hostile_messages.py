@@ -86,14 +86,14 @@ async def test_a_worker_buries_what_it_cannot_read_and_goes_on(
         await system.wait_until_ready("hot.llm", 0)
         await system.wait_until_ready(DEAD_QUEUE, 5)
         letters = await system.letters()
-        unreadable = [each for each in letters if each.certificate.properties]
+        unreadable = [each for each in letters if each.info.properties]
         assert {each.body for each in unreadable} == {body}
         assert all(each.id.startswith("raw-") for each in letters)
-        assert {str(each.certificate.reason) for each in unreadable} == {"malformed"}
-        assert {each.certificate.routing_key for each in unreadable} == {"hot.noop"}
-        kept = {base64.b64decode(each.certificate.properties) for each in unreadable}
+        assert {str(each.info.reason) for each in unreadable} == {"malformed"}
+        assert {each.info.routing_key for each in unreadable} == {"hot.noop"}
+        kept = {base64.b64decode(each.info.properties) for each in unreadable}
         assert kept == set(HOSTILE.values())
-        whys = " ".join(each.certificate.message for each in unreadable)
+        whys = " ".join(each.info.message for each in unreadable)
         assert "name is not UTF-8" in whys
         assert "no calendar" in whys
         assert "nested more than" in whys
@@ -140,7 +140,7 @@ async def test_letters_that_cannot_be_read_are_indexed_shown_skipped_exported_an
             async for line in export_letters(system.ledger, DeadLetterFilter(reason="malformed"))
         ]
         again = [parse_line(line) for line in lines]
-        assert {each.certificate.properties for each in again} == {
+        assert {each.info.properties for each in again} == {
             base64.b64encode(properties).decode() for properties in HOSTILE.values()
         }
         assert {each.id for each in again} == {letter.id for letter in found}
@@ -182,7 +182,7 @@ async def test_odd_properties_keep_nothing_going_round(
         await system.start_worker()
         raw.publish("jobs.topic", "hot.noop", b"{", properties)
         letter = await eventually(system.letters, what="a dead letter")
-        assert letter[0].certificate.reason == "malformed"
+        assert letter[0].info.reason == "malformed"
         raw.publish(DEAD_EXCHANGE, "hot.noop", b"!", properties)
         raw.publish("jobs.topic", "hot.noop", JOB.encode(), properties)
         await system.wait_for_state(JOB.job_id, State.SUCCEEDED)

@@ -26,7 +26,7 @@ async def test_a_cpu_bound_handler_runs_in_a_process_of_its_own(system: System) 
     assert pids[0] == pids[1] != {"pid": os.getpid()}  # kept for the next job
     refused = await system.record(await crunch(system, "permanent"))
     assert (refused.reason, refused.error_type) == ("permanent", "PermanentError")
-    assert "in end_as" in (await system.wait_for_letter(refused.id)).certificate.traceback
+    assert "in end_as" in (await system.wait_for_letter(refused.id)).info.traceback
     retried = await system.record(await crunch(system, "raise", max_attempts=2))
     assert (retried.reason, retried.attempts) == ("exhausted", 2)
     for nonsense in ("nonsense", "unpicklable"):
@@ -77,8 +77,8 @@ async def test_a_job_that_kills_its_process_twice_is_dead_and_the_worker_lives_o
     assert (record.reason, record.error_type) == ("crashed", "ProcessCrashed")
     assert record.attempts == 2
     letter = await system.wait_for_letter(record.id)
-    assert letter.certificate.reason is Reason.CRASHED
-    assert "killed by SIGKILL, as the kernel does" in letter.certificate.message
+    assert letter.info.reason is Reason.CRASHED
+    assert "killed by SIGKILL, as the kernel does" in letter.info.message
     assert (await system.record(await crunch(system, "double"))).result == {"n": 42}
     journal.release(other)
     await system.wait_for_state(other, State.SUCCEEDED)

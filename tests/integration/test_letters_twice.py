@@ -76,7 +76,7 @@ async def test_a_letter_whose_confirm_is_cut_off_is_there_twice_and_tells_of_one
         await eventually(lambda: has_letters(system, 2))
         first, second = await system.letters()
         assert first.death == second.death == ("job", 0, 1)
-        assert first.certificate == second.certificate
+        assert first.info == second.info
 
 
 async def test_two_letters_of_one_death_are_listed_once_with_what_the_first_says(

@@ -59,8 +59,8 @@ async def waiting(system: System, number: int) -> None:
 @asynccontextmanager
 async def scheduling(system: System) -> AsyncIterator[None]:
     """With a scheduler, which calls where nobody else does."""
-    pace = SchedulerIntervals(turn=0.1, limit_wakes=0.1)
-    scheduler = Scheduler(system.settings, system.registry, system.ledger, pace=pace)
+    intervals = SchedulerIntervals(turn=0.1, limit_wakes=0.1)
+    scheduler = Scheduler(system.settings, system.registry, system.ledger, intervals=intervals)
     task = asyncio.create_task(scheduler.run())
     try:
         yield

@@ -43,9 +43,9 @@ async def test_what_is_no_valid_job_is_dead_with_its_bytes_as_they_came(
         letters = await system.letters()
         assert sorted(letter.delivery.body for letter in letters) == sorted(MALFORMED.values())
         for letter in letters:
-            assert letter.certificate.reason is Reason.MALFORMED
-            assert letter.certificate.routing_key == "hot.noop"
-            assert letter.certificate.message
+            assert letter.info.reason is Reason.MALFORMED
+            assert letter.info.routing_key == "hot.noop"
+            assert letter.info.message
             assert letter.delivery.body == MALFORMED[letter.delivery.message_id]
         assert journal.starts == []
         job_id = await system.publish("hot.noop")
@@ -67,6 +67,6 @@ async def test_a_number_that_the_ledger_can_not_hold_is_malformed(
         raw = body(metadata={"attempts": 10**30})
         await system.publish_raw("hot.noop", raw)
         (letter,) = await eventually(system.letters)
-        assert (letter.certificate.reason, letter.delivery.body) == (Reason.MALFORMED, raw)
+        assert (letter.info.reason, letter.delivery.body) == (Reason.MALFORMED, raw)
         job_id = await system.publish("hot.noop")
         await system.wait_for_state(job_id, State.SUCCEEDED)

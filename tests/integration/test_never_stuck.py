@@ -118,7 +118,7 @@ async def test_what_leaves_a_handler_ends_its_attempt_in_every_isolation(
         letter = await system.wait_for_letter(
             next(each for each, name in jobs.items() if name == "unpicklable in raise_in_part")
         )
-        assert "in fail" in letter.certificate.traceback
+        assert "in fail" in letter.info.traceback
 
 
 @pytest.mark.long
@@ -151,7 +151,7 @@ async def test_what_is_raised_before_and_after_the_handler_ends_the_job(
         refused = len(STRANGE)
 
         async def buried() -> bool:
-            found = [each.certificate.reason for each in await system.letters()]
+            found = [each.info.reason for each in await system.letters()]
             return found.count(Reason.INVALID_PAYLOAD) == refused
 
         await eventually(buried, what="letters of what can't be read")
@@ -168,7 +168,7 @@ async def test_a_ledger_that_raises_anything_for_one_job_ends_that_job_alone(
         worker = await system.start_worker("llm", slots=SLOTS, ledger=poisoned)  # type: ignore[arg-type]
         await system.publish("hot.scripted", {"steps": ["raise"]}, job_id="poisoned")
         letter = await system.wait_for_letter("poisoned")
-        assert letter.certificate.error_type
+        assert letter.info.error_type
         await index_waiting(system.settings, system.ledger, system.registry)
         assert await system.state("poisoned") is State.DEAD
         assert journal.runs("poisoned") <= MAX_UNENDED_RUNS
@@ -231,8 +231,8 @@ async def test_a_dead_letter_that_fits_into_no_frame_says_less(
         monkeypatch.setattr(worker.worker._publisher, "send", send)
         job_id = await system.publish("hot.scripted", {"steps": ["huge error"]}, max_attempts=1)
         letter = await system.wait_for_letter(job_id)
-        assert (letter.certificate.reason, letter.certificate.traceback) == ("exhausted", "")
-        assert letter.certificate.message.startswith("xxx")
+        assert (letter.info.reason, letter.info.traceback) == ("exhausted", "")
+        assert letter.info.message.startswith("xxx")
 
 
 async def test_a_job_that_is_begun_again_and_again_without_an_end_is_dead(
@@ -250,7 +250,7 @@ async def test_a_job_that_is_begun_again_and_again_without_an_end_is_dead(
         record = await system.wait_for_state(job_id, State.DEAD)
         assert (record.reason, record.error_type) == ("crashed", "RunsWithoutEnd")
         assert journal.runs(job_id) == MAX_UNENDED_RUNS
-        assert (await system.wait_for_letter(job_id)).certificate.reason is Reason.CRASHED
+        assert (await system.wait_for_letter(job_id)).info.reason is Reason.CRASHED
 
 
 async def test_an_end_between_them_makes_runs_without_an_end_count_anew(

@@ -51,8 +51,8 @@ async def system(small_broker: TestBroker, sqlite_url: str) -> AsyncIterator[Sys
 @asynccontextmanager
 async def scheduler_of(system: System) -> AsyncIterator[Scheduler]:
     """One that takes its turns when the test says so, and finds due what was just recorded."""
-    pace = SchedulerIntervals(turn=0.05, pending=0.0)
-    scheduler = Scheduler(system.settings, system.registry, system.ledger, pace=pace)
+    intervals = SchedulerIntervals(turn=0.05, pending=0.0)
+    scheduler = Scheduler(system.settings, system.registry, system.ledger, intervals=intervals)
     try:
         yield scheduler
     finally:
@@ -198,12 +198,12 @@ async def test_a_redrive_sends_the_letters_beside_one_that_its_change_makes_too_
 async def test_an_import_puts_in_all_letters_but_the_one_that_is_too_large(
     system: System,
 ) -> None:
-    certificate = DeadLetterInfo(Reason.EXHAUSTED, "hot.noop", error_type="E", message="m")
+    info = DeadLetterInfo(Reason.EXHAUSTED, "hot.noop", error_type="E", message="m")
     letters = [
         StoredLetter(
             name,
             JobMessage(job_id=name, job_type="noop", payload=payload).encode(),
-            certificate,
+            info,
         )
         for name, payload in (("a", {}), ("large", LARGE), ("b", {}))
     ]

@@ -59,8 +59,8 @@ async def test_a_next_stage_without_a_queue_waits_for_one_as_pending_and_runs_th
     await system.wait_for_state(parent, State.SUCCEEDED)
     child = await system.stage_id(parent, "received", 0)
     assert await system.state(child) is State.PENDING
-    pace = SchedulerIntervals(turn=0.05, pending=0.0)
-    scheduler = Scheduler(system.settings, system.registry, system.ledger, pace=pace)
+    intervals = SchedulerIntervals(turn=0.05, pending=0.0)
+    scheduler = Scheduler(system.settings, system.registry, system.ledger, intervals=intervals)
     try:
         assert await scheduler.turn() == TurnCounts(refused=1)
         assert await system.state(child) is State.PENDING
@@ -155,7 +155,7 @@ async def test_a_next_job_that_can_not_be_published_is_a_defect_of_the_handler(
         parent = await system.publish("hot.spread", payload)
         record = await system.wait_for_state(parent, State.DEAD)
         assert (record.reason, record.error_type) == ("permanent", "InvalidOutcome"), payload
-        assert (await system.wait_for_letter(parent)).certificate.attempts == 1
+        assert (await system.wait_for_letter(parent)).info.attempts == 1
     fine = await system.publish("hot.noop")
     await system.wait_for_state(fine, State.SUCCEEDED)
 
@@ -177,7 +177,7 @@ async def test_a_next_job_that_the_ledger_rejects_is_a_defect_of_the_handler(
     record = await system.wait_for_state(parent, State.DEAD)
     assert (record.reason, record.error_type) == ("permanent", "InvalidOutcome")
     assert journal.runs(parent) == 1
-    assert (await system.wait_for_letter(parent)).certificate.attempts == 1
+    assert (await system.wait_for_letter(parent)).info.attempts == 1
 
 
 async def test_a_job_whose_next_lane_is_full_waits_without_using_up_an_attempt(
@@ -214,7 +214,7 @@ async def test_a_next_job_that_a_full_hot_lane_refuses_is_dead_and_its_parent_is
         record = await system.record(child)
         assert (record.state, record.reason) == (State.DEAD, "overflowed")
         letter = await system.wait_for_letter(child)
-        assert letter.certificate.reason is Reason.OVERFLOWED
+        assert letter.info.reason is Reason.OVERFLOWED
         assert letter.message is not None
         assert letter.message.metadata.parent_id == parent
 

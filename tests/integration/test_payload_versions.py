@@ -114,9 +114,9 @@ async def test_a_step_that_fails_ends_the_job_until_it_is_mended(
         broken = replace(declared, upgrades=(declared.upgrades[0], (2, forgetful)))
         worker = await system.start_worker("reports", registry=Registry([broken]))
         letter = await system.wait_for_letter(job_id)
-        assert letter.certificate.reason is Reason.INVALID_PAYLOAD
-        assert letter.certificate.error_type == "UpgradeFailed"
-        assert "from version 2" in (letter.certificate.message or "")
+        assert letter.info.reason is Reason.INVALID_PAYLOAD
+        assert letter.info.error_type == "UpgradeFailed"
+        assert "from version 2" in (letter.info.message or "")
         await worker.stop()
         system.registry = Registry([declared])
         await system.wait_for_state(job_id, State.DEAD)
@@ -188,7 +188,7 @@ def test_who_lacks_the_module_publishes_with_the_version_that_is_registered() ->
     assert elsewhere.version == 3
 
     class Registered(Registry):
-        def described(self, name: str) -> JobType:
+        def get_publishable(self, name: str) -> JobType:
             return elsewhere
 
     made = prepare(Registered(), JobRequest("hot.read", {"text": "b"}))
@@ -255,7 +255,7 @@ def letter_of(payload: dict[str, Any]) -> Callable[[Change, bool], JobMessage]:
 
     class Letter:
         id, redrives, body = "job-1", 0, message.encode()
-        certificate = DeadLetterInfo(Reason.EXHAUSTED, "hot.read")
+        info = DeadLetterInfo(Reason.EXHAUSTED, "hot.read")
 
     Letter.message = message  # type: ignore[attr-defined]
 

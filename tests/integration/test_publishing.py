@@ -141,8 +141,8 @@ async def test_what_a_full_hot_lane_refuses_is_dead_and_its_publisher_is_told(
         record = await system.record("late")
         assert (record.state, record.reason) == (State.DEAD, "overflowed")
         letter = await system.wait_for_letter("late")
-        assert letter.certificate.reason is Reason.OVERFLOWED
-        assert letter.certificate.routing_key == "hot.noop"
+        assert letter.info.reason is Reason.OVERFLOWED
+        assert letter.info.routing_key == "hot.noop"
 
 
 async def test_a_publisher_whose_broker_is_away_leaves_nothing_half_done(system: System) -> None:

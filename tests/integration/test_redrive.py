@@ -147,9 +147,9 @@ async def test_change_that_makes_no_valid_job_leaves_the_letter_and_says_why(
             assert complaint in progress.notes[0]
 
             [after] = await system.letters()
-            assert (after.delivery.body, after.certificate) == (
+            assert (after.delivery.body, after.info) == (
                 before.delivery.body,
-                before.certificate,
+                before.info,
             )
             assert await indexed(system, "job") == ("waiting", 1, 0)
             assert await system.state("job") == State.DEAD
@@ -273,8 +273,8 @@ async def test_body_of_another_publisher_goes_back_with_its_unknown_fields(
             "metadata": {"tenant": "t-1", "nothing": None},
             "extra": [1, None],
         }
-        certificate = DeadLetterInfo(Reason.EXHAUSTED, "backfill.noop")
-        envelope = envelope_of(JobMessage.decode(json.dumps(body).encode()), certificate.headers())
+        info = DeadLetterInfo(Reason.EXHAUSTED, "backfill.noop")
+        envelope = envelope_of(JobMessage.decode(json.dumps(body).encode()), info.headers())
         await system.wire.send(DEAD_EXCHANGE, "backfill.noop", envelope)
         assert (await redrive(system)).redriven == 1
         sent = json.loads((await system.take("backfill.llm")).body)

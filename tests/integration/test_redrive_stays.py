@@ -25,14 +25,12 @@ from tests.support.system import lanes_with, open_system
 async def test_dry_run_changes_nothing(broker: TestBroker, sqlite_url: str) -> None:
     async with open_system(broker, sqlite_url) as system:
         await bury_many(system, [f"job-{number}" for number in range(20)])
-        before = [
-            (each.id, each.delivery.body, each.certificate) for each in await system.letters()
-        ]
+        before = [(each.id, each.delivery.body, each.info) for each in await system.letters()]
         for _ in range(3):
             tally = await plan(system)
             assert (tally.matched, tally.done) == (20, 20)
             assert tally.notes[0] == "job-0: would go to backfill.noop"
-        after = [(each.id, each.delivery.body, each.certificate) for each in await system.letters()]
+        after = [(each.id, each.delivery.body, each.info) for each in await system.letters()]
         assert after == before
         assert await system.ready("backfill.llm") == 0
         assert await indexed(system, "job-0") == ("waiting", 1, 0)
@@ -142,7 +140,7 @@ async def test_full_lane_leaves_the_rest_as_it_was(
     async with open_system(broker, sqlite_url, lanes=lanes) as system:
         everything = [f"job-{number:03}" for number in range(30)]
         await bury_many(system, everything, f"{lane}.noop")
-        before = {each.id: each.certificate for each in await system.letters()}
+        before = {each.id: each.info for each in await system.letters()}
         spec = RedriveSpec(LetterFilter(), remote=False)
         operation = await start_redrive(system.ledger, spec, created_by="test")
 
@@ -160,7 +158,7 @@ async def test_full_lane_leaves_the_rest_as_it_was(
 
         left = await system.letters()
         assert [each.id for each in left] == everything[5:]
-        assert {each.id: each.certificate for each in left} == {
+        assert {each.id: each.info for each in left} == {
             job_id: before[job_id] for job_id in everything[5:]
         }
         await index(system)

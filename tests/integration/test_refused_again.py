@@ -33,7 +33,7 @@ async def system(broker310: TestBroker, database_url: str) -> AsyncIterator[Syst
 
 @asynccontextmanager
 async def outbox(system: System) -> AsyncIterator[Scheduler]:
-    scheduler = Scheduler(system.settings, system.registry, system.ledger, pace=AT_ONCE)
+    scheduler = Scheduler(system.settings, system.registry, system.ledger, intervals=AT_ONCE)
     try:
         yield scheduler
     finally:

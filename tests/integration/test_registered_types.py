@@ -36,7 +36,7 @@ from switchyard.services.engine.monitoring.checks.doctor_context import DoctorCo
 from switchyard.services.engine.monitoring.checks.workers import unknown_types
 from switchyard.services.engine.publishing.preparing import JobRequest
 from switchyard.services.engine.publishing.publisher import JobPublisher
-from switchyard.services.engine.records.job_types import KEPT_FOR, MAX_JOB_TYPES, MAX_SCHEMA_BYTES
+from switchyard.services.engine.records.job_types import MAX_JOB_TYPES, MAX_SCHEMA_BYTES, TYPE_TTL
 from switchyard.services.engine.records.states import State
 from switchyard.services.engine.wings import job_modules
 from tests.support.api_server import connected, problem, serving
@@ -156,7 +156,7 @@ async def _publish(client: httpx.AsyncClient, payload: dict[str, Any]) -> httpx.
 async def test_what_is_local_stays_local_by_every_name_of_it(ledger: Ledger) -> None:
     await sync_of(ledger, WEIGH, SCAN).sync()
     registry = await learnt(ledger)
-    weighing, scanning = registry.described("weigh"), registry.described("scan")
+    weighing, scanning = registry.get_publishable("weigh"), registry.get_publishable("scan")
     for key in ("filePath", "path", "at", "where", "place"):
         payload = {"weight": 1, key: "/x"}
         with pytest.raises(RemoteFieldForbidden):
@@ -176,14 +176,14 @@ async def test_a_module_that_is_loaded_counts_for_more_than_what_was_registered(
     await sync_of(ledger, WEIGH).sync()
     registry = Registry([WEIGH])
     await learn_types(registry, ledger)
-    assert registry.described("weigh") is WEIGH
+    assert registry.get_publishable("weigh") is WEIGH
     assert not registry.registered
 
 
 async def test_what_is_registered_can_be_published_and_not_run(ledger: Ledger) -> None:
     await sync_of(ledger, WEIGH).sync()
     registry = await learnt(ledger)
-    assert registry.described("weigh").lanes == ("hot", "backfill")
+    assert registry.get_publishable("weigh").lanes == ("hot", "backfill")
     assert [route.routing_key for route in registry.routes] == ["backfill.weigh", "hot.weigh"]
     assert list(registry) == []
     assert registry.lanes_of("llm") == ()
@@ -198,7 +198,7 @@ async def test_workers_replace_what_others_have_registered_and_nobody_replaces_w
     await sync_of(ledger, WEIGH, works=False).sync()
     await sync_of(ledger, newer).sync()
     await sync_of(ledger, WEIGH, works=False).sync()
-    assert (await learnt(ledger)).described("weigh").max_attempts == 9
+    assert (await learnt(ledger)).get_publishable("weigh").max_attempts == 9
 
 
 async def test_a_registry_learns_changes_and_forgets_what_is_gone(ledger: Ledger) -> None:
@@ -206,18 +206,18 @@ async def test_a_registry_learns_changes_and_forgets_what_is_gone(ledger: Ledger
     registry = await learnt(ledger)
     await sync_of(ledger, JobType(**{**_fields(WEIGH), "max_attempts": 9})).sync()
     await learn_types(registry, ledger)
-    assert registry.described("weigh").max_attempts == 9
-    later = ledger.clock.time() + KEPT_FOR + 1
+    assert registry.get_publishable("weigh").max_attempts == 9
+    later = ledger.clock.time() + TYPE_TTL + 1
     await ledger.job_types.register([], later)
     await learn_types(registry, ledger)
     with pytest.raises(UnknownJobType):
-        registry.described("weigh")
+        registry.get_publishable("weigh")
 
 
 async def test_a_ledger_that_was_set_back_gets_the_types_again(ledger: Ledger) -> None:
     sharing = sync_of(ledger, WEIGH)
     await sharing.sync()
-    await ledger.job_types.register([], ledger.clock.time() + KEPT_FOR + 1)
+    await ledger.job_types.register([], ledger.clock.time() + TYPE_TTL + 1)
     assert await ledger.job_types.list_job_types() == []
     sharing._touched_at = 0.0  # as ten minutes later
     await sharing.sync()
@@ -237,7 +237,7 @@ async def test_no_schema_makes_a_process_fetch_or_fail(ledger: Ledger) -> None:
     registry = await learnt(ledger)
     for name in ("far", "file", "odd"):
         with pytest.raises(UnknownJobType, match=rf"of {name} can't be used here .*load its mod"):
-            registry.described(name).validate({})
+            registry.get_publishable(name).validate({})
 
 
 async def test_a_pattern_that_backtracks_for_ever_is_given_up(ledger: Ledger) -> None:
@@ -262,7 +262,7 @@ async def test_rows_that_somebody_has_spoilt_do_not_hide_the_others(ledger: Ledg
     rows = [{**row, "name": name, "digest": name, **changes[name]} for name in changes]
     await ledger.core.database.write(lambda connection: connection.execute(insert(job_types), rows))
     registry = await learnt(ledger)
-    assert [each.name for each in registry.all_described] == ["weigh"]
+    assert [each.name for each in registry.publishable_types] == ["weigh"]
     assert set(registry.unusable) == {"broken", "listed", "nowhere", "Bad.Name", "endless"}
 
 

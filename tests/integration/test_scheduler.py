@@ -34,11 +34,11 @@ QUICK = SchedulerIntervals(turn=0.05, lease=1.0, pending=0.3, silent=0.3)
 
 @asynccontextmanager
 async def scheduling(
-    system: System, pace: SchedulerIntervals = QUICK, **settings: Any
+    system: System, intervals: SchedulerIntervals = QUICK, **settings: Any
 ) -> AsyncIterator[Scheduler]:
     """A scheduler that runs, `settings` being its own."""
     own = system.settings.model_copy(update=settings)
-    scheduler = Scheduler(own, system.registry, system.ledger, pace=pace)
+    scheduler = Scheduler(own, system.registry, system.ledger, intervals=intervals)
     task = asyncio.create_task(scheduler.run())
     try:
         yield scheduler
@@ -49,11 +49,11 @@ async def scheduling(
 
 @asynccontextmanager
 async def by_hand(
-    system: System, pace: SchedulerIntervals = QUICK, **settings: Any
+    system: System, intervals: SchedulerIntervals = QUICK, **settings: Any
 ) -> AsyncIterator[Scheduler]:
     """A scheduler that takes its turns when the test says so."""
     own = system.settings.model_copy(update=settings)
-    scheduler = Scheduler(own, system.registry, system.ledger, pace=pace)
+    scheduler = Scheduler(own, system.registry, system.ledger, intervals=intervals)
     try:
         yield scheduler
     finally:
@@ -434,6 +434,6 @@ async def test_scheduler_can_be_stopped_at_any_moment_of_its_start(
                 await asyncio.sleep(step * 0.0005)
 
 
-async def wait_for_turn(system: System, pace: SchedulerIntervals) -> None:
-    async with scheduling(system, pace) as scheduler:
+async def wait_for_turn(system: System, intervals: SchedulerIntervals) -> None:
+    async with scheduling(system, intervals) as scheduler:
         await scheduler.is_active.wait()

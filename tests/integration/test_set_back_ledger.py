@@ -39,8 +39,8 @@ def change(sqlite_url: str, statement: str, values: Mapping[str, str] | None = N
 async def bury(system: System, job_id: str) -> None:
     """Give a job up, as a worker does."""
     message = JobMessage(job_id=job_id, job_type="noop", payload={})
-    certificate = DeadLetterInfo(Reason.EXHAUSTED, "hot.noop", message="no use")
-    await system.wire.send(DEAD_EXCHANGE, "hot.noop", envelope_of(message, certificate.headers()))
+    info = DeadLetterInfo(Reason.EXHAUSTED, "hot.noop", message="no use")
+    await system.wire.send(DEAD_EXCHANGE, "hot.noop", envelope_of(message, info.headers()))
 
 
 async def test_letters_that_the_copy_does_not_know_are_listed_again_and_no_others(
@@ -93,7 +93,7 @@ async def test_records_that_run_under_a_living_worker_that_does_not_run_them_are
     )
 
     assert await worker.release_unheld() == 1
-    scheduler = Scheduler(system.settings, system.registry, system.ledger, pace=AT_ONCE)
+    scheduler = Scheduler(system.settings, system.registry, system.ledger, intervals=AT_ONCE)
     try:
         assert (await scheduler.turn()).outbox == 1
     finally:

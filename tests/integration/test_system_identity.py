@@ -113,7 +113,7 @@ async def test_a_copy_made_seconds_ago_is_refused_once_its_scheduler_has_ended(
     async with await new_ledger(settings) as ledger:
         await mark_broker(settings, ledger)
         marked = (await ledger.system.system()).generation
-        scheduler = Scheduler(settings, registry, ledger, pace=SchedulerIntervals(turn=0.05))
+        scheduler = Scheduler(settings, registry, ledger, intervals=SchedulerIntervals(turn=0.05))
         running = asyncio.create_task(scheduler.run())
 
         async def advanced() -> bool:
@@ -184,7 +184,7 @@ async def test_generations_only_grow_and_only_of_a_marked_broker(
 async def test_a_scheduler_ends_when_its_broker_has_become_another_systems(
     broker310: TestBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("switchyard.services.engine.scheduler.duties.AGREEMENT_INTERVAL", 3.0)
+    monkeypatch.setattr("switchyard.services.engine.scheduler.duties.GENERATION_INTERVAL", 3.0)
     one, two = (settings_of(broker310, tmp_path / name) for name in ("one", "two"))
     registry = Registry.load()
     await broker310.declare(build(broker310.profile, registry.routes))
@@ -192,7 +192,7 @@ async def test_a_scheduler_ends_when_its_broker_has_become_another_systems(
         await mark_broker(one, first)
         before = await read_broker(one)
         assert before is not None
-        scheduler = Scheduler(one, registry, first, pace=SchedulerIntervals(turn=0.05))
+        scheduler = Scheduler(one, registry, first, intervals=SchedulerIntervals(turn=0.05))
         running = asyncio.create_task(scheduler.run())
 
         async def advanced() -> bool:
@@ -355,7 +355,7 @@ async def test_what_can_not_be_claimed_at_the_start_is_claimed_as_soon_as_the_le
 
         monkeypatch.setattr(second.system, "system", system)
         marker, stopped = tmp_path / "two" / "files" / MARKER, asyncio.Event()
-        async with claiming(two, second, stopped.set, again=0.05):
+        async with claiming(two, second, stopped.set, retry_interval=0.05):
             assert not marker.exists()
             is_away = False
             await eventually(marker.exists)
@@ -365,7 +365,7 @@ async def test_what_can_not_be_claimed_at_the_start_is_claimed_as_soon_as_the_le
 
         async def use() -> None:
             nonlocal is_away
-            async with claiming(wrong, second, stopped.set, again=0.05):
+            async with claiming(wrong, second, stopped.set, retry_interval=0.05):
                 is_away = False
                 await asyncio.wait_for(stopped.wait(), PATIENCE)
 

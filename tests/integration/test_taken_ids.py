@@ -54,7 +54,7 @@ async def test_a_message_under_the_id_of_a_stage_that_is_there_becomes_a_dead_le
     done = await system.wait_for_state(stage, State.SUCCEEDED)
     await system.publish_foreign("hot.received", {"n": 7}, job_id=stage)
     (letter,) = await eventually(system.letters, what="a dead letter")
-    assert (letter.certificate.reason, letter.certificate.error_type) == (
+    assert (letter.info.reason, letter.info.error_type) == (
         Reason.MALFORMED,
         "ForeignCopy",
     )

@@ -21,7 +21,7 @@ async def test_it_publishes_waits_and_tells_what_ran(
         assert (done.state, done.result) == (State.SUCCEEDED, {"n": 1})
         dead = await worker.run("hot.scripted", {"steps": ["retry", "permanent"]})
         assert (dead.state, dead.reason) == (State.DEAD, "permanent")
-        assert [(each.job_id, each.job_type, each.attempt) for each in worker.ran] == [
+        assert [(each.job_id, each.job_type, each.attempt) for each in worker.runs] == [
             (done.id, "noop", 1),
             (dead.id, "scripted", 1),
             (dead.id, "scripted", 2),

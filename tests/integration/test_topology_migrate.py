@@ -101,7 +101,7 @@ async def test_jobs_letters_and_priorities_survive_the_way_there_and_back(
         assert {each.done for each in await migrate(system.settings, "quorum")} == {True}
         assert await differs(system, "quorum") == []
         assert await system.broker.management.depth("backfill.llm") == 200
-        reasons = sorted(letter.certificate.reason for letter in await system.letters())
+        reasons = sorted(letter.info.reason for letter in await system.letters())
         assert reasons == sorted([Reason.EXHAUSTED] * 3 + [Reason.EXPIRED])
 
         await migrate(system.settings, "classic")

@@ -59,7 +59,7 @@ async def empty(broker: TestBroker) -> None:
 
 @asynccontextmanager
 async def scheduling(system: System) -> AsyncIterator[Scheduler]:
-    scheduler = Scheduler(system.settings, system.registry, system.ledger, pace=AT_ONCE)
+    scheduler = Scheduler(system.settings, system.registry, system.ledger, intervals=AT_ONCE)
     try:
         yield scheduler
     finally:

@@ -68,8 +68,8 @@ async def test_a_type_that_nobody_knows_is_told_and_ends_with_its_lanes_age(
         assert check.status == "wrong"
         assert f"{worker.worker_id} does not know noop (1 job " in check.detail
         letter = await system.wait_for_letter(job_id)
-        assert letter.certificate.reason is Reason.EXPIRED
-        assert "does not know the job type 'noop'" in (letter.certificate.message or "")
+        assert letter.info.reason is Reason.EXPIRED
+        assert "does not know the job type 'noop'" in (letter.info.message or "")
         dead = await system.wait_for_state(job_id, State.DEAD)
         assert (dead.reason, dead.attempts) == ("expired", 0)
         # 0.2 s, 0.4 s, 0.8 s, 0.8 s: later each time, and no spinning.
@@ -92,7 +92,7 @@ async def test_a_payload_that_does_not_fit_a_known_type_is_dead_at_once(
         await system.start_worker("llm")
         await system.publish_foreign("hot.noop", {"n": "three"}, job_id="wrong")
         letter = await system.wait_for_letter("wrong")
-        assert letter.certificate.reason is Reason.INVALID_PAYLOAD
+        assert letter.info.reason is Reason.INVALID_PAYLOAD
 
 
 class OlderNumber(BaseModel):

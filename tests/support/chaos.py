@@ -260,7 +260,7 @@ async def outbox(system: System) -> AsyncIterator[None]:
         system.settings,
         system.registry,
         system.ledger,
-        pace=SchedulerIntervals(turn=0.1, pending=1.0),
+        intervals=SchedulerIntervals(turn=0.1, pending=1.0),
     )
     task = asyncio.create_task(scheduler.run())
     try:

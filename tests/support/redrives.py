@@ -70,11 +70,11 @@ async def bury(
         payload=dict(payload or {}),
         metadata=Metadata(attempts=3, **metadata),
     )
-    certificate = DeadLetterInfo(
+    info = DeadLetterInfo(
         reason, routing_key, error_type=error_type, dead_at=(died or now()).isoformat()
     )
     await system.ledger.jobs.record(NewJob(message, lane, "llm", routing_key))
-    await system.wire.send(DEAD_EXCHANGE, routing_key, envelope_of(message, certificate.headers()))
+    await system.wire.send(DEAD_EXCHANGE, routing_key, envelope_of(message, info.headers()))
     await index(system)
     return job_id
 
@@ -92,9 +92,7 @@ async def bury_all(
     """Make jobs dead in this order, recorded unless told, and index their letters. A redriven one
     does its steps."""
     lane, _, job_type = routing_key.partition(".")
-    certificate = DeadLetterInfo(
-        Reason.EXHAUSTED, routing_key, error_type="RuntimeError", message=cause
-    )
+    info = DeadLetterInfo(Reason.EXHAUSTED, routing_key, error_type="RuntimeError", message=cause)
     messages = [
         JobMessage(
             job_id=job_id,
@@ -112,9 +110,7 @@ async def bury_all(
             )
         await asyncio.gather(
             *(
-                system.wire.send(
-                    DEAD_EXCHANGE, routing_key, envelope_of(message, certificate.headers())
-                )
+                system.wire.send(DEAD_EXCHANGE, routing_key, envelope_of(message, info.headers()))
                 for message in group
             )
         )
@@ -146,7 +142,10 @@ async def indexed(system: System, letter_id: str) -> tuple[str, int, int]:
 async def indexing(system: System) -> AsyncIterator[None]:
     """Index letters while the context is open, as a scheduler does."""
     scheduler = Scheduler(
-        system.settings, system.registry, system.ledger, pace=SchedulerIntervals(turn=0.05, lease=1)
+        system.settings,
+        system.registry,
+        system.ledger,
+        intervals=SchedulerIntervals(turn=0.05, lease=1),
     )
     task = asyncio.create_task(scheduler.run())
     await scheduler.is_active.wait()

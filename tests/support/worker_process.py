@@ -184,9 +184,11 @@ async def worker(
     await task
 
 
-async def scheduler(settings: Settings, registry: Registry, ledger: Ledger, **pace: float) -> None:
+async def scheduler(
+    settings: Settings, registry: Registry, ledger: Ledger, **intervals: float
+) -> None:
     """Schedule, or stand by, until SIGTERM."""
-    running = Scheduler(settings, registry, ledger, pace=SchedulerIntervals(**pace))
+    running = Scheduler(settings, registry, ledger, intervals=SchedulerIntervals(**intervals))
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, running.stop)
     _say_ready(running.holder)
     await running.run()

@@ -1,4 +1,4 @@
-"""Death certificates: written as headers, and read whoever has written them."""
+"""Headers of dead letters: written, and read whoever has written them."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -14,7 +14,7 @@ from switchyard.broker.dead.dead_letter_headers import (
     DeadLetterInfo,
     Reason,
     letter_id,
-    read_certificate,
+    read_dead_letter_info,
 )
 from switchyard.broker.wire.envelope import Envelope, encode_publish
 
@@ -52,23 +52,23 @@ def x_death(*deaths: tuple[str, str, str]) -> dict[str, Any]:
         worker=text,
     )
 )
-def test_a_certificate_survives_as_headers(certificate: DeadLetterInfo) -> None:
-    headers = certificate.headers()
-    assert headers["x-dead-reason"] == certificate.reason.value
-    assert read_certificate(headers, "jobs.elsewhere", None) == certificate
+def test_the_info_survives_as_headers(info: DeadLetterInfo) -> None:
+    headers = info.headers()
+    assert headers["x-dead-reason"] == info.reason.value
+    assert read_dead_letter_info(headers, "jobs.elsewhere", None) == info
 
 
 def test_no_header_says_that_the_broker_threw_a_job_out() -> None:
     headers = DeadLetterInfo(Reason.DISPLACED, "hot.noop").headers()
-    assert read_certificate(headers, "hot.noop", None).reason is Reason.OVERFLOWED
+    assert read_dead_letter_info(headers, "hot.noop", None).reason is Reason.OVERFLOWED
 
 
 @pytest.mark.parametrize("said", ["bad \ud800", "a\0b", "\U0001f600" * 100_000, "\x1b[2J\r\n"])
-def test_a_certificate_can_be_written_whatever_an_error_says(said: str) -> None:
-    certificate = DeadLetterInfo(
+def test_the_info_can_be_written_whatever_an_error_says(said: str) -> None:
+    info = DeadLetterInfo(
         Reason.EXHAUSTED, "hot.noop", error_type=said, message=said, traceback=said, worker=said
     )
-    for each in (certificate, *certificate.shortened()):
+    for each in (info, *info.shortened()):
         frames = encode_publish(
             1, "jobs.dlx", "hot.noop", Envelope(b"{}", "m", headers=each.headers()), 131_072
         )
@@ -79,13 +79,13 @@ def test_a_certificate_can_be_written_whatever_an_error_says(said: str) -> None:
 
 
 def test_long_texts_are_cut_so_that_headers_fit_into_a_frame() -> None:
-    certificate = DeadLetterInfo(
+    info = DeadLetterInfo(
         Reason.EXHAUSTED,
         "hot.crawl",
         message="m" * 3_000 + "the end",
         traceback="the start" + "t" * 20_000 + "the error",
     )
-    headers = certificate.headers()
+    headers = info.headers()
     assert headers["x-dead-message"] == "m" * MESSAGE_LIMIT
     assert len(headers["x-dead-traceback"]) == TRACEBACK_LIMIT
     assert headers["x-dead-traceback"].endswith("the error")
@@ -102,8 +102,8 @@ def test_long_texts_are_cut_so_that_headers_fit_into_a_frame() -> None:
 )
 def test_a_death_by_the_broker_is_read_from_its_header(broker_says: str, reason: Reason) -> None:
     headers = x_death(("hot.llm", broker_says, "hot.summarize_content"))
-    certificate = read_certificate(headers, "hot.summarize_content", None)
-    assert certificate == DeadLetterInfo(
+    info = read_dead_letter_info(headers, "hot.summarize_content", None)
+    assert info == DeadLetterInfo(
         reason,
         "hot.summarize_content",
         queue="hot.llm",
@@ -115,43 +115,46 @@ def test_a_death_by_the_broker_is_read_from_its_header(broker_says: str, reason:
 
 def test_the_latest_death_counts() -> None:
     headers = x_death(("hot.llm", "maxlen", "hot.llm"), ("jobs.retry.5s", "expired", "hot.llm"))
-    assert read_certificate(headers, "hot.llm", None).reason is Reason.OVERFLOWED
-    assert read_certificate(headers, "hot.llm", None).queue == "hot.llm"
+    assert read_dead_letter_info(headers, "hot.llm", None).reason is Reason.OVERFLOWED
+    assert read_dead_letter_info(headers, "hot.llm", None).queue == "hot.llm"
 
 
 def test_a_retried_job_that_died_in_its_lane_can_go_back_under_its_own_key() -> None:
     """A retry returns under its queue's name, which nothing is bound to."""
     headers = x_death(("hot.llm", "expired", "hot.llm"), ("jobs.retry.5s", "expired", "hot.llm"))
     assert (
-        read_certificate(headers, "hot.llm", "summarize_content").routing_key
+        read_dead_letter_info(headers, "hot.llm", "summarize_content").routing_key
         == "hot.summarize_content"
     )
-    assert read_certificate(headers, "hot.llm", None).routing_key == "hot.llm"
+    assert read_dead_letter_info(headers, "hot.llm", None).routing_key == "hot.llm"
 
 
 def test_the_type_in_the_body_does_not_replace_the_key_that_was_published_to() -> None:
     headers = x_death(("hot.llm", "expired", "hot.summarize_content"))
-    assert read_certificate(headers, "x", "another_type").routing_key == "hot.summarize_content"
     assert (
-        read_certificate({}, "hot.no_such_type", "another_type").routing_key == "hot.no_such_type"
+        read_dead_letter_info(headers, "x", "another_type").routing_key == "hot.summarize_content"
+    )
+    assert (
+        read_dead_letter_info({}, "hot.no_such_type", "another_type").routing_key
+        == "hot.no_such_type"
     )
 
 
 @pytest.mark.parametrize("headers", [{}, {"x-death": []}, {"x-death": None}, {"x-death": ["?"]}])
 def test_a_letter_without_a_history_found_no_queue(headers: dict[str, Any]) -> None:
-    certificate = read_certificate(headers, "hot.no_such_type", None)
-    assert certificate.reason is Reason.UNROUTABLE
-    assert certificate.routing_key == "hot.no_such_type"
+    info = read_dead_letter_info(headers, "hot.no_such_type", None)
+    assert info.reason is Reason.UNROUTABLE
+    assert info.routing_key == "hot.no_such_type"
 
 
-def test_a_certificate_that_was_in_the_lane_before_the_death_does_not_count() -> None:
+def test_headers_that_were_in_the_lane_before_the_death_do_not_count() -> None:
     theirs = DeadLetterInfo(Reason.PERMANENT, "hot.crawl", error_type="InvalidPayload")
     history = x_death(("hot.llm", "expired", "hot.llm"))
-    assert read_certificate(history | theirs.headers(), "x", None).reason is Reason.EXPIRED
+    assert read_dead_letter_info(history | theirs.headers(), "x", None).reason is Reason.EXPIRED
 
 
-def test_a_certificate_of_another_program_counts_as_far_as_it_can_be_read() -> None:
-    certificate = read_certificate(
+def test_headers_of_another_program_count_as_far_as_they_can_be_read() -> None:
+    info = read_dead_letter_info(
         {
             "x-dead-reason": "no such reason",
             "x-dead-message": b"caf\xe9",
@@ -163,25 +166,28 @@ def test_a_certificate_of_another_program_counts_as_far_as_it_can_be_read() -> N
         "hot.crawl",
         None,
     )
-    assert certificate == DeadLetterInfo(
-        Reason.EXHAUSTED, "hot.crawl", error_type="ValueError", dead_at=certificate.dead_at
+    assert info == DeadLetterInfo(
+        Reason.EXHAUSTED, "hot.crawl", error_type="ValueError", dead_at=info.dead_at
     )
 
 
 def test_a_routing_key_that_could_not_be_one_does_not_count() -> None:
     assert (
-        read_certificate(
+        read_dead_letter_info(
             {"x-dead-reason": "expired", "x-dead-routing-key": "ä" * 128}, "k", None
         ).routing_key
         == "k"
     )
     headers = x_death(("hot.llm", "expired", "k" * 256))
-    assert read_certificate(headers, "hot.crawl", None).routing_key == "hot.crawl"
+    assert read_dead_letter_info(headers, "hot.crawl", None).routing_key == "hot.crawl"
 
 
 @pytest.mark.parametrize("reason", [b"expired", 7, None])
 def test_a_reason_that_is_no_text_is_none_of_ours(reason: object) -> None:
-    assert read_certificate({"x-dead-reason": reason}, "hot.crawl", None).reason is Reason.EXHAUSTED
+    assert (
+        read_dead_letter_info({"x-dead-reason": reason}, "hot.crawl", None).reason
+        is Reason.EXHAUSTED
+    )
 
 
 def test_a_letter_is_known_by_its_job_or_by_its_bytes() -> None:

@@ -187,9 +187,9 @@ def test_whatever_its_properties_a_message_comes_in_and_can_go_out_again(
     ]
     for message, (*_, raw, _, _) in zip(messages, sent, strict=True):
         assert message.properties == raw
-        certificate = unreadable_properties(delivery_of(message))
+        info = unreadable_properties(delivery_of(message))
         message_id = message.message_id or letter_id(None, message.body)
-        envelope = Envelope(message.body, message_id, headers=certificate.headers())
+        envelope = Envelope(message.body, message_id, headers=info.headers())
         encode_publish(1, message.exchange, message.routing_key, envelope, FRAME_MAX)
 
 

@@ -26,7 +26,7 @@ from switchyard.services.engine.redrive.spec import RedriveSpec, title_of
 REGISTRY = Registry.load(["tests.support.jobs"])
 
 
-def stored(payload: dict[str, Any] | None = None, **certificate: Any) -> StoredLetter:
+def stored(payload: dict[str, Any] | None = None, **info: Any) -> StoredLetter:
     message = JobMessage(
         job_id="job-1",
         job_type="noop",
@@ -34,7 +34,7 @@ def stored(payload: dict[str, Any] | None = None, **certificate: Any) -> StoredL
         payload=payload or {"n": 1, "text": "a"},
         metadata=Metadata(attempts=3, redrives=2),
     )
-    values = {"routing_key": "hot.noop", "error_type": "RuntimeError", **certificate}
+    values = {"routing_key": "hot.noop", "error_type": "RuntimeError", **info}
     return StoredLetter("job-1", message.encode(), DeadLetterInfo(Reason.EXHAUSTED, **values))
 
 
@@ -234,7 +234,7 @@ def test_line_is_read_back_as_the_same_letter(body: bytes) -> None:
     assert "\n" not in line
     found = parse_line(line)
     assert found.body == body
-    assert found.certificate == DeadLetterInfo(
+    assert found.info == DeadLetterInfo(
         Reason.EXHAUSTED,
         "hot.noop",
         queue="hot.llm",
@@ -293,5 +293,5 @@ def test_a_letter_whose_properties_could_not_be_read_is_no_job_wherever_it_is() 
     with pytest.raises(InvalidRedrive, match="they can't be read: export it"):
         make_copy(letter, Change(), REGISTRY)
     again = parse_line(to_line(indexed(letter.body, **{PROPERTIES_HEADER: "AAA="})))
-    assert (again.message, again.certificate.properties) == (None, "AAA=")
+    assert (again.message, again.info.properties) == (None, "AAA=")
     assert again.id.startswith("raw-")

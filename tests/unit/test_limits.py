@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from switchyard.services.common.settings import KeyedLimitOverride
 from switchyard.services.engine.jobs.context import JobContext
-from switchyard.services.engine.jobs.limits import Limit, LimitRefused, needs_of
+from switchyard.services.engine.jobs.limits import Limit, LimitRefused, demands_of
 from switchyard.services.engine.jobs.outcomes import Done, Outcome
 from switchyard.services.engine.jobs.registry import Registry, RegistryError, job, job_type_of
 from switchyard.services.engine.records.limits import (
@@ -34,7 +34,7 @@ class Ask(BaseModel):
 
 def needs(limit: Limit, payload: Ask | None = None, **numbers: Any) -> list[tuple[Any, ...]]:
     given = {limit.name: KeyedLimitOverride.model_validate(numbers)} if numbers else {}
-    found = needs_of([limit], payload or Ask(), given)
+    found = demands_of([limit], payload or Ask(), given)
     return [(each.key, each.size, each.tokens) for each in found]
 
 

@@ -232,8 +232,8 @@ def test_a_backfill_whose_origin_is_not_known_is_from_outside() -> None:
 
 def letter(job_type: str, payload: dict[str, Any]) -> StoredLetter:
     message = JobMessage(job_id="job-1", job_type=job_type, payload=payload)
-    certificate = DeadLetterInfo(Reason.EXHAUSTED, f"hot.{job_type}")
-    return StoredLetter("job-1", message.encode(), certificate)
+    info = DeadLetterInfo(Reason.EXHAUSTED, f"hot.{job_type}")
+    return StoredLetter("job-1", message.encode(), info)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@ import asyncio
 import pytest
 
 from switchyard.services.engine.access import rate_limit
-from switchyard.services.engine.access.rate_limit import RateLimiter, Rationed
+from switchyard.services.engine.access.rate_limit import RateLimitedCall, RateLimiter
 
 
 class Clock:
@@ -95,7 +95,7 @@ class Finding:
 async def test_who_asks_too_often_gets_what_was_found_last() -> None:
     now = 0.0
     finding = Finding()
-    rationed = Rationed(finding.find, 1.0, 3, clock=lambda: now)
+    rationed = RateLimitedCall(finding.find, 1.0, 3, clock=lambda: now)
     assert [await rationed.get() for _ in range(4)] == [1, 2, 3, 3]
     now = 1.0
     assert [await rationed.get() for _ in range(2)] == [4, 4]
@@ -104,7 +104,7 @@ async def test_who_asks_too_often_gets_what_was_found_last() -> None:
 async def test_all_who_ask_at_once_get_the_same() -> None:
     finding = Finding()
     finding.may_end.clear()
-    rationed = Rationed(finding.find, 1.0, 3)
+    rationed = RateLimitedCall(finding.find, 1.0, 3)
     asked = [asyncio.create_task(rationed.get()) for _ in range(20)]
     await asyncio.sleep(0)
     asked[0].cancel()  # for the others it is found all the same
@@ -120,7 +120,7 @@ async def test_what_can_not_be_found_is_looked_for_again() -> None:
             raise error
         return "found"
 
-    rationed = Rationed(find, 1.0, 3)
+    rationed = RateLimitedCall(find, 1.0, 3)
     with pytest.raises(OSError, match="away"):
         await rationed.get()
     assert await rationed.get() == "found"

@@ -47,7 +47,7 @@ def letter(
             metadata=Metadata(**metadata),
         )
         body = message.encode()
-    certificate = DeadLetterInfo(reason, routing_key, error_type=error_type, dead_at=dead_at)
+    info = DeadLetterInfo(reason, routing_key, error_type=error_type, dead_at=dead_at)
     delivery = Delivery(
         body=body,
         queue="jobs.dead",
@@ -56,7 +56,7 @@ def letter(
         redelivered=False,
         priority=0,
         message_id="job-1",
-        headers=certificate.headers(),
+        headers=info.headers(),
         received_at=0,
         unreadable="",
         properties=b"",

@@ -19,7 +19,7 @@ from switchyard.services.engine.jobs.retry import (
 )
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
-POLICY = RetryPolicy.over()
+POLICY = RetryPolicy.from_levels()
 ERROR = Failure.from_error(RuntimeError("boom"))
 CRASH = Failure("ProcessCrashed", "killed", crashed=True)
 

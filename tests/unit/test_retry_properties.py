@@ -55,7 +55,7 @@ outcomes = st.one_of(
     st.builds(Discard, anything),
 )
 levels = st.lists(st.floats(0.001, 1000), min_size=1, max_size=8, unique=True).map(sorted)
-policies = levels.map(RetryPolicy.over)
+policies = levels.map(RetryPolicy.from_levels)
 counts = st.integers(0, 2000)
 limits = st.integers(1, 1000)
 

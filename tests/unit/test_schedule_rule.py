@@ -19,7 +19,7 @@ from switchyard.services.engine.schedules.rule import (
     InvalidSchedule,
     with_jitter,
 )
-from switchyard.services.engine.schedules.service import DEFAULTS, defaults
+from switchyard.services.engine.schedules.service import DEFAULTS, default_entries
 from switchyard.services.engine.wings import job_modules
 
 BERLIN = ZoneInfo("Europe/Berlin")
@@ -286,8 +286,8 @@ def test_a_year_has_each_night_once_in_every_zone_with_summer_time() -> None:
 
 def test_all_that_fires_by_itself_can_be_published_as_it_stands() -> None:
     registry = Registry.load(job_modules())
-    found = defaults(registry)
+    found = default_entries(registry)
     assert found == list(DEFAULTS)  # each of their types is there
     for each in found:
         each.check(registry, remote=True)
-    assert defaults(Registry.load(REGISTRY)) == []
+    assert default_entries(Registry.load(REGISTRY)) == []

@@ -201,10 +201,10 @@ def test_whoever_knows_the_type_hides_and_takes_no_payload_that_was_copied_from_
         job_type = job_type_from(record_of(job_type, "a worker"))
     registry = Registry()
     registry.set_registered([job_type], {})
-    assert registry.shown_payload("deliver_secretly", {"token": "a"}) == {"token": HIDDEN}
-    assert registry.shown_payload("unknown", {"token": "a"}) == {"token": "a"}
+    assert registry.hide_secrets("deliver_secretly", {"token": "a"}) == {"token": HIDDEN}
+    assert registry.hide_secrets("unknown", {"token": "a"}) == {"token": "a"}
     job_type.validate({"token": "a", "url": HIDDEN})
-    named = registry.shown_payload("deliver_secretly", {"named": {"secretCode": 1}})
+    named = registry.hide_secrets("deliver_secretly", {"named": {"secretCode": 1}})
     assert named == {"named": {"secretCode": HIDDEN}}
     with pytest.raises(InvalidPayload, match="give its value"):
         job_type.validate({"login": {"user": "me", "password": HIDDEN}})
@@ -284,11 +284,11 @@ def test_secrets_are_taken_out_of_other_texts_as_those_quote_them() -> None:
         "a+b%2F%26%C3%A4%27",
         r"a b/&\u00e4'",
     ):
-        assert scrubber.scrubbed(f"401 for {text}!").endswith(f"{HIDDEN}!"), text
-    assert scrubber.scrubbed("http://a pw") == "http://a pw"  # too short to be looked for
-    assert Scrubber.from_payload(payload, None).scrubbed("a b/&ä'") == "a b/&ä'"
+        assert scrubber.scrub(f"401 for {text}!").endswith(f"{HIDDEN}!"), text
+    assert scrubber.scrub("http://a pw") == "http://a pw"  # too short to be looked for
+    assert Scrubber.from_payload(payload, None).scrub("a b/&ä'") == "a b/&ä'"
     many = {"logins": [{"user": "", "password": f"word{n}"} for n in range(MAX_SCRUBBED + 1)]}
-    assert Scrubber.from_payload(many, schema).scrubbed("it failed") == HIDDEN
+    assert Scrubber.from_payload(many, schema).scrub("it failed") == HIDDEN
 
 
 @pytest.mark.parametrize(

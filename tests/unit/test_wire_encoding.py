@@ -118,16 +118,16 @@ def test_headers_that_do_not_fit_into_a_frame_are_refused() -> None:
         encode_publish(1, "x", "y", envelope, SMALLEST_FRAME_MAX)
 
 
-def test_the_longest_death_certificate_fits_into_a_frame() -> None:
+def test_the_longest_headers_of_a_dead_letter_fit_into_a_frame() -> None:
     worst = "\N{PILE OF POO}"  # four bytes
-    certificate = DeadLetterInfo(
+    info = DeadLetterInfo(
         Reason.EXHAUSTED,
         "hot." + "k" * 200,
         message=worst * MESSAGE_LIMIT,
         traceback=worst * TRACEBACK_LIMIT,
     )
-    envelope = Envelope(b"", "id", headers=certificate.headers())
-    assert encode_publish(1, "jobs.dlx", certificate.routing_key, envelope, FRAME_MAX)
+    envelope = Envelope(b"", "id", headers=info.headers())
+    assert encode_publish(1, "jobs.dlx", info.routing_key, envelope, FRAME_MAX)
 
 
 def test_properties_repeat_what_routing_and_tools_need() -> None:

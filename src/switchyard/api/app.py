@@ -106,7 +106,7 @@ def create_app(settings: Settings | None = None, siblings: Siblings | None = Non
             ):
                 app.state.api = state
                 app.state.document_services = document_services
-                app.state.health = health.rationed_checks(state)
+                app.state.health = health.rate_limited_checks(state)
                 yield
 
     app = FastAPI(

@@ -22,7 +22,7 @@ from switchyard.api.middleware.connections import bounded_http
 from switchyard.api.waiting_server import WaitingServer
 from switchyard.broker.task_supervisor import end_tasks
 from switchyard.services.common.errors import Misconfigured
-from switchyard.services.engine.access.rate_limit import Rationed
+from switchyard.services.engine.access.rate_limit import RateLimitedCall
 from switchyard.services.engine.monitoring.metrics import CONTENT_TYPE, Metrics
 
 MAX_CONNECTIONS = 100
@@ -37,7 +37,7 @@ class PortTaken(Misconfigured):
 
 
 def _application(metrics: Metrics, is_ready: Callable[[], bool]) -> Starlette:
-    scraped = Rationed(metrics.scrape, SCRAPE_RATE, SCRAPE_BURST)
+    scraped = RateLimitedCall(metrics.scrape, SCRAPE_RATE, SCRAPE_BURST)
 
     async def show(_: Request) -> Response:
         return Response(await scraped.get(), media_type=CONTENT_TYPE)

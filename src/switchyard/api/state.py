@@ -21,7 +21,7 @@ from switchyard.services.common.settings import Settings
 from switchyard.services.engine.access.api_keys import ApiKeyStore, configured_keys
 from switchyard.services.engine.access.rate_limit import RateLimiter
 from switchyard.services.engine.access.shares import Shares
-from switchyard.services.engine.identity.broker import guard, require_same_system
+from switchyard.services.engine.identity.broker import require_same_system, system_guard
 from switchyard.services.engine.identity.claiming import claiming
 from switchyard.services.engine.jobs.registered_types import JobTypeSync
 from switchyard.services.engine.jobs.registry import Registry
@@ -153,7 +153,7 @@ async def open_state(
             settings=settings,
             registry=registry,
             ledger=ledger,
-            storage=Storage(settings.files_url, prompt=True),
+            storage=Storage(settings.files_url, fail_fast=True),
             index=index,
             keys=ApiKeyStore(ledger, configured),
             key_limiter=RateLimiter(settings.api_rate_limit, settings.api_rate_burst),
@@ -249,7 +249,7 @@ async def _open_broker(
         raise
     except BrokerUnavailable:
         pass  # it is looked for later
-    publisher = TimeBoundedPublisher(settings, name="api", guard=guard(settings, ledger))
+    publisher = TimeBoundedPublisher(settings, name="api", guard=system_guard(settings, ledger))
     pressure = LanePressure(settings, registry, ledger=ledger)
     feed = EventFeed(settings)
     background = TaskSupervisor(structlog.get_logger("api"))

@@ -20,7 +20,7 @@ from switchyard.services.engine.archive.parquet import make_secrets_hider
 from switchyard.services.engine.archive.query import (
     ArchiveRange,
     InvalidQuery,
-    QueryAnswer,
+    QueryResult,
     QueryTooCostly,
     run_query,
 )
@@ -68,7 +68,7 @@ class Archive:
 
     async def ask(
         self, sql: str, *, limit: int = 1000, timeout: float = 60.0, **wanted: Any
-    ) -> QueryAnswer:
+    ) -> QueryResult:
         return await run_query(
             sql,
             self.ledger,

@@ -332,7 +332,7 @@ async def test_many_limits_are_forgotten_in_steps(ledger: Ledger) -> None:
 async def test_jobs_that_share_several_limits_do_not_lock_each_other(
     ledger: Ledger, order: tuple[str, str]
 ) -> None:
-    # `needs_of` sorts them; whoever asks has them in that order.
+    # `demands_of` sorts them; whoever asks has them in that order.
     needs = [PermitDemand(name, "", LimitSize(concurrency=2)) for name in sorted(order)]
 
     async def work(number: int) -> None:

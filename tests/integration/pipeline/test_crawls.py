@@ -62,7 +62,7 @@ async def crawling(
         web_interval=0.0,
         **settings,
     ) as system:
-        scheduler = Scheduler(system.settings, system.registry, system.ledger, pace=QUICK)
+        scheduler = Scheduler(system.settings, system.registry, system.ledger, intervals=QUICK)
         task = asyncio.create_task(scheduler.run())
         try:
             yield system

@@ -86,7 +86,7 @@ async def test_every_call_says_that_the_store_does_not_answer():
 async def test_a_store_that_says_nothing_is_given_up_soon_where_somebody_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(storing, "PROMPT_TIMEOUT", 1.0)
+    monkeypatch.setattr(storing, "FAIL_FAST_TIMEOUT", 1.0)
     settings = Settings(data_dir=tmp_path, amqp_url=None, storage_url="s3://switchyard/files")
 
     async with silence() as url:
@@ -103,7 +103,7 @@ async def test_a_store_that_says_nothing_is_given_up_soon_where_somebody_waits(
 async def test_an_upload_to_a_store_that_says_nothing_is_refused_soon(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quota: int | None
 ):
-    monkeypatch.setattr(storing, "PROMPT_TIMEOUT", 1.0)
+    monkeypatch.setattr(storing, "FAIL_FAST_TIMEOUT", 1.0)
     settings = Settings(
         data_dir=tmp_path,
         amqp_url=None,
@@ -126,10 +126,10 @@ async def test_an_upload_to_a_store_that_says_nothing_is_refused_soon(
 async def test_uploads_do_not_wait_for_one_another_where_the_store_says_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr(storing, "PROMPT_TIMEOUT", 1.0)
+    monkeypatch.setattr(storing, "FAIL_FAST_TIMEOUT", 1.0)
     async with silence() as url:
         monkeypatch.setenv("AWS_ENDPOINT_URL", url)
-        quota = Quota(Storage("s3://switchyard/files", prompt=True), 1_000)
+        quota = Quota(Storage("s3://switchyard/files", fail_fast=True), 1_000)
         began = time.monotonic()
         checks = (quota.check() for _ in range(20))
         refused = await asyncio.gather(*checks, return_exceptions=True)
@@ -143,7 +143,7 @@ async def test_uploads_do_not_wait_for_one_another_where_the_store_says_nothing(
 async def test_what_is_slow_is_waited_for_and_a_store_asked_whether_it_answers(
     monkeypatch: pytest.MonkeyPatch, slow: str
 ):
-    monkeypatch.setattr(storing, "PROMPT_TIMEOUT", 0.4)
+    monkeypatch.setattr(storing, "FAIL_FAST_TIMEOUT", 0.4)
     asked = asyncio.Event()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -166,12 +166,12 @@ async def test_what_is_slow_is_waited_for_and_a_store_asked_whether_it_answers(
     async def parts() -> AsyncIterator[bytes]:
         yield b"content"
         if slow == "sender":
-            await asyncio.to_thread(Event().wait, 4 * storing.PROMPT_TIMEOUT)
+            await asyncio.to_thread(Event().wait, 4 * storing.FAIL_FAST_TIMEOUT)
 
     async with await asyncio.start_server(answer, LOOPBACK, 0) as server:
         port = server.sockets[0].getsockname()[1]
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{LOOPBACK}:{port}")
-        store = Storage("s3://switchyard/files", prompt=True)
+        store = Storage("s3://switchyard/files", fail_fast=True)
         received = await store.put_stream_async("key", parts(), max_bytes=100)
     assert received.size == 7
     assert asked.is_set() == (slow == "store")
@@ -183,7 +183,7 @@ def test_a_job_waits_for_a_store_without_using_up_an_attempt(away: RetryableErro
         Failure.from_error(away),
         attempts=2,
         max_attempts=3,
-        policy=RetryPolicy.over(),
+        policy=RetryPolicy.from_levels(),
         now=datetime.now(UTC),
     )
     assert isinstance(decision, Delayed)

@@ -10,7 +10,7 @@ from uuid import uuid4
 import aio_pika
 import pytest
 
-from switchyard.broker.dead.dead_letter_headers import Reason, read_certificate
+from switchyard.broker.dead.dead_letter_headers import Reason, read_dead_letter_info
 from switchyard.broker.errors import (
     Blocked,
     BrokerUnavailable,
@@ -80,9 +80,9 @@ async def test_a_full_hot_lane_puts_the_newcomer_into_the_dead_letters(
     (letter,) = await take(full_lanes.amqp_url, DEAD_QUEUE, 1)
     assert JobMessage.decode(letter.body) == message
     assert letter.message_id == "newcomer"
-    certificate = read_certificate(letter.headers, letter.routing_key or "", None)
-    assert certificate.reason is Reason.OVERFLOWED
-    assert certificate.routing_key == HOT
+    info = read_dead_letter_info(letter.headers, letter.routing_key or "", None)
+    assert info.reason is Reason.OVERFLOWED
+    assert info.routing_key == HOT
     assert await depth(full_lanes.amqp_url, HOT_QUEUE) == before
 
 

@@ -52,7 +52,7 @@ async def test_what_would_be_refused_is_not_added(system: System, time: Time) ->
     with pytest.raises(ScheduleConflict, match="choose another name"):
         await add(system, entry())
     await book(system).remove("tidy")
-    assert await book(system).all() == []
+    assert await book(system).list_all() == []
     assert MAX_SCHEDULES > 20
 
 

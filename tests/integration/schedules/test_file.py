@@ -22,13 +22,13 @@ async def test_the_file_is_taken_over_and_what_it_no_longer_has_goes(
     system: System, time: Time, tmp_path: Path
 ) -> None:
     own = system.settings.model_copy(update={"schedules": write(tmp_path, "* * * * *", "a", "b")})
-    await book(system).adopt(own)
+    await book(system).load(own)
     await book(system).pause("b")
     time.now += 30
     assert await runner(system).turn() == 1
     write(tmp_path, "* * * * *", "b", "c")
-    await book(system).adopt(own)
-    found = {each.name: each for each, _ in await book(system).all()}
+    await book(system).load(own)
+    found = {each.name: each for each, _ in await book(system).list_all()}
     assert set(found) == {"b", "c"}
     assert found["b"].paused_at is not None
     with pytest.raises(ScheduleConflict, match="JOBS_SCHEDULES"):
@@ -36,7 +36,7 @@ async def test_the_file_is_taken_over_and_what_it_no_longer_has_goes(
     await add(system, entry("d"))
     write(tmp_path, "* * * * *", "d")
     with pytest.raises(ScheduleConflict, match="jobctl schedules remove d"):
-        await book(system).adopt(own)
+        await book(system).load(own)
 
 
 async def test_the_active_scheduler_reads_the_file_again_when_it_has_changed(
@@ -46,8 +46,8 @@ async def test_the_active_scheduler_reads_the_file_again_when_it_has_changed(
     firing = runner(system, schedules=own, default_schedules=False)
 
     async def names() -> set[str]:
-        await firing.follow_file()
-        return {each.name for each, _ in await book(system).all()}
+        await firing.load_if_changed()
+        return {each.name for each, _ in await book(system).list_all()}
 
     assert await names() == {"a"}
     write(tmp_path, "*/5 * * * *", "a", "b")
@@ -73,8 +73,8 @@ async def test_what_fires_by_itself_can_be_had_otherwise(
     system: System, time: Time, tmp_path: Path
 ) -> None:
     everything = Schedules(system.ledger, Registry.load(job_modules()))
-    await everything.adopt(system.settings)
-    usual = {each.name: each for each, _ in await everything.all()}
+    await everything.load(system.settings)
+    usual = {each.name: each for each, _ in await everything.list_all()}
     assert set(usual) == {each.name for each in DEFAULTS}
     assert {each.origin for each in usual.values()} == {"default"}
     with pytest.raises(ScheduleConflict, match="JOBS_DEFAULT_SCHEDULES"):
@@ -83,19 +83,19 @@ async def test_what_fires_by_itself_can_be_had_otherwise(
     own = {"schedules": write(tmp_path, "0 1 * * *", "cleanup-expired")}
     known = Registry([*Registry.load(job_modules()), *system.registry])
     book_of_all = Schedules(system.ledger, known)
-    await book_of_all.adopt(system.settings.model_copy(update=own))
+    await book_of_all.load(system.settings.model_copy(update=own))
     assert (await everything.get("cleanup-expired")).origin == "file"
     assert (await everything.get("cleanup-expired")).cron == "0 1 * * *"
-    await book(system).adopt(system.settings.model_copy(update={"default_schedules": False}))
-    assert await everything.all() == []
+    await book(system).load(system.settings.model_copy(update={"default_schedules": False}))
+    assert await everything.list_all() == []
 
 
 async def test_a_due_time_is_not_lost_when_the_next_scheduler_takes_the_file_over(
     system: System, time: Time, tmp_path: Path
 ) -> None:
     own = system.settings.model_copy(update={"schedules": write(tmp_path, "* * * * *", "tidy")})
-    await book(system).adopt(own)
+    await book(system).load(own)
     time.now += 45  # it was due 15 s ago, and the scheduler is dead
-    await book(system).adopt(own)
+    await book(system).load(own)
     assert await runner(system).turn() == 1
     assert await outcomes(system) == [(30.0, "fired", 1)]

@@ -95,13 +95,13 @@ async def test_a_clock_that_was_ahead_stops_no_schedule_and_fires_none_twice(
     time.now += 7 * 86_400
     assert await firing.turn() > 0
     time.now = START + 1  # somebody has set it right
-    assert await firing.move_back() == ["tidy"]
-    assert await firing.move_back() == []
+    assert await firing.correct_due_times() == ["tidy"]
+    assert await firing.correct_due_times() == []
     time.now = START + 91
     assert await firing.turn() == 1  # the first due time counts as missed, with those that were
-    assert await firing.move_back() == []
+    assert await firing.correct_due_times() == []
     time.now = START + 89
-    assert await firing.move_back() == ["tidy"]
+    assert await firing.correct_due_times() == ["tidy"]
     time.now = START + 91
     assert await firing.turn() == 0
 
@@ -225,7 +225,7 @@ async def test_the_scheduler_fires_by_itself(broker310: TestBroker, sqlite_url: 
             system.settings,
             system.registry,
             system.ledger,
-            pace=SchedulerIntervals(turn=0.05, lease=1.0),
+            intervals=SchedulerIntervals(turn=0.05, lease=1.0),
         )
         running = asyncio.create_task(scheduler.run())
 

@@ -110,7 +110,7 @@ async def test_a_job_that_was_there_whenever_a_worker_died_is_dead_at_last(
     assert (record.reason, record.error_type) == ("crashed", "WorkerCrashed")
     assert record.crashes == MAX_DEATHS
     letter = await system.wait_for_letter(message.job_id)
-    assert letter.certificate.reason is Reason.CRASHED
+    assert letter.info.reason is Reason.CRASHED
     assert journal.starts == []
 
 

@@ -125,7 +125,7 @@ async def _look_at_the_end(system: System, verdict: Verdict) -> None:
         await wait_until_lanes_are_empty(system, 60)
     except AssertionError as error:
         verdict.wrong.append(str(error))
-    reasons = {letter.certificate.reason for letter in await system.letters()}
+    reasons = {letter.info.reason for letter in await system.letters()}
     if reasons - {Reason.CRASHED}:
         verdict.wrong.append(f"jobs died of {', '.join(sorted(reasons))}")
 

@@ -27,7 +27,7 @@ from switchyard.services.engine.dead.changes import (
 )
 from switchyard.services.engine.dead.letters import LetterFilter
 from switchyard.services.engine.dead.stored import StoredLetter, stored_letter
-from switchyard.services.engine.jobs.registered_types import find_type
+from switchyard.services.engine.jobs.registered_types import learn_missing_type
 from switchyard.services.engine.jobs.registry import UnknownJobType
 from switchyard.services.engine.records.results import DeadLetter
 from switchyard.services.engine.records.states import DeadLetterState
@@ -112,8 +112,8 @@ async def _letter(
         raise Problem("invalid", f"it is too large for a form: `jobctl dead edit {letter.id}`")
     if stored.message is None:
         raise Problem("invalid", why_no_job(stored))
-    await find_type(state.registry, state.ledger, stored.message.job_type)
-    shown = state.registry.shown_payload(stored.message.job_type, stored.message.payload)
+    await learn_missing_type(state.registry, state.ledger, stored.message.job_type)
+    shown = state.registry.hide_secrets(stored.message.job_type, stored.message.payload)
     return letter, stored, shown
 
 
@@ -127,7 +127,7 @@ def _schema(state: ApiState, stored: StoredLetter) -> Mapping[str, Any]:
     """Return the schema of the letter's payload; an empty one where nobody knows its type."""
     name = stored.message.job_type if stored.message is not None else ""
     try:
-        payload_model = state.registry.described(name).payload_model
+        payload_model = state.registry.get_publishable(name).payload_model
     except UnknownJobType:
         return {}
     return payload_model.model_json_schema()

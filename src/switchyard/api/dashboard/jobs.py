@@ -220,7 +220,7 @@ async def show_job(
     # First, so that changes during the reads below are noticed.
     head = (await reads.run_versions([job_id])).get(job_id)
     record = await reads.require(job_id)
-    record = replace(record, payload=state.registry.shown_payload(record.job_type, record.payload))
+    record = replace(record, payload=state.registry.hide_secrets(record.job_type, record.payload))
     run = await reads.pipeline(record.pipeline or job_id)
     letters = DeadLetterFilter(ids=frozenset({job_id}))
     dead = await state.ledger.dead_letters.list_dead(letters, limit=1)

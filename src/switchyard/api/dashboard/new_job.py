@@ -23,7 +23,7 @@ from switchyard.broker.lanes import LANES
 from switchyard.broker.message import MAX_PRIORITY
 from switchyard.services.common.errors import InvalidInput
 from switchyard.services.engine.access.api_keys import Scope
-from switchyard.services.engine.jobs.registered_types import find_type
+from switchyard.services.engine.jobs.registered_types import learn_missing_type
 from switchyard.services.engine.jobs.registry import JobType
 from switchyard.services.engine.jobs.secret_fields import hidden, revealed
 from switchyard.services.engine.publishing.preparing import JobRequest
@@ -75,7 +75,7 @@ async def show_form(
 ) -> DashboardPage:
     """Show the form of a new job; first the choice of its type."""
     if not name.strip() and not like:
-        types = [each.name for each in state.registry.all_described]
+        types = [each.name for each in state.registry.publishable_types]
         return DashboardPage("new_job_type.html", {"types": types}, title="New job")
     return _form(await _load_wanted(state, name, like))
 
@@ -119,8 +119,8 @@ async def _load_wanted(state: ApiState, name: str, like: str) -> Wanted:
     """Return the type of a new job, and the job `like`. Raises UnknownJobType, UnknownJob."""
     record = await state.ledger.job_reads.require(like) if like else None
     name = record.job_type if record is not None else name.strip()
-    await find_type(state.registry, state.ledger, name)
-    return Wanted(state.registry.described(name), record)
+    await learn_missing_type(state.registry, state.ledger, name)
+    return Wanted(state.registry.get_publishable(name), record)
 
 
 def _form(

@@ -27,7 +27,7 @@ MAX_FIRINGS = 100
 @router.get("")
 async def show_schedules(state: Shared) -> DashboardPage:
     """List the schedules by name, each with the result of its last due time."""
-    schedules = await _schedules_of(state).all()
+    schedules = await _schedules_of(state).list_all()
     return DashboardPage("schedules.html", {"schedules": schedules}, title="Schedules")
 
 

@@ -39,7 +39,7 @@ async def show_schema(
     job_type: Annotated[str, Path(pattern=patterns.NAME)], state: Shared
 ) -> dict[str, Any]:
     """Get the JSON Schema of the payload of a job type."""
-    return payload_schema(state.registry.described(job_type))
+    return payload_schema(state.registry.get_publishable(job_type))
 
 
 @router.get("/asyncapi.json", dependencies=[needs(Scope.READ, Scope.PUBLISH)])
@@ -68,7 +68,7 @@ def _view_kind(kind: Kind) -> ProblemKind:
 
 def _view_types(registry: Registry) -> JobTypes:
     """Describe all types: in a thread, as it takes a tenth of a second."""
-    return JobTypes(job_types=[_view_type(job_type) for job_type in registry.all_described])
+    return JobTypes(job_types=[_view_type(job_type) for job_type in registry.publishable_types])
 
 
 def _view_type(job_type: JobType) -> JobTypeView:

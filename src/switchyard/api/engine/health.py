@@ -13,9 +13,9 @@ from fastapi import Request, Response
 from switchyard.api.http.routing import Routes
 from switchyard.api.models.service import ComponentView, Liveness, Readiness
 from switchyard.api.state import ApiState, BrokerSide
-from switchyard.services.engine.access.rate_limit import Rationed
+from switchyard.services.engine.access.rate_limit import RateLimitedCall
 from switchyard.services.engine.monitoring.checks.host import require_room_for_ledger
-from switchyard.services.engine.monitoring.health import Dependency, Probe, examine
+from switchyard.services.engine.monitoring.health import Dependency, Probe, run_probes
 
 router = Routes(prefix="/health", tags=["health"])
 
@@ -61,9 +61,9 @@ async def health(request: Request, response: Response) -> Readiness:
     return await ready(request, response)
 
 
-def rationed_checks(state: ApiState) -> Rationed[list[Dependency]]:
+def rate_limited_checks(state: ApiState) -> RateLimitedCall[list[Dependency]]:
     """Return the check of the dependencies, which runs at a limited rate: `app.state.health`."""
-    return Rationed(lambda: examine(_checks(state)), EXAMINATION_RATE, EXAMINATION_BURST)
+    return RateLimitedCall(lambda: run_probes(_checks(state)), EXAMINATION_RATE, EXAMINATION_BURST)
 
 
 def _checks(state: ApiState) -> dict[str, Probe]:

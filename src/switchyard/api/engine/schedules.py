@@ -35,7 +35,7 @@ READS, CHANGES = [needs(Scope.READ)], [needs(Scope.ADMIN)]
 @router.get("", dependencies=READS, responses=responses("ledger-away"))
 async def list_schedules(state: Shared) -> models.ScheduleList:
     """List schedules by name, with the result of the last due time."""
-    records = await _schedules_of(state).all()
+    records = await _schedules_of(state).list_all()
     return models.ScheduleList(schedules=[view_schedule(record, last) for record, last in records])
 
 

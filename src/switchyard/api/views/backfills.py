@@ -44,7 +44,7 @@ def view_preview(registry: Registry, preview: Preview) -> BackfillPreview:
         JobPreview(
             routing_key=job.routing_key,
             priority=job.message.priority,
-            payload=registry.shown_payload(job.message.job_type, job.message.payload),
+            payload=registry.hide_secrets(job.message.job_type, job.message.payload),
         )
         for job in preview.jobs
     ]

@@ -67,7 +67,7 @@ async def view_job_details(
         record,
         **(stages or {}),
         job_id=record.id,
-        payload=registry.shown_payload(record.job_type, record.payload),
+        payload=registry.hide_secrets(record.job_type, record.payload),
         metadata=record.envelope.get("metadata", {}),
         result=record.result if output is None else {**(record.result or {}), **output},
         join=await ledger.joins.join(record.id) if record.joins else None,

@@ -144,17 +144,17 @@ def unreadable_properties(delivery: Delivery, *, worker: str = "") -> DeadLetter
     )
 
 
-def job_in(certificate: DeadLetterInfo, body: bytes) -> JobMessage | None:
+def job_in(info: DeadLetterInfo, body: bytes) -> JobMessage | None:
     """Return the job of a dead letter; None when the letter is no job.
 
     A message whose properties could not be read is no job, whatever its body says: this system has
     not written it, and it must not stand for the job whose id it carries. Nor is a foreign copy.
     """
-    return None if _is_no_job(certificate) else _decode(body)
+    return None if _is_no_job(info) else _decode(body)
 
 
-def _is_no_job(certificate: DeadLetterInfo) -> bool:
-    return bool(certificate.properties) or certificate.is_foreign
+def _is_no_job(info: DeadLetterInfo) -> bool:
+    return bool(info.properties) or info.is_foreign
 
 
 def examine(
@@ -163,13 +163,13 @@ def examine(
     """Return the information about a message in `jobs.dead`, whoever put it there, and its job;
     None if it has none, as in `job_in`. `routing_key` is the one that it was delivered with."""
     message = _decode(body)
-    certificate = read_certificate(
+    info = read_dead_letter_info(
         headers, routing_key, message.job_type if message is not None else None
     )
-    return certificate, None if _is_no_job(certificate) else message
+    return info, None if _is_no_job(info) else message
 
 
-def read_certificate(
+def read_dead_letter_info(
     headers: Mapping[str, Any], routing_key: str, job_type: str | None
 ) -> DeadLetterInfo:
     """Read the information about a dead letter from its headers.

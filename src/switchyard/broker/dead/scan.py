@@ -55,7 +55,7 @@ class QueuedDeadLetter:
     """A message in `jobs.dead`."""
 
     delivery: Delivery
-    certificate: DeadLetterInfo
+    info: DeadLetterInfo
     message: JobMessage | None
     """None when it is no job message: see `broker.dead.dead_letter_headers.job_in`."""
     duplicates: list[QueuedDeadLetter] = field(default_factory=list, compare=False, repr=False)

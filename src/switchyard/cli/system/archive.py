@@ -37,7 +37,7 @@ from switchyard.cli.base.output import (
 if TYPE_CHECKING:
     from switchyard.services.common.settings import Settings
     from switchyard.services.engine.archive.contents import ArchiveContents
-    from switchyard.services.engine.archive.query import QueryAnswer
+    from switchyard.services.engine.archive.query import QueryResult
     from switchyard.services.engine.records.archive import ArchiveFile
 
 app = typer.Typer(
@@ -206,7 +206,7 @@ async def _query(
     with_ledger: bool,
     limit: int,
     timeout: float,
-) -> QueryAnswer:
+) -> QueryResult:
     from switchyard.services.common.files.storage import Storage
     from switchyard.services.engine.archive.parquet import make_secrets_hider
     from switchyard.services.engine.archive.query import ArchiveRange, run_query

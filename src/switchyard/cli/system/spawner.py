@@ -269,14 +269,19 @@ def _load_wings() -> None:
     their job types, which are kept."""
     from switchyard.services.engine.jobs.registered_types import record_of
     from switchyard.services.engine.jobs.registry import Registry
-    from switchyard.services.engine.wings import brought, job_modules, load_wings, source_modules
+    from switchyard.services.engine.wings import (
+        job_modules,
+        load_contributions,
+        load_wings,
+        source_modules,
+    )
 
     for job_type in Registry.load(job_modules()):
         record_of(job_type, "")
     for name in source_modules():
         import_module(name)
     for what in ("periodic_duties", "metrics", "delayed_jobs"):
-        list(brought(what))
+        list(load_contributions(what))
     for wing in load_wings():
         if package := WING_LEDGERS.get(wing.name):
             for each in iter_modules(import_module(package).__path__, f"{package}."):

@@ -102,10 +102,10 @@ def source_modules() -> tuple[str, ...]:
     return tuple(module for wing in load_wings() for module in wing.source_modules)
 
 
-def brought(what: str) -> Iterator[Any]:
-    """Import what the wings bring under that field of Wing, lowest first. Raises InvalidWing."""
+def load_contributions(field: str) -> Iterator[Any]:
+    """Import what the wings contribute by that field of Wing, lowest first. Raises InvalidWing."""
     for wing in load_wings():
-        if reference := getattr(wing, what):
+        if reference := getattr(wing, field):
             module, _, name = reference.partition(":")
             try:
                 yield getattr(importlib.import_module(module), name)

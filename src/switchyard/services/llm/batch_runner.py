@@ -118,7 +118,7 @@ class BatchRunner:
 
         is_complete = False
         while not is_complete:
-            is_complete = (await self._steps.make(delete_some)).is_complete
+            is_complete = (await self._steps.run_step(delete_some)).is_complete
             for call in calls:
                 await self._account.settle(replace(call, state=CallState.FREE))
 

@@ -512,7 +512,7 @@ class OpenAiBatches:
         """Return why a request can't become a job; None if it can."""
         endpoint = ENDPOINTS[batch.endpoint]
         try:
-            job_type = self._registry.described(endpoint.job_type)
+            job_type = self._registry.get_publishable(endpoint.job_type)
             job_type.validate_remote(endpoint.payload(line.body))
         except (InvalidPayload, UnknownJobType) as error:
             return str(error)

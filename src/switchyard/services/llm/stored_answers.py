@@ -311,7 +311,7 @@ async def drop_old_answers(settings: Settings, ledger: Ledger) -> int:
     removing = SmallSteps.yielding_to_hot_jobs(ledger)
     deleted, page = 0, None
     while page is None or page.last is not None:
-        page = await examining.make(
+        page = await examining.run_step(
             partial(
                 _examine,
                 repository,
@@ -337,7 +337,7 @@ async def drop_unrecorded_answers(settings: Settings, ledger: Ledger) -> int:
     oldest = min(time.time(), ledger.clock.time()) - DAY
     deleted = 0
     async for keys in _old_files(storage, oldest):
-        unrecorded = await steps.make(partial(_find_unrecorded, repository, keys))
+        unrecorded = await steps.run_step(partial(_find_unrecorded, repository, keys))
         for key in unrecorded.keys:
             stored = await storage.stat_async(_file_key(key))
             if stored is not None and stored.modified.timestamp() < oldest:
@@ -396,7 +396,7 @@ async def _drop_some(
         keys[:], removal = await repository.drop_llm_answers(batch)
         return removal
 
-    await steps.make(drop)
+    await steps.run_step(drop)
     for key in keys:
         await storage.delete_async(_file_key(key))
     return len(keys)

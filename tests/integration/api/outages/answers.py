@@ -42,7 +42,7 @@ async def heal(system: System, pending: float = 0.5) -> Scheduler:
         system.settings,
         system.registry,
         system.ledger,
-        pace=SchedulerIntervals(turn=0.1, pending=pending),
+        intervals=SchedulerIntervals(turn=0.1, pending=pending),
     )
 
 

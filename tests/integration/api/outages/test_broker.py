@@ -160,7 +160,7 @@ async def test_a_port_behind_which_is_no_broker_is_told_and_all_goes_on_when_it_
                 system.settings.model_copy(update=away),
                 system.registry,
                 system.ledger,
-                pace=SchedulerIntervals(turn=0.1, pending=0.5),
+                intervals=SchedulerIntervals(turn=0.1, pending=0.5),
             )
             scheduling = asyncio.create_task(scheduler.run())
             await eventually(feed.is_listening.is_set)

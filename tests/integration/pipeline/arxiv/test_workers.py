@@ -93,7 +93,7 @@ async def test_a_paper_that_does_not_exist_is_dead_after_one_attempt(system: Sys
     await system.start_worker("ingest")
     job_id = await system.publish("hot.ingest_arxiv", {"id": "0000.0000"})
     letter = await system.wait_for_letter(job_id)
-    assert letter.certificate.reason is Reason.PERMANENT
+    assert letter.info.reason is Reason.PERMANENT
     record = await system.wait_for_state(job_id, State.DEAD)
     assert (record.attempts, record.error_message) == (1, "arXiv has no paper 0000.0000")
 
@@ -106,8 +106,8 @@ async def test_a_malformed_id_is_refused_at_once_and_dead_when_it_comes_by_itsel
         await system.publish("hot.ingest_arxiv", {"id": "abc"})
     foreign = await system.publish_foreign("hot.ingest_arxiv", {"id": "abc"})
     letter = await system.wait_for_letter(foreign.job_id)
-    assert letter.certificate.reason is Reason.INVALID_PAYLOAD
-    assert "they look like 1605.08386" in letter.certificate.message
+    assert letter.info.reason is Reason.INVALID_PAYLOAD
+    assert "they look like 1605.08386" in letter.info.message
     # This one looks well to us.
     refused = server.refusal("incorrect id format for 2499.99999")
     site.next(lambda exchange, _: exchange.send(400, refused))

@@ -167,7 +167,7 @@ def _print_preview(registry: Registry, preview: Preview, *, as_json: bool) -> No
     )
     say(f"{preview.title}: {items}. The first jobs would be:")
     for job in preview.jobs:
-        shown = registry.shown_payload(job.message.job_type, job.message.payload)
+        shown = registry.hide_secrets(job.message.job_type, job.message.payload)
         echo(f"{job.routing_key}  {inline_json(shown)}")
     for why in preview.unusable:
         say(f"skipped: {why}")

@@ -250,7 +250,7 @@ def replay_as_json(registry: Registry, attempt: Attempt) -> dict[str, Any]:
 
 
 def _shown_payload(registry: Registry, job: NewJob) -> dict[str, Any]:
-    return registry.shown_payload(job.message.job_type, job.message.payload)
+    return registry.hide_secrets(job.message.job_type, job.message.payload)
 
 
 def print_replay(registry: Registry, attempt: Attempt) -> None:

@@ -213,7 +213,7 @@ def _print_letter(
         echo(indented_json(message))
     from switchyard.broker.dead.dead_letter_headers import PROPERTIES_HEADER
 
-    # The headers of the certificate are shown above, in words.
+    # The headers of DeadLetterInfo are shown above, in words.
     others = {
         key: each
         for key, each in letter.headers.items()

@@ -246,7 +246,7 @@ async def _read_job(
     async with open_ledger(settings, registry) as ledger:
         job_id = await full_job_id(ledger, job_id)
         job = await ledger.job_reads.require(job_id)
-        job = replace(job, payload=registry.shown_payload(job.job_type, job.payload))
+        job = replace(job, payload=registry.hide_secrets(job.job_type, job.payload))
         pipeline = await ledger.job_reads.pipeline(job.pipeline or job.id)
         wait = await ledger.limits.limit_wait(job_id)
         pause = await pause_of(ledger, job)

@@ -78,14 +78,14 @@ async def job_publisher(
     """Open a publisher and its ledger; both are closed at the end."""
     from switchyard.broker.publish.publisher import Publisher
     from switchyard.services.common.tracing import tracing
-    from switchyard.services.engine.identity.broker import guard
+    from switchyard.services.engine.identity.broker import system_guard
     from switchyard.services.engine.monitoring.lane_pressure import LanePressure
     from switchyard.services.engine.publishing.publisher import JobPublisher
 
     with tracing("jobctl"):
         async with (
             open_ledger(settings, registry) as ledger,
-            Publisher(settings, name="jobctl", guard=guard(settings, ledger)) as publisher,
+            Publisher(settings, name="jobctl", guard=system_guard(settings, ledger)) as publisher,
             LanePressure(settings, registry, ledger=ledger) as pressure,
         ):
             fair_from = settings.fair_from

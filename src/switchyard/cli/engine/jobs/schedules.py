@@ -48,7 +48,7 @@ app = typer.Typer(
 @app.command("list")
 def list_schedules(as_json: JsonOption = False) -> None:
     """List schedules, with the next due time and the result of the last one."""
-    schedules = _run_with_schedules(None, lambda schedules: schedules.all())
+    schedules = _run_with_schedules(None, lambda schedules: schedules.list_all())
     if as_json:
         from switchyard.api.views.system import view_schedule
 

@@ -39,7 +39,7 @@ PART_BYTES = 1024 * 1024
 RETRY_TIMEOUT = timedelta(seconds=20)
 """How long requests to an object store that does not answer are repeated. It can be short, as jobs
 are tried again. obstore gives up a single request after 30 s."""
-PROMPT_TIMEOUT = 8.0
+FAIL_FAST_TIMEOUT = 8.0
 """Seconds that a store may be silent while a client waits, who can try again."""
 PARTS_AT_ONCE = 2
 """Parts, of 5 MiB each, that are written at the same time and so kept in memory."""
@@ -89,15 +89,15 @@ class Storage:
     """
 
     url: str
-    prompt: bool = False
+    fail_fast: bool = False
     """Whether a client waits for the answer: then calls of a store that does not answer fail after
-    PROMPT_TIMEOUT."""
+    FAIL_FAST_TIMEOUT."""
     _opened: list[ObjectStore] = field(
         default_factory=list, init=False, repr=False, compare=False, hash=False
     )
 
     def __reduce__(self) -> tuple[type[Storage], tuple[str, bool]]:
-        return (Storage, (self.url, self.prompt))
+        return (Storage, (self.url, self.fail_fast))
 
     @contextmanager
     def _translate_errors(self) -> Iterator[None]:
@@ -117,11 +117,13 @@ class Storage:
             raise
 
     @asynccontextmanager
-    async def _promptly(self, seconds: float | None = None) -> AsyncIterator[None]:
+    async def _failing_fast(self, seconds: float | None = None) -> AsyncIterator[None]:
         """Wrap calls that an object store answers at once. Raises StorageUnavailable where a caller
-        waits and the answer takes longer than `seconds`, by default PROMPT_TIMEOUT."""
+        waits and the answer takes longer than `seconds`, by default FAIL_FAST_TIMEOUT."""
         try:
-            async with asyncio.timeout((seconds or PROMPT_TIMEOUT) if self._is_awaited else None):
+            async with asyncio.timeout(
+                (seconds or FAIL_FAST_TIMEOUT) if self._is_awaited else None
+            ):
                 yield
         except TimeoutError as error:
             raise StorageUnavailable(f"the file storage at {self.url} does not answer") from error
@@ -136,9 +138,9 @@ class Storage:
             return
         task = asyncio.ensure_future(writing)
         try:
-            while not (await asyncio.wait((task,), timeout=PROMPT_TIMEOUT / 8))[0]:
-                if timer.seconds > PROMPT_TIMEOUT * 3 / 8:
-                    async with self._promptly(PROMPT_TIMEOUT / 2):
+            while not (await asyncio.wait((task,), timeout=FAIL_FAST_TIMEOUT / 8))[0]:
+                if timer.seconds > FAIL_FAST_TIMEOUT * 3 / 8:
+                    async with self._failing_fast(FAIL_FAST_TIMEOUT / 2):
                         await self.stat_async(key)
                     timer.begin()
             task.result()
@@ -147,7 +149,7 @@ class Storage:
 
     @property
     def _is_awaited(self) -> bool:
-        return self.prompt and self._directory is None
+        return self.fail_fast and self._directory is None
 
     @property
     def _directory(self) -> FileDirectory | None:
@@ -256,7 +258,7 @@ class Storage:
             if (directory := self._directory) is not None:
                 return await asyncio.to_thread(directory.get, key, max_bytes)
             with self._translate_errors():
-                async with self._promptly():
+                async with self._failing_fast():
                     answer = await self._store.get_async(key)
                     if max_bytes is not None and (size := answer.meta["size"]) > max_bytes:
                         raise FileTooLarge(f"{size:,} bytes, {max_bytes:,} are allowed")
@@ -293,7 +295,7 @@ class Storage:
             if (directory := self._directory) is not None:
                 return await asyncio.to_thread(directory.stat, key)
             with self._translate_errors():
-                async with self._promptly():
+                async with self._failing_fast():
                     meta = await self._store.head_async(key)
         except FileNotFoundError:
             return None
@@ -336,7 +338,7 @@ class Storage:
             return
         check_key(key)
         with suppress(FileNotFoundError), self._translate_errors():
-            async with self._promptly():
+            async with self._failing_fast():
                 await self._store.delete_async(key)
 
     async def list_async(self, prefix: str = "") -> AsyncIterator[StoredFile]:
@@ -356,7 +358,7 @@ class Storage:
         while True:
             try:
                 with self._translate_errors():
-                    async with self._promptly():
+                    async with self._failing_fast():
                         batch = await anext(batches)
             except StopAsyncIteration:
                 return

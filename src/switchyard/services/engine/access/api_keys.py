@@ -1,4 +1,4 @@
-"""Keys of the HTTP API: making them, and telling whose a presented one is.
+"""Keys of the HTTP API: create them, and find the owner of a presented one.
 
 A key is 32 random bytes behind a prefix that secret scanners can look for. Only its SHA-256 is
 kept: with so many bits nothing slower is needed, and nobody can read keys out of the ledger.
@@ -20,18 +20,16 @@ from switchyard.services.common.errors import Misconfigured
 from switchyard.services.common.shared_calls import SharedCalls
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.errors import LedgerError
-from switchyard.services.engine.records.system import ApiKeyRecord, KeyLimits
+from switchyard.services.engine.records.system import MIN_KEY_LENGTH, ApiKeyRecord, KeyLimits
 
 PREFIX = "swy_"
 KEY_BYTES = 32
-MIN_KEY_LENGTH = 24
-"""Characters that a key from the settings must have at least."""
 CACHE_TTL = 1.0
-"""Seconds for which a key that was found is not looked up again; so long a revoked key may still
-work."""
+"""Seconds for which a key that was found is not looked up again: a revoked key may work so much
+longer."""
 MAX_CACHED = 1_000
-USE_NOTE_INTERVAL = 60.0
-"""Seconds between notes of a key's use in the ledger."""
+USE_RECORD_INTERVAL = 60.0
+"""Seconds after which a key's use is recorded in the ledger again."""
 
 
 class Scope(StrEnum):
@@ -51,7 +49,7 @@ class InvalidKeySetting(Misconfigured):
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """The authenticated maker of a request."""
+    """The authenticated caller of the API."""
 
     id: str
     """Public, for logs and limits."""
@@ -60,12 +58,13 @@ class Principal:
     """Limits for the OpenAI-compatible API; with any, only that API may be used."""
 
     def may(self, scope: Scope) -> bool:
+        """Tell whether the caller has this permission."""
         return scope in self.scopes or Scope.ADMIN in self.scopes
 
 
 @dataclass(frozen=True, slots=True)
 class NewKey:
-    """A key that was just made. This is the only moment at which it can be read."""
+    """A key that was just made. It can't be read again later."""
 
     id: str
     key: str = field(repr=False)
@@ -117,7 +116,8 @@ def configured_keys(text: str) -> dict[str, Principal]:
 @dataclass(slots=True)
 class _CachedKey:
     principal: Principal
-    until: float
+    expires_at: float
+    """Monotonic time."""
 
 
 class ApiKeyStore:
@@ -126,13 +126,15 @@ class ApiKeyStore:
     def __init__(self, ledger: Ledger, configured: dict[str, Principal]) -> None:
         self._ledger = ledger
         self._configured = configured
-        self._remembered: dict[str, _CachedKey] = {}
-        self._noted: dict[str, float] = {}
-        self._any_until = 0.0
-        self._any = bool(configured)
-        # Every stream asks again and again: many find the cached answer too old at once.
-        self._finding = SharedCalls(self._find)
-        self._looking = SharedCalls(self._look_for_any)
+        self._cache: dict[str, _CachedKey] = {}
+        """Keys of the ledger, by hash."""
+        self._use_recorded_at: dict[str, float] = {}
+        """Monotonic time at which a key's use was last recorded, by id."""
+        self._has_keys = bool(configured)
+        self._has_keys_expires_at = 0.0
+        # Every open stream checks its key again and again: many find a cached answer expired.
+        self._key_lookups = SharedCalls(self._find)
+        self._has_keys_lookups = SharedCalls(self._look_for_keys)
         self._log = structlog.get_logger("api keys")
 
     async def identify(self, key: str) -> Principal | None:
@@ -147,11 +149,11 @@ class ApiKeyStore:
             if hmac.compare_digest(configured, key_hash):
                 return principal
         now = time.monotonic()
-        remembered = self._remembered.get(key_hash)
-        if remembered is not None and now < remembered.until:
-            return remembered.principal
-        self._remembered.pop(key_hash, None)
-        return await self._finding.result(key_hash)
+        cached = self._cache.get(key_hash)
+        if cached is not None and now < cached.expires_at:
+            return cached.principal
+        self._cache.pop(key_hash, None)
+        return await self._key_lookups.result(key_hash)
 
     async def _find(self, key_hash: str) -> Principal | None:
         now = time.monotonic()
@@ -160,25 +162,23 @@ class ApiKeyStore:
             return None
         if not hmac.compare_digest(record.key_hash, key_hash):
             return None
-        if len(self._remembered) >= MAX_CACHED:
-            self._remembered.clear()
+        if len(self._cache) >= MAX_CACHED:
+            self._cache.clear()
         principal = _principal(record)
-        self._remembered[key_hash] = _CachedKey(principal, now + CACHE_TTL)
-        await self._note_use(record, now)
+        self._cache[key_hash] = _CachedKey(principal, now + CACHE_TTL)
+        await self._record_use(record, now)
         return principal
 
     async def has_keys(self) -> bool:
-        """Tell whether there is any key, also a revoked one: then every request needs one.
+        """Tell whether there is any key, also a revoked one: then every request needs one. The
+        answer is at most a second old; once True, it stays True. Raises LedgerError."""
+        if not self._has_keys and time.monotonic() >= self._has_keys_expires_at:
+            await self._has_keys_lookups.result(None)
+        return self._has_keys
 
-        At most a second old; once True, always True. Raises LedgerError.
-        """
-        if not self._any and time.monotonic() >= self._any_until:
-            await self._looking.result(None)
-        return self._any
-
-    async def _look_for_any(self, _: None) -> None:
-        self._any = await self._ledger.api_keys.has_api_keys()
-        self._any_until = time.monotonic() + CACHE_TTL
+    async def _look_for_keys(self, _: None) -> None:
+        self._has_keys = await self._ledger.api_keys.has_api_keys()
+        self._has_keys_expires_at = time.monotonic() + CACHE_TTL
 
     async def has_usable_keys(self) -> bool:
         """Tell whether any key is in force. Raises LedgerError."""
@@ -186,10 +186,11 @@ class ApiKeyStore:
             return True
         return any(key.revoked_at is None for key in await self._ledger.api_keys.list_api_keys())
 
-    async def _note_use(self, record: ApiKeyRecord, now: float) -> None:
-        if now - self._noted.get(record.id, -USE_NOTE_INTERVAL) < USE_NOTE_INTERVAL:
+    async def _record_use(self, record: ApiKeyRecord, now: float) -> None:
+        recorded_at = self._use_recorded_at.get(record.id)
+        if recorded_at is not None and now - recorded_at < USE_RECORD_INTERVAL:
             return
-        self._noted[record.id] = now
+        self._use_recorded_at[record.id] = now
         try:
             await self._ledger.api_keys.note_api_key_used(record.id, self._ledger.clock.time())
         except LedgerError as error:  # the key is valid all the same

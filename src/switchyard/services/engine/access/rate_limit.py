@@ -13,8 +13,8 @@ from typing import Any, Generic, TypeVar
 T = TypeVar("T")
 
 MAX_BUCKETS = 10_000
-"""Clients remembered at once; the one that was seen longest ago is forgotten first. A bucket
-that was forgotten starts full again, perhaps before it would have been full."""
+"""Clients remembered at once; the one that was seen longest ago is forgotten first. Its bucket is
+full again at its next request, perhaps too early."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,8 @@ class Allowance:
 @dataclass(slots=True)
 class _Bucket:
     tokens: float
-    at: float
+    filled_at: float
+    """When the tokens were counted, by the limiter's clock."""
 
 
 class RateLimiter:
@@ -63,9 +64,9 @@ class RateLimiter:
                 self._buckets.popitem(last=False)
         else:
             self._buckets.move_to_end(client)
-            gained = max(0.0, now - bucket.at) * self._rate
+            gained = max(0.0, now - bucket.filled_at) * self._rate
             bucket.tokens = min(self._burst, bucket.tokens + gained)
-            bucket.at = now
+            bucket.filled_at = now
         allowed = bucket.tokens >= 1
         if allowed:
             bucket.tokens -= 1
@@ -78,25 +79,25 @@ class RateLimiter:
         )
 
 
-class Rationed(Generic[T]):
-    """Calls `find` at most `rate` times a second and `burst` times at once. Further callers get the
-    last result, and concurrent callers share one call."""
+class RateLimitedCall(Generic[T]):
+    """Calls `function` at most `rate` times a second and `burst` times at once. Further callers get
+    the last result, and concurrent callers share one call."""
 
     def __init__(
         self,
-        find: Callable[[], Coroutine[Any, Any, T]],
+        function: Callable[[], Coroutine[Any, Any, T]],
         rate: float,
         burst: int,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._find = find
+        self._function = function
         self._limiter = RateLimiter(rate, burst, clock=clock)
-        self._found: asyncio.Task[T] | None = None
+        self._last_call: asyncio.Task[T] | None = None
 
     async def get(self) -> T:
-        """Return a result of `find`, new or the last one. Raises what `find` raises."""
-        found = self._found
-        if (found is None or found.done()) and (self._limiter.take("").allowed or found is None):
-            found = self._found = asyncio.create_task(self._find())
-        return await asyncio.shield(found)  # others wait for it, too
+        """Return a new result of `function`, or the last one. Raises what `function` raises."""
+        call = self._last_call
+        if (call is None or call.done()) and (self._limiter.take("").allowed or call is None):
+            call = self._last_call = asyncio.create_task(self._function())
+        return await asyncio.shield(call)  # others wait for it, too

@@ -25,8 +25,8 @@ class Shares:
         """Units that all clients use together."""
 
     def take(self, client: str, amount: int) -> bool:
-        """Take that much; False, and nothing taken, where it would be too much. A client is never
-        refused while nobody has taken anything, whatever it asks for: callers bound one request."""
+        """Take `amount` for the client; return False and take nothing if that is too much. While
+        nobody has taken anything, any amount is allowed: callers bound one request."""
         own = self._taken.get(client, 0) + amount
         if self.used and own > self._total - self.used:
             return False

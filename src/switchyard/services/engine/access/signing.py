@@ -1,7 +1,7 @@
-"""The signature of a message: the HMAC SHA-256 of its bytes, by a secret that both sides know.
+"""Sign messages, and check signatures: HMAC SHA-256 by a secret that both sides know, in the form
+that GitHub uses.
 
-The same for what we tell others (alerts, notices) and for what others tell us (webhooks): the form
-that GitHub and many others use.
+What we send (alerts, notices) and what we receive (webhooks) is signed in the same way.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 
 PREFIX = "sha256="
 HEADER = "X-Switchyard-Signature"
-"""The header in which we sign."""
+"""The header with our signature."""
 
 
 def signature(body: bytes, secret: str, *, prefix: str = PREFIX) -> str:
@@ -21,7 +21,7 @@ def signature(body: bytes, secret: str, *, prefix: str = PREFIX) -> str:
 
 
 def may_be_signature(signature: str, *, prefix: str = PREFIX) -> bool:
-    """Tell whether that has the form of one, whatever it signs."""
+    """Tell whether a text has the form of a signature."""
     digits = signature.strip().removeprefix(prefix)
     return (
         signature.strip().startswith(prefix) and re.fullmatch(r"[0-9a-f]{64}", digits) is not None
@@ -29,6 +29,6 @@ def may_be_signature(signature: str, *, prefix: str = PREFIX) -> bool:
 
 
 def is_signed(body: bytes, sent_signature: str, secret: str, *, prefix: str = PREFIX) -> bool:
-    """Tell whether the signature is that of these bytes; takes as long for a wrong one."""
+    """Tell whether the signature is that of these bytes, in constant time."""
     expected = signature(body, secret, prefix=prefix).encode()
     return hmac.compare_digest(expected, sent_signature.strip().encode("utf-8", "replace"))

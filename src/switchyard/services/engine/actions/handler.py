@@ -35,10 +35,10 @@ from switchyard.services.engine.dead.changes import (
     InvalidRedrive,
     apply_change,
     check_version,
-    with_secrets,
+    restore_secrets,
 )
-from switchyard.services.engine.identity.broker import guard
-from switchyard.services.engine.jobs.registered_types import find_type
+from switchyard.services.engine.identity.broker import system_guard
+from switchyard.services.engine.jobs.registered_types import learn_missing_type
 from switchyard.services.engine.jobs.registry import (
     InvalidPayload,
     NewerPayload,
@@ -97,7 +97,7 @@ class ActionHandler:
         """Go on until every job that fits was changed, or can't be."""
         spec = ActionSpec.from_operation(session.operation)
         async with Publisher(
-            self._settings, name=session.id, guard=guard(self._settings, self._ledger)
+            self._settings, name=session.id, guard=system_guard(self._settings, self._ledger)
         ) as publisher:
             action_run: ActionRun
             if spec.action is JobAction.CANCEL:
@@ -368,8 +368,8 @@ class MoveRun(ActionRun):
         if lane == job.lane:
             return None
         try:
-            await find_type(self.registry, self.ledger, job.job_type)
-            job_type = self.registry.described(job.job_type)
+            await learn_missing_type(self.registry, self.ledger, job.job_type)
+            job_type = self.registry.get_publishable(job.job_type)
         except UnknownJobType as error:
             return str(error)
         if lane not in job_type.lanes:
@@ -440,10 +440,10 @@ class RerunRun(ActionRun):
         message = await asyncio.to_thread(  # a jq expression may take seconds
             apply_change, before, before.encode(), self.spec.change, job_type
         )
-        await find_type(self.registry, self.ledger, job_type)
-        await find_type(self.registry, self.ledger, record.job_type)
-        message = with_secrets(message, before, self.registry)
-        message = check_version(self.registry.described(job_type), before, message)
+        await learn_missing_type(self.registry, self.ledger, job_type)
+        await learn_missing_type(self.registry, self.ledger, record.job_type)
+        message = restore_secrets(message, before, self.registry)
+        message = check_version(self.registry.get_publishable(job_type), before, message)
         return await self._jobs.prepared(
             JobRequest(
                 routing_key,

@@ -1,1 +1,1 @@
-"""Telling people who look at no screen: what the doctor finds, and how long operations end."""
+"""Tell people by webhook what the doctor finds, and how jobs and long operations end."""

@@ -14,11 +14,16 @@ import structlog
 from switchyard.broker.tls import authorities
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.access.signing import HEADER, signature
-from switchyard.services.engine.alerts.messages import Alert, of_check, of_operation, operation_key
+from switchyard.services.engine.alerts.messages import (
+    Alert,
+    finding_alert,
+    operation_alert,
+    operation_key,
+)
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.monitoring.check import Diagnostic, Finding
 from switchyard.services.engine.monitoring.doctor import diagnose
-from switchyard.services.engine.records.bulk import AT_LAST, BulkOperation
+from switchyard.services.engine.records.bulk import STOPPED, BulkOperation
 from switchyard.services.engine.records.errors import LedgerError
 
 SENT_WARNINGS = frozenset(
@@ -26,7 +31,8 @@ SENT_WARNINGS = frozenset(
 )
 """Warnings that are sent; failures are always sent."""
 RECENT_SECONDS = 86_400.0
-"""Seconds after an operation's end in which its alert may be sent, and is remembered as sent."""
+"""Seconds after an operation's end in which its alert may be sent; twice as long it is remembered
+as sent."""
 MAX_EXAMINED = 200
 """Bulk operations that one check reads, at most."""
 DELIVERY_TIMEOUT = 5.0
@@ -56,19 +62,19 @@ class Alerter:
         """Post new alerts; one that is not delivered is posted again by the next check. Raises
         LedgerError."""
         findings = {str(each.finding): each for each in await self._findings()}
-        lasting = {key: check for key, check in findings.items() if key in self._previous}
+        confirmed = {key: check for key, check in findings.items() if key in self._previous}
         self._previous = findings
         system, now = str(await self._ledger.system.system()), self._ledger.clock.time()
         sent = await self._ledger.alerts.sent_alerts()
-        for key, check in lasting.items():
+        for key, check in confirmed.items():
             if key not in sent:
-                await self._send(of_check(check, firing=True, system=system, at=now))
+                await self._send(finding_alert(check, firing=True, system=system, at=now))
         for operation in await self._ended_operations(now):
             if operation_key(operation) not in sent:
-                await self._send(of_operation(operation, system=system, at=now))
+                await self._send(operation_alert(operation, system=system, at=now))
         for key in (key for key in sent if key in set(Finding) and key not in findings):
             resolved = Diagnostic(key, "ok", "it is no more", finding=Finding(key))
-            if await self._deliver(of_check(resolved, firing=False, system=system, at=now)):
+            if await self._deliver(finding_alert(resolved, firing=False, system=system, at=now)):
                 await self._ledger.alerts.forget_alert(key)
         await self._ledger.alerts.forget_alerts_before(
             now - 2 * RECENT_SECONDS, keep=[str(each) for each in Finding]
@@ -84,7 +90,7 @@ class Alerter:
         ]
 
     async def _ended_operations(self, now: float) -> list[BulkOperation]:
-        page = await self._ledger.bulk.list_bulk(states=AT_LAST, limit=MAX_EXAMINED)
+        page = await self._ledger.bulk.list_bulk(states=STOPPED, limit=MAX_EXAMINED)
         return [each for each in page.items if each.updated_at > now - RECENT_SECONDS]
 
     async def _send(self, alert: Alert) -> None:
@@ -93,12 +99,11 @@ class Alerter:
             self._log.info("alert sent", alert=alert.key, status=alert.status)
 
     async def _deliver(self, alert: Alert) -> bool:
-        """Post the alert; tell whether it was accepted. One that is refused again and again delays
-        no other."""
+        """Post the alert; return False where it was not accepted."""
         try:
             await self._post(alert)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            # Not the error's text, which has the address, a secret.
+            # The error's text has the webhook's address, which is a secret.
             name = type(error).__name__
             self._log.warning("alert not delivered", alert=alert.key, error=name)
             return False
@@ -112,18 +117,18 @@ class Alerter:
         headers = {"Content-Type": "application/json"}
         if secret is not None:
             headers[HEADER] = signature(body, secret.get_secret_value())
-        # Only the status of the answer is read: its body may be endless.
-        limit = asyncio.timeout(DELIVERY_TIMEOUT)
+        # Only the status of the response is read: its body may be endless.
+        deadline = asyncio.timeout(DELIVERY_TIMEOUT)
         try:
             async with (
-                limit,
+                deadline,
                 httpx.AsyncClient(timeout=DELIVERY_TIMEOUT, verify=authorities()) as client,
                 client.stream(
                     "POST", url.get_secret_value(), content=body, headers=headers
-                ) as answer,
+                ) as response,
             ):
-                answer.raise_for_status()
+                response.raise_for_status()
         except TimeoutError as error:
-            if not limit.expired():
+            if not deadline.expired():
                 raise
             raise httpx.ReadTimeout("no answer in time") from error

@@ -32,7 +32,7 @@ class Alert:
 
     @property
     def text(self) -> str:
-        """Text for people."""
+        """Return the text for people."""
         marks = {"firing": "🔴", "resolved": "🟢", "ended": "🔵"}
         lines = [f"{marks[self.status]} {self.system}: {self.title} ({self.status})", self.detail]
         if self.remedy and self.status != "resolved":
@@ -42,20 +42,20 @@ class Alert:
     def body(self, alert_format: AlertFormat) -> bytes:
         """Return the body to send: for Slack, and services with its format, the text alone."""
         if alert_format == "slack":
-            content: dict[str, object] = {"text": _plain(self.text)}
+            content: dict[str, object] = {"text": _escape_for_slack(self.text)}
         else:
             moment = datetime.fromtimestamp(self.at, UTC).isoformat(timespec="seconds")
             content = {**asdict(self), "at": moment, "text": self.text}
         return json.dumps(content, ensure_ascii=False).encode()
 
 
-def _plain(text: str) -> str:
-    """Escape the three characters with a meaning in Slack: text of a payload must not notify
-    everybody."""
+def _escape_for_slack(text: str) -> str:
+    """Escape the three characters with a meaning in Slack: a payload in the text must not be able
+    to notify everybody."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
-def of_check(check: Diagnostic, *, firing: bool, system: str, at: float) -> Alert:
+def finding_alert(check: Diagnostic, *, firing: bool, system: str, at: float) -> Alert:
     """Return the alert for a finding of the doctor that begins (`firing`) or has ended."""
     return Alert(
         key=str(check.finding),
@@ -68,9 +68,8 @@ def of_check(check: Diagnostic, *, firing: bool, system: str, at: float) -> Aler
     )
 
 
-def of_operation(operation: BulkOperation, *, system: str, at: float) -> Alert:
-    """Return the alert for a backfill or redrive that has ended, or stands until an operator
-    acts."""
+def operation_alert(operation: BulkOperation, *, system: str, at: float) -> Alert:
+    """Return the alert for a bulk operation that has ended, or waits for an operator."""
     note = f": {operation.note}" if operation.note else ""
     command = "backfill" if operation.kind == "backfill" else "dead redrives"
     return Alert(
@@ -85,5 +84,6 @@ def of_operation(operation: BulkOperation, *, system: str, at: float) -> Alert:
 
 
 def operation_key(operation: BulkOperation) -> str:
-    """Return the key of an operation's end; another one when it was resumed and ends again."""
+    """Return the key of an operation's end: another one where it was resumed and ended
+    otherwise."""
     return f"{operation.id}.{operation.state}"

@@ -1,9 +1,9 @@
 """The job type that notifies a URL of an end: of a job with all that followed from it, or of a
 backfill (docs/notices.md).
 
-A notice waits as the `then` of a join does, so the transaction of that end releases it; after that
-it is a job as any other: retried, dead without an answer, redriven. Its id identifies the delivery.
-An end that comes again after a redrive is notified again, by another such job.
+A notice waits as the `then` of a join does, so the transaction of that end releases it. From then
+on it is a job as any other: it is retried, dies without an answer, and can be redriven. Its id
+identifies the delivery. If the job ends again after a redrive, another notice is sent.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from switchyard.services.engine.jobs.limits import Limit
 from switchyard.services.engine.jobs.local_fields import LocalOnly
 from switchyard.services.engine.jobs.outcomes import Done, Outcome, Snooze
 from switchyard.services.engine.jobs.registry import job
-from switchyard.services.engine.records.bulk import AT_LAST, BulkState
+from switchyard.services.engine.records.bulk import STOPPED, BulkState
 from switchyard.services.engine.records.joins import JoinedJob
 from switchyard.services.engine.records.states import FINISHED, State
 
@@ -45,12 +45,12 @@ MAX_TEXT = 500
 MAX_CONCURRENT = 2
 """Concurrent notices to one receiver: one that never answers leaves slots to all others."""
 SLOT_RETRY_INTERVAL = 5.0
-"""Seconds until a notice tries again at a busy address: one with many names, of
-which each counts as another receiver."""
+"""Seconds until a notice tries again at a busy address, which may have many names: each of them
+counts as another receiver."""
 LOOKUP_TIMEOUT = 2.0
-"""Seconds to resolve a name: its owner controls the name server, too, which may stall."""
+"""Seconds to resolve a name: the receiver may control the name server, too, and let it stall."""
 RECHECK_INTERVAL = 15.0
-"""Seconds between checks whether a pipeline that was started before the notice has ended."""
+"""Seconds between checks whether a pipeline has ended that was started before the notice."""
 
 
 def _receiver(notice: Any) -> str:
@@ -104,15 +104,15 @@ async def send_notice(payload: Notice, ctx: JobContext) -> Outcome:
     secret = ctx.settings.notify_secret
     if secret is None:
         raise PermanentError("set JOBS_NOTIFY_SECRET for this worker, then redrive this job")
-    news = await _content_of(payload, ctx, ledger)
-    if isinstance(news, Snooze):
-        return news
-    if news is None:
+    event = await _find_event(payload, ctx, ledger)
+    if isinstance(event, Snooze):
+        return event
+    if event is None:
         return Done({"told": False, "why": "it is gone, or goes on: then its next end is told"})
     content = {
         "delivery": ctx.message.job_id,
         "sent_at": ledger.clock.now().isoformat(timespec="seconds"),
-        **news,
+        **event,
     }
     body = json.dumps(content, ensure_ascii=False).encode()
     headers = {
@@ -121,37 +121,37 @@ async def send_notice(payload: Notice, ctx: JobContext) -> Outcome:
         HEADER: signature(body, secret.get_secret_value()),
     }
     guard, address = await _resolve_receiver(payload.url, _guard(ctx.settings))
-    turns = AddressLimiter(MAX_CONCURRENT)
+    limiter = AddressLimiter(MAX_CONCURRENT)
     if ctx.shared is not None:
-        turns = await ctx.shared.get(AddressLimiter, lambda: AddressLimiter.make(MAX_CONCURRENT))
-    with turns.hold(address) as is_ours:
-        if not is_ours:
+        limiter = await ctx.shared.get(AddressLimiter, lambda: AddressLimiter.make(MAX_CONCURRENT))
+    with limiter.hold(address) as has_slot:
+        if not has_slot:
             return Snooze(
                 SLOT_RETRY_INTERVAL, f"{MAX_CONCURRENT} notices are on their way to {address}"
             )
         status = await post(payload.url, body, headers=headers, timeout=SEND_TIMEOUT, guard=guard)
-    return Done({"told": True, "status": status, "state": news["state"]})
+    return Done({"told": True, "status": status, "state": event["state"]})
 
 
-async def _content_of(
+async def _find_event(
     payload: Notice, ctx: JobContext, ledger: Ledger
 ) -> Mapping[str, Any] | Snooze | None:
-    """Return the notice's content; Snooze before the end of a pipeline that was started before it,
-    None where there is nothing to notify of now."""
+    """Return the end to notify of, as the notice's content; None if there is none now; Snooze while
+    a pipeline goes on that was started before the notice."""
     if payload.backfill_id is not None:
-        return await _of_backfill(payload.backfill_id, ledger)
+        return await _backfill_event(payload.backfill_id, ledger)
     first = await ledger.job_reads.get(payload.job_id or "")
     if first is None:
         return None
-    # The job that this notice waited for, also after a redrive.
-    own = ctx.message.metadata.parent_id == first.id
-    join = await ledger.joins.join(first.join_id) if own and first.join_id else None
+    # Also after a redrive of that job.
+    has_waited_for_it = ctx.message.metadata.parent_id == first.id
+    join = await ledger.joins.join(first.join_id) if has_waited_for_it and first.join_id else None
     if join is not None:
         if join.open:
             return None
         dead_jobs, _ = await ledger.joins.joined_jobs(join.id, state=State.DEAD, limit=MAX_SHOWN)
         counts = {"succeeded": join.succeeded, "dead": join.dead, "cancelled": join.cancelled}
-        return _of_job(first, counts, [_dead_job_of(each.job_id, each) for each in dead_jobs])
+        return _job_event(first, counts, [_dead_job(each.job_id, each) for each in dead_jobs])
     # The pipeline was started by an earlier request; this one wants to be notified as well.
     jobs = await ledger.job_reads.pipeline(first.id)
     if any(each.state not in FINISHED for each in jobs):
@@ -159,11 +159,11 @@ async def _content_of(
     states = [each.state for each in jobs]
     counts = {state.value: states.count(state) for state in sorted(FINISHED)}
     dead = [each for each in jobs if each.state is State.DEAD][:MAX_SHOWN]
-    examples = [_dead_job_of(each.id, each) for each in dead]
-    return _of_job(first, counts, examples if payload.errors else [])
+    examples = [_dead_job(each.id, each) for each in dead]
+    return _job_event(first, counts, examples if payload.errors else [])
 
 
-def _of_job(
+def _job_event(
     first: JobRecord, counts: Mapping[str, int], dead: list[dict[str, Any]]
 ) -> Mapping[str, Any]:
     document_id = (first.result or {}).get("document_id")
@@ -186,7 +186,7 @@ def _state_of(first: JobRecord, counts: Mapping[str, int]) -> str:
     return "cancelled" if counts["cancelled"] else "completed"
 
 
-def _dead_job_of(job_id: str, job: JoinedJob | JobSummary) -> dict[str, Any]:
+def _dead_job(job_id: str, job: JoinedJob | JobSummary) -> dict[str, Any]:
     return {
         "job_id": job_id,
         "job_type": job.job_type,
@@ -196,9 +196,9 @@ def _dead_job_of(job_id: str, job: JoinedJob | JobSummary) -> dict[str, Any]:
     }
 
 
-async def _of_backfill(backfill_id: str, ledger: Ledger) -> Mapping[str, Any] | None:
+async def _backfill_event(backfill_id: str, ledger: Ledger) -> Mapping[str, Any] | None:
     operation = await ledger.bulk.get_bulk(backfill_id)
-    if operation is None or BulkState(operation.state) not in AT_LAST:
+    if operation is None or BulkState(operation.state) not in STOPPED:
         return None
     own, followers = await ledger.bulk_jobs.count_bulk_jobs(backfill_id)
     total = {state: own.get(state, 0) + followers.get(state, 0) for state in sorted(FINISHED)}
@@ -213,8 +213,8 @@ async def _of_backfill(backfill_id: str, ledger: Ledger) -> Mapping[str, Any] | 
 
 
 async def _resolve_receiver(url: str, guard: SsrfGuard) -> tuple[SsrfGuard, str]:
-    """Return a guard for this URL that leads to one checked address, and that address. Raises
-    FetchRefused, FetchFailed."""
+    """Resolve the URL's host, check the address, and return a guard that resolves to it alone, and
+    the address. Raises FetchRefused, FetchFailed."""
     from switchyard.services.common.files.safe_http import FetchFailed, parse_url
 
     target = parse_url(url)

@@ -44,14 +44,14 @@ MAX_CONTENT_BYTES = 32 * 1024 * 1024
 """Bytes of payloads, results and errors after which a file is full, before compression."""
 MAX_FILE_BYTES = 4 * 1024**3
 SETTLE_BATCH_SIZE = 1000
-"""Jobs that are looked up in the ledger by one query."""
+"""Jobs that one query looks up in the ledger."""
 
 ReadJobs = Callable[[Sequence[str]], Awaitable[JobsToArchive]]
 """Reads jobs from the ledger."""
 
 
 class ArchiveFileDamaged(StorageError, Misconfigured):
-    """A registered file is not in the storage, or is not what was registered; the text says what to
+    """A registered file is missing in the storage, or has another content; the text says what to
     do."""
 
     def __init__(self, file: ArchiveFile, *, missing: bool) -> None:
@@ -64,7 +64,7 @@ class ArchiveFileDamaged(StorageError, Misconfigured):
 
 
 class JobArchiver:
-    """Writes files of ended jobs. Raises ExtraNotInstalled where DuckDB is not there."""
+    """Writes ended jobs into files. Raises ExtraNotInstalled without DuckDB."""
 
     def __init__(self, settings: Settings, ledger: Ledger, registry: Registry) -> None:
         load_duckdb()
@@ -77,10 +77,10 @@ class JobArchiver:
     async def write(
         self, job_ids: Sequence[str], read_jobs: ReadJobs, *, step: Callable[[], int]
     ) -> tuple[WrittenFile | None, int]:
-        """Write a file with the first of these jobs, as many as fit into one, and register it;
-        `step()` jobs are read at a time. Returns the file, and how many of the ids were handled.
-        Instead of a file, returns None where none of the jobs exists any more, or another process
-        has registered a file meanwhile. Raises LedgerError, StorageError."""
+        """Write a file with as many of these jobs as fit into it, from the first on, and register
+        it. `step()` jobs are read at a time. Returns the file, and how many of the ids were
+        handled. The file is None where none of the jobs exists any more, or another process has
+        registered a file meanwhile. Raises LedgerError, StorageError."""
         number = 1 + await self._ledger.archive.get_last_number()
         with tempfile.TemporaryDirectory(prefix="switchyard-archive-") as folder:
             table = await asyncio.to_thread(JobTable, Path(folder), self._hide)
@@ -127,8 +127,8 @@ class JobArchiver:
         )
 
     async def find_interrupted(self) -> WrittenFile | None:
-        """Return the unsettled file, whose jobs a process had begun to remove. Raises
-        ArchiveFileDamaged, LedgerError, StorageError, WrongStorage."""
+        """Return the unsettled file, whose jobs an earlier pass had begun to remove; None where
+        there is none. Raises ArchiveFileDamaged, LedgerError, StorageError, WrongStorage."""
         if not self._is_claimed:
             if FILE_STORAGE in await claim_places(self._settings, self._ledger):
                 raise StorageUnavailable(f"the file storage at {self._storage.url} is away")
@@ -140,8 +140,8 @@ class JobArchiver:
             return WrittenFile(file, await asyncio.to_thread(read_versions, path))
 
     async def settle(self, written: WrittenFile) -> None:
-        """Settle a file: record which of its jobs have stayed in the ledger, and count there.
-        Raises LedgerError."""
+        """Settle a file: record which of its jobs stay in the ledger, where they count. Raises
+        LedgerError."""
         archive, remaining = self._ledger.archive, set[str]()
         ids = list(written.versions)
         for start in range(0, len(ids), SETTLE_BATCH_SIZE):

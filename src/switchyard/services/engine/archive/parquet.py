@@ -1,7 +1,7 @@
-"""Parquet files of jobs, by DuckDB: written from rows of the ledger, and read again.
+"""Write jobs of the ledger to Parquet files by DuckDB, and read them.
 
-One file has jobs, each with its attempts in a list, so that a job and its attempts are complete
-together. Payloads, results and metadata are text, as in the ledger; moments are UTC.
+Each job has its attempts in a list, so that a file is never without the attempts of a job.
+Payloads, results and metadata are text, as in the ledger; times are in UTC.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ def load_duckdb() -> None:
 
 
 class JobTable:
-    """Collects the jobs for one file in a temporary database on the disk. Methods of several
-    threads wait for each other: that of a cancelled caller may still run."""
+    """Collects the jobs for one file in a temporary database on the disk. Safe in several threads:
+    the thread of a cancelled caller may still run."""
 
     def __init__(self, folder: Path, hide: Callable[[str, str], str]) -> None:
         """`hide` takes a job type and a payload, and returns the payload without its secrets; both
@@ -146,9 +146,9 @@ class JobTable:
     def _copy_to(self, path: Path) -> None:
         fields = ", ".join(f"{name} := {name}" for name in _ATTEMPT_COLUMNS)
         self._connection.execute(
-            f"COPY (SELECT job.*, coalesce(tried.list, []) AS {ATTEMPT_LIST} FROM job "
+            f"COPY (SELECT job.*, coalesce(of_job.list, []) AS {ATTEMPT_LIST} FROM job "
             f"LEFT JOIN (SELECT job_id, list(struct_pack({fields}) ORDER BY place) AS list "
-            "FROM attempt GROUP BY job_id) AS tried ON tried.job_id = job.id "
+            "FROM attempt GROUP BY job_id) AS of_job ON of_job.job_id = job.id "
             f"ORDER BY job.created_at, job.id) TO '{_quote(path)}' "
             "(FORMAT parquet, COMPRESSION zstd)"
         )
@@ -225,7 +225,7 @@ def make_secrets_hider(registry: Registry) -> Callable[[str, str], str]:
     def hide(job_type: str, payload: str) -> str:
         if registry.secrets_of(job_type) is None:
             return payload
-        visible = registry.shown_payload(job_type, json.loads(payload))
+        visible = registry.hide_secrets(job_type, json.loads(payload))
         return json.dumps(visible, ensure_ascii=True, separators=(",", ":"))
 
     return hide

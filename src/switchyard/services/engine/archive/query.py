@@ -1,7 +1,7 @@
-"""SQL over the archive, and over the ledger's jobs beside it, by DuckDB.
+"""Run SQL queries over the archive, and optionally the ledger's jobs, by DuckDB.
 
-A query reads the tables `jobs` and `attempts` and nothing else: one SELECT, without access to
-files, network or settings, with bounds for memory, time and what it returns.
+A query is one SELECT over the tables `jobs` and `attempts`. It has no access to files, network or
+settings; memory, time and the size of its result are bounded.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 QUERY_MEMORY = "512MB"
 QUERY_DISK = "8GB"
 """Size of temporary files, at most."""
-MAX_ANSWER_BYTES = 64 * 1024 * 1024
-"""Bytes of all values of an answer together, as text."""
+MAX_RESULT_BYTES = 64 * 1024 * 1024
+"""Bytes of all values of a result together, as text."""
 READ_BATCH_SIZE = 100
 """Jobs that are read from the ledger at once."""
 _FETCH_BATCH_SIZE = 50
@@ -61,7 +61,7 @@ class QueryTooCostly(PermanentFailure):
 
 @dataclass(frozen=True, slots=True)
 class ArchiveRange:
-    """Range of jobs that a query reads."""
+    """The jobs that a query reads."""
 
     since: float = 0.0
     until: float = math.inf
@@ -71,15 +71,15 @@ class ArchiveRange:
 
 
 @dataclass(frozen=True, slots=True)
-class QueryAnswer:
+class QueryResult:
     """Result of a query."""
 
     columns: tuple[str, ...]
-    """Each name once."""
+    """Names of the columns; repeated ones have a number added."""
     rows: tuple[tuple[Any, ...], ...]
-    """Values that JSON has; moments as ISO 8601 in UTC."""
+    """Values that JSON can express; times as ISO 8601 in UTC."""
     more: bool
-    """Whether there are more rows than the limit, or than fit into an answer."""
+    """Whether there are more rows, beyond the limit or MAX_RESULT_BYTES."""
 
 
 async def run_query(
@@ -91,7 +91,7 @@ async def run_query(
     archive_range: ArchiveRange,
     limit: int,
     timeout: float,
-) -> QueryAnswer:
+) -> QueryResult:
     """Run one SELECT over `jobs` and `attempts`, for at most `timeout` seconds. `hide`: see
     `parquet.make_secrets_hider`. Raises InvalidQuery, QueryTooCostly, ArchiveFileDamaged,
     ExtraNotInstalled, LedgerError, StorageError."""
@@ -99,7 +99,8 @@ async def run_query(
     check_is_select(sql)
     with tempfile.TemporaryDirectory(prefix="switchyard-archive-") as folder_name:
         folder = Path(folder_name)
-        # Before the list of files is read: a job archived meanwhile is in both, and counted once.
+        # Before the list of files is read: a job that is archived meanwhile is found in both
+        # places, and counted once, instead of in none.
         current = (
             await _copy_ledger_jobs(ledger, folder, hide, archive_range)
             if archive_range.with_ledger
@@ -182,7 +183,7 @@ def _open_database(
     hidden: Sequence[tuple[str, str]],
     archive_range: ArchiveRange,
 ) -> DuckDBPyConnection:
-    """Open a database that has the two tables and can read nothing else."""
+    """Open a database that has the tables `jobs` and `attempts`, and can read nothing else."""
     import duckdb
 
     connection = duckdb.connect(
@@ -231,10 +232,10 @@ def _open_database(
 
 async def _fetch(
     connection: DuckDBPyConnection, sql: str, limit: int, timeout: float
-) -> QueryAnswer:
+) -> QueryResult:
     import duckdb
 
-    task = asyncio.create_task(asyncio.to_thread(_fetch_answer, connection, sql, limit))
+    task = asyncio.create_task(asyncio.to_thread(_fetch_rows, connection, sql, limit))
     try:
         finished, _ = await asyncio.wait((task,), timeout=timeout)
         if not finished:
@@ -256,10 +257,10 @@ async def _fetch(
             await asyncio.wait((task,), timeout=0.1)
 
 
-def _fetch_answer(connection: DuckDBPyConnection, sql: str, limit: int) -> QueryAnswer:
-    answer = connection.execute(sql)
+def _fetch_rows(connection: DuckDBPyConnection, sql: str, limit: int) -> QueryResult:
+    cursor = connection.execute(sql)
     names: list[str] = []
-    for name, *_ in answer.description or ():
+    for name, *_ in cursor.description or ():
         number = 2
         unique = name
         while unique in names:
@@ -267,13 +268,13 @@ def _fetch_answer(connection: DuckDBPyConnection, sql: str, limit: int) -> Query
         names.append(unique)
     rows: list[tuple[Any, ...]] = []
     size = 0
-    while len(rows) <= limit and size <= MAX_ANSWER_BYTES:
-        batch = answer.fetchmany(min(_FETCH_BATCH_SIZE, limit + 1 - len(rows)))
+    while len(rows) <= limit and size <= MAX_RESULT_BYTES:
+        batch = cursor.fetchmany(min(_FETCH_BATCH_SIZE, limit + 1 - len(rows)))
         if not batch:
-            return QueryAnswer(tuple(names), tuple(rows), more=False)
+            return QueryResult(tuple(names), tuple(rows), more=False)
         rows += [tuple(map(_to_json_value, row)) for row in batch]
         size += sum(len(str(value)) for row in batch for value in row)
-    return QueryAnswer(tuple(names), tuple(rows[:limit]), more=True)
+    return QueryResult(tuple(names), tuple(rows[:limit]), more=True)
 
 
 def _to_json_value(value: Any) -> Any:

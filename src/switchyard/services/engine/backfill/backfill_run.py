@@ -24,7 +24,7 @@ from switchyard.services.common.settings import Settings
 from switchyard.services.engine.backfill.costs import find_short_budget
 from switchyard.services.engine.backfill.counts import MAX_NOTES, Counts
 from switchyard.services.engine.backfill.gate import Gate
-from switchyard.services.engine.backfill.queue_quota import QueueQuota, Target, queue_quota
+from switchyard.services.engine.backfill.queue_quota import FindTarget, QueueQuota, queue_quota
 from switchyard.services.engine.backfill.reader import ReadAhead
 from switchyard.services.engine.backfill.sources import Cursor, Item, Source, Unusable
 from switchyard.services.engine.backfill.spec import KIND, Plan, job_or_reason
@@ -41,7 +41,7 @@ from switchyard.services.engine.records.states import FINISHED, State
 BATCH = 500
 """Jobs that are recorded and published together."""
 JOBS_PER_TURN = 50
-"""Jobs that are made of their items before other tasks of the loop have their turn."""
+"""Items after which other tasks of the event loop get a turn."""
 MAX_BATCHES = 3
 """Batches under way at once."""
 READ_AHEAD_ITEMS = 2_000
@@ -61,9 +61,12 @@ PAST_END = "its end date came before the end of the source"
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
+    """Items whose jobs are being published."""
+
     items: Sequence[Item | Unusable]
     publishing: asyncio.Task[None]
     published: int
+    """Jobs that it publishes."""
     skipped: list[str] = field(default_factory=list)
 
     @property
@@ -85,7 +88,7 @@ class BackfillRun:
         pressure: LanePressure,
         traffic: HotTraffic,
         *,
-        target: Target | None = None,
+        find_target: FindTarget | None = None,
         fair_from: int | None = None,
     ) -> None:
         self._settings = settings
@@ -107,8 +110,8 @@ class BackfillRun:
             queue=queue,
             low=plan.spec.low,
             high=plan.spec.high,
-            hindrance=self._hindrance,
-            quota=None if target is None else partial(self._read_quota, target),
+            find_obstacle=self._find_obstacle,
+            read_quota=None if find_target is None else partial(self._read_quota, find_target),
         )
 
     async def run(self) -> None:
@@ -121,12 +124,12 @@ class BackfillRun:
             own_counts, _ = await self._ledger.bulk_jobs.count_bulk_jobs(self._session.id)
             self._counts.conclude(sum(own_counts.values()))
             await self._session.checkpoint(counts=self._counts.to_json())
-        await self._release()
+        await self._seal_join()
         await self._drain(note)
 
-    async def _release(self) -> None:
-        """Seal the join of the job that follows, as no more jobs are added; publish it if all have
-        ended."""
+    async def _seal_join(self) -> None:
+        """Seal the join of the `then` job, as no more jobs are added; publish that job if all
+        others have ended."""
         if self._plan.then is None:
             return
         ledger, then_id = self._ledger, self._plan.then.message.job_id
@@ -161,18 +164,18 @@ class BackfillRun:
                             return PAST_END
                         await self._start_batch(batch)
                         if len(batch) < BATCH:
-                            # Only small batches: awaiting a large one would block others.
+                            # Only for a small batch: others would wait too long for a large one.
                             await asyncio.wait([each.publishing for each in self._open_batches])
                     if len(batch) < BATCH:
-                        await self._settle_all()  # nothing is gained by overlap: show exact counts
+                        await self._settle_all()  # overlap gains nothing here, and counts are exact
                     elif len(self._open_batches) >= MAX_BATCHES:
                         await self._settle_oldest()
             finally:
                 await self._settle_rest()
 
     async def _allowance(self) -> int:
-        """Return the number of jobs that may be published now. If that is 0, wait CLOSED_PAUSE
-        seconds before."""
+        """Return the number of jobs that may be published now; 0 after a pause of CLOSED_PAUSE
+        seconds."""
         unconfirmed = sum(
             each.published for each in self._open_batches if not each.publishing.done()
         )
@@ -269,9 +272,9 @@ class BackfillRun:
     def _is_past_end(self) -> bool:
         return self._end_time is not None and self._ledger.clock.time() >= self._end_time
 
-    async def _read_quota(self, target: Target) -> QueueQuota | None:
+    async def _read_quota(self, find_target: FindTarget) -> QueueQuota | None:
         spec = self._plan.spec
-        # From the latest record: an operator may have changed it.
+        # The recorded weight: an operator may have changed it since the start.
         weight = self._session.operation.spec.get(WEIGHT, spec.weight)
         return await queue_quota(
             self._ledger,
@@ -279,12 +282,12 @@ class BackfillRun:
             lane=spec.lane,
             worker=self._plan.job_type.worker,
             weight=weight,
-            target=target,
+            find_target=find_target,
         )
 
-    async def _hindrance(self) -> str | None:
-        """Return a text of the pause or the budget that keeps more jobs from running; None where
-        there is none."""
+    async def _find_obstacle(self) -> str | None:
+        """Describe the pause or the budget that keeps more jobs from running; None where there is
+        none."""
         spec, job_type = self._plan.spec, self._plan.job_type
         pauses = await self._ledger.pauses.active()
         pause = pauses.pause_of(spec.lane, job_type.worker, job_type.name, self._plan.source.name)
@@ -323,7 +326,7 @@ class BackfillRun:
         return await self._ledger.bulk_jobs.count_open_bulk_jobs(self._session.id, at_most=at_most)
 
     def _announce(self, own_counts: Mapping[State, int]) -> None:
-        """Publish a progress event; best effort, as all events."""
+        """Publish a progress event."""
         body = {
             "event": "progress",
             "job_id": self._session.id,

@@ -9,12 +9,12 @@ from switchyard.services.common.settings import Settings
 from switchyard.services.engine.jobs.registry import JobType
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.requests import NewJob
-from switchyard.services.engine.wings import brought
+from switchyard.services.engine.wings import load_contributions
 
 
 @dataclass(frozen=True, slots=True)
 class CostEstimate:
-    """The most that a backfill's calls of language models are likely to come to."""
+    """Estimated upper bound of the cost of a backfill's calls of language models."""
 
     jobs: int | None
     """Jobs that it would publish; None where the source does not know: then the other numbers are
@@ -28,18 +28,18 @@ class CostEstimate:
 
 
 CostEstimator = Callable[[Settings, JobType, Sequence[NewJob], int | None], CostEstimate | None]
-"""Guesses from settings, job type, first jobs and their total number; None for jobs that are not
-the wing's."""
+"""Estimates from settings, job type, first jobs and their total number; returns None for jobs of
+other wings."""
 BudgetCheck = Callable[[Settings, Ledger, str, bool], Awaitable[str | None]]
-"""Says, for settings, ledger, operation id and whether its jobs ask models, what keeps more jobs
-from being paid for; None where nothing does."""
+"""Describes, for settings, ledger, operation id and whether its jobs ask models, a budget that is
+too low for more jobs; returns None where none is."""
 
 
 def estimate_cost(
     settings: Settings, job_type: JobType, jobs: Sequence[NewJob], total: int | None
 ) -> CostEstimate | None:
-    """Guess the cost of a backfill by its first jobs; None where no wing knows any."""
-    estimators: list[CostEstimator] = list(brought("cost_estimate"))
+    """Estimate the cost of a backfill from its first jobs; None where no wing knows it."""
+    estimators: list[CostEstimator] = list(load_contributions("cost_estimate"))
     estimates = (estimate(settings, job_type, jobs, total) for estimate in estimators)
     return next((each for each in estimates if each is not None), None)
 
@@ -47,9 +47,8 @@ def estimate_cost(
 async def find_short_budget(
     settings: Settings, ledger: Ledger, operation_id: str, *, asks_models: bool
 ) -> str | None:
-    """Say which budget has too little left for more jobs; None where none has. Raises
-    LedgerError."""
-    checks: list[BudgetCheck] = list(brought("short_budget"))
+    """Describe a budget that is too low for more jobs; None where none is. Raises LedgerError."""
+    checks: list[BudgetCheck] = list(load_contributions("short_budget"))
     for check in checks:
         if (short := await check(settings, ledger, operation_id, asks_models)) is not None:
             return short

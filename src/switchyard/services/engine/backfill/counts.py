@@ -23,7 +23,7 @@ class ProgressPoint(BaseModel):
 
 
 class Counts(BaseModel):
-    """Counted with the cursor, in one write: a crash counts nothing twice."""
+    """Counts of a backfill. They are saved with the cursor, so a crash counts nothing twice."""
 
     total: int | None = None
     """Items in all; None where the source does not know."""
@@ -33,13 +33,13 @@ class Counts(BaseModel):
     skipped: int = 0
     """Items that could not be made into a job."""
     repeated: int = 0
-    """Items whose key another item had before: they have one job. Known once all is published."""
+    """Items with the key of an earlier item, which share its job. Known once all is published."""
     exhausted: bool = False
     """Whether all its jobs are published."""
     notes: list[str] = []
     """Reasons for which items were skipped; the first 50."""
     samples: list[ProgressPoint] = []
-    """Moments of its course, the last one now, the first at its start."""
+    """Progress from its start to the latest sample."""
 
     @classmethod
     def from_json(cls, counts: Mapping[str, Any]) -> Counts:
@@ -49,14 +49,14 @@ class Counts(BaseModel):
         return self.model_dump(mode="json")
 
     def conclude(self, jobs: int) -> None:
-        """Note that all jobs are published that will be, and how many they are."""
+        """Record that all jobs are published, and their number."""
         self.repeated = max(0, self.published - jobs)
         self.published = jobs
         self.exhausted = True
 
     def add_sample(self, finished: int, now: float) -> None:
-        """Keep a sample of now, by the ledger's clock: the next one may be another host's. The
-        older ones get thinner, so that there are never many."""
+        """Add a sample. Beyond MAX_SAMPLES, every second one of the older half is dropped. `now`:
+        by the ledger's clock, as another host may add the next one."""
         self.samples.append(ProgressPoint(at=now, published=self.published, finished=finished))
         if len(self.samples) > MAX_SAMPLES:
             half = len(self.samples) // 2

@@ -72,8 +72,8 @@ async def read_pieces(storage: Storage, key: str, *, start: int) -> AsyncGenerat
     """Yield a file in pieces of PIECE_BYTES, from the byte `start` on. Raises StorageError."""
     async with aclosing(storage.stream_async(key, start=start)) as parts:  # type: ignore[type-var]
         async for part in parts:
-            for at in range(0, len(part), PIECE_BYTES):
-                yield part[at : at + PIECE_BYTES]
+            for position in range(0, len(part), PIECE_BYTES):
+                yield part[position : position + PIECE_BYTES]
                 await asyncio.sleep(0)
 
 
@@ -185,7 +185,7 @@ class FileSource(Source):
                     offset += len(line) + 1
                     if not is_csv:
                         yield line, offset
-                    elif row.ends_with(line + b"\n"):
+                    elif row.add(line + b"\n"):
                         yield row.take(), offset
         except NotStored as error:
             raise SourceFailed(str(error)) from error
@@ -203,7 +203,7 @@ class _Row:
         self._size = 0
         self._is_open = False
 
-    def ends_with(self, line: bytes) -> bool:
+    def add(self, line: bytes) -> bool:
         """Add a line; return whether the row is complete now, or longer than MAX_RECORD_BYTES."""
         self._lines.append(line)
         self._size += len(line)

@@ -1,5 +1,4 @@
-"""Limit how much a backfill may publish now, so that it fills its queues no more than workers
-need."""
+"""Limit how many jobs a backfill may publish now, so that queues hold no more than workers need."""
 
 from __future__ import annotations
 
@@ -29,9 +28,10 @@ DEPTHS_TTL = 0.5
 
 class Gate:
     """Closes when one of the lane's queues holds `high` messages, or when `max_open` jobs of the
-    backfill are not finished; opens again at `low`. Jobs published since the last measurement, and
-    those not confirmed then, count as if all still waited. So this backfill never fills a queue
-    above `high`."""
+    backfill are not finished; opens again at `low`.
+
+    Jobs that were published since the last measurement, or not confirmed then, count as waiting. So
+    this backfill never fills a queue above `high`."""
 
     def __init__(
         self,
@@ -43,19 +43,18 @@ class Gate:
         queue: str,
         low: int | None,
         high: int | None,
-        hindrance: Callable[[], Awaitable[str | None]] | None = None,
-        quota: Callable[[], Awaitable[QueueQuota | None]] | None = None,
+        find_obstacle: Callable[[], Awaitable[str | None]] | None = None,
+        read_quota: Callable[[], Awaitable[QueueQuota | None]] | None = None,
     ) -> None:
         self._pressure = pressure
         self._traffic = None if lane == HOT.name else traffic
         self._count_open = count_open
-        self._find_hindrance = hindrance
-        """Returns a text of what keeps the backfill's jobs from running; None where nothing
+        self._find_obstacle = find_obstacle
+        """Describes what keeps the backfill's jobs from running; returns None where nothing
         does."""
-        self._read_quota = quota
+        self._read_quota = read_quota
         self._fraction = 1.0
-        """Fraction of the queue that this backfill may use; less than 1 while other backfills use
-        it, too."""
+        """Fraction of the queue that this backfill may use; 1 while no other backfill uses it."""
         self._lane = lane
         self._queue = queue
         self._low = low
@@ -69,13 +68,12 @@ class Gate:
         self._is_closed = False
         self._hot_waits = 0
         self._fullest = queue
-        self._hindrance: str | None = None
+        self._obstacle: str | None = None
         self.why: str | None = None
         """Text of what the gate waits for; None while it is open."""
 
     def measure_again(self) -> None:
-        """Measure again at the next call, after the broker has refused a job: others publish,
-        too."""
+        """Measure at the next call: a refused job shows that others publish, too."""
         self._measured_at = float("-inf")
 
     def count_published(self, number: int) -> None:
@@ -100,8 +98,8 @@ class Gate:
             self._is_closed = True
         elif self._depth <= low:
             self._is_closed = False
-        if self._hindrance is not None:
-            self.why = self._hindrance
+        if self._obstacle is not None:
+            self.why = self._obstacle
             return 0
         waiting, resumes_at = (round(each / self._scale) for each in (self._depth, low))
         self.why = f"{self._fullest} holds {waiting:,} jobs; goes on at {resumes_at:,}"
@@ -157,8 +155,8 @@ class Gate:
         depths[self._queue] = await self._effective_depth(depths[self._queue])
         self._fullest = max(depths, key=lambda name: depths[name])
         self._depth, self._scale = depths[self._fullest], scales[self._fullest]
-        if self._find_hindrance is not None:
-            self._hindrance = await self._find_hindrance()
+        if self._find_obstacle is not None:
+            self._obstacle = await self._find_obstacle()
         self._hot_waits = sum(queue.ready or 0 for queue in _lane_queues(snapshot, HOT.name))
 
     def _scale_of(self, queue: QueueDepth, target: QueueDepth) -> float:
@@ -168,15 +166,13 @@ class Gate:
         """Return the effective queue depth for this backfill: its waiting jobs divided by its share
         of the queue; the depth itself where it does not share the queue."""
         quota = None if self._read_quota is None else await self._read_quota()
-        part = 1.0 if quota is None else quota.part
-        if part > self._fraction:
+        fraction = 1.0 if quota is None else quota.fraction
+        if fraction > self._fraction:
             self._is_closed = False  # its share has grown, so its jobs fill less of it
-        self._fraction = part
-        if quota is None:
+        self._fraction = fraction
+        if quota is None or depth >= MAX_QUEUE_FILL * self._limit:
             return depth
-        if depth >= MAX_QUEUE_FILL * self._limit:
-            return depth
-        return ceil(quota.waiting / quota.part)
+        return ceil(quota.waiting / quota.fraction)
 
 
 def _lane_queues(snapshot: Snapshot, name: str) -> list[QueueDepth]:

@@ -9,7 +9,7 @@ from switchyard.services.common.files.storage import Storage
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.backfill.backfill_run import BackfillRun
 from switchyard.services.engine.backfill.gate import DEPTHS_TTL
-from switchyard.services.engine.backfill.queue_quota import make_target
+from switchyard.services.engine.backfill.queue_quota import make_target_finder
 from switchyard.services.engine.backfill.sources import (
     InvalidBackfill,
     SourceFailed,
@@ -20,7 +20,7 @@ from switchyard.services.engine.backfill.spec import KIND, BackfillSpec, Plan
 from switchyard.services.engine.backfill.starting import Backfills
 from switchyard.services.engine.bulk.hot_traffic import HotTraffic
 from switchyard.services.engine.bulk.session import BulkFailed, BulkSession, TryLater
-from switchyard.services.engine.identity.broker import guard
+from switchyard.services.engine.identity.broker import system_guard
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.monitoring.lane_pressure import LanePressure
@@ -49,7 +49,7 @@ class BackfillHandler:
         self._lanes = lanes
 
     async def run(self, session: BulkSession) -> None:
-        """See BulkHandler."""
+        """Run a backfill. Raises as BulkHandler does."""
         try:
             spec = BackfillSpec.from_record(session.operation.spec)
             backfills = Backfills(
@@ -71,7 +71,9 @@ class BackfillHandler:
             )
             async with (
                 Publisher(
-                    self._settings, name=session.id, guard=guard(self._settings, self._ledger)
+                    self._settings,
+                    name=session.id,
+                    guard=system_guard(self._settings, self._ledger),
                 ) as publisher,
                 pressure,
             ):
@@ -84,7 +86,7 @@ class BackfillHandler:
                     source,
                     pressure,
                     self._traffic,
-                    target=make_target(self._sources, self._registry),
+                    find_target=make_target_finder(self._sources, self._registry),
                     fair_from=self._settings.fair_from,
                 )
                 await backfill_run.run()

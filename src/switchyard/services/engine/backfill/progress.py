@@ -1,4 +1,4 @@
-"""Progress of a backfill: how far it is, when it will end, and its results."""
+"""Report the progress of a backfill: how far it is, when it will end, and its results."""
 
 from __future__ import annotations
 
@@ -9,7 +9,13 @@ from switchyard.services.engine.backfill.counts import Counts, ProgressPoint
 from switchyard.services.engine.backfill.spec import then_id_of
 from switchyard.services.engine.bulk.runner import MAX_CONCURRENT
 from switchyard.services.engine.ledger import Ledger
-from switchyard.services.engine.records.bulk import ACTIVE, BulkDeaths, BulkOperation, BulkState
+from switchyard.services.engine.records.bulk import (
+    ACTIVE,
+    STOPPED,
+    BulkDeaths,
+    BulkOperation,
+    BulkState,
+)
 from switchyard.services.engine.records.states import FINISHED, State
 
 RATE_SPANS = (60.0, 600.0)
@@ -80,12 +86,8 @@ class BackfillProgress:
 
     @property
     def is_over(self) -> bool:
-        return self.operation.state in (
-            BulkState.COMPLETED,
-            BulkState.CANCELLED,
-            BulkState.FAILED,
-            BulkState.HALTED,
-        )
+        """Whether nothing more happens without an operator."""
+        return self.operation.state in STOPPED
 
     @property
     def succeeded(self) -> bool:
@@ -147,6 +149,7 @@ def _rate(samples: list[ProgressPoint], seconds: float) -> float | None:
 
 
 def _eta(samples: list[ProgressPoint], remaining: int) -> tuple[float, float] | None:
+    """Return the remaining seconds at the highest and at the lowest known rate."""
     rates = [_rate(samples, seconds) for seconds in (*RATE_SPANS, float("inf"))]
     known_rates = [rate for rate in rates if rate]
     return (remaining / max(known_rates), remaining / min(known_rates)) if known_rates else None

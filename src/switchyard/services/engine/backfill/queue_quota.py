@@ -22,7 +22,7 @@ MAX_PEERS = 200
 MAX_COUNTED = 100_000
 """Waiting jobs of one backfill that are counted, at most."""
 
-Target = Callable[[Mapping[str, Any]], tuple[str, float] | None]
+FindTarget = Callable[[Mapping[str, Any]], tuple[str, float] | None]
 """Returns queue and weight of a backfill from its recorded spec; None where they are unknown."""
 
 
@@ -30,14 +30,14 @@ Target = Callable[[Mapping[str, Any]], tuple[str, float] | None]
 class QueueQuota:
     """A backfill's part of a queue that several backfills share."""
 
-    part: float
+    fraction: float
     """Fraction of the queue, more than 0 and less than 1."""
     waiting: int
     """Jobs of this backfill in the queue."""
 
 
-def make_target(sources: Sources, registry: Registry) -> Target:
-    """Return a `Target` that knows these sources and job types."""
+def make_target_finder(sources: Sources, registry: Registry) -> FindTarget:
+    """Return a function that knows the targets of these sources and job types."""
 
     def find_target(record: Mapping[str, Any]) -> tuple[str, float] | None:
         try:
@@ -45,7 +45,7 @@ def make_target(sources: Sources, registry: Registry) -> Target:
             name = spec.job_type or sources.get(spec.source).job_type
             if name is None:
                 return None
-            return queue_name(spec.lane, registry.described(name).worker), spec.weight
+            return queue_name(spec.lane, registry.get_publishable(name).worker), spec.weight
         except (InvalidBackfill, UnknownJobType):
             return None  # of another version, or of modules that are not here
 
@@ -53,13 +53,19 @@ def make_target(sources: Sources, registry: Registry) -> Target:
 
 
 async def queue_quota(
-    ledger: Ledger, operation_id: str, *, lane: str, worker: str, weight: float, target: Target
+    ledger: Ledger,
+    operation_id: str,
+    *,
+    lane: str,
+    worker: str,
+    weight: float,
+    find_target: FindTarget,
 ) -> QueueQuota | None:
     """Return the backfill's share of the queue; None where it has the queue for itself. Raises
     LedgerError."""
     running = await ledger.bulk.list_bulk(KIND, states=[BulkState.RUNNING], limit=MAX_PEERS)
     queue = queue_name(lane, worker)
-    targets = [target(each.spec) for each in running.items if each.id != operation_id]
+    targets = [find_target(each.spec) for each in running.items if each.id != operation_id]
     other_weights = sum(each[1] for each in targets if each is not None and each[0] == queue)
     if not other_weights:
         return None

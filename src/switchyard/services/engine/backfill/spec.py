@@ -25,7 +25,7 @@ from switchyard.services.engine.jobs.registry import (
     Registry,
     UnknownJobType,
 )
-from switchyard.services.engine.monitoring.metric_names import LLM
+from switchyard.services.engine.monitoring.pressure_thresholds import LLM_WORKER
 from switchyard.services.engine.publishing.preparing import (
     InvalidJob,
     JobRequest,
@@ -111,7 +111,7 @@ class BackfillSpec(BaseModel):
         for. First versions are left out, so that an older release can continue it."""
         types = [job_type]
         if self.then is not None:
-            types.append(registry.described(self.then.rpartition(".")[2]))
+            types.append(registry.get_publishable(self.then.rpartition(".")[2]))
         versions = {
             each.name: each.version for each in types if each.version != FIRST_PAYLOAD_VERSION
         }
@@ -148,7 +148,7 @@ class Plan:
         if name is None:
             raise InvalidBackfill(f"source {source.name} needs a job type: name one with --type")
         try:
-            job_type = registry.described(name)
+            job_type = registry.get_publishable(name)
             lane_named(spec.lane)
         except (UnknownJobType, ValueError) as error:
             raise InvalidBackfill(str(error)) from error
@@ -163,7 +163,7 @@ class Plan:
     @property
     def asks_models(self) -> bool:
         """Whether its own jobs run in the LLM worker."""
-        return self.job_type.worker == LLM
+        return self.job_type.worker == LLM_WORKER
 
     def job(self, item: Item) -> NewJob:
         """Make the job of an item; its id is the same each time.
@@ -211,12 +211,12 @@ def _make_then(
             raise InvalidBackfill("then_payload without then: name the job type that it is for")
         return None
     try:
-        lanes = () if "." in spec.then else registry.described(spec.then).lanes
+        lanes = () if "." in spec.then else registry.get_publishable(spec.then).lanes
         lane = spec.lane if spec.lane in lanes else next(iter(lanes), "")
         request = JobRequest(
             routing_key=f"{lane}.{spec.then}" if lane else spec.then,
             payload=spec.then_payload,
-            payload_version=spec.version_of(registry.described(spec.then.rpartition(".")[2])),
+            payload_version=spec.version_of(registry.get_publishable(spec.then.rpartition(".")[2])),
             source=source.name,
             job_id=then_id_of(ids, operation_id),
             tags=spec.tags,

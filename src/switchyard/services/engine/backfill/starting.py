@@ -1,4 +1,4 @@
-"""Check, preview, start and cancel backfills. API and command line both do it here."""
+"""Check, preview, start and cancel backfills, for API and command line."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from switchyard.services.engine.backfill.spec import (
 from switchyard.services.engine.bulk.control import cancel as cancel_bulk
 from switchyard.services.engine.bulk.control import check_limits, new_bulk_id, require_bulk
 from switchyard.services.engine.bulk.session import LEASE_RENEW_INTERVAL
-from switchyard.services.engine.jobs.registered_types import find_type
+from switchyard.services.engine.jobs.registered_types import learn_missing_type
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.publishing.preparing import InvalidJob, check_notify_url
@@ -74,7 +74,7 @@ class Backfills:
     storage: Storage
     sources: Sources
     max_wait: float = SOURCE_TIMEOUT
-    """Seconds to wait for a turn to ask a source."""
+    """Seconds to wait for a turn to send a request to a source's server."""
 
     @classmethod
     def from_settings(
@@ -86,7 +86,8 @@ class Backfills:
         *,
         max_wait: float = SOURCE_TIMEOUT,
     ) -> Backfills:
-        """Make one with the sources of JOBS_MODULES and of `modules`. Raises InvalidBackfill."""
+        """Return a service with the sources of JOBS_MODULES and `modules`. Raises
+        InvalidBackfill."""
         sources = Sources.load([*settings.modules, *(modules or ())])
         storage = Storage(settings.files_url)
         return cls(settings, registry, ledger, storage, sources, max_wait)
@@ -100,7 +101,7 @@ class Backfills:
         """Make the plan of a spec. Raises InvalidBackfill, LedgerError."""
         for name in (spec.job_type, spec.then):
             if name is not None:
-                await find_type(self.registry, self.ledger, name.rpartition(".")[2])
+                await learn_missing_type(self.registry, self.ledger, name.rpartition(".")[2])
         ids = await self.ledger.system.job_ids()
         source = self.sources.get(spec.source)
         return Plan.from_spec(operation_id, spec, source, self.registry, ids)
@@ -188,7 +189,7 @@ class Backfills:
         has_then = operation.spec.get("then") is not None
         if not (jobs or has_then):
             return 0
-        while await self._is_held(operation_id):  # noqa: ASYNC110 - it is another process
+        while await self._is_held(operation_id):  # noqa: ASYNC110 - another process holds it
             await asyncio.sleep(LEASE_RENEW_INTERVAL)
         if has_then:  # a backfill that is cancelled is not followed by its `then` job
             then_id = then_id_of(await self.ledger.system.job_ids(), operation_id)
@@ -201,8 +202,8 @@ class Backfills:
             operation_id, waiting, limit=CANCEL_BATCH_SIZE
         ):
             now = self.ledger.clock.time()
-            answers = await asyncio.gather(*(self.ledger.jobs.cancel(each, now) for each in ids))
-            cancelled += sum(isinstance(answer, Cancelled) for answer in answers)
+            results = await asyncio.gather(*(self.ledger.jobs.cancel(each, now) for each in ids))
+            cancelled += sum(isinstance(result, Cancelled) for result in results)
         return cancelled
 
     async def _is_held(self, operation_id: str) -> bool:

@@ -105,11 +105,11 @@ def _look_up(path: str, values: Mapping[str, Any]) -> Any:
     value: Any = values
     for step in path.split("."):
         if not isinstance(value, Mapping) or step not in value:
-            raise MissingField(f"the item has no field {path!r}; it has: {_names(values)}")
+            raise MissingField(f"the item has no field {path!r}; it has: {_list_names(values)}")
         value = value[step]
     return value
 
 
-def _names(values: Mapping[str, Any]) -> str:
+def _list_names(values: Mapping[str, Any]) -> str:
     names = ", ".join(map(str, islice(values, MAX_SHOWN_FIELDS)))
     return names if len(values) <= MAX_SHOWN_FIELDS else f"{names}, …"

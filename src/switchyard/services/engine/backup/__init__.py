@@ -1,1 +1,2 @@
-"""Copies of a whole system: made while it runs, checked, restored, and compared with the broker."""
+"""Back up a whole system while it runs; check and restore the copy, and compare it with the
+broker."""

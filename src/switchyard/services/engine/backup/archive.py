@@ -1,9 +1,9 @@
-"""The archive of a backup: a plain tar file, so that `tar` reads it where nothing else is left.
+"""Read and write the archive of a backup: a plain tar file, which `tar` can read, too.
 
 It has `ledger.db`, `definitions.json`, the stored files below `files/`, the search index below
-`index/`, and at its end `manifest.json`, which lists all others with their SHA-256. An archive may
-come from anybody: only plain files with these names are read, so none is written outside of its
-directory, and none is larger than the archive itself.
+`index/`, and at its end `manifest.json`, which lists all others with their SHA-256. Archives are
+not trusted: only plain files with these names are read, so that none is written outside of its
+directory, and none may be larger than the archive itself.
 """
 
 from __future__ import annotations
@@ -186,16 +186,16 @@ class _BoundedReader(io.RawIOBase):
 
 def read_archive(archive: Path, target_of: Callable[[str], Path | None]) -> Manifest:
     """Read every member, compare it with the manifest, and write it to the path that `target_of`
-    returns for its name; None: nowhere. Raises BackupMissing, InvalidBackup, OSError; files written
-    before an error stay."""
+    returns for its name, if any. Raises BackupMissing, InvalidBackup, OSError; files that were
+    written before the error stay."""
     members: dict[str, Member] = {}
     text = b""
     with _open_archive(archive) as (tar, size):
         while (entry := tar.next()) is not None:
-            tar.members = []  # type: ignore[attr-defined]  # it would keep them all
+            tar.members = []  # type: ignore[attr-defined]  # else it keeps all entries in memory
             name = _check_name(entry, members, size)
             if MANIFEST in members:
-                raise InvalidBackup(f"it goes on behind {MANIFEST}")
+                raise InvalidBackup(f"it goes on after {MANIFEST}")
             data = tar.extractfile(entry)
             if data is None:
                 raise InvalidBackup(f"{name!r} is no plain file")

@@ -34,7 +34,7 @@ def shown_operation(registry: Registry, operation: BulkOperation) -> BulkOperati
 
 def _shown_parts(registry: Registry, spec: Mapping[str, Any]) -> dict[str, Any]:
     parts = {
-        name: registry.shown_part(value) if name in _PAYLOADS else value
+        name: registry.hide_secrets_in_part(value) if name in _PAYLOADS else value
         for name, value in spec.items()
     }
     if isinstance(values := parts.get("values"), Mapping):
@@ -52,7 +52,7 @@ def _shown_at(registry: Registry, path: str, value: Any) -> Any:
         part = value
         for key in reversed(keys):
             part = [part] if in_list and key.isdecimal() else {key: part}
-        part = registry.shown_part(part)
+        part = registry.hide_secrets_in_part(part)
         for key in keys:
             if part == HIDDEN:
                 return HIDDEN

@@ -1,1 +1,1 @@
-"""Dead letters: found, grouped, changed and kept."""
+"""Dead letters: find, group, change, index and purge them."""

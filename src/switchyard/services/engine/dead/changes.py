@@ -109,19 +109,19 @@ def make_copy(
     """Return the copy that goes back, and its routing key.
 
     With `remote`, the change comes from outside: local-only fields must stay as they were, in a job
-    of the same type. `moment` is now by the ledger's clock; the host's where it is not given. With
-    a jq expression it may block for seconds. Raises InvalidRedrive when it would not be a valid
-    job, ExpressionStopped.
+    of the same type. `moment`: the present time by the ledger's clock; None: by this host's. A jq
+    expression may block for seconds. Raises InvalidRedrive where the copy would not be a valid job,
+    ExpressionStopped.
     """
     if letter.message is None:
         raise InvalidRedrive(why_no_job(letter))
-    routing_key = change.to or letter.certificate.routing_key
+    routing_key = change.to or letter.info.routing_key
     try:
         lane, job_type_name = split_routing_key(routing_key)
         lane_named(lane, LANES)
-        job_type = registry.described(job_type_name)
+        job_type = registry.get_publishable(job_type_name)
         message = apply_change(letter.message, letter.body, change, job_type_name)
-        message = with_secrets(message, letter.message, registry)
+        message = restore_secrets(message, letter.message, registry)
         message = check_version(job_type, letter.message, message, remote=remote)
     except ValidationError as error:
         raise InvalidRedrive(describe(error)) from error
@@ -149,10 +149,9 @@ def make_copy(
     )
 
 
-def with_secrets(message: JobMessage, before: JobMessage, registry: Registry) -> JobMessage:
-    """Return a changed copy with the secrets of the message before, where the change has only their
-    masks. Raises InvalidRedrive if a secret would be visible, as in a field or job type that does
-    not hide it."""
+def restore_secrets(message: JobMessage, before: JobMessage, registry: Registry) -> JobMessage:
+    """Return a changed copy with the secrets of the message before in place of their masks. Raises
+    InvalidRedrive if a secret would be visible, as in a field or job type that does not hide it."""
     secrets = registry.secrets_of(before.job_type)
     payload = revealed(message.payload, secrets, before.payload)
     if moved_secrets(before.payload, secrets, payload, registry.secrets_of(message.job_type)):
@@ -168,8 +167,8 @@ def with_secrets(message: JobMessage, before: JobMessage, registry: Registry) ->
 def check_version(
     job_type: JobType, before: JobMessage, message: JobMessage, *, remote: bool = False
 ) -> JobMessage:
-    """Check the payload of a changed copy, and return the copy with the payload's version: that of
-    the message before, or the type's, whichever fits. Raises InvalidPayload, NewerPayload."""
+    """Check the payload of a changed copy, and return the copy with the version that its payload
+    fits: that of the message before, or the type's. Raises InvalidPayload, NewerPayload."""
     vouched: Mapping[str, Any] = before.payload
     if message.job_type != before.job_type:
         message, vouched = message.with_metadata(payload_version=job_type.version), {}
@@ -196,11 +195,11 @@ def check_version(
 
 
 def why_no_job(letter: DeadLetterLike) -> str:
-    """Return the reason why a letter has no job, and what to do."""
-    if letter.certificate.properties:
-        return f"{letter.certificate.message}: export it, mend its publisher, publish its body anew"
-    if letter.certificate.is_foreign:
-        return letter.certificate.message
+    """Explain why a letter has no job, and what to do."""
+    if letter.info.properties:
+        return f"{letter.info.message}: export it, mend its publisher, publish its body anew"
+    if letter.info.is_foreign:
+        return letter.info.message
     return "the body is no job message: export it, mend it and publish it anew"
 
 
@@ -223,7 +222,7 @@ def apply_change(message: JobMessage, body: bytes, change: Change, job_type: str
     if change.merge is not None:
         values["payload"] = merge_patch(values["payload"], change.merge)
     if change.jq is not None:
-        values["payload"] = _compute(change.jq, values["payload"])
+        values["payload"] = _run_jq(change.jq, values["payload"])
     for path, value in change.values.items():
         _assign(values, path.split("."), value)
     if change.priority is not None:
@@ -257,7 +256,7 @@ def _compile(expression: str) -> JqProgram:
         raise InvalidRedrive(f"jq {expression!r}: {' '.join(str(error).split())}") from error
 
 
-def _compute(expression: str, payload: Any) -> dict[str, Any]:
+def _run_jq(expression: str, payload: Any) -> dict[str, Any]:
     program = _compile(expression)
     try:
         results = program.results(payload)
@@ -265,8 +264,8 @@ def _compute(expression: str, payload: Any) -> dict[str, Any]:
         raise InvalidRedrive(f"jq {expression!r}: {' '.join(str(error).split())}") from error
     if len(results) != 1 or not isinstance(results[0], dict):
         raise InvalidRedrive(f"jq {expression!r} makes no payload: it must give one object")
-    message: dict[str, Any] = results[0]
-    return message
+    changed: dict[str, Any] = results[0]
+    return changed
 
 
 def _assign(values: dict[str, Any], path: Sequence[str], value: Any) -> None:

@@ -7,7 +7,7 @@ before it knows the policy to refuse new messages and drop none: it drops the mo
 (measured on 3.10 and 4.3). The letter says `maxlen`, like that of a new job that a full hot lane
 refuses.
 
-**Unbound.** A job to whose key no queue is bound goes from `jobs.topic` to the dead letters, and is
+**Unbound.** A job whose routing key has no queue goes from `jobs.topic` to the dead letters, and is
 confirmed. If the ledger has the job, and it has not ended, it was accepted and must run. A job
 without a record waits for an operator.
 
@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from switchyard.broker.dead.dead_letter_headers import (
     BROKER,
@@ -52,8 +53,8 @@ async def classify_displaced(
         index for index, letter in enumerate(classified) if _may_be_unbound(letter)
     }
     expired = {index for index, letter in enumerate(classified) if _has_expired(letter)}
-    held = await ledger.pauses.held([classified[index].id for index in expired])
-    expired = {index for index in expired if classified[index].id in held}
+    paused_ids = await ledger.pauses.held([classified[index].id for index in expired])
+    expired = {index for index in expired if classified[index].id in paused_ids}
     candidates = sorted(dropped | unbound_candidates | expired)
     if not candidates:
         return classified
@@ -81,26 +82,26 @@ async def classify_displaced(
 
 def _may_be_unbound(letter: QueuedDeadLetter) -> bool:
     """Tell whether no queue was bound to the letter's key, and its message may be a job of ours."""
-    is_unroutable = letter.certificate.reason is Reason.UNROUTABLE
+    is_unroutable = letter.info.reason is Reason.UNROUTABLE
     return is_unroutable and letter.message is not None and not letter.is_ours
 
 
 def _may_be_dropped(letter: QueuedDeadLetter) -> bool:
-    certificate = letter.certificate
-    from_broker = certificate.error_type == BROKER and certificate.reason is Reason.OVERFLOWED
-    # Anybody may have written the letter.
-    queue = certificate.queue
+    info = letter.info
+    is_from_broker = info.error_type == BROKER and info.reason is Reason.OVERFLOWED
+    # Anybody may have written the letter, with any name for the queue.
+    queue = info.queue
     is_lane = lane_of(queue) in _LANES and len(queue.encode(errors="replace")) <= MAX_NAME_LENGTH
-    return from_broker and is_lane and letter.message is not None
+    return is_from_broker and is_lane and letter.message is not None
 
 
 def _has_expired(letter: QueuedDeadLetter) -> bool:
     """Tell whether the broker has dead-lettered the job as expired in its lane."""
-    certificate = letter.certificate
+    info = letter.info
     return (
-        certificate.error_type == BROKER
-        and certificate.reason is Reason.EXPIRED
-        and lane_of(certificate.queue) in _LANES
+        info.error_type == BROKER
+        and info.reason is Reason.EXPIRED
+        and lane_of(info.queue) in _LANES
         and letter.message is not None
     )
 
@@ -112,47 +113,42 @@ def _was_confirmed(letter: QueuedDeadLetter, state: State | None) -> bool:
     if state is not None and state not in UNCONFIRMED:
         return True
     # A lane that does not dead-letter refused jobs must have accepted this one.
-    return not lane_named(lane_of(letter.certificate.queue)).dead_letters_overflow
+    return not lane_named(lane_of(letter.info.queue)).dead_letters_overflow
 
 
-def as_overflowed(letter: QueuedDeadLetter) -> QueuedDeadLetter:
+def as_ordinary(letter: QueuedDeadLetter) -> QueuedDeadLetter:
     """Return a displaced letter as an ordinary one: overflowed, unroutable or expired."""
-    if letter.certificate.reason is Reason.EXPIRED or letter.certificate.error_type == PAUSED:
-        certificate = replace(letter.certificate, reason=Reason.EXPIRED, error_type=BROKER)
-        return replace(letter, certificate=certificate)
-    if letter.certificate.error_type == UNBOUND:
-        certificate = DeadLetterInfo(
+    if letter.info.reason is Reason.EXPIRED or letter.info.error_type == PAUSED:
+        return _with_info(letter, reason=Reason.EXPIRED, error_type=BROKER)
+    if letter.info.error_type == UNBOUND:
+        info = DeadLetterInfo(
             Reason.UNROUTABLE,
-            letter.certificate.routing_key,
+            letter.info.routing_key,
             message="no queue took this key",
-            dead_at=letter.certificate.dead_at,
+            dead_at=letter.info.dead_at,
         )
-        return replace(letter, certificate=certificate)
-    reason_text = "dead-lettered by the broker: maxlen"
-    certificate = replace(letter.certificate, reason=Reason.OVERFLOWED, message=reason_text)
-    return replace(letter, certificate=certificate)
+        return replace(letter, info=info)
+    text = "dead-lettered by the broker: maxlen"
+    return _with_info(letter, reason=Reason.OVERFLOWED, message=text)
 
 
 def _as_paused(letter: QueuedDeadLetter) -> QueuedDeadLetter:
-    reason_text = "it grew too old for its lane while it was paused"
-    certificate = replace(
-        letter.certificate, reason=Reason.DISPLACED, error_type=PAUSED, message=reason_text
-    )
-    return replace(letter, certificate=certificate)
+    text = "it grew too old for its lane while it was paused"
+    return _with_info(letter, reason=Reason.DISPLACED, error_type=PAUSED, message=text)
 
 
 def _as_unbound(letter: QueuedDeadLetter, queue: str) -> QueuedDeadLetter:
-    certificate = replace(
-        letter.certificate,
-        reason=Reason.DISPLACED,
-        queue=queue,
-        error_type=UNBOUND,
-        message=f"no queue was bound to {letter.certificate.routing_key} yet",
+    text = f"no queue was bound to {letter.info.routing_key} yet"
+    return _with_info(
+        letter, reason=Reason.DISPLACED, queue=queue, error_type=UNBOUND, message=text
     )
-    return replace(letter, certificate=certificate)
 
 
 def _as_dropped(letter: QueuedDeadLetter) -> QueuedDeadLetter:
-    reason_text = "the broker threw it out of its full lane, although it had taken it"
-    certificate = replace(letter.certificate, reason=Reason.DISPLACED, message=reason_text)
-    return replace(letter, certificate=certificate)
+    text = "the broker threw it out of its full lane, although it had taken it"
+    return _with_info(letter, reason=Reason.DISPLACED, message=text)
+
+
+def _with_info(letter: QueuedDeadLetter, **changes: Any) -> QueuedDeadLetter:
+    """Return the letter with some fields of its DeadLetterInfo changed."""
+    return replace(letter, info=replace(letter.info, **changes))

@@ -30,7 +30,7 @@ from switchyard.broker.times import parse_moment
 from switchyard.broker.wire.envelope import Envelope
 from switchyard.services.common.errors import InvalidInput
 from switchyard.services.common.printable import printable_json
-from switchyard.services.engine.dead.stored import StoredLetter, certificate_of
+from switchyard.services.engine.dead.stored import StoredLetter, info_of
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.requests import DeadLetterFilter
 from switchyard.services.engine.records.results import DeadLetter
@@ -43,10 +43,11 @@ MAX_LENGTHS = {
     "error_type": 8_000,
     "properties": (PROPERTIES_LIMIT + 2) // 3 * 4,
 }
-"""Bytes that a field may have where its limit is not MAX_NAME_LENGTH. None: no limit here, the
-certificate cuts it."""
+"""Bytes that a field may have where its limit is not MAX_NAME_LENGTH. None: any number, as
+DeadLetterInfo shortens it."""
 BATCH_SIZE = 200
 """Letters published together."""
+ALL_STATES = ("waiting", "redriven", "purged", "dropped")
 
 
 class InvalidLine(InvalidInput):
@@ -66,23 +67,23 @@ class ImportResult:
 
 def to_line(letter: DeadLetter) -> str:
     """Return a letter as one line, without a line break."""
-    certificate = certificate_of(letter)
+    info = info_of(letter)
     line: dict[str, Any] = {
         "format": FORMAT,
         "id": letter.id,
-        "reason": str(certificate.reason),
-        "routing_key": certificate.routing_key,
-        "queue": certificate.queue,
-        "error_type": certificate.error_type,
-        "message": certificate.message,
-        "traceback": certificate.traceback,
-        "attempts": certificate.attempts,
-        "worker": certificate.worker,
-        "dead_at": certificate.dead_at,
+        "reason": str(info.reason),
+        "routing_key": info.routing_key,
+        "queue": info.queue,
+        "error_type": info.error_type,
+        "message": info.message,
+        "traceback": info.traceback,
+        "attempts": info.attempts,
+        "worker": info.worker,
+        "dead_at": info.dead_at,
         "state": letter.state,
     }
-    if certificate.properties:
-        line["properties"] = certificate.properties
+    if info.properties:
+        line["properties"] = info.properties
     try:
         line["body"] = letter.body.decode()
     except UnicodeDecodeError:
@@ -113,11 +114,11 @@ def parse_line(text: str | bytes) -> StoredLetter:
     if parse_moment(values["dead_at"]) is None:
         raise InvalidLine("dead_at must be a time with its zone, as in 2026-01-05T09:00:00Z")
     try:
-        certificate = DeadLetterInfo(Reason(str(line.get("reason"))), **values)
+        info = DeadLetterInfo(Reason(str(line.get("reason"))), **values)
     except ValueError as error:
         raise InvalidLine(f"reason: {error}") from error
-    message = job_in(certificate, body)
-    return StoredLetter(letter_id(message.job_id if message else None, body), body, certificate)
+    message = job_in(info, body)
+    return StoredLetter(letter_id(message.job_id if message else None, body), body, info)
 
 
 def _check_fits(name: str, value: int | str) -> None:
@@ -174,25 +175,21 @@ async def export_letters(
         remaining = None if remaining is None else remaining - len(page)
 
 
-ALL_STATES = ("waiting", "redriven", "purged", "dropped")
-
-
 async def import_letters(
     ledger: Ledger, publisher: Publisher, letters: Iterable[StoredLetter]
 ) -> ImportResult:
-    """Publish letters to `jobs.dead`, without those that wait there already; letters that the
-    broker can never take are reported. They are indexed like all others. Raises PublishError,
-    LedgerUnavailable."""
+    """Publish letters to `jobs.dead`, except those that wait there already. Letters that the broker
+    can never take are reported in the result. Raises PublishError, LedgerUnavailable."""
     result = ImportResult()
     for batch in _batches(letters):
-        group_filter = DeadLetterFilter(ids=frozenset(each.id for each in batch))
-        waiting = {
+        of_batch = DeadLetterFilter(ids=frozenset(each.id for each in batch))
+        redrives_waiting = {
             letter.id: letter.redrives
             for letter in await ledger.dead_letters.letters_in(
-                group_filter, states=("waiting",), limit=len(batch)
+                of_batch, states=("waiting",), limit=len(batch)
             )
         }
-        new = [each for each in batch if waiting.get(each.id, -1) < each.redrives]
+        new = [each for each in batch if redrives_waiting.get(each.id, -1) < each.redrives]
         refusals = await asyncio.gather(*(_publish(publisher, each) for each in new))
         refused = [each for each in refusals if each is not None]
         result.refused += refused
@@ -205,7 +202,7 @@ async def _publish(publisher: Publisher, letter: StoredLetter) -> str | None:
     """Publish a letter; return the reason if the broker can never take it, else None. Raises
     PublishError."""
     try:
-        key = letter.certificate.routing_key
+        key = letter.info.routing_key
         await publisher.send(DEAD_EXCHANGE, key, _envelope(letter))
     except NeverTaken as error:
         return f"{letter.id}: {error}"
@@ -224,7 +221,7 @@ def _batches(letters: Iterable[StoredLetter]) -> Iterator[list[StoredLetter]]:
 
 
 def _envelope(letter: StoredLetter) -> Envelope:
-    headers = letter.certificate.headers()
+    headers = letter.info.headers()
     if letter.message is not None:
         return replace(envelope_of(letter.message, headers), body=letter.body)
     return Envelope(

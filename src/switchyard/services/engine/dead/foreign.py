@@ -36,22 +36,22 @@ async def reclassify_collisions(
 
 
 def _to_found_letter(letter: QueuedDeadLetter, message: JobMessage) -> FoundLetter:
-    certificate = letter.certificate
-    is_unroutable = certificate.reason is Reason.UNROUTABLE
+    info = letter.info
+    is_unroutable = info.reason is Reason.UNROUTABLE
     return FoundLetter(
         message,
         is_ours=letter.is_ours,
         has_own_expiry=letter.has_own_expiry,
-        unroutable_as=certificate.routing_key if is_unroutable else None,
+        unroutable_as=info.routing_key if is_unroutable else None,
     )
 
 
 def _as_foreign(letter: QueuedDeadLetter, message: JobMessage) -> QueuedDeadLetter:
-    certificate = replace(
-        letter.certificate,
+    info = replace(
+        letter.info,
         reason=Reason.MALFORMED,
         error_type=FOREIGN,
         message=str(ForeignCopy(message.job_id)),
         traceback="",
     )
-    return QueuedDeadLetter(letter.delivery, certificate, None)
+    return QueuedDeadLetter(letter.delivery, info, None)

@@ -1,7 +1,7 @@
-"""Read dead letters of `jobs.dead` from the index, where few of a long queue are wanted.
+"""Read dead letters of `jobs.dead` from the index, where only few of a long queue are needed.
 
-Finding them in the queue means scanning all of it. The index has their bodies, too, and is used if
-it certainly lists all of the queue. A letter that is taken from the index stays in the queue as a
+To find them in the queue, all of it must be scanned. The index has their bodies, too, and is used
+if it certainly lists the whole queue. A letter that is taken from the index stays in the queue as a
 leftover, recorded in the ledger: the next scan of the queue removes it (`LetterScan`), and the
 scheduler scans soon (`LeftoverRemover`).
 """
@@ -53,9 +53,9 @@ async def indexed_in_turn(
     *,
     limit: int | None = None,
 ) -> AsyncIterator[IndexedLetters | None]:
-    """Open the waiting letters that match, oldest first, while no other process scans the queue;
-    None where the queue must be scanned. At most `limit` will be taken. Waits and raises as
-    `scanning_in_turn` does."""
+    """Yield the waiting letters that match, oldest first, or None where the queue must be scanned.
+    Meanwhile no other process scans the queue. `limit`: how many will be taken, at most. Waits and
+    raises as `scanning_in_turn` does."""
     async with ledger.leases.holding_lease(DEAD_SCAN, wait):
         waiting = await ledger.dead_letters.count_dead(which.for_index("waiting", moment))
         count = waiting if limit is None else min(waiting, limit)
@@ -83,15 +83,15 @@ async def _index_suffices(settings: BrokerSettings, ledger: Ledger, count: int) 
 
 async def _open_indexed(ledger: Ledger, which: LetterFilter, moment: datetime) -> IndexedLetters:
     letter_filter = which.for_index("waiting", moment)
-    # The index alone decides on the group: people have seen and named the groups of its records.
-    conditions_beside_group = replace(which, group=None)
+    # The index has filtered by its own groups, which people have seen and named.
+    without_group = replace(which, group=None)
     after: tuple[float, str] | None = None
     while page := await ledger.dead_letters.letters_in(
         letter_filter, states=("waiting",), after=after, limit=PAGE
     ):
         for letter in page:
             stored = replace(stored_letter(letter), left_behind=letter.copies)
-            if letter.reason != REFUSED and conditions_beside_group.matches(stored, moment):
+            if letter.reason != REFUSED and without_group.matches(stored, moment):
                 yield stored
         after = (page[-1].dead_at, page[-1].id)
 
@@ -103,7 +103,7 @@ class LeftoverRemover:
     settings: BrokerSettings
     ledger: Ledger
     pauses_until: float = 0.0
-    """Monotonic time until which removals pause."""
+    """Monotonic time before which nothing is removed."""
 
     async def run(self) -> None:
         """Scan the queue once, if there are leftovers. Raises BrokerUnavailable,

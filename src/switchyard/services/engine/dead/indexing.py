@@ -31,7 +31,7 @@ from switchyard.services.engine.dead.causes import cause_of
 from switchyard.services.engine.dead.displaced import PAUSED, classify_displaced
 from switchyard.services.engine.dead.letters import cause_of_letter
 from switchyard.services.engine.dead.scan import scanning_in_turn
-from switchyard.services.engine.jobs.registry import Registry, UnknownJobType
+from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.ledger.leases import Sleep
 from switchyard.services.engine.records.errors import LedgerError, RowRejected
@@ -41,7 +41,7 @@ from switchyard.services.engine.records.results import DeadLetter
 BATCH = 200
 """Letters written to the ledger together."""
 CLEAN_UP_INTERVAL = 600.0
-"""Seconds between clean-ups of letters whose time on the broker is over."""
+"""Seconds between clean-ups of letters that have expired on the broker."""
 GRACE_SECONDS = 3600.0
 """Seconds after its expiry for which a letter still counts as present, as the index is a little
 late."""
@@ -51,37 +51,37 @@ _log = structlog.get_logger("dead letter index")
 
 def record_of(letter: QueuedDeadLetter, registry: Registry) -> DeadLetterRecord:
     """Return the index record of a letter."""
-    certificate, message = letter.certificate, letter.message
+    info, message = letter.info, letter.message
     try:
-        lane, job_type = split_routing_key(certificate.routing_key)
+        lane, job_type = split_routing_key(info.routing_key)
     except ValueError:
         lane, job_type = "", ""
     if message is not None:
         job_type = message.job_type
     worker: str | None
-    try:
-        worker = registry.described(job_type).worker
-    except UnknownJobType:
+    if (known := registry.find_publishable(job_type)) is not None:
+        worker = known.worker
+    else:
         # The queue of an unbound job is known from its record.
-        is_unbound = certificate.error_type == UNBOUND and certificate.reason is Reason.DISPLACED
-        worker = certificate.queue.partition(".")[2] or None if is_unbound else None
+        is_unbound = info.error_type == UNBOUND and info.reason is Reason.DISPLACED
+        worker = info.queue.partition(".")[2] or None if is_unbound else None
     job = None
     if message is not None:
-        job = NewJob(message, lane, worker or "", certificate.routing_key)
+        job = NewJob(message, lane, worker or "", info.routing_key)
     return DeadLetterRecord(
         id=letter.id,
         job_id=message.job_id if message else None,
-        reason=str(certificate.reason),
-        dead_at=(parse_moment(certificate.dead_at) or now()).timestamp(),
+        reason=str(info.reason),
+        dead_at=(parse_moment(info.dead_at) or now()).timestamp(),
         body=letter.delivery.body,
         headers=_headers(letter),
         job_type=job_type or None,
         lane=lane or None,
-        routing_key=certificate.routing_key,
+        routing_key=info.routing_key,
         worker=worker,
-        error_type=certificate.error_type or None,
-        error_message=certificate.message or None,
-        traceback=certificate.traceback or None,
+        error_type=info.error_type or None,
+        error_message=info.message or None,
+        traceback=info.traceback or None,
         redrives=letter.redrives,
         attempts=message.metadata.attempts if message else 0,
         fingerprint=cause_of_letter(letter).fingerprint,
@@ -97,11 +97,8 @@ def group_of(letter: DeadLetter) -> str:
 
 
 async def clean_up(ledger: Ledger) -> None:
-    """Set missing fingerprints of letters, and mark letters as dropped whose time on the broker is
-    over.
-
-    Raises LedgerUnavailable.
-    """
+    """Set missing fingerprints of letters, and mark letters as dropped that have expired on the
+    broker. Raises LedgerUnavailable."""
     await ledger.dead_letters.group_letters(group_of)
     await ledger.dead_letters.drop_expired_letters(
         ledger.clock.time() - DEAD_TTL_SECONDS - GRACE_SECONDS
@@ -143,8 +140,8 @@ class ReindexResult:
 async def reindex(
     settings: BrokerSettings, ledger: Ledger, registry: Registry, wait: Sleep = asyncio.sleep
 ) -> ReindexResult:
-    """Rebuild the index from `jobs.dead`, for a ledger that was restored from an older copy. Jobs
-    of letters that it did not know become dead.
+    """Rebuild the index from `jobs.dead`, for a ledger that was restored from an older copy.
+    Letters that it did not know make their jobs dead.
 
     Waits and raises as `scanning_in_turn` does; no letter is removed from the queue.
     """
@@ -176,9 +173,9 @@ async def _recount(
 async def _index_batch(batch: list[QueuedDeadLetter], ledger: Ledger, registry: Registry) -> int:
     letters = await classify_displaced(ledger, batch)
     await _write_records([record_of(letter, registry) for letter in letters], ledger)
-    displaced = [letter for letter in letters if letter.certificate.reason is Reason.DISPLACED]
-    unbound = [letter for letter in displaced if letter.certificate.error_type == UNBOUND]
-    paused = [letter for letter in displaced if letter.certificate.error_type == PAUSED]
+    displaced = [letter for letter in letters if letter.info.reason is Reason.DISPLACED]
+    unbound = [letter for letter in displaced if letter.info.error_type == UNBOUND]
+    paused = [letter for letter in displaced if letter.info.error_type == PAUSED]
     dropped = [letter for letter in displaced if letter not in (*unbound, *paused)]
     for event, affected in (
         (
@@ -192,7 +189,7 @@ async def _index_batch(batch: list[QueuedDeadLetter], ledger: Ledger, registry: 
         ("paused jobs grew too old for their lanes: they are kept until the pause ends", paused),
     ):
         if affected:
-            queues = sorted({letter.certificate.queue for letter in affected})
+            queues = sorted({letter.info.queue for letter in affected})
             _log.error(event, jobs=len(affected), queues=queues)
     for letter in batch:
         letter.delivery.ack()
@@ -216,7 +213,7 @@ async def _write_records(
 
 
 class DeadLetterIndexer:
-    """Follows `jobs.dead.log` for as long as it runs; part of the scheduler."""
+    """Indexes the letters of `jobs.dead.log`; a duty of the scheduler."""
 
     def __init__(self, settings: BrokerSettings, ledger: Ledger, registry: Registry) -> None:
         self._ledger = ledger
@@ -225,9 +222,9 @@ class DeadLetterIndexer:
         self._deliveries: asyncio.Queue[Delivery] = asyncio.Queue()
 
     async def run(self) -> None:
-        """Index letters as they come, until cancelled; again after each loss of the broker."""
+        """Index letters as they come, until cancelled. Reconnects after each loss of the broker."""
         background = TaskSupervisor(_log)
-        background.start("tidy dead letters", self._clean_up_regularly)
+        background.start("clean up dead letters", self._clean_up_regularly)
         try:
             await keep_listening(
                 self._reconnector,
@@ -274,10 +271,9 @@ class DeadLetterIndexer:
 
 
 def _headers(letter: QueuedDeadLetter) -> dict[str, Any]:
-    """Return the headers of a letter; if its properties can't be read, those of its certificate."""
-    headers = (
-        letter.certificate.headers() if letter.delivery.unreadable else letter.delivery.headers
-    )
+    """Return the headers of a letter; those of its DeadLetterInfo if its properties can't be
+    read."""
+    headers = letter.info.headers() if letter.delivery.unreadable else letter.delivery.headers
     return {key: _to_json_value(value) for key, value in headers.items()}
 
 

@@ -1,7 +1,7 @@
 """Run jq expressions, each in a process of its own.
 
-An expression may run for ever, use all memory, and read the environment, and the library holds the
-interpreter's lock meanwhile. That would block the scheduler, which applies it.
+An expression may run for ever, use all memory, and read the environment. The library holds the
+interpreter's lock meanwhile, which would block the scheduler.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class JqProgram:
     """A compiled expression, applied to one payload after another. Thread-safe."""
 
     def __init__(self, expression: str) -> None:
-        """Raise ValueError for an invalid expression, MissingExtra."""
+        """Compile the expression. Raises ValueError for an invalid one, ExtraNotInstalled."""
         with naming_extra():
             import jq
         jq.compile(expression)
@@ -75,7 +75,7 @@ class JqProgram:
         line = json.dumps(payload) + "\n"
         with self._lock:
             answer = self._send_line(line)
-            if answer is None:  # it had just ended after IDLE_TIMEOUT
+            if answer is None:  # the process had just ended after IDLE_TIMEOUT
                 answer = self._send_line(line)
         if answer is None:
             raise self._stopped_error()
@@ -86,8 +86,8 @@ class JqProgram:
         return results
 
     def _send_line(self, line: str) -> str | None:
-        """Send a line to the process, and return its answer; None where it had ended for want of
-        work. Raises ExpressionStopped."""
+        """Send a line to the process, and return its answer; None where the process had ended after
+        IDLE_TIMEOUT. Raises ExpressionStopped."""
         process = self._ensure_process()
         assert process.stdin is not None
         assert process.stdout is not None
@@ -97,7 +97,7 @@ class JqProgram:
             process.stdin.flush()
             answer = process.stdout.readline()
         except BrokenPipeError:
-            pass  # `wait` says how it ended
+            pass  # `wait` returns how it ended
         if answer.endswith("\n"):
             return answer
         if process.wait() == 0:

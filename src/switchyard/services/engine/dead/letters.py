@@ -1,4 +1,4 @@
-"""Filter dead letters, whether they are in `jobs.dead` or only in the ledger."""
+"""Filter dead letters of `jobs.dead` or of the ledger."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class DeadLetterLike(Protocol):
     @property
     def body(self) -> bytes: ...
     @property
-    def certificate(self) -> DeadLetterInfo: ...
+    def info(self) -> DeadLetterInfo: ...
     @property
     def message(self) -> JobMessage | None: ...
     @property
@@ -47,20 +47,20 @@ def job_type_of(letter: DeadLetterLike) -> str:
     if letter.message is not None:
         return letter.message.job_type
     try:
-        return split_routing_key(letter.certificate.routing_key)[1]
+        return split_routing_key(letter.info.routing_key)[1]
     except ValueError:
         return ""
 
 
 def cause_of_letter(letter: DeadLetterLike) -> Cause:
     """Return the cause of a letter's death, which is its group."""
-    certificate = letter.certificate
+    info = letter.info
     return cause_of(
-        str(certificate.reason),
+        str(info.reason),
         job_type_of(letter),
-        certificate.error_type,
-        certificate.message,
-        certificate.traceback,
+        info.error_type,
+        info.message,
+        info.traceback,
     )
 
 
@@ -75,14 +75,14 @@ CLOCK_TOLERANCE = 5.0
 def was_dead(letter: DeadLetterLike, moment: datetime) -> bool:
     """Tell whether a letter's job had died by a moment, within CLOCK_TOLERANCE. True if its time of
     death can't be read."""
-    dead_at = parse_moment(letter.certificate.dead_at)
+    dead_at = parse_moment(letter.info.dead_at)
     return dead_at is None or (dead_at - moment).total_seconds() <= CLOCK_TOLERANCE
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class LetterFilter(LetterFields):
-    """Selects dead letters; all given fields must match. Raises pydantic's ValidationError for
-    values that none can have."""
+    """Selects dead letters that match every field that is set. Raises pydantic's ValidationError
+    for invalid values."""
 
     older_than: Annotated[
         float | None, Field(ge=0, le=1e9, description="Seconds since the death, at least.")
@@ -97,16 +97,16 @@ class LetterFilter(LetterFields):
 
     def matches(self, letter: DeadLetterLike, moment: datetime) -> bool:
         """Tell whether a letter matches; its age is counted up to `moment`."""
-        certificate = letter.certificate
+        info = letter.info
         job_type = letter.message.job_type if letter.message else ""
         return (
             (not self.ids or letter.id in self.ids)
             and (self.job_type is None or job_type == self.job_type)
-            and (self.lane is None or lane_of(certificate.routing_key) == self.lane)
-            and (self.reason is None or str(certificate.reason) == self.reason)
-            and (self.error_type is None or certificate.error_type == self.error_type)
+            and (self.lane is None or lane_of(info.routing_key) == self.lane)
+            and (self.reason is None or str(info.reason) == self.reason)
+            and (self.error_type is None or info.error_type == self.error_type)
             and (self.operation is None or _operation_of(letter) == self.operation)
-            and self._matches_age(certificate.dead_at, moment)
+            and self._matches_age(info.dead_at, moment)
             # Last, as it is the most expensive condition.
             and (self.group is None or cause_of_letter(letter).fingerprint.startswith(self.group))
         )

@@ -15,7 +15,7 @@ from switchyard.broker.dead.scan import QueuedDeadLetter
 from switchyard.broker.settings import BrokerSettings
 from switchyard.services.engine.bulk import control as bulk_control
 from switchyard.services.engine.bulk.session import BulkSession
-from switchyard.services.engine.dead.displaced import as_overflowed
+from switchyard.services.engine.dead.displaced import as_ordinary
 from switchyard.services.engine.dead.groups import require_group
 from switchyard.services.engine.dead.letters import LetterFilter, was_dead
 from switchyard.services.engine.dead.scan import scanning_in_turn, wait_in
@@ -39,9 +39,9 @@ class PurgeProgress:
 
     scanned: int = 0
     total: int | None = None
-    """Letters in `jobs.dead` when it began to go through them."""
+    """Letters in `jobs.dead` when the scan began."""
     purged: int = 0
-    """After a crash, at most 200 too many: letters that were counted, but not yet removed."""
+    """Includes letters that were counted but not removed before a crash: one batch at most."""
 
     def to_json(self) -> dict[str, Any]:
         return {"scanned": self.scanned, "total": self.total, "purged": self.purged}
@@ -150,7 +150,7 @@ class PurgeHandler:
             ids = [each.id for each in letters]
             moment = self._ledger.clock.time()
             await self._ledger.dead_letters.record_dead(
-                [_death_of(each, moment) for each in letters if _is_displaced(each)]
+                [_purge_record_of(each, moment) for each in letters if _is_displaced(each)]
             )
             await self._ledger.dead_letters.mark_dead_state(ids, DeadLetterState.PURGED, moment)
         await session.save_progress(counts=progress.to_json())
@@ -159,16 +159,15 @@ class PurgeHandler:
 
 
 def _is_displaced(letter: QueuedDeadLetter) -> bool:
-    return letter.certificate.reason is Reason.DISPLACED
+    return letter.info.reason is Reason.DISPLACED
 
 
-def _death_of(letter: QueuedDeadLetter, moment: float) -> DeadLetterRecord:
-    """Return the record that ends a displaced job, which would otherwise have been returned to its
-    lane."""
+def _purge_record_of(letter: QueuedDeadLetter, moment: float) -> DeadLetterRecord:
+    """Return the record that makes a displaced job dead, so that it is not returned to its lane."""
     return DeadLetterRecord(
         id=letter.id,
         job_id=letter.id,
-        reason=str(as_overflowed(letter).certificate.reason),
+        reason=str(as_ordinary(letter).info.reason),
         dead_at=moment,
         body=letter.body,
         error_type="Purged",

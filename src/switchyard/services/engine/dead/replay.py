@@ -58,7 +58,7 @@ async def replay(
 async def _sandbox(
     settings: Settings, message: JobMessage
 ) -> AsyncIterator[tuple[Settings, Ledger]]:
-    """Yield settings and a ledger with which a handler changes nothing."""
+    """Yield settings and a ledger with which a handler can't change the system."""
     with tempfile.TemporaryDirectory(prefix="switchyard-replay-") as directory:
         base = Path(directory)
         files = base / "files"
@@ -146,4 +146,4 @@ async def _copy_files(source: Storage, target: Storage, message: JobMessage) -> 
                 async for stored in source.list_async(f"{folder}/{name}"):
                     await target.put_async(stored.key, await source.get_async(stored.key))
         except InvalidKey:
-            continue  # any other text
+            continue  # the text is not a key

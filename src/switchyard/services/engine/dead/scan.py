@@ -1,4 +1,4 @@
-"""Scan `jobs.dead`, one scan at a time: letters that one scan holds are hidden from others."""
+"""Scan `jobs.dead`, one scan at a time, as letters that one scan holds are hidden from others."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ScanBusy(ConflictError):
 
 
 def wait_at_most(seconds: float) -> Sleep:
-    """Return a `wait` function that raises ScanBusy after `seconds`."""
+    """Return a `wait` for `scanning_in_turn` that raises ScanBusy after `seconds`."""
     deadline = time.monotonic() + seconds
 
     async def wait(pause: float) -> None:
@@ -41,7 +41,7 @@ def wait_at_most(seconds: float) -> Sleep:
 
 
 def wait_in(session: BulkSession) -> Sleep:
-    """Return a `wait` function that records that the operation waits for its turn."""
+    """Return a `wait` for `scanning_in_turn` that records that the operation waits for its turn."""
 
     async def wait(seconds: float) -> None:
         await session.move(BulkState.WAITING, "waits until another redrive or purge has ended")
@@ -67,8 +67,9 @@ class LetterScan:
         self._deaths: dict[tuple[str, int, int], QueuedDeadLetter] = {}
 
     async def letters(self) -> AsyncGenerator[QueuedDeadLetter, None]:
-        """Yield the letters of `Scan.letters`, each death once: further letters of the same death
-        are acknowledged, or kept, together with the first. Also raises LedgerUnavailable."""
+        """Yield the letters of the scan, each death once. Further letters of a death are
+        acknowledged or kept together with the first. Raises as `Scan.letters` does, and
+        LedgerUnavailable."""
         batch: list[QueuedDeadLetter] = []
         async for letter in self._scan.letters():
             batch.append(letter)
@@ -128,8 +129,8 @@ async def scanning_in_turn(
     ledger: Ledger,
     wait: Sleep = asyncio.sleep,
 ) -> AsyncIterator[LetterScan]:
-    """Open a scan once no other process scans the queue, for which `wait` is awaited with
-    the seconds until the next try. A concurrent scan would be safe, but see only a part.
+    """Open a scan once no other process scans the queue. Until then, `wait` is awaited with the
+    seconds until the next try. A concurrent scan would be safe, but would see only some letters.
 
     Raises BrokerUnavailable, LedgerUnavailable.
     """
@@ -160,7 +161,7 @@ async def waiting_ids(
     ledger: Ledger,
     wait: Sleep = asyncio.sleep,
 ) -> BrokerLetterIds:
-    """Return all letters in `jobs.dead`. Waits and raises as `scanning_in_turn` does."""
+    """Return the ids of all letters in `jobs.dead`. Waits and raises as `scanning_in_turn` does."""
     until = ledger.clock.time()
     async with scanning_in_turn(settings, ledger, wait) as scan:
         return BrokerLetterIds(frozenset([letter.id async for letter in scan.letters()]), until)

@@ -1,5 +1,5 @@
-"""Read dead letters that only the ledger has, as they have expired on the broker, or it lost
-them."""
+"""Read dead letters that only the ledger has, as the broker has lost them or they have expired
+there."""
 
 from __future__ import annotations
 
@@ -23,14 +23,13 @@ class StoredLetter:
 
     id: str
     body: bytes
-    certificate: DeadLetterInfo
+    info: DeadLetterInfo
     left_behind: int = 0
-    """Messages of the letter in `jobs.dead`, if it was read from the index although they are
-    there."""
+    """Messages of the letter that stay in `jobs.dead`, as it was read from the index."""
 
     @cached_property
     def message(self) -> JobMessage | None:
-        return job_in(self.certificate, self.body)
+        return job_in(self.info, self.body)
 
     @property
     def redrives(self) -> int:
@@ -42,12 +41,12 @@ class StoredLetter:
 
 
 def stored_letter(letter: DeadLetter) -> StoredLetter:
-    """Return a letter of the index."""
-    return StoredLetter(letter.id, letter.body, certificate_of(letter))
+    """Return an indexed letter."""
+    return StoredLetter(letter.id, letter.body, info_of(letter))
 
 
-def certificate_of(letter: DeadLetter) -> DeadLetterInfo:
-    """Return the certificate of an indexed letter."""
+def info_of(letter: DeadLetter) -> DeadLetterInfo:
+    """Return what an indexed letter tells of its death."""
 
     def header(name: str) -> str:
         value = letter.headers.get(f"x-dead-{name}")
@@ -68,9 +67,9 @@ def certificate_of(letter: DeadLetter) -> DeadLetterInfo:
 
 
 def letter_of_job(record: JobRecord) -> StoredLetter:
-    """Return the letter that a dead job would have, made of the job's record alone."""
+    """Make the letter of a dead job from the job's record alone."""
     dead_at = to_datetime(record.finished_at) if record.finished_at else now()
-    certificate = DeadLetterInfo(
+    info = DeadLetterInfo(
         _reason(record.reason),
         record.routing_key,
         error_type=record.error_type or "",
@@ -79,7 +78,7 @@ def letter_of_job(record: JobRecord) -> StoredLetter:
         worker=record.worker_id or "",
         dead_at=dead_at.isoformat(),
     )
-    return StoredLetter(record.id, to_message(record).encode(), certificate)
+    return StoredLetter(record.id, to_message(record).encode(), info)
 
 
 async def stored_letters(

@@ -9,14 +9,14 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from switchyard.broker.dead.dead_letter_headers import DeadLetterInfo, read_certificate
+from switchyard.broker.dead.dead_letter_headers import DeadLetterInfo, read_dead_letter_info
 from switchyard.broker.errors import NeverTaken
 from switchyard.broker.lanes import DEAD_EXCHANGE, lane_of
 from switchyard.broker.message import JobMessage
 from switchyard.broker.publish.outcome import envelope_of
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.services.common.errors import NotFoundError
-from switchyard.services.engine.jobs.registry import Registry, UnknownJobType
+from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.requests import LetterEdit, NewJob
 
@@ -79,17 +79,13 @@ async def _undo(
     # The letter gets the copy's generation: should the copy be delivered after all, it counts as
     # dead, and the next redrive counts as newer.
     original = original.with_metadata(redrives=edit.redrives + 1)
-    certificate = read_certificate(edit.headers, edit.routing_key, original.job_type)
+    info = read_dead_letter_info(edit.headers, edit.routing_key, original.job_type)
     if edit.undone_at is None:
-        job = _to_new_job(original, certificate, registry)
-        if not await ledger.redrives.undo_edit(
-            edit, job, original.encode(), str(certificate.reason)
-        ):
+        job = _to_new_job(original, info, registry)
+        if not await ledger.redrives.undo_edit(edit, job, original.encode(), str(info.reason)):
             return UndoResult(edit.letter_id, False, "too late: its job has begun, or was redriven")
     try:
-        await publisher.send(
-            DEAD_EXCHANGE, certificate.routing_key, envelope_of(original, certificate.headers())
-        )
+        await publisher.send(DEAD_EXCHANGE, info.routing_key, envelope_of(original, info.headers()))
     except NeverTaken as error:
         return UndoResult(
             edit.letter_id, False, f"its job does not run; the ledger has it: {error}"
@@ -98,13 +94,11 @@ async def _undo(
     return UndoResult(edit.letter_id, True, "is a dead letter again, as it was")
 
 
-def _to_new_job(message: JobMessage, certificate: DeadLetterInfo, registry: Registry) -> NewJob:
-    lane = lane_of(certificate.routing_key)
-    try:
-        worker = registry.described(message.job_type).worker
-    except UnknownJobType:
-        worker = ""
-    return NewJob(message, lane, worker, certificate.routing_key)
+def _to_new_job(message: JobMessage, info: DeadLetterInfo, registry: Registry) -> NewJob:
+    lane = lane_of(info.routing_key)
+    job_type = registry.find_publishable(message.job_type)
+    worker = "" if job_type is None else job_type.worker
+    return NewJob(message, lane, worker, info.routing_key)
 
 
 def payloads(edit: LetterEdit) -> tuple[object, object]:

@@ -1,4 +1,4 @@
-"""Ledger and broker are of one system, or nobody uses them together (ADR 11)."""
+"""Make sure that ledger and broker belong to one system, by a mark on the broker (ADR 11)."""
 
 from __future__ import annotations
 
@@ -33,24 +33,29 @@ and the seconds between them."""
 
 
 async def require_same_system(settings: BrokerSettings, ledger: Ledger) -> None:
-    """Raises WrongSystem where the broker is another system's, or has gone on since the ledger was
-    copied; BrokerUnavailable, LedgerError. A broker without a mark is nobody's yet."""
+    """Check that the broker belongs to the ledger's system. A broker without a mark is free.
+
+    Raises WrongSystem where it is another system's, or has gone on since the ledger was copied;
+    BrokerUnavailable, LedgerError.
+    """
     async with connected(settings.require_amqp_url(), CONNECTION) as connection:
-        await guard(settings, ledger)(underlying(connection))
+        await system_guard(settings, ledger)(underlying(connection))
 
 
-def guard(settings: BrokerSettings, ledger: Ledger) -> Guard:
-    """`require_same_system` for a connection that is open already: what a Publisher asks of each
-    that it opens."""
+def system_guard(settings: BrokerSettings, ledger: Ledger) -> Guard:
+    """Return `require_same_system` for open connections: a Publisher calls it for each that it
+    opens."""
 
     async def check(connection: Connection) -> None:
-        await _check(settings, ledger, await _mark(connection))
+        await _require_own_mark(settings, ledger, await _read_mark(connection))
 
     return check
 
 
-async def _check(settings: BrokerSettings, ledger: Ledger, mark: SystemMark | None) -> None:
-    """Raises WrongSystem where that mark of the broker is not the ledger's."""
+async def _require_own_mark(
+    settings: BrokerSettings, ledger: Ledger, mark: SystemMark | None
+) -> None:
+    """Raise WrongSystem where the broker's mark is not the ledger's."""
     if mark is None:
         return
     for _ in range(MAX_READS):
@@ -64,13 +69,13 @@ async def _check(settings: BrokerSettings, ledger: Ledger, mark: SystemMark | No
         if mark.id != system.id or mark.generation <= system.generation:
             break
         await asyncio.sleep(READ_PAUSE)
-    compare(settings, ledger, system, mark)
+    _require_match(settings, ledger, system, mark)
 
 
-def compare(
+def _require_match(
     settings: BrokerSettings, ledger: Ledger, system: SystemRecord, mark: SystemMark
 ) -> None:
-    """Raises WrongSystem, naming both."""
+    """Raise WrongSystem, which names both systems, unless the mark is that of the ledger's."""
     broker = f"the broker at {display_address(settings.require_amqp_url())}"
     if mark.id != system.id:
         raise WrongSystem(
@@ -82,8 +87,8 @@ def compare(
     if mark.generation > system.generation:
         raise WrongSystem(
             f"the ledger at {ledger.location} is an old copy of the system {system}, of "
-            f"{_moment(system.generation)}, and {broker} has gone on with the system {mark} until "
-            f"{_moment(mark.generation)}: set JOBS_DATABASE_URL or JOBS_DATA_DIR to the ledger in "
+            f"{_time_of(system.generation)}, and {broker} has gone on with the system {mark} until "
+            f"{_time_of(mark.generation)}: set JOBS_DATABASE_URL or JOBS_DATA_DIR to the ledger in "
             "use. If that one is lost, `jobctl system adopt` goes on with this copy, which does "
             "not know what was done in between"
         )
@@ -95,14 +100,14 @@ async def read_broker(settings: BrokerSettings) -> SystemMark | None:
         with raising_broker_unavailable("can't ask whose broker it is"):
             if (mark := await read_mark(underlying(connection))) is not None:
                 return mark
-            # It is missing for some milliseconds while somebody begins a new generation.
+            # Another process may be replacing it: then it is missing for some milliseconds.
             async with marking_alone(underlying(connection)):
                 return await read_mark(underlying(connection))
 
 
 async def mark_broker(settings: BrokerSettings, ledger: Ledger, *, take: bool = False) -> bool:
-    """Mark the broker as the ledger's, in a new generation, where nobody has marked it, or, with
-    `take`, whosever it was. False where it is the ledger's already.
+    """Mark a broker without a mark as the ledger's, in a new generation; with `take`, any broker.
+    Return False if it is the ledger's already.
 
     Raises WrongSystem without `take`, MarkUnreadable, BrokerUnavailable, LedgerError.
     """
@@ -111,7 +116,7 @@ async def mark_broker(settings: BrokerSettings, ledger: Ledger, *, take: bool = 
         with raising_broker_unavailable("can't mark the broker"):
             async with marking_alone(transport):
                 if not take:
-                    await guard(settings, ledger)(transport)
+                    await system_guard(settings, ledger)(transport)
                 try:
                     mark = await read_mark(transport)
                 except MarkUnreadable:
@@ -127,9 +132,9 @@ async def mark_broker(settings: BrokerSettings, ledger: Ledger, *, take: bool = 
 async def advance_broker(
     settings: BrokerSettings, ledger: Ledger, reconnector: Reconnector | None = None
 ) -> None:
-    """Begin a new generation of ledger and broker, so that a copy of the ledger that is made now
-    is known as one later. A broker that was never marked is left alone; one that has lost its mark
-    gets it again. Without `reconnector`, on a connection of its own.
+    """Begin a new generation of ledger and broker, so that a copy of the ledger made before is
+    recognised as old. A broker that was never marked is left alone; one that has lost its mark
+    gets it again. Without `reconnector`, a connection is opened for it.
 
     Raises WrongSystem, BrokerUnavailable, LedgerError.
     """
@@ -147,7 +152,7 @@ async def _advance(settings: BrokerSettings, ledger: Ledger, transport: Connecti
         with raising_broker_unavailable("can't mark the broker"):
             async with marking_alone(transport):
                 mark = await read_mark(transport)
-                await _check(settings, ledger, mark)
+                await _require_own_mark(settings, ledger, mark)
                 await _write(transport, ledger, mark)
     except MarkUnreadable as error:
         structlog.get_logger("system").warning("system not checked", error=str(error))
@@ -161,7 +166,7 @@ async def _write(connection: Connection, ledger: Ledger, before: SystemMark | No
     await write_mark(connection, SystemMark(system.id, system.generation, system.name))
 
 
-async def _mark(connection: Connection) -> SystemMark | None:
+async def _read_mark(connection: Connection) -> SystemMark | None:
     try:
         with raising_broker_unavailable("can't ask whose broker it is"):
             return await read_mark(connection)
@@ -170,7 +175,7 @@ async def _mark(connection: Connection) -> SystemMark | None:
         return None
 
 
-def _moment(generation: int) -> str:
+def _time_of(generation: int) -> str:
     if generation == 0:
         return "a time before it was first used with a broker"
     return datetime.fromtimestamp(generation, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

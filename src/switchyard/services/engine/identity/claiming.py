@@ -1,4 +1,4 @@
-"""Claiming what was away when a process began, as soon as it is there."""
+"""Claim file storage and index for the ledger's system, also where they are away at first."""
 
 from __future__ import annotations
 
@@ -15,33 +15,37 @@ from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.errors import LedgerAuthError, LedgerUnavailable
 
 RETRY_INTERVAL = 5.0
-"""Seconds between looks whether it is there."""
+"""Seconds between attempts to claim what was away."""
 
 
 @asynccontextmanager
 async def claiming(
-    settings: Settings, ledger: Ledger, stop: Callable[[], None], *, again: float = RETRY_INTERVAL
+    settings: Settings,
+    ledger: Ledger,
+    stop: Callable[[], None],
+    *,
+    retry_interval: float = RETRY_INTERVAL,
 ) -> AsyncIterator[None]:
-    """Claim file storage and index for the ledger's system, now or as soon as they and the ledger
-    are there. Where one turns out later to be another system's, `stop` is called.
+    """Claim file storage and index now, or in the background as soon as they and the ledger are
+    there. If one then turns out to be another system's, `stop` is called.
 
     Raises WrongStorage, at the beginning or, after `stop`, at the end; LedgerAuthError.
     """
-    looking: asyncio.Task[None] | None = None
+    retries: asyncio.Task[None] | None = None
     if not await _claim(settings, ledger):
-        looking = asyncio.create_task(_keep_claiming(settings, ledger, again))
-        looking.add_done_callback(lambda task: _stop_if_failed(task, stop))
+        retries = asyncio.create_task(_keep_claiming(settings, ledger, retry_interval))
+        retries.add_done_callback(lambda task: _stop_if_failed(task, stop))
     try:
         yield
     finally:
-        if looking is not None:
-            await end_tasks(looking)
-    if looking is not None and not looking.cancelled():
-        looking.result()
+        if retries is not None:
+            await end_tasks(retries)
+    if retries is not None and not retries.cancelled():
+        retries.result()
 
 
 async def _claim(settings: Settings, ledger: Ledger) -> bool:
-    """Tell whether all that there is was claimed."""
+    """Claim both; return False if one of them, or the ledger, is away."""
     try:
         return not await claim_places(settings, ledger)
     except LedgerAuthError:
@@ -50,10 +54,10 @@ async def _claim(settings: Settings, ledger: Ledger) -> bool:
         return False
 
 
-async def _keep_claiming(settings: Settings, ledger: Ledger, again: float) -> None:
+async def _keep_claiming(settings: Settings, ledger: Ledger, interval: float) -> None:
     while True:
-        await asyncio.sleep(again)
-        with suppress(LedgerAuthError):  # who uses the ledger says so
+        await asyncio.sleep(interval)
+        with suppress(LedgerAuthError):  # reported by those who use the ledger
             if await _claim(settings, ledger):
                 return
 

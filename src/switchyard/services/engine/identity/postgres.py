@@ -1,4 +1,4 @@
-"""Addresses of PostgreSQL databases that keep an index, and whose such a database is."""
+"""Addresses of PostgreSQL databases with a search index, and the mark of such a database."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 SCHEMES = ("postgresql", "postgres", "postgresql+asyncpg")
 TABLE = "chunk_index_system"
+"""The table with the mark: the system that the database belongs to."""
 
 
 def is_postgres(url: str) -> bool:
@@ -14,12 +15,12 @@ def is_postgres(url: str) -> bool:
 
 
 def dsn(url: str) -> str:
-    """Return the address as asyncpg takes it: also one that was written for SQLAlchemy."""
+    """Return the address as asyncpg takes it, without the name of SQLAlchemy's driver."""
     return f"postgresql://{url.partition('://')[2]}"
 
 
 def without_credentials(url: str) -> str:
-    """Return an address as it may be shown: of a database, of an object store, or a directory."""
+    """Return the address of a database, an object store or a directory as it may be shown."""
     scheme, is_address, rest = url.partition("://")
     if not is_address:
         return url
@@ -31,11 +32,9 @@ def without_credentials(url: str) -> str:
 
 
 async def claim_database(url: str, mark: str, *, take: bool) -> str:
-    """Mark the database as its owner's where it has no mark, or, with `take`, in any case.
-
-    Returns the mark that it has then. Raises OSError and asyncpg's errors.
-    """
-    # Here: job types know addresses, and load no database library.
+    """Write the mark if the database has none, or, with `take`, in any case. Return the mark that
+    it has then. Raises OSError and asyncpg's errors."""
+    # Imported here: modules of job types import this one, and load no database library.
     from switchyard.services.engine.ledger.sql.postgres_servers import connection_options, open_one
 
     connection: Any = await open_one(dsn(url), **connection_options())

@@ -1,5 +1,5 @@
-"""Make sure that file storage and index belong to the ledger's system: a small file in each says
-so (ADR 11)."""
+"""Make sure that file storage and index belong to the ledger's system, by a mark in each
+(ADR 11)."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ MAX_MARKER_BYTES = 1000
 READ_TIMEOUT = 2.0
 """Seconds for a storage to answer. One that does not answer is skipped, not refused."""
 ClaimPlace = Callable[[SystemRecord, bool], Awaitable[str | None]]
-"""Marks a place as the system's, with True even if it is another's; returns that other system's
-description if it was left as it is."""
+"""Marks a place as the system's; with True, also one that is another system's. Returns the
+description of that other system if the place is still its own."""
 _ID = re.compile(r"[0-9a-f]{12}")
 _NAME = re.compile(r"[A-Za-z0-9@_-]{1,40}")
 
@@ -52,9 +52,8 @@ class WrongStorage(Misconfigured):
 async def claim_places(
     settings: Settings, ledger: Ledger, *, take: bool = False
 ) -> tuple[str, ...]:
-    """Mark file storage and index as those of the ledger's system where nobody has marked them, or,
-    with `take`, whosever they were. A place that is away is skipped, with a line in the log; the
-    names of those are returned.
+    """Mark file storage and index as the ledger's where they have no mark; with `take`, in any
+    case. Return the names of those that are away: they are skipped, with a line in the log.
 
     Raises WrongStorage where one is another system's, LedgerError.
     """
@@ -66,8 +65,7 @@ async def claim_places(
             async with asyncio.timeout(READ_TIMEOUT):
                 other_system = await claim(system, take)
         except errors as error:
-            lines = str(error).splitlines() or [f"no answer within {READ_TIMEOUT:g} s"]
-            reason = lines[0]
+            reason, *_ = str(error).splitlines() or [f"no answer within {READ_TIMEOUT:g} s"]
             structlog.get_logger("system").warning("system not checked", of=what, error=reason)
             away.append(what)
             continue
@@ -94,8 +92,8 @@ def places(settings: Settings) -> dict[str, tuple[str, str]]:
 
 
 async def _claimer_of(url: str) -> tuple[ClaimPlace, tuple[type[Exception], ...]]:
-    """Return how to claim a place, and the errors that say that it is away. Loads only the library
-    that the place needs: none for a directory, the usual case."""
+    """Return the function that claims a place, and the errors by which it tells that the place is
+    away. Only the library that the place needs is loaded: none for a directory, the usual case."""
     errors = (StorageUnavailable, OSError, ValueError)
     if is_postgres(url):
         await load("asyncpg")
@@ -112,43 +110,33 @@ async def _claimer_of(url: str) -> tuple[ClaimPlace, tuple[type[Exception], ...]
 
 
 async def _claim_database(url: str, system: SystemRecord, take: bool) -> str | None:
-    """Do as `_claim_storage`, for an index in PostgreSQL."""
-    mark = await claim_database(url, _mark(system), take=take)
-    its_id, description = _owner(mark)
-    return None if its_id == system.id else description
-
-
-def _mark(system: SystemRecord) -> str:
-    return json.dumps({"id": system.id, "name": system.name})
+    return _other_owner(await claim_database(url, _mark_of(system), take=take), system)
 
 
 async def _claim_storage(storage: Storage, system: SystemRecord, take: bool) -> str | None:
-    """Mark the storage; return the description of another system that owns it, None if none
-    does."""
-    text = _mark(system).encode()
+    mark = _mark_of(system).encode()
     if take:
-        await storage.put_async(MARKER, text)
+        await storage.put_async(MARKER, mark)
         return None
     try:
         content = await storage.get_async(MARKER, max_bytes=MAX_MARKER_BYTES)
     except NotStored:
-        if await storage.put_new_async(MARKER, text):
+        if await storage.put_new_async(MARKER, mark):
             return None
         content = await storage.get_async(MARKER, max_bytes=MAX_MARKER_BYTES)
     except FileTooLarge:
         content = b""
-    return None if (other := _owner(content))[0] == system.id else other[1]
+    return _other_owner(content, system)
 
 
 async def _claim_directory(directory: Path, system: SystemRecord, take: bool) -> str | None:
-    """Do as `_claim_storage`, for a directory of this host."""
-    mark = await asyncio.to_thread(_mark_directory, directory / MARKER, _mark(system), take)
-    return None if (other := _owner(mark))[0] == system.id else other[1]
+    mark = await asyncio.to_thread(_mark_directory, directory / MARKER, _mark_of(system), take)
+    return _other_owner(mark, system)
 
 
 def _mark_directory(marker: Path, mark: str, take: bool) -> bytes:
-    """Write the file unless it is there, or, with `take`, in any case; a reader sees the whole of
-    it or none. Return what it says then."""
+    """Write the marker's file atomically unless it exists, or, with `take`, in any case. Return its
+    content."""
     if take or not marker.exists():
         marker.parent.mkdir(parents=True, exist_ok=True)
         new = marker.with_name(f"{marker.name}#{os.urandom(6).hex()}")
@@ -165,13 +153,17 @@ def _mark_directory(marker: Path, mark: str, take: bool) -> bytes:
         return file.read(MAX_MARKER_BYTES + 1)
 
 
-def _owner(text: bytes | str) -> tuple[str, str]:
-    """Id and description of the system in a marker."""
+def _mark_of(system: SystemRecord) -> str:
+    return json.dumps({"id": system.id, "name": system.name})
+
+
+def _other_owner(mark: bytes | str, system: SystemRecord) -> str | None:
+    """Return the description of the system that a mark names; None if it is this system."""
     try:
-        marker = json.loads(text)
-        its_id, name = str(marker["id"]), str(marker["name"])
+        fields = json.loads(mark)
+        owner_id, name = str(fields["id"]), str(fields["name"])
     except (ValueError, KeyError, TypeError, RecursionError):
-        its_id, name = "", ""
-    if not _ID.fullmatch(its_id) or not _NAME.fullmatch(name):
-        return "", f"unknown ({MARKER} can't be read)"
-    return its_id, f"{name} ({its_id})"
+        owner_id, name = "", ""
+    if not _ID.fullmatch(owner_id) or not _NAME.fullmatch(name):
+        return f"unknown ({MARKER} can't be read)"
+    return None if owner_id == system.id else f"{name} ({owner_id})"

@@ -49,7 +49,7 @@ class ProcessResources:
             resource: T = self._resources[kind]
             return resource
 
-    def known(self, kind: type[T]) -> T | None:
+    def get_existing(self, kind: type[T]) -> T | None:
         """Return the one object of that kind; None before its first use."""
         return self._resources.get(kind)
 
@@ -83,7 +83,7 @@ class Compute(Protocol):
 
 
 class InProcess(Protocol):
-    """Runs work on foreign files in a process of its own."""
+    """Runs work on files from outside in a process of its own."""
 
     async def __call__(
         self, work: Callable[..., Any], *args: Any, timeout: float, memory_limit_mb: int
@@ -133,15 +133,15 @@ class JobContext:
     shared: ProcessResources | None = field(default=None, compare=False)
     """Resources that handlers share; None in a process of its own, or in a test."""
     compute: Compute = field(default=_in_thread, compare=False)
-    """`await ctx.compute(work, *args, characters=n)`: CPU-bound work on a foreign text of that
+    """`await ctx.compute(work, *args, characters=n)`: CPU-bound work on a text from outside of that
     length, for handlers in the event loop. A long text goes to a process that is killed when the
-    job's time is up, so `work` stands at the top level of its module."""
+    job's time is up, so `work` must be at the top level of its module."""
 
     in_process: InProcess = field(default=_in_thread_unlimited, compare=False)
     """`await ctx.in_process(work, *args, timeout=60, memory_limit_mb=1024)`: a part of a job that
-    opens a foreign file, for handlers in the event loop; `work` stands at the top level of its
-    module. It runs for that many seconds, in that much address space (MiB), and its process is
-    killed otherwise. Raises TimeoutError, MemoryError, ProcessCrashed, and what `work` raises."""
+    opens a file from outside, for handlers in the event loop. `work` must be at the top level of
+    its module. Its process is killed after that many seconds, or beyond that much address space
+    (MiB). Raises TimeoutError, MemoryError, ProcessCrashed, and what `work` raises."""
 
     last_checkpoint: Any = field(default=None, compare=False)
     """The value that an earlier attempt at this job gave to `checkpoint` last; None where there is
@@ -172,7 +172,7 @@ class JobContext:
 
     def checkpoint(self, data: Any) -> None:
         """Store a checkpoint, as JSON of 64 KiB at most, from which the next attempt can continue:
-        it is `last_checkpoint` there. Recorded as progress is; replaces the one before.
+        it is `last_checkpoint` there. It replaces the one before, and is recorded like progress.
 
         Raises InvalidCheckpoint for data that is no JSON, or too large.
         """

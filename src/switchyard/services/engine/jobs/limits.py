@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
@@ -18,7 +18,7 @@ from switchyard.services.common.errors import PermanentError
 from switchyard.services.engine.jobs.retry import Failure
 from switchyard.services.engine.records.limits import LimitSize, PermitDemand
 
-if TYPE_CHECKING:  # whoever only declares a handler does not need it
+if TYPE_CHECKING:  # a module that only declares handlers does not need it
     from switchyard.services.common.settings import KeyedLimitOverride
 
 MAX_KEY_LENGTH = 120
@@ -36,13 +36,13 @@ class LimitRefused(PermanentError):
 class Limit:
     """A limit that jobs share, over all workers.
 
-    `concurrency` jobs run at once, `per_minute` start within any 60 seconds, `tokens_per_minute`
-    of these use at most so many tokens; None, no limit.
+    At most `concurrency` jobs run at once, and `per_minute` start within any 60 seconds, which
+    together use at most `tokens_per_minute` tokens. None: no limit.
 
-    With `key`, the limit holds for each key by itself: `key` is the name of a field of the payload,
-    or a function of the payload. `tokens`, in the same forms, is the estimate of a job's tokens;
-    without it, the payload's characters as JSON, divided by four. `JobContext.report_usage`
-    corrects the estimate.
+    With `key`, each key has a limit of its own; `key` is the name of a field of the payload, or a
+    function of the payload. `tokens`, in the same forms, is the estimate of a job's tokens; without
+    it, that is the number of characters of the payload's JSON, divided by four.
+    `JobContext.report_usage` corrects the estimate.
     """
 
     name: str
@@ -53,16 +53,17 @@ class Limit:
     tokens: str | Callable[[Any], Any] | None = None
 
     @property
-    def size_for(self) -> LimitSize:
+    def size(self) -> LimitSize:
+        """The declared size."""
         return LimitSize(self.concurrency, self.per_minute, self.tokens_per_minute)
 
-    def need(
-        self, payload: BaseModel, numbers: Mapping[str, KeyedLimitOverride]
+    def demand_of(
+        self, payload: BaseModel, overrides: Mapping[str, KeyedLimitOverride]
     ) -> PermitDemand | None:
-        """Return the permit that a job with that payload needs, by the numbers of JOBS_LIMITS if it
-        has any; None where nothing is limited. Raises LimitRefused."""
+        """Return the permit that a job with that payload needs; None where nothing is limited.
+        `overrides`: JOBS_LIMITS. Raises LimitRefused."""
         key = self._key(payload)
-        size = _override(self.size_for, numbers.get(self.name), key)
+        size = _override_size(self.size, overrides.get(self.name), key)
         if size == LimitSize():
             return None
         tokens = 0 if size.tokens_per_minute is None else self._tokens(payload)
@@ -97,7 +98,7 @@ class Limit:
             return getattr(payload, source)
         try:
             return source(payload)
-        except BaseException as error:  # whatever a function of the user's does
+        except BaseException as error:  # a function of the user's may raise anything
             failure = Failure.from_error(error)
             raise LimitRefused(
                 f"the {label} of the limit {self.name} can't be told: "
@@ -105,25 +106,21 @@ class Limit:
             ) from error
 
 
-def needs_of(
-    limits: Sequence[Limit], payload: BaseModel, numbers: Mapping[str, KeyedLimitOverride]
+def demands_of(
+    limits: Sequence[Limit], payload: BaseModel, overrides: Mapping[str, KeyedLimitOverride]
 ) -> list[PermitDemand]:
     """Return the permits that a job with that payload needs, sorted by limit and key. Raises
     LimitRefused."""
     demands = {}
     for limit in limits:
-        need = limit.need(payload, numbers)
-        if need is not None:
-            demands[need.name, need.key] = need
+        demand = limit.demand_of(payload, overrides)
+        if demand is not None:
+            demands[demand.name, demand.key] = demand
     return [demands[each] for each in sorted(demands)]
 
 
-def _override(size: LimitSize, numbers: KeyedLimitOverride | None, key: str) -> LimitSize:
-    if numbers is None:
+def _override_size(size: LimitSize, override: KeyedLimitOverride | None, key: str) -> LimitSize:
+    if override is None:
         return size
-    settings = numbers.overrides() | (numbers.keys[key].overrides() if key in numbers.keys else {})
-    return LimitSize(
-        concurrency=settings.get("concurrency", size.concurrency),
-        per_minute=settings.get("per_minute", size.per_minute),
-        tokens_per_minute=settings.get("tokens_per_minute", size.tokens_per_minute),
-    )
+    of_key = override.keys[key].overrides() if key in override.keys else {}
+    return replace(size, **(override.overrides() | of_key))

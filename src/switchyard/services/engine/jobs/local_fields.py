@@ -33,7 +33,7 @@ class KeyMarkedPayload(BaseModel):
     """Base of payloads without declared fields: their local fields are known by key."""
 
     local_keys: ClassVar[Mapping[str, str]] = {}
-    """What a remote caller does instead, by the payload's key; ANY_KEY stands for all keys."""
+    """What a remote caller does instead of setting a key, by key; ANY_KEY stands for all keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ def local_fields(model: type[BaseModel]) -> Mapping[str, str]:
     for name in model.model_fields:
         # A field that is missing in the schema counts as local.
         field_schema = properties.get(name, {MARK: LocalOnly().instead})
-        instead = next(_marks(field_schema, definitions, set()), None)
+        instead = next(_find_marks(field_schema, definitions, set()), None)
         if instead is not None:
             fields[name] = instead
     return fields
@@ -82,7 +82,7 @@ def local_fields(model: type[BaseModel]) -> Mapping[str, str]:
 def refusals(
     payload: BaseModel, raw: Mapping[str, Any], vouched: Mapping[str, Any]
 ) -> tuple[Refusal, ...]:
-    """Return the local fields that are set, each with a text; empty where none is.
+    """Return the refusals of a payload from outside: one for each local field that it sets.
 
     `raw` is the input of `payload`. A field with the same value in `vouched` is allowed: this
     system has set it, or it was there before.
@@ -90,7 +90,7 @@ def refusals(
     if isinstance(payload, KeyMarkedPayload):
         return tuple(
             each
-            for each in named(type(payload), raw)
+            for each in refusals_in_part(type(payload), raw)
             if raw[each.field] != vouched.get(each.field, _MISSING)
         )
     return tuple(
@@ -102,8 +102,8 @@ def refusals(
     )
 
 
-def named(model: type[BaseModel], part: Mapping[str, Any]) -> tuple[Refusal, ...]:
-    """Return the local fields that a part of a payload would set, whatever the rest of it is."""
+def refusals_in_part(model: type[BaseModel], part: Mapping[str, Any]) -> tuple[Refusal, ...]:
+    """Return the refusals of a part of a payload, whatever the rest of it is."""
     if issubclass(model, KeyMarkedPayload):
         marks = model.local_keys
         return tuple(
@@ -156,17 +156,17 @@ def _first_steps(alias: str | AliasPath | AliasChoices | None) -> Iterator[str]:
         yield alias
 
 
-def _marks(schema: Any, definitions: Mapping[str, Any], seen: set[str]) -> Iterator[str]:
+def _find_marks(schema: Any, definitions: Mapping[str, Any], seen: set[str]) -> Iterator[str]:
     """Yield the marks within a schema, and within the schemas that it refers to."""
     if isinstance(schema, list):
         for each in schema:
-            yield from _marks(each, definitions, seen)
+            yield from _find_marks(each, definitions, seen)
     elif isinstance(schema, dict):
         for key, value in schema.items():
             if key == MARK and isinstance(value, str):
                 yield value
             elif key == "$ref" and isinstance(value, str) and value not in seen:
                 seen.add(value)
-                yield from _marks(definitions.get(value.rpartition("/")[2]), definitions, seen)
+                yield from _find_marks(definitions.get(value.rpartition("/")[2]), definitions, seen)
             else:
-                yield from _marks(value, definitions, seen)
+                yield from _find_marks(value, definitions, seen)

@@ -24,11 +24,11 @@ SendPiece = Callable[[str, int], None]
 class OutputStream:
     """Streams the text that one attempt writes. Use it within the event loop."""
 
-    __slots__ = ("_position", "_send_to_followers", "_sent_at", "_timer", "_waiting", "_written")
+    __slots__ = ("_position", "_send_to_subscribers", "_sent_at", "_timer", "_waiting", "_written")
 
     def __init__(self, send_piece: SendPiece | None = None) -> None:
         """`send_piece` is called within the event loop; without it, nothing is sent."""
-        self._send_to_followers = send_piece
+        self._send_to_subscribers = send_piece
         self._waiting = ""
         self._written = self._position = 0
         self._sent_at = -SEND_INTERVAL
@@ -36,17 +36,17 @@ class OutputStream:
 
     def begin(self) -> None:
         """Discard the text so far, and begin again at position 0."""
-        self._stop()
+        self._stop_timer()
         self._waiting = ""
         self._written = self._position = 0
 
     def write(self, text: str) -> None:
         """Append to the text."""
-        if self._send_to_followers is None or not text:
+        if self._send_to_subscribers is None or not text:
             return
         if not text.isascii():  # lone surrogates, which can't be encoded, become `?`
             text = text.encode("utf-8", "replace").decode()
-        # Only text that continues the waiting text: a piece must have no gap.
+        # Text after a gap waits until all text before the gap was sent: a piece must have no gap.
         if self._position + len(self._waiting) == self._written:
             self._waiting += text[: max(0, MAX_BACKLOG - len(self._waiting))]
         elif not self._waiting:
@@ -54,14 +54,14 @@ class OutputStream:
             self._waiting = text[:MAX_BACKLOG]
         self._written += len(text)
         if self._timer is None:
-            # The first piece at once, as a reader waits for the beginning.
+            # The first piece is sent at once: a reader waits for the beginning.
             loop = asyncio.get_running_loop()
             send_at = max(loop.time(), self._sent_at + SEND_INTERVAL)
             self._timer = loop.call_at(send_at, self._send)
 
     def end(self) -> None:
         """End the text: send the last piece that waits."""
-        self._stop()
+        self._stop_timer()
         if self._waiting:
             self._send_piece()
         self._waiting = ""
@@ -77,10 +77,10 @@ class OutputStream:
     def _send_piece(self) -> None:
         piece, self._waiting = self._waiting[:MAX_PIECE], self._waiting[MAX_PIECE:]
         position, self._position = self._position, self._position + len(piece)
-        if self._send_to_followers is not None:
-            self._send_to_followers(piece, position)
+        if self._send_to_subscribers is not None:
+            self._send_to_subscribers(piece, position)
 
-    def _stop(self) -> None:
+    def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

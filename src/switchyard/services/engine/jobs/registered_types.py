@@ -14,6 +14,7 @@ import time
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from functools import lru_cache
+from itertools import islice
 from typing import Any, ClassVar
 
 import structlog
@@ -42,14 +43,12 @@ LEARN_INTERVAL = 5.0
 """Seconds between reads of the registered types, in processes without heartbeats."""
 MIN_LEARN_INTERVAL = 1.0
 """Seconds between two reads that are caused by unknown types."""
-MAX_BACKTRACKS = 100_000
-MAX_PATTERN_BYTES = 256 * 1024
+MAX_BACKTRACKS, MAX_PATTERN_BYTES = 100_000, 256 * 1024
 """Steps back that matching a pattern may take, and size of a compiled pattern."""
 VERSION_KEYWORD = "x-payload-version"
 """Keyword in the JSON Schema of a payload with its version, if that is not the first."""
-MAX_COMPLAINTS = 5
-MAX_COMPLAINT_LENGTH = 200
-"""Complaints of one payload, and characters of each, at most."""
+MAX_ERRORS, MAX_ERROR_LENGTH = 5, 200
+"""Errors that are reported of one payload, and characters of each, at most."""
 
 
 class RegisteredPayload(KeyMarkedPayload):
@@ -69,15 +68,13 @@ class RegisteredPayload(KeyMarkedPayload):
     @model_validator(mode="before")
     @classmethod
     def _validate_by_schema(cls, values: Any) -> Any:
-        complaints = [
+        errors = [
             f"{'.'.join(map(str, each.instance_path)) or 'payload'}: "
-            f"{each.message[:MAX_COMPLAINT_LENGTH]}"
-            for each, _ in zip(
-                cls._validator().iter_errors(values), range(MAX_COMPLAINTS), strict=False
-            )
+            f"{each.message[:MAX_ERROR_LENGTH]}"
+            for each in islice(cls._validator().iter_errors(values), MAX_ERRORS)
         ]
-        if complaints:
-            raise ValueError("; ".join(complaints))
+        if errors:
+            raise ValueError("; ".join(errors))
         return values
 
     @classmethod
@@ -142,7 +139,8 @@ def _schema_of(payload_model: type[BaseModel], version: int) -> Mapping[str, Any
 
 
 def _version_of(record: JobTypeRecord) -> int:
-    """Return the version in a schema. Raises RegistryError, as anybody may have registered it."""
+    """Return the payload's version. Raises RegistryError: anybody may have registered the
+    schema."""
     version = record.payload_schema.get(VERSION_KEYWORD, FIRST_PAYLOAD_VERSION)
     if not isinstance(version, int) or isinstance(version, bool):
         raise RegistryError(f"job type {record.name!r}: {VERSION_KEYWORD} must be a number")
@@ -180,9 +178,8 @@ def job_type_from(record: JobTypeRecord) -> JobType:
 
 class JobTypeSync:
     """Registers the types of a process in the ledger, and adds those of others to its registry.
-    Workers replace the registered types by theirs; other processes, which may be older or newer,
-    only register types that are missing.
-    """
+    Workers replace registered types by their own; other processes, which may be older or newer,
+    register only missing types."""
 
     def __init__(
         self,
@@ -202,7 +199,7 @@ class JobTypeSync:
         self._touched_at: float | None = None
         self._registered_names: list[str] = []
         self._types_version: str | None = None
-        """Version of the ledger's job types that `note_types_version` got last."""
+        """Version of the ledger's job types that `sync_if_changed` got last."""
         self._changed = asyncio.Event()
 
     @asynccontextmanager
@@ -216,9 +213,9 @@ class JobTypeSync:
         finally:
             await background.close()
 
-    def note_types_version(self, version: str | None) -> None:
-        """Sync soon, if the version of the ledger's types, from a heartbeat, differs from the last
-        one. With a call for each heartbeat, there are no regular reads in between."""
+    def sync_if_changed(self, version: str | None) -> None:
+        """Sync soon if this version of the ledger's types, which a heartbeat returned, differs from
+        the last one. With a call for each heartbeat, no other reads are needed."""
         if version is not None and version != self._types_version:
             self._types_version = version
             self._changed.set()
@@ -236,16 +233,16 @@ class JobTypeSync:
         try:
             await self.sync()
         except LedgerError as error:
-            self._types_version = None  # so that the next heartbeat repeats it
+            self._types_version = None  # the next heartbeat starts another sync
             self._log.warning("job types not exchanged", error=str(error))
 
     async def sync(self) -> None:
-        """Register the own types if due, and read those of others. Raises LedgerError."""
+        """Register the own types if that is due, and read those of others. Raises LedgerError."""
         now = self._ledger.clock.time()
         if self._touched_at is None:
             await self._register(now)
         elif now - self._touched_at >= TOUCH_INTERVAL:
-            # They are missing in a ledger that was restored from an older copy.
+            # A ledger that was restored from an older copy may lack them.
             if not await self._ledger.job_types.touch(self._registered_names, now):
                 await self._register(now)
             self._touched_at = now
@@ -288,14 +285,14 @@ async def learn_types(registry: Registry, ledger: Ledger) -> None:
             except RegistryError as error:
                 log = structlog.get_logger("job types")
                 log.warning("registered job type unusable", error=str(error))
-            await asyncio.sleep(0)  # making each takes milliseconds: let other tasks run
+            await asyncio.sleep(0)  # each takes milliseconds: let other tasks run
         unusable |= {name: digests[name] for name in missing if name not in usable}
     registry.set_registered(usable.values(), unusable)
 
 
-async def find_type(registry: Registry, ledger: Ledger, name: str) -> None:
-    """Read the registered types if the registry does not know a type; at most once in
-    MIN_LEARN_INTERVAL, for all callers. Raises LedgerError."""
+async def learn_missing_type(registry: Registry, ledger: Ledger, name: str) -> None:
+    """Read the registered types if the registry does not know this one, but not within
+    MIN_LEARN_INTERVAL seconds after the last read. Raises LedgerError."""
     if name in registry or name in registry.registered:
         return
     if time.monotonic() - registry.learned_at >= MIN_LEARN_INTERVAL:

@@ -20,7 +20,7 @@ from typing import Any, Literal, TypeVar, get_type_hints
 
 from pydantic import BaseModel, ValidationError
 
-from switchyard.broker.lanes import LANES, Route, lane_named
+from switchyard.broker.lanes import LANES, Lane, Route, lane_named, queue_name
 from switchyard.broker.message import (
     DEFAULT_MAX_ATTEMPTS,
     FIRST_PAYLOAD_VERSION,
@@ -53,6 +53,7 @@ Upgrade = Callable[[dict[str, Any]], Mapping[str, Any]]
 """Turns a payload of one version into one of the next; it may change its argument."""
 AnyHandler = TypeVar("AnyHandler", bound=Handler)
 _MARK = "__job_type__"
+"""Attribute of a declared handler with its JobType."""
 
 
 class RegistryError(Misconfigured):
@@ -76,7 +77,7 @@ class InvalidPayload(InvalidInput):
 
     def __init__(self, message: str, faults: Sequence[PayloadFault] = ()) -> None:
         self.faults = tuple(faults)
-        """The single errors with their places; empty where these are unknown."""
+        """The errors by their places in the payload; empty where these are unknown."""
         super().__init__(message)
 
 
@@ -136,15 +137,15 @@ class JobType:
     it."""
 
     def read(self, payload: Mapping[str, Any], version: int) -> BaseModel:
-        """Upgrade and validate a payload of a version; return it as the model. No other place
-        upgrades payloads. The argument is not changed.
+        """Upgrade a payload of that version, validate it, and return it as the model. The argument
+        is not changed.
 
         Raises NewerPayload, UpgradeFailed, and what `validate` raises.
         """
         return self.validate(self.upgraded(payload, version))
 
     def upgraded(self, payload: Mapping[str, Any], version: int) -> Mapping[str, Any]:
-        """Return a payload of a version upgraded to the type's version, but not validated. Raises
+        """Return a payload of that version upgraded to the type's, without validation. Raises
         NewerPayload, UpgradeFailed."""
         if version == self.version:
             return payload
@@ -158,8 +159,8 @@ class JobType:
                 raise UpgradeFailed(f"{where}: the type declares no upgrade from there")
             try:
                 payload_after = steps[older](upgraded)
-            except Exception as error:  # whatever a function of the user's does
-                reason = Scrubber.from_payload(payload, self.secrets).scrubbed(str(error))
+            except Exception as error:  # a function of the user's may raise anything
+                reason = Scrubber.from_payload(payload, self.secrets).scrub(str(error))
                 cause = error if self.secrets is None else None  # its traceback quotes values
                 raise UpgradeFailed(f"{where}: {type(error).__name__}: {reason}") from cause
             if not isinstance(payload_after, Mapping):
@@ -175,7 +176,7 @@ class JobType:
         return secret_schema(self.payload_model)
 
     def can_read(self, version: int) -> bool:
-        """Tell whether payloads of a version can be read here; if not, their workers can."""
+        """Tell whether this process can read payloads of that version; if not, workers can."""
         if self.is_registered:
             return version == self.version
         return version <= self.version
@@ -195,7 +196,7 @@ class JobType:
             raise
         except ValidationError as error:
             scrubber = Scrubber.from_payload(payload, self.secrets)
-            text = f"payload of {self.name}: {scrubber.scrubbed(describe(error))}"
+            text = f"payload of {self.name}: {scrubber.scrub(describe(error))}"
             raise InvalidPayload(text, _payload_faults(error, scrubber)) from None
         except Exception as error:  # a validator of the model may raise anything
             raise InvalidPayload(f"payload of {self.name}: {type(error).__name__}") from None
@@ -209,10 +210,10 @@ class JobType:
     ) -> BaseModel:
         """Validate a payload from outside, such as over HTTP. All endpoints use this rule.
 
-        LocalOnly fields must be unset, or as in `vouched`, which has values set by this system, or
-        earlier ones. A payload of an older `version` is upgraded first, and `vouched` with it; if
-        that is impossible here, its local fields are unknown, and it is refused. Raises
-        InvalidPayload, RemoteFieldForbidden.
+        LocalOnly fields must be unset, or as in `vouched`: values that this system has set, or
+        that were there before. A payload of an older `version` is upgraded first, and `vouched`
+        with it. If this process can't do that, it does not know the local fields, and refuses the
+        payload. Raises InvalidPayload, RemoteFieldForbidden.
         """
         allowed = dict(vouched or {})
         if version is not None and version != self.version:
@@ -231,16 +232,15 @@ class JobType:
 
     @property
     def routes(self) -> tuple[Route, ...]:
+        """Its routing keys, each with the kind of worker."""
         return tuple(Route(lane, self.name, self.worker) for lane in self.lanes)
 
 
 def _payload_faults(error: ValidationError, scrubber: Scrubber) -> list[PayloadFault]:
     return [
         PayloadFault(
-            tuple(
-                scrubber.scrubbed(step) if isinstance(step, str) else step for step in each["loc"]
-            ),
-            scrubber.scrubbed(describe_field_error(each)),
+            tuple(scrubber.scrub(step) if isinstance(step, str) else step for step in each["loc"]),
+            scrubber.scrub(describe_field_error(each)),
         )
         for each in error.errors(include_url=False, include_input=False)
     ]
@@ -360,7 +360,7 @@ class Registry:
                 raise RegistryError(f"can't import the job module {name!r}: {error}") from error
             except RegistryError:
                 raise
-            except (Exception, SystemExit) as error:  # whatever a module of the user's does
+            except (Exception, SystemExit) as error:  # a module of the user's may raise anything
                 raise RegistryError(
                     f"can't import the job module {name!r}: {type(error).__name__}: {error}"
                     f"{_location_of(error)}"
@@ -392,7 +392,7 @@ class Registry:
         """Check that types that name the same limit declare the same. Raises RegistryError."""
         for other in self._types.values():
             for other_limit in other.limits:
-                is_same = other_limit.size_for == limit.size_for and (other_limit.key is None) == (
+                is_same = other_limit.size == limit.size and (other_limit.key is None) == (
                     limit.key is None
                 )
                 if other_limit.name == limit.name and not is_same:
@@ -419,38 +419,39 @@ class Registry:
             raise self._unknown(name)
         return job_type
 
-    def described(self, name: str) -> JobType:
+    def get_publishable(self, name: str) -> JobType:
         """Return a type that can be published here. Raises UnknownJobType, which suggests similar
         names."""
-        job_type = self._find(name)
+        job_type = self.find_publishable(name)
         if job_type is None:
             raise self._unknown(name)
         return job_type
 
-    def _find(self, name: str) -> JobType | None:
+    def find_publishable(self, name: str) -> JobType | None:
+        """Return a type that can be published here; None where there is none of that name."""
         return self._types.get(name) or self._registered.get(name)
 
     def secrets_of(self, name: str) -> SecretSchema | None:
         """Return the JSON Schema of a type's payload where it has secrets; None where it has none,
         or the type is unknown."""
-        job_type = self._find(name)
+        job_type = self.find_publishable(name)
         return None if job_type is None else job_type.secrets
 
-    def shown_payload(self, name: str, payload: Mapping[str, Any]) -> dict[str, Any]:
+    def hide_secrets(self, name: str, payload: Mapping[str, Any]) -> dict[str, Any]:
         """Return the payload of a type with its secrets hidden."""
-        shown: dict[str, Any] = hidden(dict(payload), self.secrets_of(name))
-        return shown
+        visible: dict[str, Any] = hidden(dict(payload), self.secrets_of(name))
+        return visible
 
-    def shown_part(self, part: Any) -> Any:
+    def hide_secrets_in_part(self, part: Any) -> Any:
         """Return a value that may be a part of a payload, of any type, with the secrets of all
         types hidden."""
-        for secrets in filter(None, (each.secrets for each in self.all_described)):
+        for secrets in filter(None, (each.secrets for each in self.publishable_types)):
             part = hidden_part(part, secrets)
         return part
 
     @property
-    def all_described(self) -> list[JobType]:
-        """Return all types that can be published here, by name."""
+    def publishable_types(self) -> list[JobType]:
+        """All types that can be published here, sorted by name."""
         return sorted((*self, *self.registered.values()), key=lambda job_type: job_type.name)
 
     def _unknown(self, name: str) -> UnknownJobType:
@@ -471,7 +472,21 @@ class Registry:
     @property
     def routes(self) -> tuple[Route, ...]:
         """All routing keys with their workers, for the topology's bindings."""
-        return tuple(sorted(route for each in self.all_described for route in each.routes))
+        return tuple(sorted(route for each in self.publishable_types for route in each.routes))
+
+    def queues_by_lane(self, lanes: Iterable[Lane] = LANES) -> dict[str, tuple[str, ...]]:
+        """Return the names of each lane's queues: one for each kind of worker that is declared for
+        the lane or has a job type in it."""
+        routes = self.routes
+        return {
+            lane.name: tuple(
+                dict.fromkeys(
+                    [queue_name(lane.name, worker) for worker in lane.workers]
+                    + [route.queue for route in routes if route.lane == lane.name]
+                )
+            )
+            for lane in lanes
+        }
 
     def lanes_of(self, worker: str) -> tuple[str, ...]:
         """Return the lanes in which this kind of worker has job types, most urgent first."""
@@ -488,20 +503,18 @@ def _location_of(error: BaseException) -> str:
 
 
 def hint_of(function: Callable[..., Any], parameter: str) -> Any:
-    """Resolve the type hint of one parameter; None where it has none. The other hints need not be
-    resolvable, such as names imported under TYPE_CHECKING. Raises RegistryError if this one can't
-    be resolved.
-    """
-    written = inspect.unwrap(function)
-    hints = getattr(written, "__annotations__", {})
+    """Resolve the type hint of one parameter; None where it has none. Other hints, such as names
+    imported under TYPE_CHECKING, are not resolved. Raises RegistryError."""
+    declared = inspect.unwrap(function)
+    hints = getattr(declared, "__annotations__", {})
     if parameter not in hints:
         return None
     holder = SimpleNamespace(__annotations__={parameter: hints[parameter]})
     try:
-        return get_type_hints(holder, globalns=getattr(written, "__globals__", {}))[parameter]
+        return get_type_hints(holder, globalns=getattr(declared, "__globals__", {}))[parameter]
     except NameError as error:
         raise RegistryError(
-            f"{getattr(written, '__qualname__', written)}: the type of {parameter} can't be "
+            f"{getattr(declared, '__qualname__', declared)}: the type of {parameter} can't be "
             f"resolved ({error}): import it outside of TYPE_CHECKING, at the module's top"
         ) from error
 

@@ -1,4 +1,4 @@
-"""Decide what happens after an attempt: one pure function, so its rules are tested as tables.
+"""Decide what happens after an attempt, by a pure function.
 
 Requirement T9 (docs/requirements.md): 5 s, doubled, at most 5 min, 3 attempts. Retried: non-2xx
 answers, network errors and time-outs, processing errors, exhausted resources. Not retried: failures
@@ -78,9 +78,10 @@ class Failure:
     after: float | None = None
     """Seconds to wait at least (Retry-After)."""
     counts: bool = True
-    """Whether the failure uses an attempt."""
+    """Whether the failure uses up an attempt."""
     ages: bool = True
-    """If no attempt is used: whether the wait for the next one counts towards the job's age."""
+    """Whether the wait for the next attempt counts towards the job's age; only where no attempt is
+    used up."""
     expired: bool = False
     """The job's `expires_at` has passed."""
 
@@ -91,12 +92,12 @@ class Failure:
             if shortened is not text:
                 object.__setattr__(self, name, shortened)
 
-    def scrubbed(self, scrubber: Scrubber) -> Failure:
+    def scrub(self, scrubber: Scrubber) -> Failure:
         """Return the failure without the secrets of a payload."""
         return replace(
             self,
-            message=scrubber.scrubbed(self.message),
-            traceback=scrubber.scrubbed(self.traceback),
+            message=scrubber.scrub(self.message),
+            traceback=scrubber.scrub(self.traceback),
         )
 
     @classmethod
@@ -132,7 +133,7 @@ class RetryPolicy:
     """Delays that the broker has queues for, ascending, in seconds."""
 
     @classmethod
-    def over(cls, levels: Sequence[float] = RETRY_DELAYS) -> RetryPolicy:
+    def from_levels(cls, levels: Sequence[float] = RETRY_DELAYS) -> RetryPolicy:
         """Return the doubling policy that starts at the first level and ends at the last."""
         return cls(base=levels[0], factor=2, limit=levels[-1], levels=tuple(levels))
 
@@ -164,6 +165,8 @@ class RetryPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Succeeded:
+    """The job has succeeded, and others may follow."""
+
     result: Mapping[str, Any]
     jobs: Sequence[Job] = ()
     then: Job | None = None
@@ -197,6 +200,8 @@ class Delayed:
 
 @dataclass(frozen=True, slots=True)
 class Died:
+    """The job goes to the dead letters."""
+
     reason: Reason
     attempts: int
     failure: Failure
@@ -206,7 +211,7 @@ Decision = Succeeded | Delayed | Died
 
 
 def decide(
-    answer: Outcome | Failure | object,
+    outcome: Outcome | Failure | object,
     *,
     attempts: int,
     max_attempts: int,
@@ -216,12 +221,12 @@ def decide(
 ) -> Decision:
     """Return what to do with a job whose attempt has ended.
 
-    `answer` is the handler's outcome or its failure; `attempts` were used before this one.
-    `crashes`: how often its worker died while the job ran in the worker's own process. A value that
-    is not an `Outcome` is a defect of the handler, for which the job dies. Never raises.
+    `outcome` is the handler's outcome or its failure; any other value is a defect of the handler,
+    for which the job dies. `attempts` were used up before this one. `crashes`: how often its worker
+    died while the job ran in the worker's own process. Never raises.
     """
     attempts_used = attempts + 1
-    match answer:
+    match outcome:
         case Done(Mapping() as result):
             return Succeeded(result)
         case Next(Sequence() as jobs, Mapping() as result, Job() | None as then, when_dead) if (
@@ -229,10 +234,8 @@ def decide(
         ):
             return Succeeded(result, tuple(jobs), then, when_dead)
         case Snooze(after, reason):
-            failure_of_snooze = Failure("Snooze", str(reason))
-            return _delay(
-                bounded_delay(after), attempts, failure_of_snooze, policy, now, counts=False
-            )
+            failure = Failure("Snooze", str(reason))
+            return _delay(bounded_delay(after), attempts, failure, policy, now, counts=False)
         case Discard(reason):
             return Died(
                 Reason.PERMANENT, attempts_used, Failure("Discard", str(reason), permanent=True)
@@ -240,13 +243,13 @@ def decide(
         case Retry(reason, after):
             failure = Failure("Retry", str(reason), after=after)
         case Failure():
-            failure = answer
+            failure = outcome
         case Done() | Next():
             expected = "jobs, a mapping, and as when_dead one of " + ", ".join(WHEN_DEAD)
-            failure = _invalid(f"a {type(answer).__name__} that does not hold {expected}")
+            failure = _invalid(f"a {type(outcome).__name__} that does not hold {expected}")
         case _:
             kinds = "Done, Next, Retry, Snooze, Discard"
-            failure = _invalid(f"{type(answer).__name__}, not one of {kinds}")
+            failure = _invalid(f"{type(outcome).__name__}, not one of {kinds}")
     if failure.expired:
         return Died(Reason.EXPIRED, attempts_used, failure)
     if failure.permanent:

@@ -67,8 +67,8 @@ class SecretSchema:
     """The JSON Schema of a payload that has secrets."""
 
     root: Mapping[str, Any]
-    reaching: frozenset[int]
-    """Ids of the schemas within that mark a secret, or contain one."""
+    with_secrets: frozenset[int]
+    """Ids (`id`) of its parts that mark a secret, or contain or refer to one that does."""
 
     @classmethod
     def from_schema(cls, root: Mapping[str, Any]) -> SecretSchema:
@@ -76,21 +76,21 @@ class SecretSchema:
         return cls(root, frozenset(_schemas_with_marks(root)))
 
 
-class _AllNames(GenerateJsonSchema):
-    """Makes schemas with all names of each field, at any depth."""
+class _AllNamesGenerator(GenerateJsonSchema):
+    """Generates schemas with all names of each field, at any depth."""
 
     def model_fields_schema(self, schema: core_schema.ModelFieldsSchema) -> JsonSchemaValue:
-        return self._named(super().model_fields_schema(schema), schema["fields"])
+        return self._add_names(super().model_fields_schema(schema), schema["fields"])
 
     def typed_dict_schema(self, schema: core_schema.TypedDictSchema) -> JsonSchemaValue:
-        return self._named(super().typed_dict_schema(schema), schema["fields"])
+        return self._add_names(super().typed_dict_schema(schema), schema["fields"])
 
     def dataclass_args_schema(self, schema: core_schema.DataclassArgsSchema) -> JsonSchemaValue:
         fields = {field["name"]: field for field in schema["fields"]}
-        return self._named(super().dataclass_args_schema(schema), fields)
+        return self._add_names(super().dataclass_args_schema(schema), fields)
 
-    def _named(self, named: JsonSchemaValue, fields: Mapping[str, Any]) -> JsonSchemaValue:
-        properties = named.get("properties", {})
+    def _add_names(self, schema: JsonSchemaValue, fields: Mapping[str, Any]) -> JsonSchemaValue:
+        properties = schema.get("properties", {})
         others = []
         for name, field in fields.items():
             paths = _field_paths(name, field)
@@ -99,7 +99,7 @@ class _AllNames(GenerateJsonSchema):
                 others += [
                     _wrap_in_path(path, properties[known]) for path in paths if path != [known]
                 ]
-        return {**named, OTHER_NAMES: others} if others else named
+        return {**schema, OTHER_NAMES: others} if others else schema
 
 
 def _field_paths(name: str, field: Mapping[str, Any]) -> list[list[str | int]]:
@@ -129,7 +129,7 @@ def _wrap_in_path(path: Sequence[str | int], schema: Any) -> Any:
 def secret_schema(model: type[BaseModel]) -> SecretSchema | None:
     """Return a payload's JSON Schema where it marks anything as secret, with all names of its
     fields; None where it doesn't. Raises what pydantic raises for a model without a schema."""
-    schema = model.model_json_schema(schema_generator=_AllNames)
+    schema = model.model_json_schema(schema_generator=_AllNamesGenerator)
     return SecretSchema.from_schema(schema) if has_mark(schema) else None
 
 
@@ -160,16 +160,16 @@ def revealed(payload: Any, secrets: SecretSchema | None, before: Any) -> Any:
 
 
 def has_hidden(payload: Any, secrets: SecretSchema | None) -> bool:
-    """Tell whether a payload has HIDDEN in place of a secret, like one copied from a page."""
-    is_hidden = False
+    """Tell whether a payload has HIDDEN in place of a secret, as if it was copied from a page."""
+    is_found = False
 
-    def look(value: Any, was: Any) -> Any:
-        nonlocal is_hidden
-        is_hidden = is_hidden or value == HIDDEN
+    def compare(value: Any, was: Any) -> Any:
+        nonlocal is_found
+        is_found = is_found or value == HIDDEN
         return value
 
-    _replace_secrets(payload, _ABSENT, secrets, look)
-    return is_hidden
+    _replace_secrets(payload, _ABSENT, secrets, compare)
+    return is_found
 
 
 def hidden_message(body: bytes, schema_of: Callable[[str], SecretSchema | None]) -> bytes:
@@ -211,7 +211,7 @@ class Scrubber:
         longest_first = sorted(forms, key=len, reverse=True)
         return cls(re.compile("|".join(map(re.escape, longest_first))))
 
-    def scrubbed(self, text: str) -> str:
+    def scrub(self, text: str) -> str:
         """Return the text without the secrets."""
         if self.hides_all and text:
             return HIDDEN
@@ -274,9 +274,9 @@ def _forms(value: str) -> Iterator[str]:
 
 
 def _schemas_with_marks(root: Mapping[str, Any]) -> set[int]:
-    """Return the ids of all schemas within that have a mark, or that contain or refer to one with a
-    mark; and of the objects and lists in between."""
-    users: dict[int, list[int]] = defaultdict(list)
+    """Return the ids of all parts of a schema that have a mark, or that contain or refer to a part
+    that has one."""
+    parents: dict[int, list[int]] = defaultdict(list)
     pending: list[Any] = [root]
     seen: set[int] = set()
     marked: list[int] = []
@@ -293,36 +293,36 @@ def _schemas_with_marks(root: Mapping[str, Any]) -> set[int]:
                 inner.append(_resolve(root, node["$ref"]))
         for each in inner:
             if isinstance(each, Mapping | list):
-                users[id(each)].append(id(node))
+                parents[id(each)].append(id(node))
                 pending.append(each)
-    reaching: set[int] = set()
+    found: set[int] = set()
     while marked:
         node_id = marked.pop()
-        if node_id not in reaching:
-            reaching.add(node_id)
-            marked.extend(users[node_id])
-    return reaching | {id(_UNKNOWN)}
+        if node_id not in found:
+            found.add(node_id)
+            marked.extend(parents[node_id])
+    return found | {id(_UNKNOWN)}
 
 
 _ANYTHING: dict[str, Any] = {}
 _UNKNOWN: dict[str, Any] = {MARK: True}
-"""Schema that stands for a reference that can't be resolved: a secret."""
+"""Schema in place of a reference that can't be resolved: its value counts as secret."""
 
 
 def _resolve(root: Any, reference: str) -> Any:
     """Return what a reference within a schema refers to."""
     if not reference.startswith("#"):
         return _UNKNOWN
-    at = root
+    node = root
     for step in reference[1:].split("/")[1:] if reference != "#" else ():
         name = unquote(step).replace("~1", "/").replace("~0", "~")
-        if isinstance(at, Mapping) and name in at:
-            at = at[name]
-        elif isinstance(at, list) and name.isdecimal() and int(name) < len(at):
-            at = at[int(name)]
+        if isinstance(node, Mapping) and name in node:
+            node = node[name]
+        elif isinstance(node, list) and name.isdecimal() and int(name) < len(node):
+            node = node[int(name)]
         else:
             return _UNKNOWN
-    return _UNKNOWN if at is root and reference != "#" else at
+    return _UNKNOWN if node is root and reference != "#" else node
 
 
 def _replace_secrets(
@@ -351,26 +351,30 @@ class _PayloadPosition:
         """`schemas` are those of the position; the schemas that they refer to or combine are
         added."""
         self._secrets = secrets
-        self.known = list(_about_same_value(schemas, secrets.root))
-        self.has_secrets = any(map(self._reaches, self.known))
-        self.is_secret = any(each.get(MARK) is True for each in self.known)
+        self._schemas = list(_schemas_of_same_value(schemas, secrets.root))
+        self.has_secrets = any(map(self._has_secrets, self._schemas))
+        self.is_secret = any(each.get(MARK) is True for each in self._schemas)
         self._members: dict[str, _PayloadPosition | None] = {}
         self._items: dict[int, _PayloadPosition] = {}
-        firsts = (each.get("prefixItems") for each in self.known)
-        self._named_items = max((len(each) for each in firsts if isinstance(each, list)), default=0)
+        prefixes = (each.get("prefixItems") for each in self._schemas)
+        self._prefix_length = max(
+            (len(each) for each in prefixes if isinstance(each, list)), default=0
+        )
+        """Items of a list that have schemas of their own."""
 
     def member(self, name: str) -> _PayloadPosition | None:
-        """Return the place of a member; None where no schema knows it."""
+        """Return the position of a member; None where no schema knows it."""
         if name not in self._members:
-            schemas = list(_member_schemas(name, self.known))
+            schemas = list(_member_schemas(name, self._schemas))
             self._members[name] = _PayloadPosition(self._secrets, schemas) if schemas else None
         return self._members[name]
 
     def item(self, number: int) -> _PayloadPosition:
-        """Return the place of an item of a list."""
-        number = min(number, self._named_items)
+        """Return the position of an item of a list."""
+        number = min(number, self._prefix_length)
         if number not in self._items:
-            self._items[number] = _PayloadPosition(self._secrets, _item_schemas(number, self.known))
+            schemas = _item_schemas(number, self._schemas)
+            self._items[number] = _PayloadPosition(self._secrets, schemas)
         return self._items[number]
 
     def has_inseparable_secrets(self, value: Any) -> bool:
@@ -378,20 +382,20 @@ class _PayloadPosition:
         members, or in a JSON text."""
         keyword = "propertyNames" if isinstance(value, dict) else "contentSchema"
         return isinstance(value, dict | str) and any(
-            self._reaches(each.get(keyword)) for each in self.known
+            self._has_secrets(each.get(keyword)) for each in self._schemas
         )
 
     def accepts(self, value: Any) -> bool:
         """Tell whether a value has a shape that the schemas allow here."""
-        return any(_accepts(value, each) for each in self.known)
+        return any(_accepts(value, each) for each in self._schemas)
 
-    def _reaches(self, schema: Any) -> bool:
-        return id(schema) in self._secrets.reaching
+    def _has_secrets(self, schema: Any) -> bool:
+        return id(schema) in self._secrets.with_secrets
 
 
 @dataclass(frozen=True, slots=True)
 class _SecretReplacer:
-    """Replacement for the secrets of a payload."""
+    """Replaces the secrets of a payload."""
 
     replace: Callable[[Any, Any], Any]
     is_strict: bool
@@ -428,40 +432,43 @@ class _SecretReplacer:
     def _counterparts(
         self, items: Sequence[Any], was: Any, position: _PayloadPosition
     ) -> Sequence[Any]:
-        """Return for each item of a list the one of the list before whose secrets are its own: that
-        looks the same; or else, in lists of one length, the one at the same place."""
+        """Return, for each item of a list, the item of the list before that has its secrets: the
+        one that looks the same with secrets hidden, or else, in a list of the same length, the one
+        at the same place. _ABSENT where there is none, or it is ambiguous."""
         if not isinstance(was, list):
             return [_ABSENT] * len(items)
-        hiding = _SecretReplacer(lambda value, was: HIDDEN, self.is_strict)
-        now, then = (
+        hider = _SecretReplacer(lambda value, was: HIDDEN, self.is_strict)
+        looks, looks_before = (
             [
-                json.dumps(hiding.replace_in(each, _ABSENT, position.item(number)), sort_keys=True)
+                json.dumps(hider.replace_in(each, _ABSENT, position.item(number)), sort_keys=True)
                 for number, each in enumerate(each_list)
             ]
             for each_list in (items, was)
         )
-        if now == then:
+        if looks == looks_before:
             return was
-        alike = defaultdict(list)
-        for number, look in enumerate(then):
-            alike[look].append(was[number])
+        by_look = defaultdict(list)
+        for number, look in enumerate(looks_before):
+            by_look[look].append(was[number])
         # Items that look the same are ambiguous, unless they are equal.
-        meant = {
-            look: each[0] for look, each in alike.items() if all(part == each[0] for part in each)
+        unambiguous = {
+            look: each[0] for look, each in by_look.items() if all(part == each[0] for part in each)
         }
         is_as_long = len(items) == len(was)
-        remaining = set(now)
+        remaining = set(looks)
         counterparts = []
-        for number, look in enumerate(now):
-            is_edited = look not in alike and is_as_long and then[number] not in remaining
-            if is_edited or (is_as_long and look == then[number]):
+        for number, look in enumerate(looks):
+            is_edited = look not in by_look and is_as_long and looks_before[number] not in remaining
+            if is_edited or (is_as_long and look == looks_before[number]):
                 counterparts.append(was[number])
             else:
-                counterparts.append(meant.get(look, _ABSENT))
+                counterparts.append(unambiguous.get(look, _ABSENT))
         return counterparts
 
 
-def _about_same_value(schemas: Iterable[Any], root: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
+def _schemas_of_same_value(
+    schemas: Iterable[Any], root: Mapping[str, Any]
+) -> Iterable[dict[str, Any]]:
     """Return these schemas, and all that they refer to or combine, each once."""
     by_value: dict[int, dict[str, Any]] = {}
     pending = list(schemas)
@@ -471,7 +478,7 @@ def _about_same_value(schemas: Iterable[Any], root: Mapping[str, Any]) -> Iterab
             pending.extend(schema)
         elif isinstance(schema, dict) and id(schema) not in by_value:
             by_value[id(schema)] = schema
-            pending.extend(schema[way] for way in _SAME_VALUE_KEYWORDS if way in schema)
+            pending.extend(schema[key] for key in _SAME_VALUE_KEYWORDS if key in schema)
             pending.extend(dict_in(schema.get("dependentSchemas")).values())
             if isinstance(reference := schema.get("$ref"), str):
                 pending.append(_resolve(root, reference))
@@ -479,14 +486,14 @@ def _about_same_value(schemas: Iterable[Any], root: Mapping[str, Any]) -> Iterab
 
 
 def _accepts(value: Any, schema: Mapping[str, Any]) -> bool:
-    """Tell whether a schema itself, without those it refers to, is for values of that shape."""
+    """Tell whether a schema, without those that it refers to, allows values of that shape."""
     allowed = schema.get("type")
     if allowed is None:
         choices = [schema["const"]] if "const" in schema else schema.get("enum")
         if isinstance(choices, list):
             return value in choices
         # An empty schema is for any value; one that refers to others, for their values.
-        return "$ref" not in schema and not any(way in schema for way in _SAME_VALUE_KEYWORDS)
+        return "$ref" not in schema and not any(key in schema for key in _SAME_VALUE_KEYWORDS)
     shapes = allowed if isinstance(allowed, list) else [allowed]
     return any(_is_shaped(value, shape) for shape in shapes)
 

@@ -32,8 +32,8 @@ from switchyard.services.engine.ledger.sql.repository import Repository, read, w
 from switchyard.services.engine.ledger.sql.tables import bulk_operations
 from switchyard.services.engine.records.bulk import (
     ACTIVE,
-    AT_LAST,
     ENDED,
+    STOPPED,
     WEIGHT,
     BulkHold,
     BulkOperation,
@@ -283,7 +283,7 @@ class BulkRepository(Repository):
     def _notify(self, connection: Connection, changed_row: Row[Any]) -> None:
         """Release the operation's notice, if it has one, once the operation has ended or needs an
         operator."""
-        if BulkState(changed_row.state) in AT_LAST:
+        if BulkState(changed_row.state) in STOPPED:
             notice_id = notice_id_of(read_job_ids(connection), changed_row.id)
             self._writer.joins.seal(connection, notice_id, self.clock.time())
 

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, RowMapping, delete, insert, select, update
 
 from switchyard.services.engine.ledger.sql.repository import Repository, read, write
 from switchyard.services.engine.ledger.sql.tables import job_types
-from switchyard.services.engine.records.job_types import KEPT_FOR, MAX_JOB_TYPES, JobTypeRecord
+from switchyard.services.engine.records.job_types import MAX_JOB_TYPES, TYPE_TTL, JobTypeRecord
 
 TYPES_VERSION = (
     "SELECT CAST(COUNT(*) AS TEXT) || ' ' || CAST(COALESCE(MAX(registered_at), 0) AS TEXT) "
@@ -34,9 +34,9 @@ class JobTypeRepository(Repository):
         replace: bool = True,
     ) -> None:
         """Register job types, replacing those of the same names; without `replace`, only register
-        types that are not registered yet. Types that no process has reported for KEPT_FOR are
+        types that are not registered yet. Types that no process has reported for TYPE_TTL are
         removed. `now` is the ledger's time."""
-        connection.execute(delete(job_types).where(job_types.c.seen_at < now - KEPT_FOR))
+        connection.execute(delete(job_types).where(job_types.c.seen_at < now - TYPE_TTL))
         known = set(connection.scalars(select(job_types.c.name)))
         new_types = [each for each in types if replace or each.name not in known]
         if new_types:

@@ -153,7 +153,7 @@ _STANDSTILLS = (
     Finding.STORAGE_AWAY,
     Finding.JOBS_MISSING,
 )
-"""Nothing is accepted, or nothing runs, or what was accepted is in danger."""
+"""Findings because of which nothing is accepted, nothing runs, or accepted jobs are in danger."""
 _STOPPAGES = (
     Finding.LANE_FULL,
     Finding.QUEUE_UNWORKED,
@@ -173,7 +173,7 @@ _STOPPAGES = (
     Finding.JOBS_PENDING,
     Finding.DEAD_GROWING,
 )
-"""Jobs of a lane, a worker kind or a type stand still, or die one after the other."""
+"""Findings because of which jobs of a lane, worker kind or type stand still, or die one by one."""
 _HOUSEKEEPING = (
     Finding.SETTING_UNKNOWN,
     Finding.MANAGEMENT_AWAY,
@@ -193,8 +193,8 @@ _HOUSEKEEPING = (
     Finding.RETENTION_BEHIND,
     Finding.ARCHIVE_LEFTOVER,
 )
-"""No job fails or waits because of it today."""
-_WEIGHTS = {  # 2: all others
+"""Findings because of which no job fails or waits today."""
+_RANKS = {  # all others: 2
     **dict.fromkeys(_STANDSTILLS, 0),
     **dict.fromkeys(_STOPPAGES, 1),
     **dict.fromkeys(_HOUSEKEEPING, 3),
@@ -202,13 +202,13 @@ _WEIGHTS = {  # 2: all others
 
 
 def worst_first(diagnostics: Iterable[Diagnostic]) -> list[Diagnostic]:
-    """Return those with a problem: the wrong ones, then the warnings; within each, first what makes
-    the most stand still. Equals keep the order of the checks, in which a cause comes before its
+    """Return the diagnostics with a problem: failures, then warnings, each sorted by how much
+    stands still because of it. Equals keep the order of the checks, in which causes come before
     effects."""
 
     def rank(diagnostic: Diagnostic) -> tuple[bool, int]:
-        weight = 2 if diagnostic.finding is None else _WEIGHTS.get(diagnostic.finding, 2)
-        return diagnostic.status != "wrong", weight
+        severity = 2 if diagnostic.finding is None else _RANKS.get(diagnostic.finding, 2)
+        return diagnostic.status != "wrong", severity
 
     return sorted((each for each in diagnostics if each.status != "ok"), key=rank)
 

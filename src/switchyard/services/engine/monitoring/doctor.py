@@ -1,4 +1,4 @@
-"""The doctor: runs all checks in order, and collects their findings and remedies."""
+"""Run all checks of the doctor in order, and collect their findings and remedies."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from switchyard.services.engine.monitoring.checks import (
 )
 from switchyard.services.engine.monitoring.checks.doctor_context import DoctorContext
 from switchyard.services.engine.records.errors import LedgerError
-from switchyard.services.engine.wings import brought
+from switchyard.services.engine.wings import load_contributions
 
 Check = Callable[[DoctorContext], Awaitable[list[Diagnostic]]]
 
@@ -39,10 +39,10 @@ class DoctorStep:
 
     def is_possible(self, context: DoctorContext) -> bool:
         """Tell whether the services that the check needs were reached."""
-        return not (
-            (self.broker and context.broker is None)
-            or (bool(self.management) and context.management is None)
-            or (self.ledger and context.ledger is None)
+        return (
+            not (self.broker and context.broker is None)
+            and not (self.management and context.management is None)
+            and not (self.ledger and context.ledger is None)
         )
 
 
@@ -65,7 +65,7 @@ SERVICE_STEPS = (
     DoctorStep(host.readable),
     DoctorStep(host.keys),
 )
-"""Broker, ledger and host, in the order in which one thing builds on another."""
+"""Checks of broker, ledger and host, each after those that it depends on."""
 SYSTEM_STEPS = (
     DoctorStep(lanes.lanes, broker=True),
     DoctorStep(workers.scheduler, ledger=True),
@@ -100,7 +100,7 @@ async def diagnose(
     for check in missing:
         yield check
     context = DoctorContext(settings, registry)
-    wing_steps = [step for steps in brought("doctor_steps") for step in steps()]
+    wing_steps = [step for steps in load_contributions("doctor_steps") for step in steps()]
     try:
         for step in (*SERVICE_STEPS, *wing_steps, *SYSTEM_STEPS):
             if on_demand or not step.on_demand:
@@ -125,14 +125,14 @@ async def _run_step(step: DoctorStep, context: DoctorContext) -> list[Diagnostic
 
 
 async def _run_check(step: DoctorStep, context: DoctorContext) -> list[Diagnostic]:
-    """Run a check. If a service has gone away meanwhile, the diagnostic of that is the result."""
+    """Run a check. If a service has gone away meanwhile, return the diagnostic of that."""
     try:
         return await step.check(context)
     except ManagementForbidden as error:
-        return [broker.hidden(step.management, error)]
+        return [broker.report_forbidden(step.management, error)]
     except ManagementError as error:
-        return [broker.unreachable(error)]
+        return [broker.report_unreachable(error)]
     except BrokerUnavailable as error:
-        return [broker.away(context, error)]
+        return [broker.report_away(context, error)]
     except LedgerError as error:
-        return [ledger.unusable(context, error)]
+        return [ledger.report_unusable(context, error)]

@@ -35,19 +35,19 @@ class Dependency:
     """Seconds until it answered, or until the probe failed or timed out."""
 
 
-async def examine(probes: Mapping[str, Probe]) -> list[Dependency]:
-    """Run all probes at once. Their errors are only logged, as they may name hosts."""
-    return list(await asyncio.gather(*(_examine(name, probe) for name, probe in probes.items())))
+async def run_probes(probes: Mapping[str, Probe]) -> list[Dependency]:
+    """Run all probes concurrently. Their errors are only logged, as they may name hosts."""
+    return list(await asyncio.gather(*(_run_probe(name, probe) for name, probe in probes.items())))
 
 
-async def _examine(name: str, probe: Probe) -> Dependency:
+async def _run_probe(name: str, probe: Probe) -> Dependency:
     began = time.monotonic()
     try:
         async with asyncio.timeout(CHECK_TIMEOUT):
             await probe()
     except Exception as error:  # whatever it is, the component can't be used
         structlog.get_logger("health").warning(
-            "away", component=name, error=str(error) or type(error).__name__
+            "service unreachable", component=name, error=str(error) or type(error).__name__
         )
         return Dependency(name, _state_of(error), time.monotonic() - began)
     return Dependency(name, "ok", time.monotonic() - began)

@@ -1,4 +1,4 @@
-"""A histogram to which adding a value takes a fraction of a microsecond."""
+"""Count values in a histogram, at a fraction of a microsecond each."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from itertools import accumulate
 class Histogram:
     """Counts values by the smallest bound that they do not exceed.
 
-    prometheus_client's own takes locks for each value, one of them to find its labels, which costs
-    a worker of many short jobs as much as a tenth of its time. This one belongs to one thread, the
-    event loop's, in which it is also read.
+    The histogram of prometheus_client takes locks for each value, which costs a worker of many
+    short jobs a tenth of its time. This one must be used and read in one thread, that of the event
+    loop.
     """
 
     __slots__ = ("_bounds", "_counts", "sum")
@@ -33,21 +33,21 @@ class Histogram:
         ordered = sorted(values)
         before = 0
         for index, bound in enumerate(self._bounds):
-            upto = bisect_right(ordered, bound)
-            self._counts[index] += upto - before
-            before = upto
+            not_above = bisect_right(ordered, bound)
+            self._counts[index] += not_above - before
+            before = not_above
         self._counts[-1] += len(ordered) - before
         self.sum += sum(ordered)
 
     def add_all(self, other: Histogram) -> None:
-        """Add the values of another one, of the same bounds."""
+        """Add the values of another histogram with the same bounds."""
         self._counts = [
             count + theirs for count, theirs in zip(self._counts, other._counts, strict=True)
         ]
         self.sum += other.sum
 
     def buckets(self) -> list[tuple[str, float]]:
-        """Return how many values do not exceed each bound, which is text; the last bound is
+        """Return each bound as text, and how many values do not exceed it. The last bound is
         `+Inf`."""
         names = [*(str(float(bound)) for bound in self._bounds), "+Inf"]
         return [

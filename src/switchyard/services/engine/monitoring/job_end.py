@@ -1,5 +1,5 @@
-"""Wait for the end of a job, by its event and, in case that is lost, by polling the ledger now and
-then."""
+"""Wait for the end of a job: for its event, and by rare polls of the ledger, as events can be
+lost."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from switchyard.services.engine.records.results import JobRecord
 from switchyard.services.engine.records.states import FINISHED
 
 STATE_POLL_INTERVAL = 15.0
-"""Seconds after which the ledger is read although no event came: an event that was sent while the
-connection was cut is lost."""
+"""Seconds after which the ledger is read although no event came: events that are sent while the
+connection is cut are lost."""
 
 
 class EndListener:

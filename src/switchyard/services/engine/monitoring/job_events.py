@@ -1,7 +1,7 @@
-"""Publish and follow events of jobs: a live feed of `jobs.events` with a short memory.
+"""Publish events of jobs on `jobs.events`, and hand them to subscribers, with a short memory.
 
-Events are best effort; only the ledger is certain. An event's id is made of its content, so that a
-client that was cut off can continue with another process.
+Events are best effort; only the ledger is certain. An event's id is derived from its content, so
+that a client that was cut off can continue with another process.
 """
 
 from __future__ import annotations
@@ -42,11 +42,10 @@ MAX_BYTES = 16 * 1024
 MAX_TIME = 1e11
 """Seconds since the epoch: the year 5138."""
 PROGRESS = "progress"
-"""Not remembered: the next one is more recent, and many jobs' progress would displace events that
-happen once."""
+"""Event that is not remembered: the next one replaces it, and many of them would displace
+others."""
 TEXT = "text"
-"""A piece of a job's output. Not remembered: there are many, and the result of the job has them
-all."""
+"""Event with a piece of a job's output. It is not remembered: the job's result has all of it."""
 ENDINGS = frozenset({"succeeded", "dead", "cancelled"})
 """Events that end a job."""
 
@@ -86,7 +85,7 @@ class JobEvent:
         raw = bytes(body)
         if len(raw) > MAX_BYTES:
             raise ValueError(f"not an event: {len(raw)} bytes, more than {MAX_BYTES}")
-        # Unlike `json.loads`, with one error for whatever is wrong, and no NaN.
+        # Unlike `json.loads`, it raises ValueError whatever is wrong, and refuses NaN.
         fields = from_json(raw, allow_inf_nan=False)
         try:
             header = _EventHeader.model_validate(fields)
@@ -153,6 +152,7 @@ class Subscription:
         """No more events will come: the client was too slow, or the process stops."""
 
     def offer(self, event: JobEvent) -> None:
+        """Add an event if it matches. A client that is too slow is cut off."""
         if self.is_over or not self._matches(event):
             return
         if len(self._waiting) >= BACKLOG or self._bytes + len(event.body) > BACKLOG_BYTES:
@@ -185,7 +185,7 @@ class Subscription:
 
 
 class EventHub:
-    """Hands events to subscribers in this process, and remembers some."""
+    """Hands events to subscribers in this process, and remembers the latest."""
 
     def __init__(self, *, remembered: int = MAX_REMEMBERED) -> None:
         self._memory: deque[JobEvent] = deque()
@@ -246,7 +246,7 @@ class EventHub:
 
 
 class EventFeed(EventHub):
-    """Consumes `jobs.events` with a queue of its own, and gives the events to the subscribers."""
+    """Consumes `jobs.events` by a queue of its own, and hands the events to subscribers."""
 
     def __init__(self, settings: BrokerSettings, *, remembered: int = MAX_REMEMBERED) -> None:
         super().__init__(remembered=remembered)
@@ -263,7 +263,7 @@ class EventFeed(EventHub):
             )
 
     async def run(self) -> None:
-        """Listen until cancelled, again after each loss of the broker."""
+        """Listen until cancelled. Reconnects after each loss of the broker."""
         try:
             await keep_listening(
                 self._reconnector, self._listen, self._log, "job events not received"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from switchyard.broker.errors import BrokerUnavailable
-from switchyard.broker.lanes import HOT, LANES, queue_name
+from switchyard.broker.lanes import HOT
 from switchyard.broker.wire.depths import query_queues
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.jobs.registry import Registry
@@ -19,11 +19,7 @@ class LaneHistoryRecorder:
     def __init__(self, settings: Settings, registry: Registry, ledger: Ledger) -> None:
         self._settings = settings
         self._ledger = ledger
-        self._queues = {
-            lane.name: {queue_name(lane.name, worker) for worker in lane.workers}
-            | {route.queue for route in registry.routes if route.lane == lane.name}
-            for lane in LANES
-        }
+        self._queues = registry.queues_by_lane()
 
     async def record(self) -> None:
         """Wait for the end of this minute, and count it. Raises LedgerError."""
@@ -31,13 +27,16 @@ class LaneHistoryRecorder:
         await self.count()
 
     async def count(self) -> None:
-        """Count what has not been counted yet. Raises LedgerError."""
+        """Record the counts since the last minute that was recorded. Raises LedgerError."""
         await self._ledger.lane_history.add_minute(
-            list(self._queues), await self._ready(), hot=HOT.name, now=self._ledger.clock.time()
+            list(self._queues),
+            await self._count_ready(),
+            hot=HOT.name,
+            now=self._ledger.clock.time(),
         )
 
-    async def _ready(self) -> dict[str, int]:
-        """Return the number of ready messages in each lane; nothing where the broker is away."""
+    async def _count_ready(self) -> dict[str, int]:
+        """Return the number of ready messages in each lane; empty where the broker is away."""
         queues = [name for names in self._queues.values() for name in names]
         try:
             sizes = await query_queues(self._settings.require_amqp_url(), queues)

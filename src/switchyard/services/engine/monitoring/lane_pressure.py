@@ -1,9 +1,9 @@
-"""Back-pressure: how full the lanes are, from the depths on the broker.
+"""Measure how full the lanes are, for back-pressure.
 
 Depths come from passive declarations, which are exact; limits from the policies in force, or,
 without the management API, from the declared lanes. Jobs that were put off because a named limit is
-used up, or because all servers of language models are paused, are not in their queue for a while,
-and count as if they were.
+used up, or because all servers of language models are paused, count although they are not in their
+queue.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from switchyard.broker.lanes import (
     Lane,
     lane_named,
     lane_of,
-    queue_name,
 )
 from switchyard.broker.task_supervisor import end_tasks
 from switchyard.broker.wire.depths import (
@@ -45,7 +44,7 @@ from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.monitoring.pressure_thresholds import PressureThresholds
 from switchyard.services.engine.records.errors import LedgerError
 from switchyard.services.engine.records.states import Pressure, fullest
-from switchyard.services.engine.wings import brought
+from switchyard.services.engine.wings import load_contributions
 
 if TYPE_CHECKING:
     from switchyard.services.engine.ledger import Ledger
@@ -63,7 +62,7 @@ DEPTH_TIMEOUT = 0.3
 FIRST_DEPTH_TIMEOUT = 1.0
 """Seconds that the first publish of a process may wait for depths."""
 MAX_RETRY_INTERVAL = 5.0
-"""Seconds at most between attempts to read the first depths: doubled from DEPTHS_TTL."""
+"""Seconds between attempts to read the first depths, at most: from DEPTHS_TTL on, each doubled."""
 
 T = TypeVar("T")
 
@@ -136,34 +135,20 @@ class LanePressure(AsyncCloseable):
         """Whether our user may not declare the queues passively over AMQP."""
         self._snapshot: Snapshot | None = None
         self._query: asyncio.Task[Snapshot] | None = None
-        self._first: asyncio.Task[None] | None = None
+        self._first_read: asyncio.Task[None] | None = None
         self._limits: Mapping[str, int] = {}
         self._limits_until = 0.0
-        self._next_try = 0.0
+        self._next_query_at = 0.0
         self._has_waited_for_first = False
 
-    @property
-    def _queues_by_lane(self) -> dict[str, tuple[str, ...]]:
-        """The queues of each lane; other processes may register types of further kinds."""
-        routes = self._registry.routes
-        return {
-            lane.name: tuple(
-                dict.fromkeys(
-                    [queue_name(lane.name, worker) for worker in lane.workers]
-                    + [route.queue for route in routes if route.lane == lane.name]
-                )
-            )
-            for lane in self._lanes
-        }
-
     async def close(self) -> None:
-        await end_tasks(*filter(None, (self._first, self._query)))
+        await end_tasks(*filter(None, (self._first_read, self._query)))
         await self._reconnector.close()
 
     def start(self) -> None:
         """Connect and read the depths for the first time, in the background; a broker that does not
         answer is asked again."""
-        self._first = asyncio.create_task(self._read_first(), name="first depths")
+        self._first_read = asyncio.create_task(self._read_first(), name="first depths")
 
     async def _read_first(self) -> None:
         pause = DEPTHS_TTL
@@ -186,15 +171,13 @@ class LanePressure(AsyncCloseable):
         return await asyncio.shield(self._start_query())
 
     def recent(self, queue: str) -> QueueDepth | None:
-        """Return what is known of a queue without waiting; None where nothing recent is.
-
-        Asks for new depths in the background when the known ones are older than a second.
-        """
+        """Return the known depth of a queue without waiting; None where it is unknown or too old.
+        Depths that are older than a second are read again in the background."""
         now = time.monotonic()
         snapshot = self._snapshot
         age = float("inf") if snapshot is None else now - snapshot.at
-        if age >= DEPTHS_TTL and now >= self._next_try:
-            self._next_try = now + DEPTHS_TTL  # also where the broker is away
+        if age >= DEPTHS_TTL and now >= self._next_query_at:
+            self._next_query_at = now + DEPTHS_TTL  # also where the broker is away
             self._start_query()
         return snapshot.queue(queue) if snapshot is not None and age < MAX_DEPTHS_AGE else None
 
@@ -208,7 +191,7 @@ class LanePressure(AsyncCloseable):
             await self._snapshot_within(FIRST_DEPTH_TIMEOUT)
 
     async def get_soon(self, queue: str) -> QueueDepth | None:
-        """Return the depth of a queue, waiting up to DEPTH_TIMEOUT seconds for it; None where it is
+        """Return the depth of a queue, after up to DEPTH_TIMEOUT seconds; None where it is
         unknown."""
         recent = self.recent(queue)
         if recent is not None:
@@ -224,13 +207,11 @@ class LanePressure(AsyncCloseable):
             return None
 
     async def probe(self) -> None:
-        """Make one round trip to the broker, on this connection."""
+        """Check the connection by one round trip to the broker. Raises BrokerUnavailable."""
         await self._with_timeout(self._probe_connection(await self._connection()))
 
     async def _probe_connection(self, connection: Connection) -> None:
-        with suppress(
-            ChannelAccessRefused
-        ):  # this is an answer, too: not every user may see the queue
+        with suppress(ChannelAccessRefused):  # an answer, too: not every user may see the queue
             await query_queue(connection, DEAD_QUEUE)
 
     def _start_query(self) -> asyncio.Task[Snapshot]:
@@ -248,16 +229,19 @@ class LanePressure(AsyncCloseable):
         connection = await self._connection()
         limits = await self._read_limits()
         put_off = await self._count_put_off()
-        depths = await self._with_timeout(self._depths(connection, limits))
+        # Read each time: other processes may register types for further kinds of workers.
+        queues_by_lane = self._registry.queues_by_lane(self._lanes)
+        names = [name for queues in queues_by_lane.values() for name in queues]
+        depths = await self._with_timeout(self._read_depths(connection, names, limits))
         lanes = tuple(
             _lane_depth(
                 lane,
                 [
                     self._queue_depth(name, depths[name], limits, put_off.get(name, 0))
-                    for name in names
+                    for name in queues
                 ],
             )
-            for lane, names in self._queues_by_lane.items()
+            for lane, queues in queues_by_lane.items()
         )
         self._snapshot = Snapshot(lanes, time.monotonic())
         return self._snapshot
@@ -270,10 +254,9 @@ class LanePressure(AsyncCloseable):
             async with asyncio.timeout(ASK_TIMEOUT):
                 return await work
 
-    async def _depths(
-        self, connection: Connection, limits: Mapping[str, int]
+    async def _read_depths(
+        self, connection: Connection, names: list[str], limits: Mapping[str, int]
     ) -> dict[str, QueueSize | None]:
-        names = [name for names in self._queues_by_lane.values() for name in names]
         if not self._is_amqp_forbidden:
             try:
                 return await query_lane_queues(connection, names, limits)
@@ -295,7 +278,7 @@ class LanePressure(AsyncCloseable):
         try:
             async with asyncio.timeout(ASK_TIMEOUT):
                 put_off = Counter(await self._ledger.limits.waiting_for_permits())
-                for count in brought("delayed_jobs"):
+                for count in load_contributions("delayed_jobs"):
                     put_off.update(await count(self._settings, self._ledger))
                 return put_off
         except (TimeoutError, LedgerError) as error:

@@ -1,4 +1,4 @@
-"""Report how full the lanes are: the broker's numbers and the ledger's, put together.
+"""Report how full the lanes are, by the broker and the ledger.
 
 Ready messages are counted over AMQP, exactly. Unacknowledged messages, the limits in force and the
 age of the oldest message come from the management API, a few seconds late; without it, the limits
@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import quote
 
 from switchyard.broker.errors import ManagementError
-from switchyard.broker.lanes import DEAD_QUEUE, LANES, STAND_IN_PREFIX, lane_named, queue_name
+from switchyard.broker.lanes import DEAD_QUEUE, STAND_IN_PREFIX, lane_named
 from switchyard.broker.management.client import ManagementClient
 from switchyard.broker.wire.depths import QueueSize, query_queues
 from switchyard.services.common.settings import Settings
@@ -27,8 +27,8 @@ from switchyard.services.engine.records.states import State
 
 MANAGEMENT_TIMEOUT = 3.0
 INDEXING_POLL_INTERVAL, INDEXING_STALL_TIMEOUT, INDEXING_TIMEOUT = 0.1, 1.0, 10.0
-"""Seconds between polls while a scheduler indexes dead letters, and of this wait: without progress,
-and in all."""
+"""Seconds between polls while a scheduler indexes dead letters; seconds without progress after
+which this wait ends; and its maximum."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +65,8 @@ class LaneReport:
 
 @dataclass(frozen=True, slots=True)
 class Report:
+    """Report on all lanes."""
+
     lanes: tuple[LaneReport, ...]
     management_error: str | None
     """Why the management API could not be read; None when it was."""
@@ -75,13 +77,7 @@ async def lane_report(
 ) -> Report:
     """Return all lanes, most urgent first, then the dead letters. `clock` returns the ledger's
     time, by which messages are stamped. Raises BrokerUnavailable, LedgerError."""
-    names = {
-        lane.name: dict.fromkeys(
-            [queue_name(lane.name, worker) for worker in lane.workers]
-            + [route.queue for route in registry.routes if route.lane == lane.name]
-        )
-        for lane in LANES
-    }
+    names = registry.queues_by_lane()
     all_names = [name for queues in names.values() for name in queues] + [DEAD_QUEUE]
     waiting = await query_queues(settings.require_amqp_url(), all_names)
     details, management_error = await _read_queue_details(settings)
@@ -98,7 +94,7 @@ async def lane_report(
                     details.get(name),
                     settings,
                     stand_in=details.get(STAND_IN_PREFIX + name),
-                    most=lane_named(lane).max_length,
+                    max_length=lane_named(lane).max_length,
                     ttl=lane_named(lane).ttl_seconds,
                     now=now,
                 )
@@ -113,7 +109,7 @@ async def lane_report(
         waiting[DEAD_QUEUE],
         details.get(DEAD_QUEUE),
         settings,
-        most=None,
+        max_length=None,
         ttl=None,
         now=now,
     )
@@ -123,8 +119,8 @@ async def lane_report(
 
 async def unlisted_letters(settings: Settings, ledger: Ledger) -> int:
     """Return how many messages `jobs.dead` has more than the index of dead letters; negative if it
-    has fewer. Waits while a scheduler indexes new letters. 0 while a redrive or purge scans the
-    queue and holds some letters, and where there is no such queue. Raises BrokerUnavailable,
+    has fewer. Waits while a scheduler indexes new letters. Returns 0 without the queue, and while a
+    redrive or purge scans it and holds some letters. Raises BrokerUnavailable,
     LedgerUnavailable."""
     unlisted = await _count_unlisted(settings, ledger)
     began = progress = time.monotonic()
@@ -165,7 +161,7 @@ def _queue_report(
     settings: Settings,
     *,
     stand_in: Mapping[str, Any] | None = None,
-    most: int | None,
+    max_length: int | None,
     ttl: float | None,
     now: float,
 ) -> QueueReport:
@@ -173,7 +169,7 @@ def _queue_report(
         policy = details.get("effective_policy_definition") or {}
         # The declared limit is used for a new queue, which has no statistics for some seconds, and
         # for one that is being recreated, whose limit is 0 meanwhile.
-        most = policy.get("max-length") or most
+        max_length = policy.get("max-length") or max_length
         ttl = policy["message-ttl"] / 1000 if "message-ttl" in policy else None
     head = (details or {}).get("head_message_timestamp")
     return QueueReport(
@@ -183,8 +179,8 @@ def _queue_report(
         unacked=None if details is None else int(details.get("messages_unacknowledged") or 0),
         consumers=waiting.consumers if waiting else 0,
         limit=None
-        if most is None
-        else PressureThresholds.from_settings(settings, name, most).limit,
+        if max_length is None
+        else PressureThresholds.from_settings(settings, name, max_length).limit,
         ttl_seconds=ttl,
         oldest_seconds=max(0.0, now - head) if isinstance(head, int | float) else None,
     )

@@ -22,9 +22,6 @@ from switchyard.services.engine.monitoring.histogram import Histogram
 OTHER = "other"
 """The label of values outside of a closed set, such as an undeclared lane or job type."""
 
-LLM = "llm"
-"""The kind of worker that asks language models."""
-
 Samples = Mapping[tuple[str, ...], float]
 """Values by the labels, in the metric's order."""
 Distributions = Mapping[tuple[str, ...], Histogram]

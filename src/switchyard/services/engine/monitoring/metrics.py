@@ -32,8 +32,8 @@ ten."""
 
 
 class Metrics:
-    """The metrics of one process. Each part keeps its own numbers, in the event loop, and is asked
-    for them at a scrape. So counting costs a job no lock and no look-up by labels."""
+    """Collects the metrics of one process. Each part keeps its own numbers, and is asked for them
+    at a scrape. So counting needs no lock, and no look-up by labels."""
 
     def __init__(self, *, of_process: bool = True) -> None:
         """With `of_process`, expose this process's memory and processor time, too."""
@@ -72,8 +72,7 @@ class Metrics:
         yield from (metric.histogram(totals) for metric, totals in histograms.items())
 
     def before_scrape(self, callback: Callable[[], Awaitable[None]]) -> None:
-        """Await `callback` before every scrape. What it raises is logged, and the scrape goes
-        on."""
+        """Await `callback` before every scrape. Its errors are logged, and the scrape continues."""
         self._before_scrape.append(callback)
 
     async def scrape(self) -> bytes:
@@ -114,9 +113,8 @@ def watch_ledger(metrics: Metrics) -> Callable[[str, float, bool], None]:
 
 def show_publishes(metrics: Metrics, counts: Mapping[tuple[str, str], int]) -> None:
     """Expose the counts of a publisher (`broker.Publisher.counts`)."""
-    zeros = {
-        (lane.name, "full"): 0 for lane in LANES
-    }  # Prometheus sees no increase in a series that begins at 1
+    # Prometheus sees no increase in a series that begins at 1.
+    zeros = {(lane.name, "full"): 0 for lane in LANES}
 
     def collect_publishes() -> list[tuple[Metric, Samples]]:
         numbers = {**zeros, **counts}

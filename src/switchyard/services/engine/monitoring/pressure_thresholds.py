@@ -1,4 +1,4 @@
-"""Compute from how many waiting jobs on a queue is slow or full, by the settings."""
+"""Compute the numbers of waiting jobs from which a queue is slow or full."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class PressureThresholds:
 
     @classmethod
     def from_settings(cls, settings: Settings, queue: str, max_length: int) -> PressureThresholds:
-        """Return those of a queue for which the broker takes `max_length` messages."""
+        """Return the thresholds of a queue that takes at most `max_length` messages."""
         slow, full = max_length * settings.pressure_slow_at, max_length * settings.pressure_full_at
         if queue != queue_name(lane_of(queue), LLM_WORKER):
             return cls(ok_below=slow, slow_at=slow, full_at=full)
@@ -41,7 +41,7 @@ class PressureThresholds:
         return math.ceil(self.full_at)
 
     def pressure(self, waiting: int, before: Pressure) -> Pressure:
-        """Return the pressure of a queue in which so many jobs wait; `before` is its last
+        """Return the pressure of a queue with that many waiting jobs; `before`: its last
         pressure."""
         if waiting >= self.full_at:
             return Pressure.FULL

@@ -26,12 +26,13 @@ from switchyard.services.engine.monitoring import metric_names as names
 from switchyard.services.engine.monitoring.lane_report import QueueReport, Report, lane_report
 from switchyard.services.engine.monitoring.metric_names import OTHER, Metric, Samples
 from switchyard.services.engine.monitoring.metrics import Metrics
+from switchyard.services.engine.monitoring.pressure_thresholds import LLM_WORKER
 from switchyard.services.engine.monitoring.schedule_status import schedule_samples
 from switchyard.services.engine.monitoring.worker_status import is_current, status_of
 from switchyard.services.engine.records.errors import LedgerError
 from switchyard.services.engine.records.limits import LimitReport
 from switchyard.services.engine.records.results import Gauges, WorkerRecord
-from switchyard.services.engine.wings import brought
+from switchyard.services.engine.wings import load_contributions
 
 METRICS_TTL = 4.0
 """Seconds for which collected metrics are exposed again."""
@@ -70,8 +71,8 @@ class SystemMetrics:
         return [*self._broker_samples, *self._ledger_samples, *self._storage_samples]
 
     async def refresh(self) -> None:
-        """Read everything again, unless that was done METRICS_TTL seconds ago or later. A part that
-        is away only exposes that it is."""
+        """Read everything again, unless the last values are younger than METRICS_TTL. Of a part
+        that is away, only that is exposed."""
         async with self._refresh_lock:
             if time.monotonic() - self._refreshed_at < METRICS_TTL:
                 return
@@ -83,8 +84,8 @@ class SystemMetrics:
             self._refreshed_at = time.monotonic()
 
     async def _measure_storage(self) -> None:
-        """Measure the storage as its quota does: every file is listed, so not at every scrape. A
-        storage that is slow or away keeps its last measurement."""
+        """Measure the storage, but not at every scrape, as every file is listed. If it is slow or
+        away, the last measurement is kept."""
         quota, now = self._settings.storage_quota, time.monotonic()
         if quota is None or now - self._measured_at < MEASURE_INTERVAL:
             return
@@ -128,7 +129,7 @@ class SystemMetrics:
             firings = await self._ledger.schedules.last_firings(settled=True)
             wing_samples = [
                 each
-                for collect in brought("metrics")
+                for collect in load_contributions("metrics")
                 for each in await collect(self._settings, self._ledger)
             ]
         except LedgerError as error:
@@ -138,7 +139,7 @@ class SystemMetrics:
         up["ledger",] = 1
         takeover = self._settings.takeover_after
         now = self._ledger.clock.time()
-        kinds = {each.worker for each in self._registry.all_described}
+        kinds = {each.worker for each in self._registry.publishable_types}
         return [
             *self._job_samples(gauges, now),
             (names.WORKERS, _worker_samples(workers, kinds, takeover, now)),
@@ -184,7 +185,7 @@ class SystemMetrics:
         counts: Counter[tuple[str, ...]] = Counter()
         for (lane, second_label), number in numbers.items():
             counts[lane if lane in self._lanes else OTHER, second_label] += number
-        return {key: float(number) for key, number in counts.items()}
+        return _floats(counts)
 
 
 def _queue_labels(registry: Registry) -> list[tuple[str, ...]]:
@@ -199,7 +200,9 @@ def _queue_samples(report: Report) -> MetricSamples:
     depth: Counter[tuple[str, ...]] = Counter()
     for label, queue in queues:
         depth[label,] += queue.ready
-    llm_queues = [(label, queue) for label, queue in queues if queue.name.endswith(f".{names.LLM}")]
+    llm_queues = [
+        (label, queue) for label, queue in queues if queue.name.endswith(f".{LLM_WORKER}")
+    ]
     return [
         (names.LLM_DEPTH, {(lane,): float(queue.ready) for lane, queue in llm_queues}),
         (names.READY, {(lane, queue.name): float(queue.ready) for lane, queue in queues}),
@@ -220,7 +223,7 @@ def _queue_samples(report: Report) -> MetricSamples:
                 if queue.limit is not None
             },
         ),
-        (names.LANE_DEPTH, {key: float(number) for key, number in depth.items()}),
+        (names.LANE_DEPTH, _floats(depth)),
     ]
 
 
@@ -241,7 +244,7 @@ def _worker_samples(
 
 
 def _limit_samples(registry: Registry, reports: Iterable[LimitReport]) -> MetricSamples:
-    """Return the metrics of named limits by name alone: keys are unbounded."""
+    """Return the metrics of named limits, by name alone: the number of keys is unbounded."""
     in_use: Counter[tuple[str, ...]] = Counter()
     waiting: Counter[tuple[str, ...]] = Counter()
     for name in {limit.name for job_type in registry for limit in job_type.limits}:

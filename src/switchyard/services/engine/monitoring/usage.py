@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Awaitable
 from typing import TypeVar
 
@@ -52,19 +53,19 @@ class NotMeasured(TemporarilyUnavailable):
 
 
 async def _measure_files(settings: Settings) -> tuple[FilesUsage, ...]:
-    now = time.time()
-    sizes: dict[str, list[float]] = {}
+    day_ago = time.time() - DAY
+    files, sizes, sizes_of_last_day = Counter[str](), Counter[str](), Counter[str]()
+    oldest: dict[str, float] = {}
     async for stored in Storage(settings.files_url).list_async():
         kind = stored.key.partition("/")[0]
-        at = stored.modified.timestamp()
-        each = sizes.setdefault(kind, [0, 0, at, 0])
-        each[0] += 1
-        each[1] += stored.size
-        each[2] = min(each[2], at)
-        each[3] += stored.size if at > now - DAY else 0
+        modified = stored.modified.timestamp()
+        files[kind] += 1
+        sizes[kind] += stored.size
+        sizes_of_last_day[kind] += stored.size if modified > day_ago else 0
+        oldest[kind] = min(modified, oldest.get(kind, modified))
     kinds = [
-        FilesUsage(kind, int(files), int(size), since, int(last_day))
-        for kind, (files, size, since, last_day) in sizes.items()
+        FilesUsage(kind, number, sizes[kind], oldest[kind], sizes_of_last_day[kind])
+        for kind, number in files.items()
     ]
     return tuple(sorted(kinds, key=lambda each: (-each.bytes, each.kind)))
 

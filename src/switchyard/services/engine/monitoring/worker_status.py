@@ -1,4 +1,4 @@
-"""Decide by its last heartbeat whether a worker lives. No other place decides it."""
+"""Decide by its last heartbeat whether a worker is alive. No other place decides that."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ BEATS_PER_TAKEOVER = 4
 IDLE_BEAT_INTERVAL = 3.0
 """Seconds between heartbeats of a worker without a job that could be taken over."""
 SILENT_AFTER = 2.0
-"""A worker counts as silent after this many times the takeover time without a heartbeat, or the
-interval of heartbeats if that is longer."""
+"""Time without a heartbeat after which a worker counts as silent, as a multiple of the takeover
+time, or of the interval between heartbeats if that is longer."""
 FORGOTTEN_AFTER = 24 * 3600.0
 """Seconds after which a silent worker is no longer reported."""
 
@@ -43,8 +43,8 @@ def is_stopping(worker: WorkerRecord) -> bool:
 
 
 def is_replaced(worker: WorkerRecord, others: Iterable[WorkerRecord]) -> bool:
-    """Tell whether later workers have served all its kinds, even if they have ended by now. Its
-    process is long gone then, and its number may be another process's."""
+    """Tell whether later workers have served all its kinds, even if they have ended by now. Then
+    its own process is long gone, and another may have its number."""
     later = [each for each in others if each.started_at > worker.beat_at]
     return set(worker.kinds) <= {kind for each in later for kind in each.kinds}
 

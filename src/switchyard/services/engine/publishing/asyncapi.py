@@ -42,7 +42,9 @@ def asyncapi(registry: Registry) -> dict[str, Any]:
     envelope = JobMessage.model_json_schema()
     channels: dict[str, Any] = {}
     operations: dict[str, Any] = {}
-    messages = {job_type.name: _message(job_type, envelope) for job_type in registry.all_described}
+    messages = {
+        job_type.name: _message(job_type, envelope) for job_type in registry.publishable_types
+    }
     for route in registry.routes:
         lane = lane_named(route.lane)
         name = f"{route.lane}_{route.job_type}"

@@ -211,7 +211,7 @@ def _target(registry: Registry, routing_key: str) -> tuple[Lane, JobType]:
         lane = lane_named(lane_name)
     except ValueError as error:
         raise InvalidJob(f"routing key {routing_key!r}: {error}", at="lane") from error
-    job_type = registry.described(type_name)
+    job_type = registry.get_publishable(type_name)
     _require_lane(job_type, lane_name)
     return lane, job_type
 
@@ -255,7 +255,7 @@ def _child(
     job: Job,
     index: int | str,
 ) -> NewJob:
-    job_type = registry.described(job.job_type)
+    job_type = registry.get_publishable(job.job_type)
     lane = job.lane or (parent_lane if parent_lane in job_type.lanes else job_type.lanes[0])
     _require_lane(job_type, lane)
     job_type.validate(job.payload)
@@ -266,7 +266,7 @@ def _child(
         job.priority is None
         and not job.own_pipeline
         and job.job_type != parent.job_type
-        and job_type.worker == registry.described(parent.job_type).worker
+        and job_type.worker == registry.get_publishable(parent.job_type).worker
     )
     message = _message(
         job_type,

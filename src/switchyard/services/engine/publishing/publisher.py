@@ -35,8 +35,8 @@ from switchyard.broker.publish.outcome import Accepted, Result
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.services.common.settings import Settings
 from switchyard.services.common.tracing import SpanHandle, begin, current_traceparent
-from switchyard.services.engine.identity.broker import guard
-from switchyard.services.engine.jobs.registered_types import find_type, learn_types
+from switchyard.services.engine.identity.broker import system_guard
+from switchyard.services.engine.jobs.registered_types import learn_missing_type, learn_types
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.monitoring.lane_pressure import LanePressure, QueueDepth
@@ -112,7 +112,7 @@ class JobPublisher:
         registry = Registry.load(dict.fromkeys((*job_modules(), *settings.modules)))
         async with (
             await Ledger.open(settings.ledger_url, check=True) as ledger,
-            Publisher(settings, guard=guard(settings, ledger)) as publisher,
+            Publisher(settings, guard=system_guard(settings, ledger)) as publisher,
             LanePressure(settings, registry, ledger=ledger) as pressure,
         ):
             await learn_types(registry, ledger)
@@ -131,7 +131,7 @@ class JobPublisher:
         """`prepare`, after a look in the ledger where the job type is not known here. Raises
         LedgerError besides."""
         name = request.routing_key.partition(".")[2]
-        await find_type(self._registry, self._ledger, name)
+        await learn_missing_type(self._registry, self._ledger, name)
         return await self.prepare(request)
 
     async def publish(self, request: JobRequest) -> Published:

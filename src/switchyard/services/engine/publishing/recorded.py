@@ -67,7 +67,7 @@ def refused_letter(
     """Make the dead letter of a job that the broker never takes, for the ledger's index alone: the
     broker would refuse the letter as well. It has the whole message, so that
     `jobctl dead redrive ID --from-ledger` sends it once the broker takes it."""
-    certificate = DeadLetterInfo(
+    info = DeadLetterInfo(
         Reason.REFUSED,
         job.routing_key,
         queue=queue_name(job.lane, job.worker),
@@ -76,27 +76,27 @@ def refused_letter(
         attempts=message.metadata.attempts,
         dead_at=died_at.isoformat(),
     )
-    return ledger_only_letter(certificate, message, message.encode(), job)
+    return ledger_only_letter(info, message, message.encode(), job)
 
 
 def ledger_only_letter(
-    certificate: DeadLetterInfo, message: JobMessage, body: bytes, job: Destination
+    info: DeadLetterInfo, message: JobMessage, body: bytes, job: Destination
 ) -> DeadLetterRecord:
     """Make the index's record of a dead letter that is in the ledger alone."""
     return DeadLetterRecord(
         id=message.job_id,
         job_id=message.job_id,
-        reason=str(certificate.reason),
-        dead_at=datetime.fromisoformat(certificate.dead_at).timestamp(),
+        reason=str(info.reason),
+        dead_at=datetime.fromisoformat(info.dead_at).timestamp(),
         body=body,
-        headers=certificate.headers(),
+        headers=info.headers(),
         job_type=message.job_type,
         lane=job.lane,
-        routing_key=certificate.routing_key,
+        routing_key=info.routing_key,
         worker=job.worker,
-        error_type=certificate.error_type,
-        error_message=certificate.message,
-        traceback=certificate.traceback or None,
+        error_type=info.error_type,
+        error_message=info.message,
+        traceback=info.traceback or None,
         redrives=message.metadata.redrives,
         attempts=message.metadata.attempts,
     )

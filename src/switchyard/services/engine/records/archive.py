@@ -1,6 +1,6 @@
-"""Records of the archive: the Parquet files that the ledger knows, and the jobs on their way into
-one. Times are whole microseconds since the epoch where their name says so, as Parquet stores them;
-else seconds."""
+"""Records of the archive: the Parquet files that the ledger knows, and the jobs for the next one.
+Times are seconds since the epoch; in names with `_us`, whole microseconds, as Parquet stores
+them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ARCHIVE_FOLDER = "archive"
 
 
 def microseconds(moment: float) -> int:
-    """Return a moment of the ledger as Parquet has it."""
+    """Return a time in seconds as whole microseconds."""
     return round(moment * 1_000_000)
 
 
@@ -58,8 +58,8 @@ class ArchiveFile:
     settled_at: float | None = None
     """When the last of its jobs was removed from the ledger; None while some may be in both."""
     kept: frozenset[str] = frozenset()
-    """Ids of its jobs that were not removed from the ledger, as something needed them again: the
-    record in the ledger is the one that holds."""
+    """Ids of its jobs that were not removed from the ledger, as something needed them again. Their
+    records in the ledger count, and not those in the file."""
 
 
 @dataclass(frozen=True, slots=True)

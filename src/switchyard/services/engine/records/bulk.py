@@ -42,16 +42,10 @@ class BulkState(StrEnum):
 
 ACTIVE = frozenset({BulkState.WAITING, BulkState.RUNNING, BulkState.DRAINING})
 """A process runs it, or will."""
-
-
 RESUMABLE = frozenset({BulkState.PAUSED, BulkState.HALTED, BulkState.FAILED})
-
-
 ENDED = frozenset({BulkState.COMPLETED, BulkState.CANCELLED})
-
-
-AT_LAST = ENDED | {BulkState.HALTED, BulkState.FAILED}
-"""States in which nothing more happens without an operator: they are reported."""
+STOPPED = ENDED | {BulkState.HALTED, BulkState.FAILED}
+"""States in which nothing more happens without an operator. People are notified of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +69,7 @@ class NotedProgress:
 
 
 def notice_id_of(ids: JobIds, operation_id: str) -> str:
-    """Return the id of the job that tells of an operation's end, where somebody wants to be
-    told."""
+    """Return the id of the job that sends the notice of an operation's end."""
     return ids.derive(_NAMESPACE, f"{operation_id}/notice")
 
 

@@ -43,23 +43,23 @@ class LedgerUnavailable(LedgerError, TemporarilyUnavailable):
 
 
 class LedgerAuthError(LedgerUnavailable):
-    """The server is there and refuses user, password or database: to wait does not help."""
+    """The server refuses user, password or database: waiting does not help."""
 
 
 class LedgerFull(LedgerUnavailable):
-    """The database's disk is full: it can be read, and nothing be written."""
+    """The database's disk is full: it can be read, but not written to."""
 
 
 class LedgerConnectionLimit(LedgerUnavailable):
-    """The database's server is there, and all connections that it permits are taken."""
+    """The database's server permits no further connection."""
 
 
 class LedgerReadOnly(LedgerUnavailable):
-    """The database can be read, and takes no writes: it is a standby, or was set to that."""
+    """The database takes no writes: it is a standby, or was set to be read-only."""
 
 
 class LedgerMisconfigured(LedgerError, Misconfigured):
-    """There can be no ledger at that address, or with the library that is installed."""
+    """The address can't be one of a ledger, or the installed library can't be used for it."""
 
 
 class LedgerClosed(LedgerError, PermanentFailure):
@@ -67,7 +67,7 @@ class LedgerClosed(LedgerError, PermanentFailure):
 
 
 class LedgerForked(LedgerClosed):
-    """The ledger is that of the process which this one was forked from: nothing was written."""
+    """The ledger was opened by the process that this one was forked from: nothing was written."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -82,7 +82,7 @@ class SchemaOutdated(LedgerError, Misconfigured):
 
 
 class ProgramOutdated(SchemaOutdated):
-    """The tables are of a newer version, which this program may not use any more."""
+    """The tables are of a newer version, which this program can't use."""
 
 
 class LedgerMissing(SchemaOutdated):
@@ -127,4 +127,4 @@ class UnknownDeadLetter(NotFoundError):
 
 
 class InvalidCursor(InvalidInput):
-    """The cursor was not given by this listing."""
+    """The cursor is not one of this listing."""

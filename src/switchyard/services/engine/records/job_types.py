@@ -10,8 +10,8 @@ MAX_SCHEMA_BYTES = 64 * 1024
 """Bytes of a payload's JSON Schema, at most. The largest of the built-in types has 3 KiB."""
 MAX_JOB_TYPES = 500
 """Job types in the ledger at most; beyond that, those seen least recently are removed."""
-KEPT_FOR = 7 * 24 * 3600.0
-"""Seconds for which a type is kept after a process last reported that it has it."""
+TYPE_TTL = 7 * 24 * 3600.0
+"""Seconds for which a type is kept after the last report of a process that has it."""
 TOUCH_INTERVAL = 600.0
 """Seconds between two reports of a process that it still has its types."""
 ANY_KEY = "*"

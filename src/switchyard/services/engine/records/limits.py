@@ -12,7 +12,7 @@ from switchyard.broker.lanes import LANES
 from switchyard.broker.message import MAX_PRIORITY
 
 WINDOW_SECONDS = 60
-"""Length of the window in which a rate is counted, in seconds."""
+"""Length of the window in which a rate is counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class PermitDemand:
 
 @dataclass(frozen=True, slots=True)
 class PermitRequest:
-    """A worker wants to run a job, and asks for all that it needs in one step."""
+    """Request of a worker for all permits that a job needs."""
 
     hold: str
     """Id of the permits that this request may get; new for each request."""
@@ -55,12 +55,12 @@ class PermitRequest:
     queue: str
     """Queue of the job's delivery."""
     rank: int
-    """Place in the order of urgency (`rank_of`): the least is served first."""
+    """Place in the order of urgency (`rank_of`): the lowest is served first."""
     body: bytes | None
     """The message, to publish again when the job is woken; None where it is too large to be
     kept."""
     levels: Sequence[float]
-    """Delays of the retry levels, seconds, ascending: the job is put off by one of them."""
+    """Delays of the retry levels in seconds, ascending: a refused job waits for one of them."""
     expires_at: float
     """Time from which the job is too old to start."""
     life: float
@@ -70,8 +70,8 @@ class PermitRequest:
 
 
 def rank_of(lane: str, priority: int) -> int:
-    """Return the place of a job among those that wait for a limit: by its lane, then by its
-    priority; the least comes first."""
+    """Return the place of a job among those that wait for a limit, by its lane and then by its
+    priority; the lowest comes first."""
     ranks = {each.name: rank for rank, each in enumerate(LANES)}
     return ranks.get(lane, len(ranks)) * (MAX_PRIORITY + 1) + MAX_PRIORITY - priority
 
@@ -88,7 +88,7 @@ class PermitReturn:
 
 @dataclass(frozen=True, slots=True)
 class WokenJob:
-    """A waiting job for which permits are reserved now: whoever gets this sends it to its queue."""
+    """A waiting job for which permits are reserved now. The receiver must send it to its queue."""
 
     job_id: str
     queue: str
@@ -172,11 +172,10 @@ class PendingPermit:
 
 @dataclass(frozen=True, slots=True)
 class RateWindow:
-    """Jobs and tokens that started in the last minute, by second: never more than the rate within
-    any 60 seconds.
+    """Jobs and tokens of the last minute, by second, so that no 60 seconds have more than the rate.
 
-    A bucket that fills would let through twice as much in its worst minute, and a provider that
-    counts would answer 429.
+    A token bucket would let through up to twice as much in a minute, and a provider that counts
+    would refuse requests with the status 429.
     """
 
     bins: tuple[tuple[int, int, int], ...] = ()

@@ -27,8 +27,8 @@ class ProgressRecord(ReportedProgress):
 
 @dataclass(frozen=True, slots=True)
 class ProgressRequest:
-    """A request to record a running job's progress, its checkpoint, or both, if the claim still
-    holds."""
+    """A request to record a running job's progress, checkpoint, or both, if its claim is still
+    valid."""
 
     message: JobMessage
     claim_id: str

@@ -1,4 +1,4 @@
-"""Arguments of the ledger's methods. All times are float seconds since the epoch, UTC."""
+"""Arguments of the ledger's methods. All times are seconds since the epoch, as floats."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from switchyard.services.engine.records.joins import Joining
 from switchyard.services.engine.records.states import ENDINGS, AttemptOutcome, State
 
 MAX_DELAY = 366 * 24 * 3600
-"""Seconds by which a job can be put off."""
+"""Seconds by which a job can be delayed, at most."""
 MAX_NOTIFY_URL = 2_000
 """Characters."""
 MAX_SOURCE = 2_000
@@ -236,7 +236,7 @@ class JobFilter:
     """Selects jobs that match every field that is set."""
 
     ids: tuple[str, ...] = ()
-    """Only these, where there are any."""
+    """Only these ids; empty: all."""
     state: State | None = None
     lane: str | None = None
     job_type: str | None = None

@@ -1,4 +1,4 @@
-"""Results of the ledger's methods. All times are float seconds since the epoch, UTC."""
+"""Results of the ledger's methods. All times are seconds since the epoch, as floats."""
 
 from __future__ import annotations
 

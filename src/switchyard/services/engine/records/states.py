@@ -52,8 +52,7 @@ UNCONFIRMED = frozenset({State.SCHEDULED, State.PENDING})
 """The broker has not confirmed the job yet: its confirm makes it `queued`."""
 
 REVOCABLE = frozenset({State.PENDING, State.PAUSED})
-"""States in which a job that may run now is recorded: its request may still roll the record
-back."""
+"""States in which a job that may run now is recorded: its publisher may still remove the record."""
 
 IN_QUEUES = frozenset({State.QUEUED, State.RETRYING})
 """The broker holds the job, in a lane or until its next attempt."""
@@ -93,9 +92,9 @@ TRANSITIONS: Mapping[State, frozenset[State]] = MappingProxyType(
         State.CANCELLED: frozenset(),
     }
 )
-"""Every change of state that the ledger makes. A row may also be deleted while REVOCABLE,
-by the request that recorded it, for as long as nobody else relies on it; and while FINISHED, for
-its age (docs/retention.md)."""
+"""Every change of state that the ledger makes. A row may also be deleted: while REVOCABLE, by the
+request that recorded it, as long as nobody else relies on it; and while FINISHED, because of its
+age (docs/retention.md)."""
 
 
 class DeadLetterState(StrEnum):

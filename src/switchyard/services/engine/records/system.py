@@ -7,18 +7,21 @@ from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
 from typing import Any, Self
 
+MIN_KEY_LENGTH = 24
+"""Characters that a key of JOBS_API_KEYS needs to be hard to guess."""
+
 
 @dataclass(frozen=True, slots=True)
 class SystemRecord:
     """The system of a ledger."""
 
     id: str
-    """Twelve hexadecimal digits, random, from when the ledger was made."""
+    """Twelve random hexadecimal digits, made with the ledger."""
     name: str
-    """Name for people: that of the ledger, and its host, when it was made."""
+    """Name for people: those of the ledger and its host when it was made."""
     generation: int
-    """Seconds since the epoch when ledger and broker last agreed on it; 0 before the first time. It
-    only grows, so a ledger that has been restored has an older one than its broker."""
+    """Seconds since the epoch at which ledger and broker last agreed on a generation; 0 before the
+    first time. It only grows, so a restored ledger has an older one than its broker."""
 
     def __str__(self) -> str:
         return f"{self.name} ({self.id})"

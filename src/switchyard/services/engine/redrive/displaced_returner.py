@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from switchyard.broker.dead.dead_letter_headers import UNBOUND, Reason, read_certificate
+from switchyard.broker.dead.dead_letter_headers import UNBOUND, Reason, read_dead_letter_info
 from switchyard.broker.dead.scan import QueuedDeadLetter
 from switchyard.broker.errors import NeverTaken, PublishError, Refused
 from switchyard.broker.lanes import LANES, Lane, lane_named, lane_of, queue_name
@@ -31,7 +31,7 @@ from switchyard.broker.publish.outcome import (
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.settings import BrokerSettings
 from switchyard.broker.wire.depths import query_queues
-from switchyard.services.engine.dead.displaced import as_overflowed
+from switchyard.services.engine.dead.displaced import as_ordinary
 from switchyard.services.engine.dead.indexing import record_of
 from switchyard.services.engine.dead.scan import scanning_in_turn
 from switchyard.services.engine.jobs.registry import Registry, UnknownJobType
@@ -135,12 +135,12 @@ class DisplacedJobReturner:
     def _queue_of(self, letter: DeadLetter) -> str:
         """Find the queue where the job belongs now; its type may have been given to another kind of
         worker."""
-        former_queue = read_certificate(
+        former_queue = read_dead_letter_info(
             letter.headers, letter.routing_key or "", letter.job_type
         ).queue
         lane = letter.lane or lane_of(former_queue)
         try:
-            return queue_name(lane, self.registry.described(letter.job_type or "").worker)
+            return queue_name(lane, self.registry.get_publishable(letter.job_type or "").worker)
         except UnknownJobType:
             return former_queue or queue_name(lane, letter.worker or "")
 
@@ -207,14 +207,14 @@ class DisplacedJobReturner:
         if unneeded:
             ids = [letter.id for letter in unneeded]
             await self.ledger.dead_letters.mark_dead_state(ids, DeadLetterState.DROPPED, moment)
-        records = [record_of(as_overflowed(letter), self.registry) for letter in not_returnable]
+        records = [record_of(as_ordinary(letter), self.registry) for letter in not_returnable]
         await self.ledger.dead_letters.record_not_displaced(records)
         for letter in (*sent, *paused, *unneeded):
             letter.ack()
         return len(sent) + len(paused)
 
     async def _publish(self, letter: QueuedDeadLetter, message: JobMessage, queue: str) -> Result:
-        outgoing = Outgoing(message, letter.certificate.routing_key)
+        outgoing = Outgoing(message, letter.info.routing_key)
         result: Result
         try:
             await self.publisher.send(DEFAULT_EXCHANGE, queue, envelope_of(message))

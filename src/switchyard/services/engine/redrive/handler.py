@@ -20,7 +20,7 @@ from switchyard.services.engine.bulk.session import BulkSession
 from switchyard.services.engine.dead.indexed import indexed_in_turn
 from switchyard.services.engine.dead.jq_program import ExpressionStopped
 from switchyard.services.engine.dead.scan import wait_in
-from switchyard.services.engine.identity.broker import guard
+from switchyard.services.engine.identity.broker import system_guard
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.bulk import BulkState
@@ -75,7 +75,7 @@ class RedriveHandler:
         url = self._settings.require_amqp_url()
         try:
             async with Publisher(
-                self._settings, name=session.id, guard=guard(self._settings, self._ledger)
+                self._settings, name=session.id, guard=system_guard(self._settings, self._ledger)
             ) as publisher:
                 while not run.has_enough:
                     await run.wait_for_slot()

@@ -117,6 +117,6 @@ def _compare(copy: RedriveMessage, registry: Registry) -> LetterDifference:
     shown_before["payload"] = hidden(
         shown_before.get("payload"), registry.secrets_of(before["job_type"])
     )
-    shown_before["routing_key"] = copy.letter.certificate.routing_key
+    shown_before["routing_key"] = copy.letter.info.routing_key
     shown_after["routing_key"] = copy.routing_key
     return LetterDifference(copy.letter.id, tuple(difference(shown_before, shown_after)))

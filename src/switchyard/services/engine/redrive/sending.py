@@ -155,7 +155,7 @@ class LetterSender:
                 routing_key=copy.routing_key,
                 edited_by=session.operation.created_by,
                 edited_at=moment,
-                headers=copy.letter.certificate.headers(),
+                headers=copy.letter.info.headers(),
                 original=copy.letter.body,
                 edited=copy.message.encode(),
             )
@@ -240,7 +240,7 @@ class LetterSender:
             moment=self._ledger.clock.now(),
         )
         lane = lane_of(routing_key)
-        worker = self._registry.described(message.job_type).worker
+        worker = self._registry.get_publishable(message.job_type).worker
         before = letter.message
         assert before is not None
         is_changed = (

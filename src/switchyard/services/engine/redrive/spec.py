@@ -11,7 +11,7 @@ from switchyard.services.engine.bulk import control as bulk_control
 from switchyard.services.engine.dead.changes import Change, InvalidRedrive
 from switchyard.services.engine.dead.groups import require_group
 from switchyard.services.engine.dead.letters import LetterFilter
-from switchyard.services.engine.jobs.local_fields import named
+from switchyard.services.engine.jobs.local_fields import refusals_in_part
 from switchyard.services.engine.jobs.registry import JobType, Registry, UnknownJobType
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.publishing.requests import InvalidRequest, RequestFieldError
@@ -71,7 +71,7 @@ class RedriveSpec:
             )
             for part in ("payload", "merge")
             for job_type in self._possible_types(registry)
-            for each in named(job_type.payload_model, getattr(self.change, part) or {})
+            for each in refusals_in_part(job_type.payload_model, getattr(self.change, part) or {})
         ]
         if field_errors:
             raise InvalidRequest(*field_errors)
@@ -82,7 +82,9 @@ class RedriveSpec:
         named_type = self.change.to.partition(".")[2] if self.change.to else self.which.job_type
         try:
             return (
-                registry.all_described if named_type is None else [registry.described(named_type)]
+                registry.publishable_types
+                if named_type is None
+                else [registry.get_publishable(named_type)]
             )
         except UnknownJobType:
             return []

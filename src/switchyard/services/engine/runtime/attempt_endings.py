@@ -70,7 +70,7 @@ def remove_secrets(registry: Registry, message: JobMessage, outcome: Any) -> Any
     if not isinstance(outcome, Failure):
         return outcome
     secrets = registry.secrets_of(message.job_type)
-    return outcome.scrubbed(Scrubber.from_payload(message.payload, secrets))
+    return outcome.scrub(Scrubber.from_payload(message.payload, secrets))
 
 
 def classify(

@@ -16,13 +16,13 @@ from switchyard.services.engine.jobs.retry import Died, Succeeded
 from switchyard.services.engine.monitoring import metric_names as names
 from switchyard.services.engine.monitoring.histogram import Histogram
 from switchyard.services.engine.monitoring.metric_names import (
-    LLM,
     OTHER,
     Distributions,
     Metric,
     Samples,
 )
 from switchyard.services.engine.monitoring.metrics import Metrics
+from switchyard.services.engine.monitoring.pressure_thresholds import LLM_WORKER
 from switchyard.services.engine.runtime.attempt_endings import (
     OUTCOMES,
     SUCCEEDED,
@@ -73,7 +73,7 @@ class AttemptMetrics:
         self._zero_requests: dict[tuple[str, ...], int] = {
             (outcome, each.name): 0
             for each in own_types
-            if each.worker == LLM
+            if each.worker == LLM_WORKER
             for outcome in OUTCOMES
         }
         metrics.add_source(self.samples)
@@ -120,7 +120,7 @@ class AttemptMetrics:
             worker = self._worker_by_type.get(job_type, OTHER)
             self._ended[worker, lane, job_type, outcome] += len(durations)
             self._durations[worker, job_type].add_each(durations)
-            if worker == LLM and outcome == SUCCEEDED:
+            if worker == LLM_WORKER and outcome == SUCCEEDED:
                 # Only answers: an attempt sent back for want of a server is no slow answer.
                 self._answer_latencies[job_type,].add_each(durations)
             if attempts_used is not None:
@@ -132,7 +132,7 @@ class AttemptMetrics:
         self._count_ends()
         processed = Counter(self._zero_requests)
         for (worker, _lane, job_type, outcome), number in self._ended.items():
-            if worker == LLM:
+            if worker == LLM_WORKER:
                 processed[outcome, job_type] += number
         return [
             (names.ATTEMPTS, self._ended),
@@ -190,7 +190,7 @@ class WorkerGauges:
         plans_and_consumers = list(zip(self.plans, self.consumers, strict=True))
         counters = self.counters
         llm_running = [
-            consumer.running for plan, consumer in plans_and_consumers if plan.kind == LLM
+            consumer.running for plan, consumer in plans_and_consumers if plan.kind == LLM_WORKER
         ]
         return [
             (names.SLOTS, {(plan.kind,): float(plan.slots) for plan in self.plans}),

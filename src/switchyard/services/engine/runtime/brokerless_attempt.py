@@ -12,7 +12,7 @@ from typing import Any
 
 from switchyard.broker.message import now
 from switchyard.services.engine.jobs.context import JobContext
-from switchyard.services.engine.jobs.limits import LimitRefused, needs_of
+from switchyard.services.engine.jobs.limits import LimitRefused, demands_of
 from switchyard.services.engine.jobs.outcomes import Discard, Done, Next, Outcome, Retry, Snooze
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.jobs.retry import (
@@ -79,7 +79,7 @@ async def _attempt(registry: Registry, ctx: JobContext, executor: Executor) -> A
     job_type = registry.get(message.job_type)
     payload = job_type.read(message.payload, message.metadata.payload_version)
     try:
-        needs = tuple(needs_of(job_type.limits, payload, ctx.settings.limits))
+        needs = tuple(demands_of(job_type.limits, payload, ctx.settings.limits))
     except LimitRefused as error:
         return Attempt(end_limit_refused(message, error), None, [], 0.0)
     ctx = replace(ctx, compute=executor.compute, in_process=executor.in_process)
@@ -88,7 +88,7 @@ async def _attempt(registry: Registry, ctx: JobContext, executor: Executor) -> A
     handler_outcome = await executor.run(job_type, payload, ctx)
     handler_outcome = remove_secrets(registry, message, handler_outcome)
     seconds = clock() - began
-    policy = RetryPolicy.over(ctx.settings.retry_delays)
+    policy = RetryPolicy.from_levels(ctx.settings.retry_delays)
     decision: Decision
     try:
         decision, following = classify(

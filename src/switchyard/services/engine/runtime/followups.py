@@ -146,10 +146,10 @@ class FollowUpPublisher:
         is_foreign = isinstance(error, ForeignCopy)
         message_id = "" if is_foreign else delivery.message_id
         if delivery.unreadable:
-            certificate = unreadable_properties(delivery, worker=self.worker_id)
+            info = unreadable_properties(delivery, worker=self.worker_id)
         else:
             failure = Failure.from_error(error)
-            certificate = DeadLetterInfo(
+            info = DeadLetterInfo(
                 reason=Reason.MALFORMED if job is None else Reason.INVALID_PAYLOAD,
                 routing_key=delivery.routing_key,
                 queue=delivery.queue,
@@ -167,21 +167,21 @@ class FollowUpPublisher:
             timestamp=int(self.attempt_writer.ledger.clock.time()),
         )
         try:
-            await self._send_letter(envelope, delivery.routing_key, certificate)
+            await self._send_letter(envelope, delivery.routing_key, info)
         except ValueError as refusal:
             self._log.error("dead letter kept in the ledger alone", error=str(refusal))
             ledger = self.attempt_writer.ledger
-            letter = _record_of_unsent(delivery, certificate, job)
+            letter = _record_of_unsent(delivery, info, job)
             await self.attempt_writer.until_reached(
                 lambda: ledger.dead_letters.index_dead([letter])
             )
         self._log.error(
             "message dead-lettered",
-            reason=str(certificate.reason),
+            reason=str(info.reason),
             queue=delivery.queue,
             message_id=envelope.message_id,
-            error_type=certificate.error_type,
-            error=certificate.message,
+            error_type=info.error_type,
+            error=info.message,
         )
 
     # --- next stages ------------------------------------------------------------------------
@@ -304,7 +304,7 @@ class FollowUpPublisher:
 
     async def _dead_letter(self, job: DeliveredJob, died: Died) -> None:
         message = job.message.with_metadata(attempts=died.attempts)
-        certificate = DeadLetterInfo(
+        info = DeadLetterInfo(
             reason=died.reason,
             routing_key=f"{job.delivery.lane}.{message.job_type}",
             queue=job.delivery.queue,
@@ -318,15 +318,15 @@ class FollowUpPublisher:
         for body in (None, job.delivery.body):  # the broker has accepted the unchanged body before
             try:
                 envelope = envelope_of(message, body=body)
-                await self._send_letter(envelope, certificate.routing_key, certificate)
+                await self._send_letter(envelope, info.routing_key, info)
             except ValueError as error:
                 self._log.warning("dead letter refused", error=str(error))
             else:
                 return
-        await self._store_letter(job, message, certificate)
+        await self._store_letter(job, message, info)
 
     async def _store_letter(
-        self, job: DeliveredJob, message: JobMessage, certificate: DeadLetterInfo
+        self, job: DeliveredJob, message: JobMessage, info: DeadLetterInfo
     ) -> None:
         """Store a dead letter that the broker refuses in the ledger alone."""
         ledger = self.attempt_writer.ledger
@@ -334,16 +334,16 @@ class FollowUpPublisher:
             partial(ledger.job_reads.get, message.job_id)
         )
         if record is not None:
-            letter = ledger_only_letter(certificate, message, job.delivery.body, record)
+            letter = ledger_only_letter(info, message, job.delivery.body, record)
             await self.attempt_writer.until_reached(
                 partial(ledger.dead_letters.index_dead, [letter])
             )
 
     async def _send_letter(
-        self, envelope: Envelope, routing_key: str, certificate: DeadLetterInfo
+        self, envelope: Envelope, routing_key: str, info: DeadLetterInfo
     ) -> None:
-        """Publish a dead letter, with as much of its certificate as fits into a frame."""
-        for each in (certificate, *certificate.shortened()):
+        """Publish a dead letter, with as much of its DeadLetterInfo as fits into a frame."""
+        for each in (info, *info.shortened()):
             try:
                 complete = replace(envelope, headers=each.headers())
                 await self._send(DEAD_EXCHANGE, routing_key, complete)
@@ -395,7 +395,7 @@ async def record_stages(attempt_writer: AttemptWriter, jobs: Sequence[NewJob]) -
 
 
 def _record_of_unsent(
-    delivery: Delivery, certificate: DeadLetterInfo, job: JobMessage | None
+    delivery: Delivery, info: DeadLetterInfo, job: JobMessage | None
 ) -> DeadLetterRecord:
     """Make the index's record of a dead letter that is in the ledger alone."""
     job_id = None if job is None else job.job_id
@@ -404,13 +404,13 @@ def _record_of_unsent(
         job_id=job_id,
         job_type=None if job is None else job.job_type,
         redrives=0 if job is None else job.metadata.redrives,
-        attempts=certificate.attempts,
-        reason=str(certificate.reason),
-        dead_at=datetime.fromisoformat(certificate.dead_at).timestamp(),
+        attempts=info.attempts,
+        reason=str(info.reason),
+        dead_at=datetime.fromisoformat(info.dead_at).timestamp(),
         body=delivery.body,
-        headers=certificate.headers(),
+        headers=info.headers(),
         lane=delivery.lane,
         routing_key=delivery.routing_key,
-        error_type=certificate.error_type,
-        error_message=certificate.message,
+        error_type=info.error_type,
+        error_message=info.message,
     )

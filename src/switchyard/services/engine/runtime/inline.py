@@ -27,13 +27,14 @@ from switchyard.broker.message import JobMessage
 from switchyard.services.common.instance_ids import new_instance_id
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.jobs.context import ProcessResources
-from switchyard.services.engine.jobs.limits import LimitRefused, needs_of
+from switchyard.services.engine.jobs.limits import LimitRefused, demands_of
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.jobs.retry import Delayed, Died, RetryPolicy, Succeeded
 from switchyard.services.engine.ledger import Ledger, to_message
 from switchyard.services.engine.monitoring import metric_names as names
 from switchyard.services.engine.monitoring.metric_names import Metric, Samples
 from switchyard.services.engine.monitoring.metrics import Metrics
+from switchyard.services.engine.monitoring.pressure_thresholds import LLM_WORKER
 from switchyard.services.engine.publishing.preparing import InvalidJob, JobRequest, prepare
 from switchyard.services.engine.publishing.publisher import Published
 from switchyard.services.engine.publishing.recorded import ledger_only_letter
@@ -141,7 +142,7 @@ class InlineRunner(AsyncCloseable):
         # Who can't hand a job over tells its caller of a ledger that is away.
         on_ledger_away = None if hand_over is None else self._log_ledger_away
         self._attempt_writer = AttemptWriter(ledger, on_ledger_away)
-        policy = RetryPolicy.over(settings.retry_delays)
+        policy = RetryPolicy.from_levels(settings.retry_delays)
         self._lifecycle: AttemptLifecycle[InlineJob] = AttemptLifecycle(
             settings=settings,
             registry=registry,
@@ -179,7 +180,7 @@ class InlineRunner(AsyncCloseable):
 
     def shared(self, kind: type[T]) -> T | None:
         """Return the object of that kind that the handlers share; None before its first use."""
-        return self._resources.known(kind)
+        return self._resources.get_existing(kind)
 
     def cancel(self, job_id: str) -> bool:
         """Stop the handler of a job that runs here; its cancellation is recorded already. False
@@ -356,7 +357,7 @@ class InlineRunner(AsyncCloseable):
         try:
             job_type = self._registry.get(message.job_type)
             payload = job_type.read(message.payload, message.metadata.payload_version)
-            needs = needs_of(job_type.limits, payload, self._settings.limits)
+            needs = demands_of(job_type.limits, payload, self._settings.limits)
         except LimitRefused as error:
             return None, (), end_limit_refused(message, error)
         except BaseException as error:  # a validator may raise anything
@@ -440,7 +441,7 @@ class InlineRunner(AsyncCloseable):
         ]
 
     def _metric_samples(self) -> Iterable[tuple[Metric, Samples]]:
-        return [(names.LLM_CONCURRENCY, {(self.worker_id,): float(self._attempts[names.LLM])})]
+        return [(names.LLM_CONCURRENCY, {(self.worker_id,): float(self._attempts[LLM_WORKER])})]
 
     async def _cancel_unended(self, job_ids: list[str]) -> None:
         """Cancel jobs that had not begun, or waited for their next attempt."""
@@ -517,7 +518,7 @@ class InlineFollowUps:
         if record is None:
             return
         message = message.with_metadata(attempts=died.attempts)
-        certificate = DeadLetterInfo(
+        info = DeadLetterInfo(
             reason=died.reason,
             routing_key=record.routing_key,
             queue=queue_name(record.lane, record.worker),
@@ -528,7 +529,7 @@ class InlineFollowUps:
             worker=record.worker_id or "",
             dead_at=ledger.clock.now().isoformat(),
         )
-        letter = ledger_only_letter(certificate, message, message.encode(), record)
+        letter = ledger_only_letter(info, message, message.encode(), record)
         await self.attempt_writer.until_reached(partial(ledger.dead_letters.index_dead, [letter]))
 
 

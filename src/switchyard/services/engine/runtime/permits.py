@@ -31,7 +31,7 @@ from switchyard.broker.task_supervisor import TaskSupervisor
 from switchyard.services.common.instance_ids import new_instance_id
 from switchyard.services.common.settings import KeyedLimitOverride
 from switchyard.services.engine.jobs.context import Usage
-from switchyard.services.engine.jobs.limits import LimitRefused, needs_of
+from switchyard.services.engine.jobs.limits import LimitRefused, demands_of
 from switchyard.services.engine.jobs.registry import JobType
 from switchyard.services.engine.jobs.retry import Delayed, Failure
 from switchyard.services.engine.ledger import Ledger
@@ -110,7 +110,7 @@ class PermitClient:
         """Request the job's permits. If one is refused, delay the job, settle the delivery, and
         return None. At `expires_at`, the job is too old to run. Raises LedgerError."""
         try:
-            needs = needs_of(job_type.limits, payload, self.overrides)
+            needs = demands_of(job_type.limits, payload, self.overrides)
         except LimitRefused as error:
             return Permit(refused=error)
         if not needs:

@@ -167,7 +167,7 @@ class Worker:
         )
         self.counters = reporter.counters
         attempt_writer = AttemptWriter(ledger, self._on_ledger_away)
-        policy = RetryPolicy.over(settings.retry_delays)
+        policy = RetryPolicy.from_levels(settings.retry_delays)
         follow_up = FollowUpPublisher(self._publisher, attempt_writer, policy, self.worker_id)
         batcher = PermitRequestBatcher(min((plan.slots for plan in self._plans), default=1))
         self._permits = PermitClient(ledger, follow_up, self.counters, settings.limits, batcher)
@@ -403,7 +403,7 @@ class Worker:
                 is_stopping=self._stopping.is_set(),
             )
             self._hot_jobs_reported = hot
-            self._type_sync.note_types_version(types_version)
+            self._type_sync.sync_if_changed(types_version)
         except LedgerError as error:
             self._log.warning("ledger unreachable", error=str(error))
             self._on_ledger_away()

@@ -1,5 +1,5 @@
-"""Duties of the active scheduler besides publishing: those that the wings (packages that add job
-types and duties, see engine/wings.py) define, and bulk operations."""
+"""Periodic duties of the active scheduler, the engine's own and those of other wings (packages that
+add job types and duties, see engine/wings.py), and the handlers of bulk operations."""
 
 from __future__ import annotations
 
@@ -45,12 +45,11 @@ from switchyard.services.engine.runtime.permits import wake
 from switchyard.services.engine.scheduler.retention import ARCHIVE_INTERVAL, Pruner
 from switchyard.services.engine.scheduler.small_steps import SmallSteps
 from switchyard.services.engine.schedules.firing import ScheduleRunner
-from switchyard.services.engine.wings import brought
+from switchyard.services.engine.wings import load_contributions
 
-AGREEMENT_INTERVAL = 10.0
-"""Seconds between two agreements of ledger and broker (`SystemMark.generation`): a restored copy
-of the ledger is recognised by its older one."""
-
+GENERATION_INTERVAL = 10.0
+"""Seconds between two generations of ledger and broker (`SystemMark.generation`), by which a
+restored copy of the ledger is recognised."""
 HISTORY_PAUSE = 1.0
 """Seconds after a minute was recorded, before the recorder waits for the end of the next."""
 
@@ -106,8 +105,8 @@ class DutyContext:
     publisher: Publisher
     intervals: SchedulerIntervals
     lanes: tuple[Lane, ...] = LANES
-    refuse: Callable[[WrongSystem], None] = lambda _: None
-    """Ends the scheduler: broker and ledger do not belong together."""
+    on_wrong_system: Callable[[WrongSystem], None] = lambda _: None
+    """Stops the scheduler, as broker and ledger do not belong together."""
     due: DueSignals = field(default_factory=DueSignals)
     """Set by the duty that looks for what is due."""
     pruned: Counter[str] = field(default_factory=Counter)
@@ -130,7 +129,7 @@ class PeriodicDuty:
 
 def load_duties(context: DutyContext) -> list[PeriodicDuty]:
     """Return the duties of all wings. Raises InvalidWing."""
-    return [duty for bring in brought("periodic_duties") for duty in bring(context)]
+    return [duty for duties in load_contributions("periodic_duties") for duty in duties(context)]
 
 
 async def run_duty(duty: PeriodicDuty, log: structlog.stdlib.BoundLogger) -> None:
@@ -168,7 +167,7 @@ def engine_duties(context: DutyContext) -> Iterator[PeriodicDuty]:
     )
     yield PeriodicDuty("look for what is due", DueWatch(context).look, intervals.turn)
     yield PeriodicDuty("index of dead letters", indexer.run)
-    yield PeriodicDuty("generations", partial(_keep_generations, context))
+    yield PeriodicDuty("generations", partial(_advance_generations, context))
     yield PeriodicDuty("displaced jobs", returner.run)
     remover = LeftoverRemover(settings, ledger)
     yield PeriodicDuty("redriven letters", remover.run, intervals.leftovers)
@@ -193,8 +192,8 @@ def engine_duties(context: DutyContext) -> Iterator[PeriodicDuty]:
 
 
 class DueWatch:
-    """Looks once for everything that is due, and wakes the duties that do it: each alone would look
-    as often as a job may come due, and mostly find nothing."""
+    """Finds out by one query what is due, and wakes the duties that do it. Queries of each duty
+    would be many, and mostly find nothing."""
 
     def __init__(self, context: DutyContext) -> None:
         self._ledger = context.ledger
@@ -221,25 +220,23 @@ class DueWatch:
             self._due.bulk.set()
 
 
-async def _keep_generations(context: DutyContext) -> None:
-    """Agree on new generations with the broker until cancelled, on one connection: opening one for
-    each took more than anything else that an idle scheduler does."""
+async def _advance_generations(context: DutyContext) -> None:
+    """Begin new generations until cancelled, on one connection: opening one for each took more
+    than anything else that an idle scheduler does."""
     log = structlog.get_logger("scheduler")
     reconnector = Reconnector(context.settings.require_amqp_url(), CONNECTION, log)
-    advance = partial(_advance, context, reconnector)
+    advance = partial(_advance_generation, context, reconnector)
     try:
-        await run_duty(PeriodicDuty("generations", advance, AGREEMENT_INTERVAL), log)
+        await run_duty(PeriodicDuty("generations", advance, GENERATION_INTERVAL), log)
     finally:
         await reconnector.close()
 
 
-async def _advance(context: DutyContext, reconnector: Reconnector) -> None:
-    """Agree on a new generation with the broker, by which an old copy of the ledger is
-    recognised."""
+async def _advance_generation(context: DutyContext, reconnector: Reconnector) -> None:
     try:
         await advance_broker(context.settings, context.ledger, reconnector)
     except WrongSystem as error:
-        context.refuse(error)
+        context.on_wrong_system(error)
 
 
 async def _wake_waiting(context: DutyContext) -> None:
@@ -264,8 +261,8 @@ async def _remove_old_archive(context: DutyContext, age: float) -> None:
 def bulk_handlers(
     settings: Settings, registry: Registry, ledger: Ledger, modules: Iterable[str]
 ) -> list[BulkHandler]:
-    """Make a handler for every kind; `modules` may have sources of backfills. Raises
-    InvalidBackfill."""
+    """Return a handler for each kind of bulk operation; `modules` may declare sources of backfills.
+    Raises InvalidBackfill."""
     traffic = HotTraffic(ledger.workers)
     return [
         BackfillHandler(settings, registry, ledger, Sources.load(modules), traffic=traffic),

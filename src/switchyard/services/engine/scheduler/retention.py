@@ -1,4 +1,4 @@
-"""Removes what has ended and is old enough, in steps so small that nobody waits for them."""
+"""Remove old rows of ended jobs and operations, in steps so small that nobody waits for them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 import structlog
 
@@ -31,18 +30,19 @@ from switchyard.services.engine.scheduler.small_steps import (
 MIN_EXAMINED = 100
 """Rows that are examined at once, at least."""
 MAX_READ = 200
-"""Jobs that are read at once for the archive, at most; twenty at first, as each may have MiBs."""
+"""Jobs that are read at once for the archive, at most; MIN_REMOVED at first, as each may have
+MiBs."""
 PAUSE_RATIO = 10.0
 """Length of the pause after a pass, as a multiple of the time spent on rows that stay: the next
-pass would read most of them again. Time for removed rows adds no pause, or a busy system would make
-more jobs in it than a pass removes."""
+pass reads most of them again. Time for removed rows adds no pause: a busy system could make more
+jobs in it than a pass removes."""
 ARCHIVE_INTERVAL = 3600.0
-"""Seconds between looks where jobs are archived: fewer files, each with more jobs."""
+"""Seconds between passes that archive jobs: the archive gets fewer files, each with more jobs."""
 
 
 @dataclass(slots=True)
 class RetentionReport:
-    """Rows that would be removed now, or were."""
+    """Rows that were removed or, in a dry run, would be."""
 
     jobs: Counter[tuple[State, str]] = field(default_factory=Counter)
     """Jobs by state and type."""
@@ -55,14 +55,14 @@ class RetentionReport:
 
     @property
     def kept_share(self) -> float:
-        """Return the part of the jobs that were looked at and stay; 1 where there were none."""
+        """Return the share of the examined jobs that stay; 1 where none was examined."""
         return 1 - self.rows["jobs"] / self.examined if self.examined else 1.0
 
 
 class Pruner:
-    """Removes ended things in passes. Safe to interrupt, to repeat, and beside everything else.
+    """Removes old rows in passes, which may be interrupted and repeated at any time.
 
-    With an archiver, jobs are removed once they stand in a complete file of the archive.
+    With an archiver, jobs are removed once they are in a complete file of the archive.
     """
 
     def __init__(
@@ -76,22 +76,21 @@ class Pruner:
     ) -> None:
         self._archive = ledger.archive
         self._archiver = archiver
-        self._collected: list[str] = []
-        """Jobs that go into the next file of the archive, in the order in which they are
-        removed."""
+        self._to_archive: list[str] = []
+        """Ids of the jobs for the next file of the archive, in the order of their removal."""
         self._retention = ledger.retention
         self._ages = ages
         traffic = traffic or HotTraffic(ledger.workers)
         self._removed: Counter[str] = Counter() if removed is None else removed
-        """Rows by table, since this process began."""
-        is_here = ledger.core.database.dialect == "sqlite"
-        smallest = MIN_REMOVED if is_here else MIN_REMOVED_ON_SERVER
-        at_least = max(MIN_EXAMINED, smallest)
-        self._examining = SmallSteps(traffic, StepSize(at_least, first=at_least))
-        self._removing = SmallSteps(traffic, StepSize(smallest, first=at_least))
-        reading = StepSize(first=MIN_REMOVED, largest=MAX_READ)
-        self._reading = SmallSteps(traffic, reading)
-        self._idle_until = float("-inf")
+        """Rows removed since this process began, by table."""
+        is_sqlite = ledger.core.database.dialect == "sqlite"
+        min_removed = MIN_REMOVED if is_sqlite else MIN_REMOVED_ON_SERVER
+        min_examined = max(MIN_EXAMINED, min_removed)
+        self._examining = SmallSteps(traffic, StepSize(min_examined, first=min_examined))
+        self._removing = SmallSteps(traffic, StepSize(min_removed, first=min_examined))
+        self._reading = SmallSteps(traffic, StepSize(first=MIN_REMOVED, largest=MAX_READ))
+        self._next_pass_at = float("-inf")
+        """Monotonic time before which no pass is made."""
 
     @property
     def longest_transaction(self) -> float:
@@ -103,16 +102,16 @@ class Pruner:
         return [each.size for each in (self._examining, self._removing, self._reading)]
 
     async def run(self) -> None:
-        """Make a pass, unless the last one has cost so much that it is too soon; with an archiver,
-        all passes that are needed. Raises LedgerError, StorageError."""
+        """Make a pass, or with an archiver all that are needed; none during the pause after the
+        last. Raises LedgerError, StorageError."""
         began = time.monotonic()
-        if began < self._idle_until:
+        if began < self._next_pass_at:
             return
         report = await (self.make_pass() if self._archiver is None else self.prune())
         took = time.monotonic() - began
-        least = 0.0 if self._archiver is None else ARCHIVE_INTERVAL
-        rest = PAUSE_RATIO * took * report.kept_share
-        self._idle_until = time.monotonic() + max(least, rest)
+        min_pause = 0.0 if self._archiver is None else ARCHIVE_INTERVAL
+        pause = max(min_pause, PAUSE_RATIO * took * report.kept_share)
+        self._next_pass_at = time.monotonic() + pause
         if report.rows:
             structlog.get_logger("scheduler").info(
                 "old records removed",
@@ -125,25 +124,24 @@ class Pruner:
 
     async def prune(self) -> RetentionReport:
         """Make passes until nothing is left to be removed. Raises LedgerError, StorageError."""
-        report = await self.make_pass()
-        last = report
-        while last.rows["jobs"]:
-            last = await self.make_pass()
-            report.jobs += last.jobs
-            report.rows += last.rows
-            report.examined += last.examined
-        report.kept = last.kept
-        return report
+        total = latest = await self.make_pass()
+        while latest.rows["jobs"]:
+            latest = await self.make_pass()
+            total.jobs += latest.jobs
+            total.rows += latest.rows
+            total.examined += latest.examined
+        total.kept = latest.kept
+        return total
 
     async def make_pass(self, *, dry_run: bool = False) -> RetentionReport:
-        """Look at all that may be old enough once, and remove what nobody needs; with `dry_run`,
+        """Examine everything that may be old enough, and remove what nobody needs; with `dry_run`,
         only count it. Raises LedgerError, StorageError.
 
-        The newest come first: what followed from a job is younger than it, and goes before it.
+        The newest jobs come first: a job can go once those that followed from it are gone.
         """
         report = RetentionReport()
         if self._archiver is not None and not dry_run:
-            self._collected = []
+            self._to_archive = []
             if (written := await self._archiver.find_interrupted()) is not None:
                 await self._remove_archived(self._archiver, written, report)
         for state in sorted(FINISHED):
@@ -156,11 +154,15 @@ class Pruner:
     async def _prune_lane(
         self, state: State, lane: str, report: RetentionReport, *, dry_run: bool
     ) -> None:
-        place: tuple[float, str] | None = None
-        while True:
-            page = await self._examining.make(
-                partial(self._examine, state, lane, place, expect_removals=dry_run)
+        position: tuple[float, str] | None = None
+
+        async def examine(limit: int) -> ExaminedJobs:
+            return await self._retention.examine(
+                self._ages, state, lane, before=position, limit=limit, expect_removals=dry_run
             )
+
+        while True:
+            page = await self._examining.run_step(examine)
             report.kept += page.kept
             report.examined += len(page.removable) + page.kept.total()
             report.jobs += Counter({(state, name): n for name, n in page.types.items()})
@@ -169,48 +171,35 @@ class Pruner:
             elif self._archiver is None:
                 await self._remove_jobs(list(page.removable), report)
             else:
-                self._collected += page.removable
-                if len(self._collected) >= MAX_FILE_JOBS:
+                self._to_archive += page.removable
+                if len(self._to_archive) >= MAX_FILE_JOBS:
                     await self._archive_some(self._archiver, report)
             if page.after is None:
                 break
-            place = page.after
-        while self._archiver is not None and self._collected:
+            position = page.after
+        while self._archiver is not None and self._to_archive:
             await self._archive_some(self._archiver, report)
         del report.kept[KeptFor.AGE]
-
-    async def _examine(
-        self,
-        state: State,
-        lane: str,
-        place: tuple[float, str] | None,
-        limit: int,
-        *,
-        expect_removals: bool,
-    ) -> ExaminedJobs:
-        return await self._retention.examine(
-            self._ages, state, lane, before=place, limit=limit, expect_removals=expect_removals
-        )
 
     async def _remove_jobs(
         self, job_ids: list[str], report: RetentionReport, archived: WrittenFile | None = None
     ) -> None:
-        some: list[str] = []
+        batch: list[str] = []
 
         async def remove(limit: int) -> Removal:
-            some[:] = job_ids[:limit]
-            return await self._retention.remove_jobs(self._ages, some, archived=archived)
+            batch[:] = job_ids[:limit]
+            return await self._retention.remove_jobs(self._ages, batch, archived=archived)
 
         while job_ids:
-            if (await self._step(remove, report)).is_complete:
-                del job_ids[: len(some)]
+            if (await self._remove_step(remove, report)).is_complete:
+                del job_ids[: len(batch)]
 
     async def _archive_some(self, archiver: JobArchiver, report: RetentionReport) -> None:
-        """Write a file of collected jobs, as many as it takes, and remove them."""
-        written, done = await archiver.write(
-            self._collected, self._read_jobs, step=lambda: self._reading.size.rows
+        """Write a file of the collected jobs, as many as it holds, and remove these."""
+        written, handled = await archiver.write(
+            self._to_archive, self._read_jobs, step=lambda: self._reading.size.rows
         )
-        del self._collected[:done]
+        del self._to_archive[:handled]
         if written is not None:
             await self._remove_archived(archiver, written, report)
 
@@ -221,53 +210,57 @@ class Pruner:
         await archiver.settle(written)
 
     async def _read_jobs(self, job_ids: Sequence[str]) -> JobsToArchive:
-        return await self._reading.make(lambda _: self._archive.read_jobs(job_ids))
+        return await self._reading.run_step(lambda _: self._archive.read_jobs(job_ids))
 
     async def _prune_others(self, report: RetentionReport, *, dry_run: bool) -> None:
-        """Letters without a job, operations and workers."""
-        age = self._ages.states[State.DEAD]
-        if age is not None:
+        """Remove letters without a job, operations and workers, or count them."""
+        if (age := self._ages.states[State.DEAD]) is not None:
             await self._prune_letters(age, report, dry_run=dry_run)
         if (age := self._ages.operations) is not None:
             if dry_run:
                 number = await self._retention.count_old_operations(age)
                 report.rows += Counter({"bulk_operations": number})
             else:
-                await self._repeat(
+                await self._remove_all(
                     lambda limit: self._retention.remove_operations(age, limit=limit), report
                 )
         if dry_run:
             report.rows += Counter({"workers": await self._retention.count_old_workers()})
         else:
-            await self._repeat(lambda limit: self._retention.remove_workers(limit=limit), report)
+            await self._remove_all(
+                lambda limit: self._retention.remove_workers(limit=limit), report
+            )
 
     async def _prune_letters(self, age: float, report: RetentionReport, *, dry_run: bool) -> None:
-        place: tuple[float, str] | None = None
+        position: tuple[float, str] | None = None
 
         async def remove(limit: int) -> Removal:
-            nonlocal place
-            removal, place = await self._retention.remove_letters(
-                age, after=place, limit=limit, dry_run=dry_run
+            nonlocal position
+            removal, position = await self._retention.remove_letters(
+                age, after=position, limit=limit, dry_run=dry_run
             )
             return removal
 
-        while not (await self._step(remove, report, dry_run=dry_run)).is_complete:
-            pass
+        await self._remove_all(remove, report, dry_run=dry_run)
 
-    async def _repeat(
-        self, remove: Callable[[int], Awaitable[Removal]], report: RetentionReport
+    async def _remove_all(
+        self,
+        remove: Callable[[int], Awaitable[Removal]],
+        report: RetentionReport,
+        *,
+        dry_run: bool = False,
     ) -> None:
-        while not (await self._step(remove, report)).is_complete:
+        while not (await self._remove_step(remove, report, dry_run=dry_run)).is_complete:
             pass
 
-    async def _step(
+    async def _remove_step(
         self,
         remove: Callable[[int], Awaitable[Removal]],
         report: RetentionReport,
         *,
         dry_run: bool = False,
     ) -> Removal:
-        removal = await self._removing.make(remove)
+        removal = await self._removing.run_step(remove)
         report.rows += removal.rows
         if not dry_run:
             self._removed.update(removal.rows)

@@ -82,7 +82,7 @@ class Scheduler:
         registry: Registry,
         ledger: Ledger,
         *,
-        pace: SchedulerIntervals | None = None,
+        intervals: SchedulerIntervals | None = None,
         metrics: Metrics | None = None,
         lanes: tuple[Lane, ...] = LANES,
     ) -> None:
@@ -91,10 +91,16 @@ class Scheduler:
         """Set while this instance has the lease."""
         self._settings = settings
         self._ledger = ledger
-        self._intervals = pace or SchedulerIntervals()
+        self._intervals = intervals or SchedulerIntervals()
         self._publisher = Publisher(settings, name="scheduler")
         context = DutyContext(
-            settings, registry, ledger, self._publisher, self._intervals, lanes, self._refuse
+            settings,
+            registry,
+            ledger,
+            self._publisher,
+            self._intervals,
+            lanes,
+            self._stop_for_wrong_system,
         )
         self._pruned = context.pruned
         self._due = context.due.jobs
@@ -113,7 +119,8 @@ class Scheduler:
         """Claims of silent workers whose jobs were published again."""
         self._log = structlog.get_logger("scheduler").bind(scheduler=self.holder)
         self._stopping = asyncio.Event()
-        self._refused: WrongSystem | None = None
+        self._wrong_system: WrongSystem | None = None
+        """Error for which this scheduler stops."""
         self._total = TurnCounts()
         if metrics is not None:
             show_publishes(metrics, self._publisher.counts)
@@ -133,8 +140,8 @@ class Scheduler:
         ]
 
     async def run(self) -> None:
-        """Wait for the lease, then do the work, until `stop`. Raises WrongSystem when
-        the broker has become another system's."""
+        """Wait for the lease, then publish and run the duties, until `stop`. Raises WrongSystem
+        when the broker has become another system's."""
         background: TaskSupervisor | None = None
         try:
             while not self._stopping.is_set():
@@ -155,26 +162,24 @@ class Scheduler:
             await self.close()
             if self.is_active.is_set():
                 await self._release()
-        if self._refused is not None:
-            raise self._refused
+        if self._wrong_system is not None:
+            raise self._wrong_system
 
-    def _refuse(self, error: WrongSystem) -> None:
-        """Stop, as ledger and broker no longer belong together: the scheduler's work
-        would be done to another system."""
+    def _stop_for_wrong_system(self, error: WrongSystem) -> None:
+        """Stop, as this scheduler would publish to another system."""
         self._log.error("broker belongs to another system", error=str(error))
-        self._refused = error
+        self._wrong_system = error
         self.stop()
 
     async def _end_generation(self) -> None:
-        """Begin a last generation, so that a copy made while this scheduler ran is known as old
-        also where it was made a moment ago."""
-        if self._refused is not None:
+        """Begin a last generation: copies of the ledger made until now are recognised as old."""
+        if self._wrong_system is not None:
             return
         try:
             async with asyncio.timeout(LAST_GENERATION_TIMEOUT):
                 await advance_broker(self._settings, self._ledger)
         except WrongSystem as error:
-            self._refuse(error)
+            self._stop_for_wrong_system(error)
         except (BrokerUnavailable, LedgerError, TimeoutError) as error:
             self._log.warning("last generation of the system id not written", error=str(error))
 
@@ -205,12 +210,12 @@ class Scheduler:
         """Publish everything that is due now. Raises LedgerUnavailable."""
         turn = TurnCounts()
         moment = self._ledger.clock.time()
-        old = moment - self._intervals.pending
+        unconfirmed_before = moment - self._intervals.pending
         turn.scheduled = await self._publish_due(
             partial(self._ledger.job_reads.due_scheduled, moment), turn
         )
         turn.outbox = await self._publish_due(
-            partial(self._ledger.job_reads.due_pending, old), turn
+            partial(self._ledger.job_reads.due_pending, unconfirmed_before), turn
         )
         turn.resumed = await self._publish_resumed(turn)
         turn.lost = await self._publish_for_silent_workers(turn)
@@ -231,17 +236,17 @@ class Scheduler:
     ) -> int:
         """Publish a batch of due jobs, and while a batch runs into full queues, another without
         those queues, so that their jobs do not block others."""
-        number = 0
+        published = 0
         full: set[tuple[str, str]] = set()
         while True:
             due = await fetch(BATCH, without=full)
-            free = await without_paused(self._ledger, due)
-            pinned = await self._pin(free)
+            unpaused = await without_paused(self._ledger, due)
+            pinned = await self._pin(unpaused)
             accepted = set(await self._publish(pinned, turn))
-            number += len(accepted)
+            published += len(accepted)
             refused = {(each.lane, each.worker) for each in pinned if each.id not in accepted}
-            if len(due) < BATCH or not (refused or len(free) < len(due)):
-                return number
+            if len(due) < BATCH or not (refused or len(unpaused) < len(due)):
+                return published
             full |= refused
 
     async def _publish_resumed(self, turn: TurnCounts) -> int:
@@ -261,13 +266,13 @@ class Scheduler:
         return len(await self._publish(released, turn))
 
     async def _pin(self, due: list[JobRecord]) -> list[JobRecord]:
-        """Pin the jobs that are still recorded, and return them. A publisher that is slow and not
-        dead can't roll them back from now on."""
-        claimed = [each.id for each in due if each.state in REVOCABLE and each.claim_id]
-        if not claimed:
+        """Pin the jobs that are still recorded, and return them: their publisher, which may be slow
+        and not dead, can't roll them back any more."""
+        revocable = [each.id for each in due if each.state in REVOCABLE and each.claim_id]
+        if not revocable:
             return due
-        states = await self._ledger.jobs.pin(claimed)
-        changed = {each for each in claimed if states.get(each) not in REVOCABLE}
+        states = await self._ledger.jobs.pin(revocable)
+        changed = {each for each in revocable if states.get(each) not in REVOCABLE}
         return [each for each in due if each.id not in changed]
 
     async def _publish_for_silent_workers(self, turn: TurnCounts) -> int:

@@ -15,13 +15,12 @@ from switchyard.services.engine.records.retention import Removal
 TARGET_SECONDS = 0.03
 """Seconds that a transaction should take; a longer one makes the next one smaller."""
 LIMIT_SECONDS = 0.05
-"""Seconds that no transaction should take: on SQLite, a claim would wait for it."""
+"""Seconds that no transaction should exceed: on SQLite, claims wait for it."""
 FIRST_STEP, MAX_STEP = 100, 1000
 """Rows of the first transaction, and of the largest."""
 MIN_REMOVED = 20
 """Rows of the smallest transaction. On a busy machine, even the smallest takes its time, and many
 small ones would only add to the load. Twenty rows take little time even if each has a MiB."""
-
 MIN_REMOVED_ON_SERVER = 200
 """The same for PostgreSQL, where the removal of ended rows blocks nobody. With twenty, rows came
 faster than they were removed in a simulated year of a busy system."""
@@ -55,7 +54,7 @@ class StepSize:
         """Those that took more than LIMIT_SECONDS."""
 
     def adapt(self, seconds: float) -> None:
-        """Adapt to a transaction that took so long."""
+        """Choose the next size, after a transaction that took `seconds`."""
         self.longest = max(self.longest, seconds)
         self.steps += 1
         self.too_long += seconds > LIMIT_SECONDS
@@ -65,39 +64,41 @@ class StepSize:
             self.rows = min(self._largest, self.rows + self.rows // 4 + 1)
 
 
-class _Pause:
+class _Sleeper:
+    """Sleeps while hot jobs are busy."""
+
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
 
 
 class SmallSteps:
-    """Makes transactions in turns, and rests after each as long as it took."""
+    """Runs transactions while no hot jobs are busy, and rests after each as long as it took."""
 
     def __init__(self, traffic: HotTraffic, size: StepSize | None = None) -> None:
         self._traffic = traffic
         self.size = size or StepSize()
-        self._pause = _Pause()
+        self._sleeper = _Sleeper()
 
     @classmethod
     def yielding_to_hot_jobs(cls, ledger: Ledger) -> SmallSteps:
         """Return steps that make way for the hot jobs of this ledger."""
         return cls(HotTraffic(ledger.workers))
 
-    async def make(self, work: Callable[[int], Awaitable[Step]]) -> Step:
-        """Make one transaction, which is told how many rows it may take. Raises what `work` raises,
-        LedgerUnavailable."""
-        async with self._traffic.turn(self._pause):
-            done = await work(self.size.rows)
-        self.size.adapt(done.seconds)
-        await asyncio.sleep(done.seconds)
-        return done
+    async def run_step(self, transaction: Callable[[int], Awaitable[Step]]) -> Step:
+        """Run one transaction, with the number of rows that it may take. Raises what `transaction`
+        raises, LedgerUnavailable."""
+        async with self._traffic.turn(self._sleeper):
+            step = await transaction(self.size.rows)
+        self.size.adapt(step.seconds)
+        await asyncio.sleep(step.seconds)
+        return step
 
     async def remove_all(self, remove: Callable[[int], Awaitable[Removal]]) -> Counter[str]:
-        """Remove until nothing is left. Returns how many rows went, by table. Raises what `remove`
-        raises, LedgerUnavailable."""
+        """Remove until nothing is left. Return the number of removed rows, by table. Raises what
+        `remove` raises, LedgerUnavailable."""
         rows: Counter[str] = Counter()
         while True:
-            removal = await self.make(remove)
+            removal = await self.run_step(remove)
             rows += removal.rows
             if removal.is_complete:
                 return rows

@@ -1,4 +1,4 @@
-"""An entry of a schedule: the times, and the job that is published at them."""
+"""An entry of the schedules: its times, and the job that is published at them."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ class ScheduleEntry(BaseModel):
     tags: Tags = Field(default_factory=dict)
     """Tags of its jobs, and of those that follow from them."""
     payload_version: int | None = Field(default=None, ge=1, le=MAX_PAYLOAD_VERSION)
-    """Version of the payload; the present one where unset."""
+    """Version of the payload; None: the present one."""
     jitter: float = Field(default=0.0, ge=0, le=3600.0)
-    """Seconds by which a firing is put off at most."""
+    """Seconds by which a firing is delayed, at most."""
     grace: float = Field(default=3600.0, ge=0, le=DAY)
     """Seconds for which a due time that has passed is still worth firing."""
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> Self:
-        """Raises InvalidSchedule."""
+        """Validate the fields of an entry. Raises InvalidSchedule."""
         try:
             return cls.model_validate(fields)
         except ValidationError as error:
@@ -50,7 +50,7 @@ class ScheduleEntry(BaseModel):
 
     @classmethod
     def from_record(cls, record: ScheduleRecord) -> ScheduleEntry:
-        """Return the entry of which the record was made."""
+        """Return the entry that the record was made from."""
         return cls.model_construct(
             name=record.name,
             cron=record.cron,
@@ -66,14 +66,12 @@ class ScheduleEntry(BaseModel):
         )
 
     def rule(self) -> CronRule:
-        """Raises InvalidSchedule."""
+        """Return the rule of its times. Raises InvalidSchedule."""
         return CronRule.parse(self.cron, self.timezone)
 
-    def prepared(self, registry: Registry, *, remote: bool, job_id: str | None = None) -> NewJob:
-        """The job that it publishes, held against the same rule as a job that is published now.
-
-        Raises InvalidJob, UnknownJobType, InvalidPayload.
-        """
+    def prepare_job(self, registry: Registry, *, remote: bool, job_id: str | None = None) -> NewJob:
+        """Return the job that it publishes, checked like any other job. Raises InvalidJob,
+        UnknownJobType, InvalidPayload."""
         request = JobRequest(
             self.job,
             self.payload,
@@ -87,10 +85,11 @@ class ScheduleEntry(BaseModel):
         return prepare(registry, request, remote=remote)
 
     def check(self, registry: Registry, *, remote: bool) -> None:
-        """Raises InvalidSchedule for what would not be published or is never due."""
+        """Check that it is due at some time, and that its job could be published. Raises
+        InvalidSchedule."""
         self.rule()
         try:
-            self.prepared(registry, remote=remote)
+            self.prepare_job(registry, remote=remote)
         except (InvalidJob, UnknownJobType) as error:
             raise InvalidSchedule(str(error), at="job") from error
         except InvalidPayload as error:

@@ -1,11 +1,9 @@
-"""Fire schedules in the active scheduler: decide about due times, and publish the jobs of those
-that fire.
+"""Fire schedules in the active scheduler: decide which due times are fired, and publish their jobs.
 
-This takes two steps, so that nothing is lost in between and nothing comes twice. A transaction
-moves the entry on to its next due time and writes a row for the present one: of many schedulers,
-one writes it. Then the row's job is published, under an id that is made of entry and due time,
-until it is accepted: if a scheduler dies once the row is written, the next one publishes the same
-job.
+These are two steps, so that no job is lost or published twice. First a transaction moves the entry
+on to its next due time and writes a row for the present one; only one of many schedulers succeeds.
+Then the row's job is published until it is accepted, with an id derived from entry and due time: if
+the scheduler dies in between, the next one publishes the same job.
 """
 
 from __future__ import annotations
@@ -14,7 +12,6 @@ import asyncio
 import math
 import time
 from contextlib import suppress
-from dataclasses import replace
 
 import structlog
 
@@ -33,9 +30,9 @@ from switchyard.services.engine.schedules.rule import CATCH_UP_WINDOW, InvalidSc
 from switchyard.services.engine.schedules.service import Schedules, due_firing
 
 BATCH = 200
-"""Entries, and firings, that one turn reads, at most."""
+"""Entries that one turn reads, at most, and firings."""
 CLOCK_CHECK_INTERVAL = 60.0
-"""Seconds between checks whether the ledger's clock was ahead."""
+"""Seconds between checks for due times that were moved on while the ledger's clock was ahead."""
 FILE_CHECK_INTERVAL = 1.0
 """Seconds between checks whether the file of schedules has changed."""
 RETRY_INTERVAL = 5.0
@@ -66,22 +63,22 @@ class ScheduleRunner:
         self._interval = interval
         self._when_due = when_due
         self._refused: dict[tuple[str, float], tuple[float, str]] = {}
-        """When a refused firing is tried again, and why it was refused."""
-        self._file_read: tuple[tuple[int, ...] | None] | None = None
-        """The fingerprint of the file that was read last, in a tuple; None before the first."""
+        """When the job of a firing is published again, and why it was refused, by schedule and due
+        time."""
+        self._loaded: tuple[tuple[int, ...] | None] | None = None
+        """The fingerprint of the file that was loaded last, in a tuple; None before the first."""
         self._logged: set[tuple[str, str]] = set()
         """Problems that were logged, by schedule and text."""
         self._log = structlog.get_logger("schedules")
 
     async def run(self) -> None:
-        """Load the entries of the file, whenever it changes, and the default ones, and fire until
-        cancelled."""
+        """Fire entries until cancelled, and load those of the file whenever it changes."""
         checked_at = -math.inf
         while True:
             try:
-                await self.follow_file()
+                await self.load_if_changed()
                 if time.monotonic() - checked_at > CLOCK_CHECK_INTERVAL:
-                    await self.move_back()
+                    await self.correct_due_times()
                     checked_at = time.monotonic()
                 await self.turn()
             except LedgerError as error:
@@ -102,11 +99,8 @@ class ScheduleRunner:
         self._when_due.clear()
 
     async def turn(self) -> int:
-        """Decide about all due entries, and publish the jobs of those to be fired; return how many
-        jobs were published.
-
-        Raises LedgerError.
-        """
+        """Decide about all entries that are due, and publish the jobs of those that are fired.
+        Return the number of jobs. Raises LedgerError."""
         due, now = await self._ledger.schedules.due_schedules(BATCH)
         for entry in due:
             await self._decide(entry, now)
@@ -115,16 +109,15 @@ class ScheduleRunner:
             fired += await self._fire(firing, entry, now)
         return fired
 
-    async def move_back(self) -> list[str]:
-        """Bring due times back that were moved too far while the ledger's clock was ahead, and
-        return the names of those schedules. Past firings have their rows and are not repeated.
-
-        Raises LedgerError.
-        """
+    async def correct_due_times(self) -> list[str]:
+        """Move due times back that were moved on too far while the ledger's clock was ahead, and
+        return the names of these schedules. Nothing is fired again. Raises LedgerError."""
         entries = await self._ledger.schedules.schedules()
         _, now = await self._ledger.schedules.due_schedules(1)
         moved = []
-        for entry in [each for each in entries if each.paused_at is None]:
+        for entry in entries:
+            if entry.paused_at is not None:
+                continue
             try:
                 due = ScheduleEntry.from_record(entry).rule().after(now)
             except InvalidSchedule:
@@ -140,33 +133,34 @@ class ScheduleRunner:
             )
         return moved
 
-    async def follow_file(self) -> None:
-        """Load the entries of the file and the default ones: at first, and again when the file has
-        changed. Raises LedgerError."""
+    async def load_if_changed(self) -> None:
+        """Load the default entries and those of the file, if the file has changed or nothing was
+        loaded yet. Raises LedgerError."""
         path = self._settings.schedules
-        # Before the file is read: a later write to it changes the fingerprint.
+        # Taken before the file is read: a write in between is seen as a change by the next turn.
         fingerprint = None if path is None else await asyncio.to_thread(fingerprint_of, path)
-        if (fingerprint,) == self._file_read:
+        if (fingerprint,) == self._loaded:
             return
         try:
-            changed, removed = await Schedules(self._ledger, self._registry).adopt(self._settings)
+            changed, removed = await Schedules(self._ledger, self._registry).load(self._settings)
         except LedgerError:
             raise
         except SwitchyardError as error:
-            # The entries in the ledger are fired nevertheless.
+            # The entries that were loaded before are still fired.
             self._log.error("schedule file not loaded", error=str(error))
         else:
             if changed or removed:
                 self._log.info(
                     "schedules loaded", changed=changed[:MAX_LOGGED], gone=removed[:MAX_LOGGED]
                 )
-        self._file_read = (fingerprint,)
+        self._loaded = (fingerprint,)
 
     async def _decide(self, entry: ScheduleRecord, now: float) -> None:
+        """Record which of the entry's due times until now are fired, and which are missed."""
         name = entry.name
         try:
             rule = ScheduleEntry.from_record(entry).rule()
-            # In a thread: there are thousands of due times where no scheduler ran for days.
+            # In a thread: after days without a scheduler there are thousands of due times.
             passed = await asyncio.to_thread(
                 rule.due_between,
                 entry.next_at,
@@ -182,14 +176,14 @@ class ScheduleRunner:
         firings = [due_firing(ids, name, due, now) for due in passed.fired]
         if passed.missed is not None:
             first, times = passed.missed
-            missed = Firing(name, first, FiringOutcome.MISSED, None, now, times)
             late = now - with_jitter(name, first, entry.jitter)
             why = (
                 "the latest of the times that passed meanwhile is fired instead"
                 if passed.fired
                 else f"more than the grace of {entry.grace:g} s"
             )
-            firings.append(replace(missed, note=f"no scheduler was there for {late:,.0f} s: {why}"))
+            note = f"no scheduler was there for {late:,.0f} s: {why}"
+            firings.append(Firing(name, first, FiringOutcome.MISSED, None, now, times, note))
         fire_at = with_jitter(name, passed.next_at, entry.jitter)
         if not await self._ledger.schedules.decide_due(entry, firings, passed.next_at, fire_at):
             return  # another scheduler has decided, or the entry was changed
@@ -197,16 +191,17 @@ class ScheduleRunner:
             self._log.warning("schedule missed", schedule=name, times=passed.missed[1])
 
     async def _fire(self, firing: Firing, entry: ScheduleRecord, now: float) -> bool:
+        """Publish the firing's job; return whether it was accepted."""
         key = (firing.schedule, firing.due_at)
-        again_at, why = self._refused.get(key, (0.0, ""))
-        if now < again_at:
+        retry_at, why = self._refused.get(key, (0.0, ""))
+        if now < retry_at:
             return False
         late = now - with_jitter(entry.name, firing.due_at, entry.jitter)
         if why and late > max(entry.grace, CATCH_UP_WINDOW):
             await self._give_up(firing, now, why)
             return False
         try:
-            job = ScheduleEntry.from_record(entry).prepared(
+            job = ScheduleEntry.from_record(entry).prepare_job(
                 self._registry, remote=entry.remote, job_id=firing.job_id
             )
             await self._jobs.publish_one(job)
@@ -217,7 +212,7 @@ class ScheduleRunner:
             return False
         except (SwitchyardError, PublishError) as error:
             self._refused[key] = (now + RETRY_INTERVAL, str(error))
-            if str(error) != why:  # shown to explain why the firing is late
+            if str(error) != why:  # people can read in the ledger why the firing is late
                 note = f"was refused: {error}"
                 await self._ledger.schedules.settle_firing(
                     firing, FiringOutcome.DUE, firing.noted_at, note
@@ -236,7 +231,8 @@ class ScheduleRunner:
         self._refused.pop((firing.schedule, firing.due_at), None)
 
     def _log_problem(self, name: str, event: str, text: str) -> None:
-        """Log a problem once, until the schedule fires: it is tried again every few seconds."""
+        """Log a problem, but only once until the schedule fires: it is retried every few
+        seconds."""
         if (name, text) not in self._logged:
             self._logged.add((name, text))
             self._log.error(event, schedule=name, error=text)

@@ -1,9 +1,9 @@
-"""When an entry is due: a cron expression in a time zone. Pure, so its rules are tested as tables.
+"""Tell when an entry is due, by a cron expression in a time zone. The functions are pure.
 
-Through changes of summer time it is as Debian's cron has it. An entry at a fixed time (neither
-minute nor hour begins with `*`) is due once a day whatever the clocks do: a time that is skipped in
-spring counts at the end of the gap, and of one that comes twice in autumn the first counts. Other
-entries (`*/15 * * * *`) go by time that passes: they are due in both hours of autumn.
+Changes of summer time are treated as by Debian's cron. An entry at a fixed time (neither minute nor
+hour begins with `*`) is due once a day: a time that is skipped in spring is due at the end of the
+gap, and one that comes twice in autumn at its first occurrence. Other entries (`*/15 * * * *`) are
+due in both hours.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from cronsim import CronSim, CronSimError
 from switchyard.services.common.errors import InvalidInput
 
 CATCH_UP_WINDOW = 60.0
-"""Seconds for which every due time that has passed is fired: as long as one scheduler may take to
-notice that another has died, and more."""
+"""Seconds for which every due time that has passed is fired: longer than a scheduler takes to
+replace one that has died."""
 MAX_COUNTED = 5_000
-"""Due times that are gone through one by one, when nobody was there for long."""
+"""Due times that are examined one by one after a long time without a scheduler."""
 MAX_TRIED = 1_000
-"""Times that are passed over because they come again: in autumn there are 60 minutes of them."""
+"""Times that are skipped because they come twice: 60 minutes in autumn."""
 
 
 class InvalidSchedule(InvalidInput):
@@ -35,7 +35,7 @@ class InvalidSchedule(InvalidInput):
     def __init__(self, text: str, *, at: str | None = None) -> None:
         super().__init__(text)
         self.at = at
-        """The field that is wrong, where it is one."""
+        """The field that is wrong; None where it is not one alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,21 +44,21 @@ class DueTimes:
 
     fired: tuple[float, ...]
     missed: tuple[float, int] | None
-    """The first of those that are not fired any more, and how many they are at least."""
+    """The first of those that are too late to be fired, and how many these are at least."""
     next_at: float
-    """The first that has not come."""
+    """The first due time after now."""
 
 
 @dataclass(frozen=True, slots=True)
 class CronRule:
-    """Moments are seconds since the epoch."""
+    """A cron expression in a time zone. Moments are seconds since the epoch."""
 
     cron: str
     zone: ZoneInfo
 
     @classmethod
     def parse(cls, cron: str, timezone: str) -> CronRule:
-        """Raises InvalidSchedule."""
+        """Check the expression and the name of the time zone. Raises InvalidSchedule."""
         try:
             zone = ZoneInfo(timezone)
         except (LookupError, ValueError, OSError):
@@ -71,23 +71,23 @@ class CronRule:
         return rule
 
     def after(self, moment: float) -> float:
-        """Return the first due time after that moment. Raises InvalidSchedule for an expression
-        that is none, or is never due."""
+        """Return the first due time after that moment. Raises InvalidSchedule where the expression
+        is not valid or never due."""
         start = datetime.fromtimestamp(moment, UTC)
-        # UTC itself is told by identity in there.
+        # CronSim recognises UTC by the object `UTC`.
         local = start if self.zone.key == "UTC" else start.astimezone(self.zone)
         try:
             times = islice(CronSim(self.cron, local), MAX_TRIED)
             due = next((at for at in (each.timestamp() for each in times) if at > moment), None)
         except (CronSimError, ValueError, OverflowError) as error:
-            hint = _right_form(self.cron)
+            hint = _hint(self.cron)
             raise InvalidSchedule(f"cron {self.cron!r}: {error}{hint}", at="cron") from error
         if due is None:
             raise InvalidSchedule(f"cron {self.cron!r} is never due", at="cron")
         return due
 
     def next_times(self, moment: float, count: int) -> tuple[float, ...]:
-        """Return the first due times after that moment. Raises as `after` does."""
+        """Return the next `count` due times after that moment. Raises as `after` does."""
         times: list[float] = []
         for _ in range(count):
             times.append(self.after(times[-1] if times else moment))
@@ -112,10 +112,10 @@ class CronRule:
     def due_between(
         self, since: float, now: float, *, jitter: float, grace: float, name: str
     ) -> DueTimes:
-        """Return what becomes of the due times from `since`, which is one, until now.
+        """Decide about the due times from `since`, itself a due time, until `now`.
 
-        Those of the last CATCH_UP_WINDOW seconds are fired, each of them. Where there are none, the
-        last one is, unless it is older than `grace`. The rest are missed.
+        Each of the last CATCH_UP_WINDOW seconds is fired. If there is none, the latest one is
+        fired, unless it is older than `grace`. The others are missed.
         """
         fired: list[float] = []
         first_missed, missed = since, 0
@@ -124,7 +124,7 @@ class CronRule:
             if age < 0:
                 return DueTimes(tuple(fired), (first_missed, missed) if missed else None, due)
             if fired and now - with_jitter(name, fired[-1], jitter) > CATCH_UP_WINDOW:
-                fired.pop()  # it was the last one until now
+                fired.pop()  # it is not the latest one
                 missed += 1
             if age <= max(grace, CATCH_UP_WINDOW):
                 fired.append(due)
@@ -132,7 +132,7 @@ class CronRule:
                 missed += 1
             if number >= MAX_COUNTED:
                 break
-        # Nobody was there for long: what is left of it is not gone through.
+        # Too many to be examined one by one: the others before the catch-up window are skipped.
         recent = self.after(max(now - CATCH_UP_WINDOW - jitter, since))
         rest = self.due_between(recent, now, jitter=jitter, grace=grace, name=name)
         return DueTimes(rest.fired, (first_missed, missed + len(fired)), rest.next_at)
@@ -159,34 +159,34 @@ _WEEKDAYS = ["SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT"]
 _RANGE = re.compile(r"(\w{1,3})-(\w{1,3})(?:/(\d{1,2}))?")
 
 
-def _right_form(cron: str) -> str:
-    """Return what to write in place of an expression that is none, as far as it can be told."""
+def _hint(cron: str) -> str:
+    """Return what to write in place of an invalid expression; "" where that is unknown."""
     text = cron.strip().lower()
     if text in _NICKNAMES:
         return f": write '{_NICKNAMES[text]}'"
     fields = cron.split()
     if len(fields) != len(_RANGES):
         return ": write five fields: minute, hour, day of month, month, day of week"
-    mended = " ".join(_translate_field(field, place) for place, field in enumerate(fields))
+    corrected = " ".join(_correct_field(field, index) for index, field in enumerate(fields))
     try:
-        next(CronSim(mended, datetime(2024, 1, 1, tzinfo=UTC)))
+        next(CronSim(corrected, datetime(2024, 1, 1, tzinfo=UTC)))
     except (CronSimError, ValueError, OverflowError, StopIteration):
         return ""
-    return f": write '{mended}'"
+    return f": write '{corrected}'"
 
 
-def _translate_field(field: str, place: int) -> str:
-    """`?` of other systems as `*`, and a range past the end as one to the end and one on from the
-    beginning."""
+def _correct_field(field: str, index: int) -> str:
+    """Replace what only other systems understand: `?`, and ranges that wrap around (`FRI-MON`)."""
     if field == "?":
         return "*"
-    return ",".join(_forward(part, place) for part in field.split(","))
+    return ",".join(_split_range(part, index) for part in field.split(","))
 
 
-def _forward(part: str, place: int) -> str:
+def _split_range(part: str, index: int) -> str:
+    """Write a range that wraps around as two ranges, or with steps as a list of values."""
     match = _RANGE.fullmatch(part)
-    low, high = _RANGES[place]
-    first, last = (_value(match[1], place), _value(match[2], place)) if match else (None, None)
+    low, high = _RANGES[index]
+    first, last = (_value(match[1], index), _value(match[2], index)) if match else (None, None)
     if match is None or first is None or last is None or not low <= last < first <= high:
         return part
     if match[3] is None:
@@ -197,16 +197,17 @@ def _forward(part: str, place: int) -> str:
     return ",".join(str(low + (value - low) % span) for value in steps)
 
 
-def _value(word: str, place: int) -> int | None:
+def _value(word: str, index: int) -> int | None:
+    """Return the number that a word stands for in the field with this index; None if none."""
     if word.isascii() and word.isdecimal():
         return int(word)
-    names = {3: _MONTHS, 4: _WEEKDAYS}.get(place, [])
-    return names.index(word.upper()) + _RANGES[place][0] if word.upper() in names else None
+    names = {3: _MONTHS, 4: _WEEKDAYS}.get(index, [])
+    return names.index(word.upper()) + _RANGES[index][0] if word.upper() in names else None
 
 
 def with_jitter(name: str, due: float, jitter: float) -> float:
-    """Return when a due time is fired: put off by up to `jitter` seconds, by as much for whoever
-    asks, so that all schedulers agree, and by something else for other entries and other times."""
+    """Return when a due time is fired: up to `jitter` seconds later. The delay depends on the
+    entry's name and the time alone, so that all schedulers agree on it."""
     if not jitter:
         return due
     digest = hashlib.sha256(f"{name}/{due}".encode()).digest()

@@ -1,5 +1,5 @@
-"""Manage schedules: add, remove, pause, resume, run at once, list; and load the file's and the
-default entries into the ledger."""
+"""Manage schedules: add, remove, pause, resume, fire and list them, and load the default entries
+and those of the file into the ledger."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from uuid import NAMESPACE_URL, uuid5
 
 from switchyard.services.common.errors import ConflictError, NotFoundError
 from switchyard.services.common.settings import Settings
-from switchyard.services.engine.jobs.registered_types import find_type
+from switchyard.services.engine.jobs.registered_types import learn_missing_type
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.job_ids import JobIds
@@ -20,10 +20,9 @@ from switchyard.services.engine.schedules.rule import with_jitter
 
 MAX_SCHEDULES = 1_000
 """Schedules of one system, at most."""
-ADDED = "added"
-FILE = "file"
-DEFAULT = "default"
-_OWNERS = {
+ADDED, FILE, DEFAULT = "added", "file", "default"
+"""Origins of schedules."""
+_HOW_TO_REMOVE = {
     FILE: "it stands in the file of JOBS_SCHEDULES: change it there",
     DEFAULT: "it is one of the default ones: pause it, or set JOBS_DEFAULT_SCHEDULES=false",
 }
@@ -39,20 +38,20 @@ class ScheduleConflict(ConflictError):
 
 
 def job_id_of(ids: JobIds, name: str, due_at: float) -> str:
-    """Return the id of the job that a due time publishes: the same for every try."""
+    """Return the id of the job of a due time: the same each time that it is published."""
     return ids.derive(_NAMESPACE, f"{name}/{due_at!r}")
 
 
 def due_firing(
     ids: JobIds, name: str, due_at: float, now: float, note: str | None = None
 ) -> Firing:
-    """Return the firing of a due time that is to be fired."""
+    """Return the record of a due time that is to be fired."""
     return Firing(name, due_at, FiringOutcome.DUE, job_id_of(ids, name, due_at), now, note=note)
 
 
 class Schedules:
-    """The schedules of one system, for people: the secrets of their payloads are hidden. All raise
-    LedgerError."""
+    """Manages the schedules of one system. The payloads that it returns have no secrets. All
+    methods raise LedgerError."""
 
     def __init__(self, ledger: Ledger, registry: Registry) -> None:
         self._ledger = ledger
@@ -60,11 +59,11 @@ class Schedules:
 
     async def add(self, entry: ScheduleEntry, *, remote: bool, created_by: str) -> ScheduleRecord:
         """Add a schedule. Raises InvalidSchedule, ScheduleConflict."""
-        await find_type(self._registry, self._ledger, entry.job.partition(".")[2])
+        await learn_missing_type(self._registry, self._ledger, entry.job.partition(".")[2])
         entry.check(self._registry, remote=remote)
         if entry.payload_version is None:
-            # The payload is upgraded from this version in later releases: nobody writes it again.
-            version = self._registry.described(entry.job.partition(".")[2]).version
+            # Later releases upgrade the payload from this version.
+            version = self._registry.get_publishable(entry.job.partition(".")[2]).version
             entry = entry.model_copy(update={"payload_version": version})
         now = await self._now()
         record = entry.record(now, origin=ADDED, remote=remote, created_by=created_by)
@@ -75,43 +74,43 @@ class Schedules:
             raise ScheduleConflict(
                 f"there is a schedule {entry.name!r}: choose another name, or remove it first"
             )
-        return self._with_status(record)
+        return self._without_secrets(record)
 
     async def remove(self, name: str) -> None:
         """Remove an added schedule with its history. Raises UnknownSchedule, ScheduleConflict."""
-        record = await self._load(name)
+        record = await self._read(name)
         if record.origin != ADDED:
-            raise ScheduleConflict(f"{name} can't be removed here: {_OWNERS[record.origin]}")
+            raise ScheduleConflict(f"{name} can't be removed here: {_HOW_TO_REMOVE[record.origin]}")
         await self._ledger.schedules.remove_schedule(name, ADDED)
 
     async def pause(self, name: str) -> ScheduleRecord:
         """Pause a schedule: nothing is due until it is resumed. Raises UnknownSchedule."""
-        record = await self._load(name)
+        record = await self._read(name)
         if record.paused_at is None:
             now = await self._now()
             await self._ledger.schedules.pause_schedule(name, now, record.next_at, record.fire_at)
             record = replace(record, paused_at=now)
-        return self._with_status(record)
+        return self._without_secrets(record)
 
     async def resume(self, name: str) -> ScheduleRecord:
         """Resume a schedule with its next due time; times that passed meanwhile are skipped.
 
         Raises UnknownSchedule, InvalidSchedule.
         """
-        record = await self._load(name)
+        record = await self._read(name)
         if record.paused_at is not None:
             due = ScheduleEntry.from_record(record).rule().after(await self._now())
             fire_at = with_jitter(name, due, record.jitter)
             await self._ledger.schedules.pause_schedule(name, None, due, fire_at)
             record = replace(record, paused_at=None, next_at=due, fire_at=fire_at)
-        return self._with_status(record)
+        return self._without_secrets(record)
 
     async def run(self, name: str, by: str) -> Firing:
         """Fire a schedule now, paused or not: a scheduler publishes the job within about a second.
 
         Raises UnknownSchedule, InvalidSchedule where its job would be refused.
         """
-        record = await self._load(name)
+        record = await self._read(name)
         ScheduleEntry.from_record(record).check(self._registry, remote=record.remote)
         now = await self._now()
         ids = await self._ledger.system.job_ids()
@@ -119,22 +118,21 @@ class Schedules:
         await self._ledger.schedules.record_firing(firing)
         return firing
 
-    async def all(self) -> list[tuple[ScheduleRecord, Firing | None]]:
+    async def list_all(self) -> list[tuple[ScheduleRecord, Firing | None]]:
         """Return all schedules by name, each with its latest firing."""
         last = await self._ledger.schedules.last_firings()
         records = await self._ledger.schedules.schedules()
-        return [(self._with_status(each), last.get(each.name)) for each in records]
+        return [(self._without_secrets(each), last.get(each.name)) for each in records]
 
     async def get(self, name: str) -> ScheduleRecord:
-        """Raises UnknownSchedule."""
-        return self._with_status(await self._load(name))
+        """Return a schedule. Raises UnknownSchedule."""
+        return self._without_secrets(await self._read(name))
 
-    def _with_status(self, record: ScheduleRecord) -> ScheduleRecord:
+    def _without_secrets(self, record: ScheduleRecord) -> ScheduleRecord:
         job_type = record.routing_key.partition(".")[2]
-        return replace(record, payload=self._registry.shown_payload(job_type, record.payload))
+        return replace(record, payload=self._registry.hide_secrets(job_type, record.payload))
 
-    async def _load(self, name: str) -> ScheduleRecord:
-        """Raises UnknownSchedule."""
+    async def _read(self, name: str) -> ScheduleRecord:
         record = await self._ledger.schedules.schedule(name)
         if record is None:
             raise UnknownSchedule(
@@ -144,28 +142,29 @@ class Schedules:
 
     async def history(self, name: str, limit: int) -> list[Firing]:
         """Return the firings of a schedule, the latest first. Raises UnknownSchedule."""
-        await self._load(name)
+        await self._read(name)
         return await self._ledger.schedules.firings(name, limit)
 
-    async def adopt(self, settings: Settings) -> tuple[list[str], list[str]]:
-        """Replace the ledger's entries of the file and the default ones by the present ones; return
-        the names of those that are new or changed, and of those that are gone.
+    async def load(self, settings: Settings) -> tuple[list[str], list[str]]:
+        """Load the entries of the file and the default ones into the ledger; an entry of the file
+        replaces the default one of its name. Return the names of new or changed schedules, and of
+        removed ones.
 
         Raises InvalidScheduleFile, ScheduleConflict where a name is taken.
         """
-        entries = (
-            [] if settings.schedules is None else read_file(settings.schedules, self._registry)
-        )
-        named = {each.name for each in entries}
-        usual = defaults(self._registry) if settings.default_schedules else []
-        changed, removed = await self._replace(FILE, entries)
-        usual = [each for each in usual if each.name not in named]
-        usually_changed, usually_gone = await self._replace(DEFAULT, usual)
-        return changed + usually_changed, removed + usually_gone
+        path = settings.schedules
+        from_file = [] if path is None else read_file(path, self._registry)
+        names = {each.name for each in from_file}
+        defaults = default_entries(self._registry) if settings.default_schedules else []
+        defaults = [each for each in defaults if each.name not in names]
+        changed, removed = await self._replace(FILE, from_file)
+        changed_defaults, removed_defaults = await self._replace(DEFAULT, defaults)
+        return changed + changed_defaults, removed + removed_defaults
 
     async def _replace(
         self, origin: str, entries: Sequence[ScheduleEntry]
     ) -> tuple[list[str], list[str]]:
+        """Replace the schedules of an origin by these entries. Returns as `load` does."""
         current = {each.name: each for each in await self._ledger.schedules.schedules()}
         now = await self._now()
         changed = []
@@ -188,8 +187,11 @@ class Schedules:
             if record != before:
                 changed.append(record)
         names = {each.name for each in entries}
-        removed = [each.name for each in current.values() if each.origin == origin]
-        removed = [name for name in removed if name not in names]
+        removed = [
+            each.name
+            for each in current.values()
+            if each.origin == origin and each.name not in names
+        ]
         if changed or removed:
             await self._ledger.schedules.replace_schedules(origin, changed, removed)
         return [each.name for each in changed], removed
@@ -210,6 +212,6 @@ DEFAULTS = (
 )
 
 
-def defaults(registry: Registry) -> list[ScheduleEntry]:
+def default_entries(registry: Registry) -> list[ScheduleEntry]:
     """Return the default entries whose job types this process knows."""
     return [each for each in DEFAULTS if each.job.partition(".")[2] in registry]

@@ -1,4 +1,4 @@
-"""A handler, run once in a test: no broker, and a ledger, files and index that go with the test."""
+"""Run a handler once in a test, without a broker, on a temporary ledger, file storage and index."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ class JobRun:
     seconds: float
     """Seconds that the handler ran."""
     progress: ReportedProgress | None = None
-    """The last that it said of its progress: `fraction` and `note`."""
+    """The progress that it reported last: `fraction` and `note`."""
     checkpoint: Any = None
     """The last value given to `ctx.checkpoint`: pass it to the next run as `last_checkpoint`."""
     needs: tuple[PermitDemand, ...] = ()
-    """What it would need room for in its limits: `name`, `key`, `size`, `tokens`. In a test there
-    is always room; a job that could never have any is dead, as in production."""
+    """The permits that it needs of its limits: `name`, `key`, `size`, `tokens`. In a test they are
+    always granted, except to a job that could never get them: it is dead, as in production."""
     used_tokens: int | None = None
     """Tokens that the handler reported by `ctx.report_usage`."""
 
@@ -109,36 +109,35 @@ async def run_job(
     ledger: Ledger | None = None,
     joined: Sequence[JoinedJob | Mapping[str, Any]] | None = None,
 ) -> JobRun:
-    """Run a handler that `@job` has marked, once, the way a worker does.
+    """Run a handler that is declared by `@job` once, as a worker does.
 
     The payload goes through JSON and its model. Time limit, process and memory limit are those of
-    the declaration. The jobs that it asks for are checked as before a publish, against the built-in
-    job types, those of the handler's module, of JOBS_MODULES and of `modules`.
+    the declaration. The jobs that it publishes are checked against the built-in job types, those of
+    the handler's module, of JOBS_MODULES and of `modules`.
 
-    `lane` is the type's first unless given; `attempt` is the number of this one, from 1;
-    `last_checkpoint` is what an earlier attempt has kept.
-    `settings` (`{"llm_base_url": …}`) come before JOBS_… variables; broker, ledger, storage and
-    index are in a directory that goes with the run, unless they are named here. `ledger` is one of
-    yours, for a test that looks into it afterwards. `joined` is what `ctx.joined()` gives: a
-    mapping is the result of a job that has succeeded.
+    `lane`: None for the type's first. `attempt`: the number of this attempt, from 1.
+    `last_checkpoint`: the checkpoint of an earlier attempt. `settings` (`{"llm_base_url": …}`)
+    replace JOBS_… variables; ledger, storage and index are in a temporary directory unless they are
+    named here. `ledger`: an open one, for a test that reads it afterwards. `joined`: what
+    `ctx.joined()` returns; a mapping is the result of a job that has succeeded.
 
-    Raises RegistryError when the function is not marked, InvalidPayload when the payload does not
-    fit its model, InvalidJob when lane or attempt do not fit the type, and ValidationError for a
-    wrong setting. What the handler raises is in the answer.
+    Raises RegistryError where the function is not declared, InvalidPayload where the payload does
+    not fit its model, InvalidJob where lane or attempt do not fit the type, and ValidationError for
+    a wrong setting. An error of the handler is in the result.
     """
     job_type = job_type_of(handler)
     with tempfile.TemporaryDirectory(prefix="switchyard-test-") as directory:
-        test_settings = own_settings(Path(directory), settings or {})
+        test_settings = isolated_settings(Path(directory), settings or {})
         registry = Registry.load(
             dict.fromkeys((*job_modules(), handler.__module__, *test_settings.modules, *modules))
         )
-        registry.add(job_type)  # one that is declared inside a function, too
-        chosen = lane or job_type.lanes[0]
+        registry.add(job_type)  # it may be declared inside a function
+        lane = lane or job_type.lanes[0]
         payload_values = (
             payload.model_dump(mode="json") if isinstance(payload, BaseModel) else payload
         )
         request = JobRequest(
-            f"{chosen}.{job_type.name}",
+            f"{lane}.{job_type.name}",
             payload_values or {},
             source="test",
             max_attempts=max_attempts,
@@ -150,16 +149,16 @@ async def run_job(
         )
         if ledger is not None:
             return await _run(
-                registry, test_settings, ledger, message, chosen, last_checkpoint, joined_results
+                registry, test_settings, ledger, message, lane, last_checkpoint, joined_results
             )
         await make_ledger(test_settings)
         async with await Ledger.open(test_settings.ledger_url) as opened:
             return await _run(
-                registry, test_settings, opened, message, chosen, last_checkpoint, joined_results
+                registry, test_settings, opened, message, lane, last_checkpoint, joined_results
             )
 
 
-def _in_a_loop_of_its_own(call: Callable[P, Coroutine[Any, Any, JobRun]]) -> Callable[P, JobRun]:
+def _make_sync(call: Callable[P, Coroutine[Any, Any, JobRun]]) -> Callable[P, JobRun]:
     def run(*args: P.args, **options: P.kwargs) -> JobRun:
         try:
             asyncio.get_running_loop()
@@ -167,23 +166,23 @@ def _in_a_loop_of_its_own(call: Callable[P, Coroutine[Any, Any, JobRun]]) -> Cal
             return asyncio.run(call(*args, **options))
         raise RuntimeError("an event loop runs here: use `await run_job(…)`")
 
-    run.__doc__ = """`run_job` for a test that is not `async def`; it takes and answers the same.
+    run.__doc__ = """Do as `run_job`, in a test that is not `async def`.
 
     Raises RuntimeError inside an event loop: await `run_job` there."""
     return run
 
 
-run_job_sync = _in_a_loop_of_its_own(run_job)
+run_job_sync = _make_sync(run_job)
 
 
-def own_settings(directory: Path, values: Mapping[str, Any]) -> Settings:
-    """Return the settings of the environment and those given. All that is kept lies in the
-    directory, unless `values` names another place. Raises ValueError for an unknown setting, and
+def isolated_settings(directory: Path, values: Mapping[str, Any]) -> Settings:
+    """Return the settings of the environment, replaced by `values`. Ledger, files and index are in
+    the directory unless `values` names other places. Raises ValueError for an unknown setting, and
     ValidationError for a wrong value."""
-    wrong = sorted(set(values).difference(Settings.model_fields))
-    if wrong:
-        raise ValueError(f"there is no setting {', '.join(wrong)}: docs/settings.md has them all")
-    own: dict[str, Any] = {
+    unknown = sorted(set(values).difference(Settings.model_fields))
+    if unknown:
+        raise ValueError(f"there is no setting {', '.join(unknown)}: docs/settings.md has them all")
+    isolated: dict[str, Any] = {
         "amqp_url": None,
         "management_url": None,
         "data_dir": directory,
@@ -191,12 +190,12 @@ def own_settings(directory: Path, values: Mapping[str, Any]) -> Settings:
         "storage_url": (directory / "files").as_uri(),
         "index_url": str(directory / "index"),
     }
-    return Settings(**(own | dict(values)))
+    return Settings(**(isolated | dict(values)))
 
 
 async def make_ledger(settings: Settings) -> None:
-    """Create the ledger's tables. A file of SQLite is a copy of one that is made once in this
-    process: the migrations take longer than the handlers of most tests."""
+    """Create the ledger. Its file of SQLite is a copy of one that this process makes once: the
+    migrations take longer than the handlers of most tests."""
     path = settings.data_dir / LEDGER_FILE
     if settings.ledger_url == _url_of(path) and not path.exists():
         path.write_bytes(await in_thread(_empty_ledger))
@@ -217,7 +216,7 @@ def _url_of(path: Path) -> str:
 
 
 def _receive(message: JobMessage, attempt: int) -> JobMessage:
-    """Return the message as a worker reads it before that attempt."""
+    """Return the message as a worker receives it for that attempt. Raises InvalidJob."""
     if not 1 <= attempt <= message.metadata.max_attempts:
         raise InvalidJob(
             f"attempt {attempt} of {message.job_type}: it has {message.metadata.max_attempts}"
@@ -258,16 +257,16 @@ async def _run(
         last_checkpoint=last_checkpoint,
         joined_jobs=joined,
     )
-    ended = await run_single_attempt(registry, ctx)
-    notes = ctx.progress_buffer.take()
-    checkpoint = notes.checkpoint if notes is not None else None
+    attempt = await run_single_attempt(registry, ctx)
+    reported = ctx.progress_buffer.take()
+    checkpoint = None if reported is None else reported.checkpoint
     return JobRun(
-        ended.outcome,
-        tuple(ended.following),
-        ended.decision,
-        ended.seconds,
-        progress=None if notes is None else notes.progress,
+        attempt.outcome,
+        tuple(attempt.following),
+        attempt.decision,
+        attempt.seconds,
+        progress=None if reported is None else reported.progress,
         checkpoint=None if checkpoint is None else json.loads(checkpoint),
-        needs=ended.needs,
+        needs=attempt.needs,
         used_tokens=ctx.usage.tokens,
     )

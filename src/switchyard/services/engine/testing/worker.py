@@ -1,4 +1,4 @@
-"""A real worker inside a test, on a broker that is there, in a virtual host of its own."""
+"""Run a real worker inside a test, in a virtual host of its own on an existing broker."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from switchyard.services.engine.records.results import JobRecord
 from switchyard.services.engine.records.states import FINISHED
 from switchyard.services.engine.runtime.execution import Executor
 from switchyard.services.engine.runtime.worker import Worker, plan_for
-from switchyard.services.engine.testing.running import make_ledger, own_settings
+from switchyard.services.engine.testing.running import isolated_settings, make_ledger
 
 RETRY_DELAYS = (0.1, 0.2, 0.4)
-"""Seconds: a test need not wait as long as production does."""
+"""Seconds; shorter than in production."""
 SLOTS = 4
 STATE_POLL_INTERVAL = 0.02
-"""Seconds between looks at the ledger."""
+"""Seconds between polls of the ledger and of the worker's state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class HandlerRun:
     attempt: int
     """Number of the attempt, from 1."""
     payload: Mapping[str, Any]
-    answer: Any
+    outcome: Any
     """The handler's outcome, or a Failure."""
 
 
@@ -63,11 +63,11 @@ class TestWorker:
         ledger: Ledger,
         jobs: JobPublisher,
         worker_task: asyncio.Task[None],
-        ran: list[HandlerRun],
+        runs: list[HandlerRun],
     ) -> None:
         self.settings = settings
         self.ledger = ledger
-        self.ran = ran
+        self.runs = runs
         """Every run of a handler, in the order of their ends."""
         self._jobs = jobs
         self._worker_task = worker_task
@@ -75,10 +75,8 @@ class TestWorker:
     async def publish(
         self, routing_key: str, payload: Mapping[str, Any] | None = None, **options: Any
     ) -> str:
-        """Publish a job as `jobctl publish` does; gives its id. `options` as in JobRequest.
-
-        Raises what `JobPublisher.publish` raises.
-        """
+        """Publish a job and return its id. `options`: fields of JobRequest. Raises what
+        `JobPublisher.publish` raises."""
         published = await self._jobs.publish(JobRequest(routing_key, payload or {}, **options))
         return published.job_id
 
@@ -116,12 +114,12 @@ class TestWorker:
 async def open_worker(
     *modules: str, amqp_url: str | None = None, settings: Mapping[str, Any] | None = None
 ) -> AsyncIterator[TestWorker]:
-    """Run a worker in this process, of all kinds that these modules have job types for.
+    """Run a worker in this process, of all kinds that the job types of these modules need.
 
-    It works in a virtual host of its own, which goes with the context, on the broker at `amqp_url`
-    or at JOBS_AMQP_URL, whose user needs the tag `administrator`. Ledger, files and index are in a
-    directory that goes, too. Retries come after a fraction of a second. There is no scheduler: a
-    job with a delay stays `scheduled`. `settings` as in `run_job`.
+    It uses a virtual host of its own on the broker at `amqp_url` or JOBS_AMQP_URL, whose user needs
+    the tag `administrator`, and a temporary directory for ledger, files and index. Both are removed
+    at the end. Retries come after a fraction of a second. There is no scheduler: a job with a delay
+    stays `scheduled`. `settings` as in `run_job`.
 
     Raises RegistryError, ManagementError, ValueError when no broker is named.
     """
@@ -129,7 +127,7 @@ async def open_worker(
     base = Settings() if amqp_url is None else Settings(amqp_url=SecretStr(amqp_url))
     url = with_vhost(base.require_amqp_url(), f"switchyard-test-{secrets.token_hex(6)}")
     with tempfile.TemporaryDirectory(prefix="switchyard-test-") as directory:
-        own = own_settings(
+        own = isolated_settings(
             Path(directory),
             {
                 "retry_delays": RETRY_DELAYS,
@@ -162,14 +160,14 @@ async def open_worker(
 async def _run_worker(
     settings: Settings, registry: Registry, ledger: Ledger
 ) -> AsyncIterator[TestWorker]:
-    ran: list[HandlerRun] = []
+    runs: list[HandlerRun] = []
     kinds = sorted({job_type.worker for job_type in registry})
     worker = Worker(
         settings,
         registry,
         ledger,
         [plan_for(registry, kind, slots=SLOTS) for kind in kinds],
-        executor=lambda slots: _RecordingExecutor(slots, ran),
+        executor=lambda slots: _RecordingExecutor(slots, runs),
     )
     async with Publisher(settings, name="test") as publisher:
         task = asyncio.create_task(worker.run())
@@ -180,24 +178,24 @@ async def _run_worker(
                     raise RuntimeError("the worker has ended")
                 await asyncio.sleep(STATE_POLL_INTERVAL)
             jobs = JobPublisher(registry, ledger, publisher)
-            yield TestWorker(settings, ledger, jobs, task, ran)
+            yield TestWorker(settings, ledger, jobs, task, runs)
         finally:
             worker.stop()
             await task
 
 
 class _RecordingExecutor(Executor):
-    """Records every run of a handler in `ran`."""
+    """Records every run of a handler in `runs`."""
 
-    def __init__(self, processes: int, ran: list[HandlerRun]) -> None:
+    def __init__(self, processes: int, runs: list[HandlerRun]) -> None:
         super().__init__(processes)
-        self._ran = ran
+        self._runs = runs
 
     async def run(
         self, job_type: JobType, payload: BaseModel, ctx: JobContext, *, suspect: bool = False
     ) -> Any:
-        answer = await super().run(job_type, payload, ctx, suspect=suspect)
-        self._ran.append(
-            HandlerRun(ctx.job_id, job_type.name, ctx.attempt, dict(ctx.message.payload), answer)
+        outcome = await super().run(job_type, payload, ctx, suspect=suspect)
+        self._runs.append(
+            HandlerRun(ctx.job_id, job_type.name, ctx.attempt, dict(ctx.message.payload), outcome)
         )
-        return answer
+        return outcome

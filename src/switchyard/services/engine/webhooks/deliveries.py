@@ -1,7 +1,7 @@
-"""A delivery that somebody else's system makes: is it theirs, and which job does it ask for?
+"""Deliveries of GitHub's webhooks, and the jobs that they ask for.
 
-Pure functions of the bytes that came. The signature is checked before anything of them is read; the
-same bytes again are the same delivery, whatever its headers say, for they are not signed.
+The functions depend on the received bytes alone, whose signature was checked before. The same bytes
+are the same delivery, whatever the headers say: these are not signed.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ LANE = "hot"
 STAR_WINDOW = 600.0
 """Seconds for which all new stars of a repository make one job."""
 _REPOSITORY = re.compile(r"[A-Za-z0-9-]{1,39}/[A-Za-z0-9._-]{1,100}", re.ASCII)
-_GONE = frozenset({"deleted"})
-_REPOSITORY_ACTIONS = _GONE | {
+_DELETED = frozenset({"deleted"})
+_REPOSITORY_ACTIONS = _DELETED | {
     *("archived", "created", "edited", "privatized", "publicized", "renamed", "transferred"),
     "unarchived",
 }
-_OF_ALL = frozenset(
+_COMMON_FIELDS = frozenset(
     {"action", "repository", "sender", "organization", "enterprise", "installation"}
 )
 """Fields that deliveries of all events may have."""
 
 
 class InvalidDelivery(InvalidInput):
-    """The delivery is signed as it should be, and makes no sense; the text says why."""
+    """A delivery with a valid signature can't be understood; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,24 +65,24 @@ def parse(body: bytes) -> Mapping[str, Any]:
 
 
 def delivery_key(source: str, body: bytes) -> str:
-    """Names a delivery, in the ledger."""
+    """Return the idempotency key of a delivery."""
     return f"webhook/{source}/{hashlib.sha256(body).hexdigest()}"
 
 
 def github_job(event: str, body: bytes) -> DeliveryJob | Ignored:
-    """Return what GitHub tells: a release, a push to the default branch, a repository that has
-    changed, a star. Only the body is signed: one that is of another event than the header says is
-    nobody's delivery. Raises InvalidDelivery."""
-    if event not in _IS_OF:
+    """Return the job for a delivery of GitHub: a release, a push to the default branch, a change of
+    the repository, or a star. Raises InvalidDelivery, also where the body, which alone is signed,
+    is not of the event that the header names."""
+    if event not in _BELONGS_TO:
         return Ignored("ping" if event == "ping" else f"event {event[:50]!r}")
     event_fields = parse(body)
     repository = event_fields.get("repository")
     name = repository.get("full_name") if isinstance(repository, dict) else None
     if not isinstance(name, str) or _REPOSITORY.fullmatch(name) is None:
         raise InvalidDelivery("the delivery names no repository")
-    if not _IS_OF[event](event_fields):
+    if not _BELONGS_TO[event](event_fields):
         raise InvalidDelivery(f"the delivery is not of the event {event!r}, as its header says")
-    if event == "repository" and event_fields["action"] in _GONE:
+    if event == "repository" and event_fields["action"] in _DELETED:
         return Ignored("the repository is gone; its document stays")
     if event == "push":
         branch = repository.get("default_branch") if isinstance(repository, dict) else None
@@ -92,32 +92,32 @@ def github_job(event: str, body: bytes) -> DeliveryJob | Ignored:
     if event == "star":
         if event_fields["starred_at"] is None:
             return Ignored("a star that was taken back")
-        key = (
-            f"webhook/github/star/{name}/{int(_moment(event_fields['starred_at']) // STAR_WINDOW)}"
-        )
+        window = int(_star_time(event_fields["starred_at"]) // STAR_WINDOW)
+        key = f"webhook/github/star/{name}/{window}"
     return DeliveryJob(f"{LANE}.ingest_github", {"repository": name}, key)
 
 
-def _moment(value: object) -> float:
-    """Return the seconds since the epoch. By the sender's signed word and not by a clock: the same
-    delivery is the same job, whenever it comes."""
+def _star_time(value: object) -> float:
+    """Parse the time of a star, to seconds since the epoch. It is the sender's time and not ours,
+    so that a repeated delivery makes the same job."""
     try:
         return datetime.fromisoformat(str(value)).timestamp()
     except (ValueError, OverflowError) as error:
         raise InvalidDelivery("the delivery has no time at which the star was given") from error
 
 
-def _is_repository(event_fields: Mapping[str, Any]) -> bool:
-    """Many events have an action and a repository: this one has nothing else of its own."""
+def _is_repository_event(event_fields: Mapping[str, Any]) -> bool:
+    """Tell whether the fields are of the event `repository`. Other events have an action and a
+    repository, too, and more besides."""
     action = event_fields.get("action")
     is_known = isinstance(action, str) and action in _REPOSITORY_ACTIONS
-    return is_known and not event_fields.keys() - _OF_ALL - {"changes"}
+    return is_known and not event_fields.keys() - _COMMON_FIELDS - {"changes"}
 
 
-_IS_OF: Mapping[str, Callable[[Mapping[str, Any]], bool]] = {
-    "release": lambda told: isinstance(told.get("release"), dict),
-    "push": lambda told: isinstance(told.get("ref"), str) and "action" not in told,
-    "repository": _is_repository,
-    "star": lambda told: "starred_at" in told,
+_BELONGS_TO: Mapping[str, Callable[[Mapping[str, Any]], bool]] = {
+    "release": lambda fields: isinstance(fields.get("release"), dict),
+    "push": lambda fields: isinstance(fields.get("ref"), str) and "action" not in fields,
+    "repository": _is_repository_event,
+    "star": lambda fields: "starred_at" in fields,
 }
-"""The events that make jobs, and what the body of each has that no other's does."""
+"""For each event that makes jobs: whether the fields of a body belong to it."""

@@ -1,5 +1,5 @@
-"""The webhooks of other systems than GitHub: a secret and a mapping each, in the file that
-JOBS_WEBHOOKS names (docs/webhooks.md).
+"""Webhooks of other systems than GitHub: the file of JOBS_WEBHOOKS has the secret of each, and the
+job that its deliveries ask for (docs/webhooks.md).
 
     [shop]
     secret = "SHOP_WEBHOOK_SECRET"       # the name of an environment variable
@@ -50,7 +50,7 @@ class WebhookSource(BaseModel):
     payload: dict[str, Any] = Field(default_factory=dict)
     """Template of the job's payload: `{a.b}` is field `b` of `a` in the delivery."""
     when: dict[str, list[str | int | bool]] = Field(default_factory=dict)
-    """Fields of the delivery, and the values of which each must have one; others are ignored."""
+    """Allowed values of fields of the delivery. Deliveries with other values are ignored."""
     tags: Tags = Field(default_factory=dict)
     """Tags of the job, and of all jobs that follow from it."""
     signature: _Header = "X-Hub-Signature-256"
@@ -58,11 +58,11 @@ class WebhookSource(BaseModel):
     prefix: str = Field(default="sha256=", max_length=50)
     """Prefix of the signature's hexadecimal digits."""
     delivery: _Header | None = None
-    """The header with the delivery's id. It is not signed: leave it out, and the same bytes are
-    the same delivery."""
+    """The header with the delivery's id, which is not signed; None: the same bytes are the same
+    delivery."""
 
     def job(self, name: str, body: bytes, delivery_id: str | None) -> DeliveryJob | Ignored:
-        """The job that a delivery asks for. Raises InvalidDelivery."""
+        """Return the job that a delivery asks for. Raises InvalidDelivery."""
         event = parse(body)
         for field, values in self.when.items():
             try:
@@ -75,7 +75,7 @@ class WebhookSource(BaseModel):
             payload = render(self.payload, event)
         except Unfillable as error:
             raise InvalidDelivery(str(error)) from error
-        # A header without a value is not the id of all deliveries.
+        # An empty header counts as none: it would be the id of all deliveries.
         key = delivery_key(name, delivery_id.encode() + b"\n" if delivery_id else body)
         return DeliveryJob(self.routing_key, payload, key, self.tags)
 
@@ -93,7 +93,7 @@ class WebhookSources:
 
     @classmethod
     def load(cls, settings: Settings, registry: Registry) -> WebhookSources:
-        """Raises InvalidWebhooks."""
+        """Read the file of JOBS_WEBHOOKS. Raises InvalidWebhooks."""
         if settings.webhooks is None:
             return cls({})
         sources: dict[str, tuple[WebhookSource, SecretStr]] = {}
@@ -105,7 +105,7 @@ class WebhookSources:
             where = f"{settings.webhooks}: [{name}]"
             try:
                 source = WebhookSource.model_validate(raw)
-                registry.described(source.routing_key.partition(".")[2])
+                registry.get_publishable(source.routing_key.partition(".")[2])
             except (ValidationError, UnknownJobType) as error:
                 text = describe(error) if isinstance(error, ValidationError) else str(error)
                 raise InvalidWebhooks(f"{where}: {text}") from error
@@ -118,4 +118,5 @@ class WebhookSources:
         return cls(sources)
 
     def get(self, name: str) -> tuple[WebhookSource, SecretStr] | None:
+        """Return a system and its secret; None where there is none of that name."""
         return self._sources.get(name)

@@ -132,7 +132,7 @@ class UploadIntake:
     def __init__(
         self, settings: Settings, starter: JobStarter, inline: InlineRunner | None
     ) -> None:
-        self.storage = Storage(settings.files_url, prompt=True)
+        self.storage = Storage(settings.files_url, fail_fast=True)
         self.max_bytes = settings.max_document_bytes
         self._settings = settings
         self._quota = Quota(self.storage, settings.storage_quota)

@@ -31,11 +31,11 @@ from switchyard.services.engine.monitoring.check import (
 from switchyard.services.engine.monitoring.checks.doctor_context import DoctorContext
 
 CONNECTION = "doctor"
-"""The name under which the broker shows its connections."""
-WITHOUT_VHOST = "it refuses the vhost"
+"""Name of its connections on the broker."""
+VHOST_REFUSED_TEXT = "it refuses the vhost"
 """Text in the error where user and password are right and the vhost is wrong."""
 MIN_VERSION = {"classic": (3, 10), "quorum": (4, 3)}
-"""The first release with all that a profile needs."""
+"""The first release with all that a profile needs, by profile."""
 
 
 async def broker(context: DoctorContext) -> list[Diagnostic]:
@@ -45,8 +45,8 @@ async def broker(context: DoctorContext) -> list[Diagnostic]:
         async with connected(url, CONNECTION) as connection:
             context.broker = dict(underlying(connection).server_properties)
     except BrokerAuthError as error:
-        if WITHOUT_VHOST in str(error):
-            return [_without_vhost(context, error)]
+        if VHOST_REFUSED_TEXT in str(error):
+            return [_report_vhost(context, error)]
         remedy = (
             "correct user, password and vhost in JOBS_AMQP_URL (of a system that `jobctl up` runs: "
             "`source .switchyard/env`), or set the password there: "
@@ -54,11 +54,11 @@ async def broker(context: DoctorContext) -> list[Diagnostic]:
         )
         return [failure("broker", Finding.BROKER_REFUSES, str(error), remedy)]
     except BrokerUnavailable as error:
-        return [away(context, error)]
+        return [report_away(context, error)]
     return [ok("broker", f"reached at {display_address(url)}")]
 
 
-def _without_vhost(context: DoctorContext, error: BrokerAuthError) -> Diagnostic:
+def _report_vhost(context: DoctorContext, error: BrokerAuthError) -> Diagnostic:
     """Return the diagnostic for a vhost that is missing, or not permitted to this user."""
     vhost = shlex.quote(context.settings.vhost)
     user = shlex.quote(unquote(urlsplit(context.settings.require_amqp_url()).username or "guest"))
@@ -70,7 +70,7 @@ def _without_vhost(context: DoctorContext, error: BrokerAuthError) -> Diagnostic
     return failure("broker", Finding.BROKER_REFUSES, str(error), remedy)
 
 
-def _over_limit(context: DoctorContext, error: LimitReached) -> Diagnostic:
+def _report_limit(context: DoctorContext, error: LimitReached) -> Diagnostic:
     """Return the diagnostic for a reached limit of connections or channels."""
     _, _, text = str(error).partition("NOT_ALLOWED")
     user = shlex.quote(unquote(urlsplit(context.settings.require_amqp_url()).username or "guest"))
@@ -91,10 +91,10 @@ def _over_limit(context: DoctorContext, error: LimitReached) -> Diagnostic:
     return failure("broker", Finding.BROKER_LIMIT, str(error), remedy)
 
 
-def away(context: DoctorContext, error: BrokerUnavailable) -> Diagnostic:
+def report_away(context: DoctorContext, error: BrokerUnavailable) -> Diagnostic:
     """Return the diagnostic for a broker that is away, silent or full, with its remedy."""
     if isinstance(error, LimitReached):
-        return _over_limit(context, error)
+        return _report_limit(context, error)
     remedy = certificate_remedy(error, "JOBS_AMQP_URL")
     if remedy is None:
         remedy = "start the broker, or correct host and port in JOBS_AMQP_URL"
@@ -140,12 +140,12 @@ async def management(context: DoctorContext) -> list[Diagnostic]:
             await client.close()
             raise
     except (ManagementError, ValueError) as error:
-        return [unreachable(error)]
+        return [report_unreachable(error)]
     context.management = client
     return [ok("management", "the management API answers")]
 
 
-def unreachable(error: Exception) -> Diagnostic:
+def report_unreachable(error: Exception) -> Diagnostic:
     """Return the diagnostic for a management API that does not answer, or refuses."""
     remedy = (
         "correct JOBS_MANAGEMENT_URL, or on the broker `rabbitmq-plugins enable "
@@ -155,7 +155,7 @@ def unreachable(error: Exception) -> Diagnostic:
     return failure("management", Finding.MANAGEMENT_AWAY, str(error), remedy)
 
 
-def hidden(what: str, error: ManagementForbidden) -> Diagnostic:
+def report_forbidden(what: str, error: ManagementForbidden) -> Diagnostic:
     """Return the diagnostic for a management API that hides `what` from this user."""
     return warning(
         "permissions",
@@ -167,11 +167,11 @@ def hidden(what: str, error: ManagementForbidden) -> Diagnostic:
 
 MIB = 1024 * 1024
 MEMORY_HIGH = 0.8
-"""Memory use that is reported, as a fraction of that at which the alarm comes."""
+"""Memory use from which the doctor warns, as a fraction of the use at which the alarm comes."""
 MIN_DISK_FREE_LIMIT = 50_000_000
 """Bytes of free disk space that RabbitMQ requires by default."""
 DISK_LOW = 2.0
-"""Free disk space that is reported, as a multiple of that at which the alarm comes."""
+"""Free disk space below which the doctor warns, as a multiple of that at which the alarm comes."""
 
 
 async def alarms(context: DoctorContext) -> list[Diagnostic]:
@@ -310,7 +310,7 @@ async def features(context: DoctorContext) -> list[Diagnostic]:
 
 
 DEFAULT_CONSUMER_TIMEOUT = 1800.0
-"""Seconds: the default since RabbitMQ 3.8.17."""
+"""Seconds; the default since RabbitMQ 3.8.17."""
 
 
 async def consumer_timeout(context: DoctorContext) -> list[Diagnostic]:

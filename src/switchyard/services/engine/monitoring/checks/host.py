@@ -28,6 +28,7 @@ from switchyard.services.engine.monitoring.check import (
 )
 from switchyard.services.engine.monitoring.checks.doctor_context import DoctorContext
 from switchyard.services.engine.records.errors import LedgerFull
+from switchyard.services.engine.records.system import MIN_KEY_LENGTH
 from switchyard.services.engine.wings import job_modules, load_wings, missing_wings_hint
 
 PREFIX = str(Settings.model_config["env_prefix"])
@@ -41,8 +42,6 @@ STORAGE_TIMEOUT, MEASURE_TIMEOUT = 2.0, 5.0
 """Seconds for storing one file, and for measuring all files."""
 QUOTA_NEAR = 0.9
 """Fraction of the quota from which the doctor warns."""
-MIN_KEY_LENGTH = 24
-"""Characters that a key needs to be hard to guess."""
 
 
 async def variables(context: DoctorContext) -> list[Diagnostic]:

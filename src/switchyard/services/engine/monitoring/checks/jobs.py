@@ -12,7 +12,6 @@ from switchyard.services.common.durations import duration_text
 from switchyard.services.common.files.errors import StorageUnavailable
 from switchyard.services.common.files.storage import Storage
 from switchyard.services.engine.archive.contents import read_contents
-from switchyard.services.engine.jobs.registry import UnknownJobType
 from switchyard.services.engine.monitoring.check import (
     Diagnostic,
     Finding,
@@ -52,7 +51,8 @@ LEFTOVER_SECONDS = 3600.0
 """Seconds after which an unregistered file is left over from an interrupted step, and not of one
 under way."""
 GROWING_SECONDS, GROWING_LETTERS = 900.0, 20
-"""So many dead letters within so many seconds are more than a few bad jobs."""
+"""Seconds, and new dead letters within them from which the doctor reports more than a few bad
+jobs."""
 
 
 async def pauses(context: DoctorContext) -> list[Diagnostic]:
@@ -153,10 +153,8 @@ async def timeouts(context: DoctorContext) -> list[Diagnostic]:
 
 
 def _limit(context: DoctorContext, name: str) -> str:
-    try:
-        return f" of {context.registry.described(name).timeout:g} s"
-    except UnknownJobType:
-        return ""
+    job_type = context.registry.find_publishable(name)
+    return "" if job_type is None else f" of {job_type.timeout:g} s"
 
 
 async def overdue(context: DoctorContext) -> list[Diagnostic]:
@@ -215,11 +213,10 @@ async def cancels(context: DoctorContext) -> list[Diagnostic]:
 
 
 def _is_late(context: DoctorContext, job: JobSummary, now: float) -> bool:
-    try:
-        limit = context.registry.described(job.job_type).timeout
-    except UnknownJobType:
+    job_type = context.registry.find_publishable(job.job_type)
+    if job_type is None or job.started_at is None:
         return False
-    return job.started_at is not None and now - job.started_at > limit + TIMEOUT_GRACE
+    return now - job.started_at > job_type.timeout + TIMEOUT_GRACE
 
 
 async def joins(context: DoctorContext) -> list[Diagnostic]:
@@ -291,31 +288,23 @@ def _refused_letters(number: int) -> Diagnostic:
 async def dead(context: DoctorContext) -> list[Diagnostic]:
     """Check for dead letters: displaced, refused, unlisted, and those that wait for an operator."""
     ledger = context.need_ledger()
-    is_displaced = DeadLetterFilter(state="waiting", reason="displaced")
-    displaced = await ledger.dead_letters.count_dead(is_displaced)
-    unbound = (
-        await ledger.dead_letters.count_dead(replace(is_displaced, error_type=UNBOUND))
-        if displaced
-        else 0
-    )
+    count = ledger.dead_letters.count_dead
+    all_waiting = DeadLetterFilter(state="waiting")
+    all_displaced = replace(all_waiting, reason=Reason.DISPLACED)
+    displaced = await count(all_displaced)
+    unbound = await count(replace(all_displaced, error_type=UNBOUND)) if displaced else 0
     checks = [_unbound(unbound)] if unbound else []
     if displaced > unbound:
         checks.append(_displaced_letters(displaced - unbound))
-    refused = await ledger.dead_letters.count_dead(
-        DeadLetterFilter(state="waiting", reason="refused")
-    )
+    refused = await count(replace(all_waiting, reason=Reason.REFUSED))
     checks += [_refused_letters(refused)] if refused else []
-    waiting = (
-        await ledger.dead_letters.count_dead(DeadLetterFilter(state="waiting"))
-        - displaced
-        - refused
-    )
+    waiting = await count(all_waiting) - displaced - refused
     unlisted = 0 if context.broker is None else await unlisted_letters(context.settings, ledger)
     checks += [_unlisted_letters(unlisted)] if unlisted > 0 else []
     if waiting <= 0:
         return [*checks, *([] if unlisted > 0 else [ok("dead letters", "none waits")])]
-    recent = DeadLetterFilter(state="waiting", since=ledger.clock.time() - GROWING_SECONDS)
-    recent_count = await ledger.dead_letters.count_dead(recent)
+    since = ledger.clock.time() - GROWING_SECONDS
+    recent_count = await count(replace(all_waiting, since=since))
     is_growing = recent_count >= GROWING_LETTERS
     remedy = "look: `jobctl dead groups`; send back: `jobctl dead redrive --group ID`"
     detail = f"{waiting:,} {'waits' if waiting == 1 else 'wait'} for somebody"
@@ -330,8 +319,7 @@ async def dead(context: DoctorContext) -> list[Diagnostic]:
     messages = await ledger.dead_letters.count_messages() + min(unlisted, 0)
     if messages > letter_count:
         detail += f", {messages:,} messages in jobs.dead: identical ones count once"
-    has_invalid_payload = DeadLetterFilter(state="waiting", reason=Reason.INVALID_PAYLOAD)
-    if invalid := await ledger.dead_letters.count_dead(has_invalid_payload):
+    if invalid := await count(replace(all_waiting, reason=Reason.INVALID_PAYLOAD)):
         detail += f"; of these, {invalid:,} had a payload that their worker did not accept"
         remedy += (
             "; was that worker older than the publisher? Then start the new one and `jobctl dead "
@@ -375,7 +363,7 @@ def _displaced_letters(number: int) -> Diagnostic:
 
 
 SCHEDULE_LATE = 60.0
-"""Seconds: longer than a change of schedulers takes."""
+"""Seconds after which a due schedule is reported: longer than a change of schedulers takes."""
 
 
 async def schedules(context: DoctorContext) -> list[Diagnostic]:

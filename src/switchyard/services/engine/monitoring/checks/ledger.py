@@ -51,7 +51,7 @@ async def ledger(context: DoctorContext) -> list[Diagnostic]:
         # `fail_fast`: a ledger that is locked or away says so within two seconds.
         opened_ledger = await Ledger.open(context.settings.ledger_url, fail_fast=True)
     except LedgerError as error:
-        return [unusable(context, error)]
+        return [report_unusable(context, error)]
     try:
         await opened_ledger.check()
         # A write that finds nothing to delete: a locked database can still be read.
@@ -59,13 +59,13 @@ async def ledger(context: DoctorContext) -> list[Diagnostic]:
         await opened_ledger.disk_space.require_room()
     except LedgerError as error:
         await opened_ledger.close()
-        return [unusable(context, error)]
+        return [report_unusable(context, error)]
     context.ledger = opened_ledger
     await learn_types(context.registry, opened_ledger)
     return [ok("ledger", "reached, nothing holds it, and this program may use its tables")]
 
 
-def unusable(context: DoctorContext, error: LedgerError) -> Diagnostic:
+def report_unusable(context: DoctorContext, error: LedgerError) -> Diagnostic:
     """Return the diagnostic for a ledger that can't be used, with its remedy."""
     finding, remedy = _remedy(context, error)
     return failure("ledger", finding, str(error), remedy)
@@ -91,10 +91,10 @@ def _remedy(context: DoctorContext, error: LedgerError) -> tuple[Finding, str]:
                 "correct user, password and database in JOBS_DATABASE_URL",
             )
         case LedgerConnectionLimit():
-            most = POOL_SIZE + MAX_OVERFLOW
+            maximum = POOL_SIZE + MAX_OVERFLOW
             return Finding.LEDGER_CROWDED, (
                 "close idle connections, or raise `max_connections` of the server and restart it: "
-                f"a process of Switchyard uses 2 or 3, {most} at most; to list the connections, "
+                f"a process of Switchyard uses 2 or 3, {maximum} at most; to list the connections, "
                 "connect as a superuser, for whom some are reserved: `psql -c 'SELECT usename, "
                 "application_name, client_addr, count(*) FROM pg_stat_activity GROUP BY 1, 2, 3 "
                 "ORDER BY 4 DESC'`"
