@@ -193,7 +193,8 @@ async def cancels(context: DoctorContext) -> list[Diagnostic]:
         return [ok("cancelled jobs", "none runs on")]
     examples = first_few(
         [
-            f"{job.job_type} {job.id} on {job.worker_id}, for {now - job.cancel_asked_at:,.0f} s"
+            f"{job.job_type} {job.id} on {job.worker_id}, for "
+            f"{duration_text(now - job.cancel_asked_at)}"
             for job in running
             if job.cancel_asked_at is not None
         ]
@@ -242,7 +243,10 @@ async def outbox(context: DoctorContext) -> list[Diagnostic]:
     if not late:
         return [ok("outbox", "no job waits for over a minute to be published")]
     examples = first_few(
-        [f"{pluralize(number, 'job')} of {key}, for {now - at:,.0f} s" for key, number, at in late]
+        [
+            f"{pluralize(number, 'job')} of {key}, for {duration_text(now - at)}"
+            for key, number, at in late
+        ]
     )
     remedy = (
         "no worker is at fault. `jobctl scheduler` publishes them and logs why it can't (`not "

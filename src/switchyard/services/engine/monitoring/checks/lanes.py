@@ -11,6 +11,7 @@ from switchyard.broker.dead.dead_letter_headers import Reason
 from switchyard.broker.lanes import retry_name
 from switchyard.broker.wire.depths import query_queues
 from switchyard.broker.wording import pluralize
+from switchyard.services.common.durations import duration_text
 from switchyard.services.engine.monitoring.check import (
     Diagnostic,
     Finding,
@@ -135,8 +136,8 @@ async def _check_stalled(
         idle = all(busy[each.worker_id] < each.concurrency - 1 for each in workers)
         if waited > STALLED_SECONDS and idle:
             detail = (
-                f"{_count_waiting(queue.ready)} in {queue.name}, the oldest for {waited:,.0f} s, "
-                "although all its workers have free slots"
+                f"{_count_waiting(queue.ready)} in {queue.name}, the oldest for "
+                f"{duration_text(waited)}, although all its workers have free slots"
             )
             remedy = await advice(context, workers)
             checks.append(failure("consumers", Finding.QUEUE_STALLED, detail, remedy))

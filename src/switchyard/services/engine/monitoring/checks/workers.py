@@ -167,7 +167,7 @@ def _describe_blocks(job_type: str, blocks: list[LoopBlock], now: float) -> str:
     longest = blocks[0]
     what = f"{job_type} (job {longest.job_id})" if job_type else "no known job"
     return (
-        f"the event loop of {longest.worker_id} was blocked for {longest.seconds:.1f} s"
+        f"the event loop of {longest.worker_id} was blocked for {duration_text(longest.seconds)}"
         f"{'' if longest.ended else ' and more'} by {what} at {longest.place}, "
         f"{duration_text(now - longest.began_at)} ago"
         + (f"; {pluralize(len(blocks), 'time')} within a day" if len(blocks) > 1 else "")
