@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable
 import structlog
 from starlette.exceptions import HTTPException
 
+from switchyard.api.http.errors import problem_of
 from switchyard.api.http.event_stream import HEARTBEAT, frame
 from switchyard.broker.errors import BrokerError
 from switchyard.broker.task_supervisor import end_tasks
@@ -37,14 +38,16 @@ class _Feed:
     def __init__(self, regions: dict[str, str]) -> None:
         self.followers = 0
         self.changed = asyncio.Event()
-        self.regions: dict[str, tuple[int, bytes]] = {}
-        """By region: the number of its last change, and the event that was sent."""
+        self.events: dict[str, tuple[int, bytes]] = {}
+        """By region: the number of its last change, and the event that was sent; under `""`,
+        whether the page is up to date."""
         self.turn = 0
         self._content: dict[str, str] = {}
         """The regions as they were sent last, without the texts that the page's script keeps up to
         date."""
         self.update(regions)
         self.task: asyncio.Task[None] | None = None
+        self._trouble: str | None = None
 
     def update(self, regions: dict[str, str]) -> None:
         """Take over what has changed."""
@@ -56,7 +59,17 @@ class _Feed:
         self._content.update(content)
         for name in changed:
             event = frame("region", {"name": name, "html": regions[name]})
-            self.regions[name] = (self.turn, event)
+            self.events[name] = (self.turn, event)
+        self.wake()
+
+    def set_trouble(self, trouble: str | None) -> None:
+        """Tell why the page could not be read again; None: it was."""
+        if trouble == self._trouble:
+            return
+        self._trouble = trouble
+        self.turn += 1
+        event = frame("fresh", {}) if trouble is None else frame("stale", {"why": trouble})
+        self.events[""] = (self.turn, event)
         self.wake()
 
     def wake(self) -> None:
@@ -98,7 +111,7 @@ class Feeds:
         try:
             while not self._ended:
                 changed = feed.changed
-                for turn, event in list(feed.regions.values()):
+                for turn, event in list(feed.events.values()):
                     if turn > seen:
                         yield event
                 seen = feed.turn
@@ -123,6 +136,9 @@ class Feeds:
                 feed.update(await read())
             except (SwitchyardError, BrokerError, HTTPException) as error:
                 log.warning("page not read again", error=str(error))
+                feed.set_trouble(problem_of(error).kind.title)
+            else:
+                feed.set_trouble(None)
             rest = min(REST * (time.monotonic() - began), MAX_REST)
             rest = max(self._interval, rest, SECONDS_FOR_EACH * len(self._feeds))
 

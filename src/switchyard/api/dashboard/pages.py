@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Hash
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
+from http import HTTPStatus
 from importlib.resources import files
 from secrets import token_hex
 from typing import Any
@@ -36,9 +37,10 @@ from switchyard.api.http.problems import Problem
 from switchyard.api.http.routing import GuardedRoute, Routes
 from switchyard.api.middleware.access import ANYBODY, StreamSlot, may
 from switchyard.api.state import state_of
-from switchyard.broker.errors import BrokerError
+from switchyard.broker.errors import BrokerError, BrokerUnavailable
 from switchyard.services.common.errors import SwitchyardError
 from switchyard.services.engine.access.api_keys import Scope
+from switchyard.services.engine.records.errors import LedgerError, LedgerFull, LedgerReadOnly
 
 LIVE = "live_"
 """Prefix of the names of those blocks of a template that are sent again when they change."""
@@ -272,7 +274,7 @@ class PageRoute(GuardedRoute):
                     raise
                 if problem.kind.name == "unauthorized" and request.method == "GET":
                     return _to_sign_in(request)
-                response = _trouble(problem)
+                response = _trouble(problem, request, _advice(error, request.method))
                 await dashboard_of(request).renderer.load(response)
             return dashboard_of(request).show(request, response)
 
@@ -284,9 +286,50 @@ def _to_sign_in(request: Request) -> Response:
     return RedirectResponse(f"{PATH}/login?next={quote(target, safe='')}", 303, headers=HEADERS)
 
 
-def _trouble(problem: Problem) -> DashboardPage:
+def _advice(error: Exception, method: str) -> str | None:
+    """Return what to do where the API's own text is for programs that repeat their requests."""
+    match error:
+        case LedgerReadOnly():
+            return (
+                "Nothing was done: the ledger can be read, but takes no writes. The overview says "
+                "why and what to do, as does `jobctl doctor`."
+            )
+        case LedgerFull():
+            return None
+        case LedgerError() if method == "GET":
+            return (
+                "The ledger, which has the record of every job, can't be read, so there is nothing "
+                "to show. `jobctl doctor` says why and what to do."
+            )
+        case LedgerError():
+            return (
+                "The ledger, which has the record of every job, does not answer. It may have been "
+                "done: look before you repeat it. `jobctl doctor` says why and what to do."
+            )
+        case BrokerUnavailable(maybe_accepted=True):
+            return (
+                "The broker has not confirmed it. It may have been done: look before you repeat it."
+            )
+        case BrokerUnavailable():
+            return (
+                "Nothing was done: the broker does not take jobs now. The overview says why and "
+                "what to do, as does `jobctl doctor`."
+            )
+        case _:
+            return None
+
+
+def _trouble(problem: Problem, request: Request, advice: str | None) -> DashboardPage:
     status = int(problem.kind.status)
-    context = {"status": status, "heading": problem.kind.title, "detail": problem.detail}
+    may_pass = request.method == "GET" and status == HTTPStatus.SERVICE_UNAVAILABLE
+    context = {
+        "status": status,
+        "heading": problem.kind.title,
+        "detail": advice or problem.detail,
+        "again": request.url.path + (f"?{request.url.query}" if request.url.query else "")
+        if may_pass
+        else None,
+    }
     return DashboardPage("trouble.html", context, title=problem.kind.title, status=status)
 
 

@@ -28,7 +28,7 @@ from switchyard.api.middleware.access import (
 from switchyard.api.state import ApiState, state_of
 from switchyard.services.common.shared_calls import SharedCalls
 from switchyard.services.engine.access.api_keys import CACHE_TTL, Principal, Scope, hash_of
-from switchyard.services.engine.records.errors import LedgerError
+from switchyard.services.engine.records.errors import LedgerError, LedgerReadOnly
 
 COOKIE = "switchyard_session"
 PATH = "/dashboard"
@@ -50,19 +50,29 @@ class SessionStore:
         """Key of the form tokens where nobody signs in."""
         self._remembered: dict[str, tuple[str, float]] = {}
         """Hash of the key, and until when it is cached, by the hash of the token."""
+        self._kept_here: dict[str, tuple[str, float]] = {}
+        """Hash of the key, and when it ends (monotonic), by the hash of the token: sessions that
+        began while the ledger took no writes."""
         # The open pages of a browser have the same token: their requests share one query.
         self._finding = SharedCalls(self._find_key_hash)
 
     async def begin(self, key: str) -> str | None:
-        """Begin a session with an API key, and return its token; None for an unknown key. Raises
-        LedgerError."""
+        """Begin a session with an API key, and return its token; None for an unknown key. Where the
+        ledger takes no writes, the session is kept by this process alone: somebody wants to see
+        what is wrong. Raises LedgerError."""
         if await self._state.keys.identify(key) is None:
             return None
         token = secrets.token_urlsafe(TOKEN_BYTES)
         now = self._state.ledger.clock.time()
-        await self._state.ledger.api_keys.add_session(
-            hash_of(token), key_hash=hash_of(key), now=now, expires_at=now + SESSION_SECONDS
-        )
+        try:
+            await self._state.ledger.api_keys.add_session(
+                hash_of(token), key_hash=hash_of(key), now=now, expires_at=now + SESSION_SECONDS
+            )
+        except LedgerReadOnly:
+            if len(self._kept_here) >= MAX_CACHED:
+                self._kept_here.clear()
+            ends_at = time.monotonic() + SESSION_SECONDS
+            self._kept_here[hash_of(token)] = (hash_of(key), ends_at)
         return token
 
     async def principal(self, token: str | None) -> Principal | None:
@@ -77,6 +87,9 @@ class SessionStore:
         return None if key_hash is None else await self._state.keys.identify_hash(key_hash)
 
     async def _find_key_hash(self, token_hash: str) -> str | None:
+        kept_hash, ends_at = self._kept_here.get(token_hash, (None, 0.0))
+        if time.monotonic() < ends_at:
+            return kept_hash
         key_hash = await self._state.ledger.api_keys.session_key_hash(
             token_hash, self._state.ledger.clock.time()
         )
@@ -90,6 +103,8 @@ class SessionStore:
         """End a session. Raises LedgerError."""
         if token:
             self._remembered.pop(hash_of(token), None)
+            if self._kept_here.pop(hash_of(token), None) is not None:
+                return
             await self._state.ledger.api_keys.end_session(hash_of(token))
 
     def csrf_token(self, request: Request) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from switchyard.api.dashboard.sessions import (
 from switchyard.api.http.problems import Problem
 from switchyard.api.http.routing import BodyBound, Routes
 from switchyard.api.state import Shared
+from switchyard.services.engine.records.errors import LedgerReadOnly
 
 MAX_KEY_LENGTH = 500
 MAX_SIGN_IN_BYTES = 8 * 1024
@@ -66,7 +68,8 @@ async def sign_in(request: Request) -> Response:
     if token is None:
         context = {"next": target, "wrong": True}
         return DashboardPage("login.html", context, title="Sign in", status=403)
-    await store.end(request.cookies.get(COOKIE))
+    with suppress(LedgerReadOnly):  # the session before ends by its age
+        await store.end(request.cookies.get(COOKIE))
     response = RedirectResponse(target, 303, headers=HEADERS)
     set_cookie(request, response, token)
     return response

@@ -63,6 +63,7 @@ from switchyard.services.engine.records.errors import (
     InvalidCursor,
     LedgerError,
     LedgerFull,
+    LedgerReadOnly,
     RowRejected,
 )
 from switchyard.services.pipeline.documents.document_service import NotFinished
@@ -117,6 +118,9 @@ def problem_of(error: Exception) -> Problem:
             return Problem("invalid", "the ledger can't keep one of the values")
         case IdempotencyConflict():
             return Problem("idempotency-conflict", str(error), job_id=error.job_id)
+        case LedgerReadOnly():
+            text = "nothing was done: the ledger takes no writes; its operator has to mend that "
+            return try_later("ledger-away", text + "(`jobctl doctor`)")
         case LedgerError():
             text = "try again later, with an Idempotency-Key: then nothing is done twice"
             return try_later("ledger-away", text)

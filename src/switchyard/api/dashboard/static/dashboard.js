@@ -86,12 +86,22 @@
   // Up to date, while somebody looks.
   let source = null;
 
-  function tellState(state) {
+  function tellState(state, why = "") {
+    tellTrouble(state === "old" ? why : "");
     const shown = document.querySelector("[data-live-state]");
     if (!shown) return;
     shown.hidden = false;
     shown.dataset.liveState = state;
-    shown.querySelector("[data-live-text]").textContent = { on: "live", off: "not connected", paused: "paused" }[state];
+    shown.querySelector("[data-live-text]").textContent = { on: "live", off: "not connected", old: "not up to date", paused: "paused" }[state];
+  }
+
+  // Why the page is not read again, until it is.
+  function tellTrouble(why) {
+    const told = document.querySelector("[data-trouble]");
+    if (!told || told.hidden === !why) return;
+    told.hidden = !why;
+    const time = new Date().toLocaleTimeString([], { hour: "2-digit", minute: "2-digit" });
+    told.querySelector("span").textContent = why ? `${why}. This page is as it was at ${time}.` : "";
   }
 
   function follow() {
@@ -107,6 +117,8 @@
       morph(region, fresh.content);
       tellTimes();
     });
+    source.addEventListener("stale", (event) => tellState("old", JSON.parse(event.data).why));
+    source.addEventListener("fresh", () => tellState("on"));
     source.addEventListener("error", () => {
       tellState("off");
       if (source && source.readyState === EventSource.CLOSED) {

@@ -1,0 +1,117 @@
+"""A ledger that can only be read, or not even that: the page shows what it can, and says what to
+do."""
+
+import asyncio
+import re
+
+import pytest
+
+from switchyard.services.engine.access.api_keys import Scope, create_key
+from tests.integration.api.standing import MODULES
+from tests.integration.dashboard.test_signing_in import sign_in
+from tests.integration.dashboard.test_views import _add_schedule
+from tests.support.api_server import connected, serving
+from tests.support.brokers import TestBroker
+from tests.support.browser import Browser
+from tests.support.eventually import eventually
+from tests.support.postgres import PostgresServer
+from tests.support.redrives import bury
+from tests.support.system import open_system
+
+pytestmark = pytest.mark.chaos
+VIEWS = (
+    *("", "/jobs", "/jobs/{job}", "/jobs/new", "/jobs/new?type=noop", "/jobs/act?type=noop"),
+    *("/jobs/actions", "/dead", "/dead/groups/{group}", "/dead/letters/dead-1", "/backfills"),
+    *("/dead/letters/dead-1/edit", "/backfills/new?source=documents", "/workers", "/schedules"),
+    *("/schedules/nightly", "/limits", "/documents"),
+)
+ACTIONS: tuple[tuple[str, dict[str, str]], ...] = (
+    ("/jobs/{job}/cancel", {}),
+    ("/jobs/{job}/copy", {}),
+    ("/jobs/act?type=noop", {"action": "cancel"}),
+    ("/pauses", {"scope": "lane", "target": "hot", "from": "overview"}),
+    ("/schedules/nightly/pause", {}),
+    ("/schedules/nightly/run", {}),
+    ("/dead/purges", {"letter": "dead-1"}),
+)
+
+
+async def test_a_ledger_that_takes_no_writes_is_shown_and_refuses_actions_with_what_to_do(
+    broker310: TestBroker, postgres_server: PostgresServer
+) -> None:
+    url = postgres_server.create_ledger()
+    database = url.rpartition("/")[2]
+    connections = f"FROM pg_stat_activity WHERE datname = '{database}'"
+    async with (
+        open_system(broker310, url, modules=MODULES) as system,
+        serving(system.settings) as api,
+    ):
+        await connected(api)
+        job_id = await system.publish("hot.noop")
+        await bury(system, "dead-1", "hot.noop", {"n": 1})
+        await _add_schedule(system)
+        (group,) = await system.ledger.dead_letters.dead_groups(limit=1)
+        key = await create_key(system.ledger, "somebody", [Scope.ADMIN])
+        await sign_in(api, key.key)
+        postgres_server.execute(f"ALTER DATABASE {database} SET default_transaction_read_only = on")
+        postgres_server.execute(f"SELECT pg_terminate_backend(pid) {connections}")
+        api.client.cookies.clear()
+        page = await sign_in(api, key.key)  # also of somebody who comes only now
+
+        async def told() -> bool:
+            return "ledger-read-only" in (await api.client.get("/dashboard")).text
+
+        await eventually(told, what="the finding")
+        for path in VIEWS:
+            path = path.format(job=job_id, group=group.fingerprint)
+            answer = await api.client.get(f"/dashboard{path}")
+            assert answer.status_code == 200, (path, answer.text)
+        csrf = re.findall(r'name="csrf" value="(\w+)"', page)[0]
+        for path, fields in ACTIONS:
+            path = path.format(job=job_id)
+            refused = await api.client.post(f"/dashboard{path}", data={**fields, "csrf": csrf})
+            assert refused.status_code == 503, (path, refused.text)
+            assert "Nothing was done: the ledger can be read, but takes no writes." in refused.text
+            assert "<code>jobctl doctor</code>" in refused.text
+        answer = await api.client.post("/dashboard/logout", data={"csrf": csrf})
+        assert answer.status_code == 303
+        assert "Sign in" in (await api.client.get("/dashboard", follow_redirects=True)).text
+
+
+async def test_an_open_page_says_that_it_is_not_up_to_date_while_the_ledger_is_away(
+    broker310: TestBroker, postgres_server: PostgresServer, browser: Browser
+) -> None:
+    url = postgres_server.create_ledger()
+    async with (
+        open_system(broker310, url, modules=MODULES) as system,
+        serving(system.settings) as api,
+    ):
+        await connected(api)
+
+        def look() -> None:
+            browser.open(f"{api.url}/dashboard/jobs")
+            browser.find("[data-live-state=on]")
+            assert not browser.find("[data-trouble]").is_displayed()
+
+        def look_again() -> None:
+            browser.await_text("The ledger can't be used now.", "[data-trouble]")
+            browser.await_text("not up to date", "[data-live-state]")
+            browser.open(f"{api.url}/dashboard/jobs")
+            browser.await_text("jobctl doctor", "[data-why]")
+
+        def look_back() -> None:
+            browser.click("[data-why] ~ .actions a.primary")
+            browser.find("[data-live-state=on]")
+
+        await asyncio.to_thread(look)
+        await asyncio.to_thread(postgres_server.stop)
+        try:
+            await asyncio.to_thread(look_again)
+        finally:
+            await asyncio.to_thread(postgres_server.start)
+
+        async def is_back() -> bool:
+            return (await api.client.get("/dashboard/jobs")).status_code == 200
+
+        await eventually(is_back, what="the ledger")
+        await asyncio.to_thread(look_back)
