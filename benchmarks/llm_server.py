@@ -35,7 +35,7 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 MAX_BODY = 4 * 1024 * 1024
 CHUNKS = 8
 """Parts in which a streamed answer is sent, at most."""
-PATIENCE = 60.0
+MAX_WAIT = 60.0
 """Seconds that the server's thread gets to begin and to end, on a machine however busy."""
 PROMPT_SHARE = 100
 """Tokens of a prompt that take as long as one of an answer."""
@@ -356,15 +356,15 @@ def serving(
     thread = threading.Thread(target=server.work, daemon=True)
     thread.start()
     try:
-        if not server.is_up.wait(PATIENCE):
-            raise TimeoutError(f"the server does not listen after {PATIENCE:g} s")
+        if not server.is_up.wait(MAX_WAIT):
+            raise TimeoutError(f"the server does not listen after {MAX_WAIT:g} s")
         yield f"http://127.0.0.1:{listening.getsockname()[1]}/v1", app
     finally:
         server.should_exit = server.force_exit = True
-        thread.join(PATIENCE)
+        thread.join(MAX_WAIT)
         listening.close()
         if thread.is_alive():
-            raise TimeoutError(f"the server has not ended after {PATIENCE:g} s")
+            raise TimeoutError(f"the server has not ended after {MAX_WAIT:g} s")
 
 
 def main() -> None:

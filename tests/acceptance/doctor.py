@@ -7,7 +7,7 @@ import time
 
 from tests.acceptance.conftest import CommandLine
 
-PATIENCE = 60.0
+MAX_WAIT = 60.0
 PAUSE = 0.5
 """Seconds between looks: one takes the processor from those who are to mend it."""
 
@@ -24,7 +24,7 @@ def findings(jobctl: CommandLine) -> dict[str, dict[str, str]]:
 
 def until_found(jobctl: CommandLine, *names: str) -> dict[str, dict[str, str]]:
     """All findings, as soon as these are among them: the broker's figures are seconds old."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + MAX_WAIT
     while not set(names) <= (found := findings(jobctl)).keys():
         assert time.monotonic() < deadline, found
         time.sleep(PAUSE)
@@ -32,7 +32,7 @@ def until_found(jobctl: CommandLine, *names: str) -> dict[str, dict[str, str]]:
 
 
 def until_gone(jobctl: CommandLine, *names: str) -> None:
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + MAX_WAIT
     while left := {name: each for name, each in findings(jobctl).items() if name in names}:
         assert time.monotonic() < deadline, left
         time.sleep(PAUSE)

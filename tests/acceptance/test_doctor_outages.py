@@ -20,7 +20,7 @@ from switchyard.broker.wire.connection import connected
 from switchyard.cli.system.rabbitmq_node import LocalNode
 from switchyard.services.engine.ledger import Ledger
 from tests.acceptance.conftest import JOBS_MODULE, CommandLine
-from tests.acceptance.doctor import PATIENCE, commands, findings, until_found, until_gone
+from tests.acceptance.doctor import MAX_WAIT, commands, findings, until_found, until_gone
 from tests.support.brokers import TestBroker
 from tests.support.small_disk import SIZE_MIB, small_disk
 
@@ -137,7 +137,7 @@ async def test_jobs_that_waited_for_their_next_attempt_in_a_queue_that_somebody_
         job_id = jobctl.publish("hot.unlucky")
         jobctl.until_state(job_id, "retrying")
         worker.terminate()  # in good order: killed, it might not have acknowledged the job yet
-        worker.wait(PATIENCE)
+        worker.wait(MAX_WAIT)
     with closing(sqlite3.connect(jobctl.ledger_file)) as database, database:
         database.execute("UPDATE jobs SET updated_at = updated_at - 100")
     assert "jobs-missing" not in findings(jobctl)
@@ -414,7 +414,7 @@ def test_no_all_clear_stands_beside_a_warning(jobctl: CommandLine) -> None:
     jobctl.ok("topology", "apply")  # marks the broker as this ledger's
     with jobctl.started("scheduler"), jobctl.worker():
         jobctl.until_state(jobctl.publish(fail=True), "dead")
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + MAX_WAIT
         while set(findings(jobctl)) != {"dead-waiting"}:
             assert time.monotonic() < deadline, findings(jobctl)
         told = jobctl.ok("doctor")

@@ -36,7 +36,7 @@ from tests.acceptance.conftest import ROOT, clean_environment, ending
 from tests.conftest import broker_of
 from tests.support.brokers import TestBroker
 from tests.support.commands import commands, write_jobctl
-from tests.support.eventually import PATIENCE, eventually
+from tests.support.eventually import MAX_WAIT, eventually
 from tests.support.ledgers import make_ledger
 
 pytestmark = pytest.mark.timeout(240)  # on a busy machine the processes take a while to start
@@ -212,7 +212,7 @@ async def test_what_was_moved_from_celery_runs_to_its_end(
     monkeypatch.setenv("JOBS_MANAGEMENT_URL", broker310.management_url)
     moved_shop.write_text('{"ada": [3, 4.5], "bob": [8], "eve": []}')
     async with open_worker("shop_switchyard") as worker:
-        await worker.run("hot.close_month", {"month": "2026-10"}, timeout=PATIENCE)
+        await worker.run("hot.close_month", {"month": "2026-10"}, timeout=MAX_WAIT)
         ran = Counter(run.job_type for run in worker.runs)
         assert ran == {"close_month": 1, "write_invoice": 3, "bind_invoices": 1, "send_mail": 1}
         [book] = [run.payload for run in worker.runs if run.job_type == "send_mail"]

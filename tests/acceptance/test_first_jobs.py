@@ -12,7 +12,7 @@ import pytest
 
 from switchyard.services.pipeline.samples.articles import sample
 from tests.acceptance.conftest import CommandLine
-from tests.acceptance.doctor import PATIENCE
+from tests.acceptance.doctor import MAX_WAIT
 from tests.support.eventually import eventually
 from tests.support.llm_server import DIMENSIONS, LlmServer
 
@@ -40,7 +40,7 @@ async def test_the_first_document_of_new_processes_holds_no_event_loop(
         for command in (["worker", "all"], ["api", "--port", port], ["scheduler"]):
             stack.enter_context(jobctl._launched([*GUARDED, *command], command[0]))
         upload = ["documents", "upload", str(paper), "--wait"]
-        await eventually(lambda: jobctl.run(*upload).returncode == 0, PATIENCE)
+        await eventually(lambda: jobctl.run(*upload).returncode == 0, MAX_WAIT)
         (document,) = jobctl.json("documents", "list")
         page = jobctl.ok("documents", "page", document["document_id"], "1").split()
         (hit, *_) = jobctl.json("search", " ".join(page[:8]))

@@ -39,7 +39,7 @@ from tests.support.system import System, lanes_with, open_system
 from tests.support.tcp_proxy import TcpProxy
 
 RULES = Path(__file__).parents[2] / "charts/switchyard/files/rules.yaml"
-PATIENCE = 90.0
+MAX_WAIT = 90.0
 """Seconds: the rule on hot jobs that wait is about thirty."""
 
 
@@ -63,7 +63,7 @@ class Prometheus:
             return not left
 
         try:
-            await eventually(all_fire, PATIENCE)
+            await eventually(all_fire, MAX_WAIT)
         except AssertionError:
             raise AssertionError(f"{left} do not fire") from None
 
@@ -74,7 +74,7 @@ class Prometheus:
             answer = await self._client.get("/api/v1/query", params={"query": series})
             return bool(answer.json()["data"]["result"])
 
-        await eventually(is_there, PATIENCE, series)
+        await eventually(is_there, MAX_WAIT, series)
 
     async def up(self) -> list[str]:
         answer = await self._client.get("/api/v1/query", params={"query": "up == 1"})

@@ -27,7 +27,7 @@ from switchyard.services.engine.records.requests import NewJob
 from switchyard.services.engine.records.results import DeadLetter
 from switchyard.services.engine.records.states import State
 from tests.support.brokers import TestBroker
-from tests.support.eventually import PATIENCE, eventually
+from tests.support.eventually import MAX_WAIT, eventually
 from tests.support.system import System, lanes_with, open_system
 from tests.support.tcp_proxy import TcpProxy
 
@@ -228,7 +228,7 @@ async def test_index_goes_on_after_a_cut_and_loses_no_letter(
         for number in range(5):
             cut = proxy.cut_after(1_000, "to_client")
             await asyncio.gather(*(bury(system, f"job-{number}-{each}") for each in range(20)))
-            await asyncio.wait_for(cut.wait(), PATIENCE)
+            await asyncio.wait_for(cut.wait(), MAX_WAIT)
 
         async def all_indexed() -> bool:
             return len((await system.ledger.dead_letters.list_dead(limit=1_000)).items) == 100

@@ -26,7 +26,7 @@ from switchyard.services.engine.records.pauses import NewPause, PauseScope
 from switchyard.services.engine.records.requests import JobFilter
 from switchyard.services.engine.records.states import State
 from tests.support.brokers import TestBroker
-from tests.support.eventually import PATIENCE, eventually
+from tests.support.eventually import MAX_WAIT, eventually
 from tests.support.jobs import journal
 from tests.support.system import System, lanes_with, open_system
 
@@ -40,7 +40,7 @@ async def start(system: System, spec: ActionSpec, **options: Any) -> BulkOperati
 async def run(system: System, operation: BulkOperation) -> BulkOperation:
     handlers = action_handlers(system.settings, system.registry, system.ledger, lanes=system.lanes)
     return await asyncio.wait_for(
-        BulkRunner(system.ledger, handlers).run_one(operation.id), PATIENCE
+        BulkRunner(system.ledger, handlers).run_one(operation.id), MAX_WAIT
     )
 
 

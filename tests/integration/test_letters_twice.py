@@ -26,7 +26,7 @@ from switchyard.services.engine.dead.scan import scanning_in_turn
 from switchyard.services.engine.records.requests import DeadLetterFilter, NewJob
 from switchyard.services.engine.records.states import State
 from tests.support.brokers import TestBroker
-from tests.support.eventually import PATIENCE, eventually
+from tests.support.eventually import MAX_WAIT, eventually
 from tests.support.jobs import journal
 from tests.support.redrives import plan, redrive
 from tests.support.system import System, open_system
@@ -68,7 +68,7 @@ async def test_a_letter_whose_confirm_is_cut_off_is_there_twice_and_tells_of_one
         await system.start_worker(amqp_url=SecretStr(proxy.url(broker310.amqp_url)))
         proxy.cut_when(hold_the_confirm)
         await system.publish("hot.scripted", {"steps": ["permanent"]}, job_id="job")
-        await asyncio.wait_for(confirm_is_held.wait(), PATIENCE)
+        await asyncio.wait_for(confirm_is_held.wait(), MAX_WAIT)
         await eventually(lambda: has_letters(system, 1))
         proxy.cut()
         proxy.resume()

@@ -24,7 +24,7 @@ from switchyard.services.engine.publishing.preparing import JobRequest
 from switchyard.services.engine.publishing.publisher import JobPublisher
 from switchyard.services.engine.records.limits import LimitSize, PermitDemand, PermitRequest
 from switchyard.services.engine.records.states import Pressure
-from tests.support.eventually import PATIENCE, eventually
+from tests.support.eventually import MAX_WAIT, eventually
 from tests.support.system import System
 
 MARKS = {"llm_ok_below": 1, "llm_slow_at": 2, "llm_full_at": 4}
@@ -35,8 +35,8 @@ NOOP = JobRequest("backfill.noop", {})
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not how soon the broker answers is shown here, but what follows from it."""
     for name in ("ASK_TIMEOUT", "MANAGEMENT_TIMEOUT", "DEPTH_TIMEOUT", "FIRST_DEPTH_TIMEOUT"):
-        monkeypatch.setattr(lane_pressure, name, PATIENCE)
-    monkeypatch.setattr(lane_report_module, "MANAGEMENT_TIMEOUT", PATIENCE)
+        monkeypatch.setattr(lane_pressure, name, MAX_WAIT)
+    monkeypatch.setattr(lane_report_module, "MANAGEMENT_TIMEOUT", MAX_WAIT)
 
 
 @pytest.fixture
@@ -153,7 +153,7 @@ async def test_a_broker_that_has_not_answered_in_time_is_asked_for_the_first_dep
     pressure.start()
     await eventually(lambda: pressure._query is not None and pressure._query.done())
     assert not pressure.is_known
-    monkeypatch.setattr(lane_pressure, "ASK_TIMEOUT", PATIENCE)
+    monkeypatch.setattr(lane_pressure, "ASK_TIMEOUT", MAX_WAIT)
     await eventually(lambda: pressure.is_known)
 
 

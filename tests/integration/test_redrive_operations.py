@@ -22,7 +22,7 @@ from switchyard.services.engine.redrive.spec import (
     start_redrive,
 )
 from tests.support.brokers import TestBroker
-from tests.support.eventually import PATIENCE, eventually
+from tests.support.eventually import MAX_WAIT, eventually
 from tests.support.jobs import journal
 from tests.support.redrives import (
     EVERYTHING,
@@ -296,7 +296,7 @@ async def test_pause_leaves_the_rest_and_resume_goes_on(
         async with running(system, operation) as task:
             await eventually(lambda: _ready(system, 20))
             await bulk_control.pause(system.ledger, operation.id)
-            assert (await asyncio.wait_for(task, PATIENCE)).state is BulkState.PAUSED
+            assert (await asyncio.wait_for(task, MAX_WAIT)).state is BulkState.PAUSED
         sent = await system.ready("backfill.llm")
         assert 20 <= sent < 200
         assert await ids(system) == everything[sent:]
@@ -323,7 +323,7 @@ async def test_cancelled_redrive_is_over(broker310: TestBroker, sqlite_url: str)
         operation = await start(system, rate=5)
         async with running(system, operation) as task:
             await bulk_control.cancel(system.ledger, operation.id)
-            assert (await asyncio.wait_for(task, PATIENCE)).state is BulkState.CANCELLED
+            assert (await asyncio.wait_for(task, MAX_WAIT)).state is BulkState.CANCELLED
         with pytest.raises(BulkConflict, match="is over"):
             await resume_redrive(system.ledger, operation.id)
         assert (await run(system, await start(system))).state is BulkState.COMPLETED

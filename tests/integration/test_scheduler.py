@@ -23,7 +23,7 @@ from switchyard.services.engine.scheduler.duties import SchedulerIntervals
 from switchyard.services.engine.scheduler.scheduler import Scheduler, TurnCounts
 from tests.support.brokers import TestBroker
 from tests.support.chaos import CHAOS_MODULES, Effects
-from tests.support.eventually import PATIENCE, eventually
+from tests.support.eventually import MAX_WAIT, eventually
 from tests.support.jobs import journal
 from tests.support.system import System, lanes_with, open_system
 from tests.support.tcp_proxy import TcpProxy
@@ -214,7 +214,7 @@ async def test_scheduler_waits_for_a_broker_that_is_away(
         through_proxy = SecretStr(proxy.url(broker310.amqp_url))
         async with scheduling(system, amqp_url=through_proxy) as scheduler:
             job_id = await system.publish("hot.noop", delay=0.01)
-            await asyncio.wait_for(scheduler.is_active.wait(), PATIENCE)
+            await asyncio.wait_for(scheduler.is_active.wait(), MAX_WAIT)
             await system.start_worker()
             await asyncio.sleep(4 * QUICK.turn)  # some turns that can't publish
             assert await system.state(job_id) == State.SCHEDULED
@@ -370,12 +370,12 @@ async def test_the_active_scheduler_tells_of_bulk_operations_and_one_that_stands
         await active.is_active.wait()
         active.bulk_due.clear()  # it stood by itself for a moment, perhaps
         async with scheduling(system, patient) as standby:
-            await asyncio.wait_for(standby.bulk_due.wait(), PATIENCE)
+            await asyncio.wait_for(standby.bulk_due.wait(), MAX_WAIT)
         assert not active.bulk_due.is_set()
         await system.ledger.bulk.create_bulk(
             "count-1", kind="count", title="numbers", spec={}, created_by="test"
         )
-        await asyncio.wait_for(active.bulk_due.wait(), PATIENCE)
+        await asyncio.wait_for(active.bulk_due.wait(), MAX_WAIT)
 
 
 async def test_second_scheduler_stands_by_and_takes_over_when_the_first_is_killed(
@@ -405,7 +405,7 @@ async def test_a_lease_that_was_taken_when_the_clock_was_ahead_locks_nobody_out(
     async with open_system(broker310, database_url) as system:
         assert await system.ledger.leases.acquire_lease(SCHEDULER, "somebody who has died", 7200)
         async with scheduling(system) as scheduler:
-            await asyncio.wait_for(scheduler.is_active.wait(), PATIENCE)
+            await asyncio.wait_for(scheduler.is_active.wait(), MAX_WAIT)
         assert await system.ledger.leases.acquire_lease("a pause", "somebody", 7200)
         assert not await system.ledger.leases.acquire_lease("a pause", "somebody else", 1)
 
@@ -416,7 +416,7 @@ async def test_scheduler_that_stops_hands_over_at_once(
     patient = SchedulerIntervals(turn=0.05, lease=60)
     async with open_system(broker310, sqlite_url) as system:
         async with scheduling(system, patient) as first:
-            await asyncio.wait_for(first.is_active.wait(), PATIENCE)
+            await asyncio.wait_for(first.is_active.wait(), MAX_WAIT)
             second = asyncio.create_task(wait_for_turn(system, patient))
         await asyncio.wait_for(second, 30)
 

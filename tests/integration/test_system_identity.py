@@ -36,7 +36,7 @@ from switchyard.services.engine.records.system import SystemRecord
 from switchyard.services.engine.scheduler.duties import SchedulerIntervals
 from switchyard.services.engine.scheduler.scheduler import Scheduler
 from tests.support.brokers import TestBroker
-from tests.support.eventually import PATIENCE, eventually
+from tests.support.eventually import MAX_WAIT, eventually
 from tests.support.ledgers import make_ledger
 
 
@@ -124,7 +124,7 @@ async def test_a_copy_made_seconds_ago_is_refused_once_its_scheduler_has_ended(
         with closing(sqlite3.connect(tmp_path / "ledger.db")) as one:
             one.execute("VACUUM INTO ?", (str(copy),))
         scheduler.stop()
-        await asyncio.wait_for(running, PATIENCE)
+        await asyncio.wait_for(running, MAX_WAIT)
         await require_same_system(settings, ledger)  # the ledger itself is innocent
     at_copy = settings_of(broker, tmp_path, f"sqlite+aiosqlite:///{copy}")
     async with await Ledger.open(at_copy.ledger_url) as restored:
@@ -367,7 +367,7 @@ async def test_what_can_not_be_claimed_at_the_start_is_claimed_as_soon_as_the_le
             nonlocal is_away
             async with claiming(wrong, second, stopped.set, retry_interval=0.05):
                 is_away = False
-                await asyncio.wait_for(stopped.wait(), PATIENCE)
+                await asyncio.wait_for(stopped.wait(), MAX_WAIT)
 
         with pytest.raises(WrongStorage, match="JOBS_STORAGE_URL"):
             await use()

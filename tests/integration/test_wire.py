@@ -20,7 +20,7 @@ from switchyard.broker.wire.envelope import Envelope
 from switchyard.broker.wire.failures import CHANNEL_ERRORS
 from switchyard.broker.wire.incoming import Incoming
 from tests.support.brokers import TestBroker
-from tests.support.eventually import PATIENCE, eventually
+from tests.support.eventually import MAX_WAIT, eventually
 from tests.support.publishing import depth
 from tests.support.tcp_proxy import TcpProxy
 
@@ -74,7 +74,7 @@ class Consumer:
         await self.channel.consume(QUEUE, "test", self._arrived.put_nowait)
 
     async def next(self) -> Incoming:
-        return await asyncio.wait_for(self._arrived.get(), PATIENCE)
+        return await asyncio.wait_for(self._arrived.get(), MAX_WAIT)
 
     def _on_cancel(self, _: spec.Basic.Cancel) -> None:
         self.cancelled.set()
@@ -149,7 +149,7 @@ async def test_a_consumer_that_fails_with_a_delivery_keeps_its_channel(
     await channel.consume(QUEUE, "test", take)
     for body in (b"bad", b"good"):
         await channel.publish("", QUEUE, Envelope(body, "id"))
-    message = await asyncio.wait_for(arrived.get(), PATIENCE)
+    message = await asyncio.wait_for(arrived.get(), MAX_WAIT)
     assert message.body == b"good"
     assert channel.ack(message.delivery_tag)
     assert not channel.closed.done()
@@ -201,7 +201,7 @@ async def test_the_end_of_a_queue_is_noticed_by_its_consumer(
     consumer = Consumer(channel)
     await consumer.start()
     await broker.management.delete(f"/queues/{{vhost}}/{QUEUE}")
-    await asyncio.wait_for(consumer.cancelled.wait(), PATIENCE)
+    await asyncio.wait_for(consumer.cancelled.wait(), MAX_WAIT)
     assert not channel.closed.done()
 
 
@@ -287,7 +287,7 @@ async def test_publishes_leave_in_order_although_the_writer_is_behind(
 async def test_confirms_can_be_waited_for_in_any_order(channel: PipelinedChannel) -> None:
     confirms = [channel.publish("", QUEUE, Envelope(b"", str(number))) for number in range(100)]
     for confirm in reversed(confirms):
-        await asyncio.wait_for(confirm, PATIENCE)
+        await asyncio.wait_for(confirm, MAX_WAIT)
 
 
 # --- the end ------------------------------------------------------------------------------------
@@ -300,7 +300,7 @@ async def test_a_channel_that_the_broker_closes_ends_all_that_waits(
     channel.ack(4711)  # unknown: PRECONDITION_FAILED
     waiting = channel.publish("", QUEUE, Envelope(b"", "job-2"))
 
-    await asyncio.wait_for(channel.closed, PATIENCE)
+    await asyncio.wait_for(channel.closed, MAX_WAIT)
     with pytest.raises(
         BrokerUnavailable, match="PRECONDITION_FAILED - unknown delivery tag"
     ) as away:
@@ -313,7 +313,7 @@ async def test_a_channel_that_the_broker_closes_ends_all_that_waits(
     assert not channel.requeue(1)
     with pytest.raises(CHANNEL_ERRORS):
         await channel.consume(QUEUE, "late", lambda _: None)
-    await asyncio.wait_for(channel.wait_for_window(0), PATIENCE)
+    await asyncio.wait_for(channel.wait_for_window(0), MAX_WAIT)
     assert await depth(broker.amqp_url, QUEUE) == 1
 
 
@@ -322,7 +322,7 @@ async def test_a_new_channel_works_where_the_broker_closed_another(
 ) -> None:
     connection = channel.connection
     channel.ack(4711)
-    await asyncio.wait_for(channel.closed, PATIENCE)
+    await asyncio.wait_for(channel.closed, MAX_WAIT)
     another = await open_channel(connection, confirms=True)  # type: ignore[arg-type]
     await another.publish("", QUEUE, Envelope(b"", "job-1"))
     consumer = Consumer(another)
@@ -355,7 +355,7 @@ async def test_publishing_to_a_missing_exchange_says_what_to_do(channel: Pipelin
 async def test_consuming_from_a_missing_queue_is_an_error(channel: PipelinedChannel) -> None:
     with pytest.raises(ChannelNotFoundEntity, match=r"no queue 'no\.such\.queue'"):
         await channel.consume("no.such.queue", "test", lambda _: None)
-    await asyncio.wait_for(channel.closed, PATIENCE)
+    await asyncio.wait_for(channel.closed, MAX_WAIT)
 
 
 async def test_a_connection_that_is_cut_closes_its_channels(broker310: TestBroker) -> None:
@@ -369,7 +369,7 @@ async def test_a_connection_that_is_cut_closes_its_channels(broker310: TestBroke
         await eventually(lambda: len(channel._outgoing) == 0)
         proxy.cut()
         with pytest.raises(BrokerUnavailable) as away:
-            await asyncio.wait_for(waiting, PATIENCE)
+            await asyncio.wait_for(waiting, MAX_WAIT)
         assert away.value.maybe_accepted
         assert channel.closed.done()
 

@@ -23,7 +23,7 @@ import openai
 from switchyard.api.server import ApiServer
 from switchyard.services.common.settings import Settings
 from tests.support.commands import ROOT, Running, commands
-from tests.support.eventually import PATIENCE, eventually
+from tests.support.eventually import MAX_WAIT, eventually
 
 
 @dataclass
@@ -46,7 +46,7 @@ class RunningApi:
     async def stop(self) -> None:
         """Stop the server as SIGTERM would."""
         self.server.stop()
-        await asyncio.to_thread(self.thread.join, PATIENCE)
+        await asyncio.to_thread(self.thread.join, MAX_WAIT)
         assert not self.thread.is_alive(), "the API did not stop"
 
 

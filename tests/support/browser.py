@@ -17,7 +17,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.wait import WebDriverWait
 
-from tests.support.eventually import PATIENCE
+from tests.support.eventually import MAX_WAIT
 
 FLAGS = (
     "--headless=new",
@@ -114,7 +114,7 @@ class Browser:
 
     def _wait(self, condition: Any, what: str) -> Any:
         waiting = WebDriverWait(
-            self.driver, PATIENCE, poll_frequency=0.05, ignored_exceptions=(Exception,)
+            self.driver, MAX_WAIT, poll_frequency=0.05, ignored_exceptions=(Exception,)
         )
         return waiting.until(condition, f"{what} did not come; the page is: {self._page()}")
 

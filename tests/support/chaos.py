@@ -28,7 +28,7 @@ from switchyard.services.engine.records.errors import LedgerUnavailable
 from switchyard.services.engine.records.states import State
 from switchyard.services.engine.scheduler.duties import SchedulerIntervals
 from switchyard.services.engine.scheduler.scheduler import Scheduler
-from tests.support.eventually import PATIENCE, eventually
+from tests.support.eventually import MAX_WAIT, eventually
 from tests.support.system import Broker, System, open_system
 from tests.support.worker_process import Process, Processes
 
@@ -94,7 +94,7 @@ class Effects:
         ended = {effect.job_id for effect in own if effect.what != "started"}
         return {effect.job_id for effect in own} - ended
 
-    async def reach(self, what: str, count: int, timeout: float = PATIENCE) -> None:
+    async def reach(self, what: str, count: int, timeout: float = MAX_WAIT) -> None:
         """Wait until that many jobs have this effect; `timeout`: seconds in which none has it."""
         await eventually(
             lambda: len(set(self.ids(what))) >= count,
@@ -224,7 +224,7 @@ async def assert_all_accounted_for(
     assert Counter(letter.id for letter in await system.letters()) == Counter(dead)
 
 
-async def wait_until_lanes_are_empty(system: System, timeout: float = PATIENCE) -> None:
+async def wait_until_lanes_are_empty(system: System, timeout: float = MAX_WAIT) -> None:
     """Return when nothing is left on the broker but dead letters."""
     left: dict[str, int] = {}
 

@@ -7,13 +7,13 @@ from inspect import isawaitable
 from typing import Any
 
 INTERVAL = 0.03
-PATIENCE = 60.0
+MAX_WAIT = 60.0
 """Seconds for what must happen: only a test that fails waits so long, however busy the machine."""
 
 
 async def eventually(
     predicate: Callable[[], Any],
-    timeout: float = PATIENCE,
+    timeout: float = MAX_WAIT,
     what: str = "",
     *,
     progress: Callable[[], Any] | None = None,

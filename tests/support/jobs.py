@@ -39,7 +39,7 @@ from switchyard.services.engine.jobs.outcomes import (
     Snooze,
 )
 from switchyard.services.engine.jobs.registry import job
-from tests.support.eventually import PATIENCE
+from tests.support.eventually import MAX_WAIT
 
 CPU_LIMIT = 2.0
 SLOW_LIMIT = 0.2
@@ -70,7 +70,7 @@ class Signals:
         """Wake everybody who waits for something to be noted."""
         self._changed.set()
 
-    async def until(self, true: Callable[[], bool], timeout: float = PATIENCE) -> None:
+    async def until(self, true: Callable[[], bool], timeout: float = MAX_WAIT) -> None:
         """Wait until `true()` is, asked after each change.
 
         Raises AssertionError after `timeout` seconds.

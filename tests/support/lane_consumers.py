@@ -19,7 +19,7 @@ from switchyard.broker.topology.build import build
 from switchyard.broker.wire.envelope import Envelope
 from switchyard.broker.wire.reconnector import Reconnector
 from tests.support.brokers import TestBroker
-from tests.support.eventually import PATIENCE, eventually
+from tests.support.eventually import MAX_WAIT, eventually
 from tests.support.jobs import Signals
 from tests.support.publishing import MOST_OVERSHOOT
 
@@ -123,7 +123,7 @@ class Lanes:
         return consumer
 
     async def consuming(
-        self, consumer: LaneConsumer, *queues: str, timeout: float = PATIENCE
+        self, consumer: LaneConsumer, *queues: str, timeout: float = MAX_WAIT
     ) -> None:
         """Wait until it consumes these queues, or all that it has."""
 

@@ -5,7 +5,7 @@ from urllib.parse import quote
 
 import httpx
 
-from tests.support.eventually import PATIENCE, eventually
+from tests.support.eventually import MAX_WAIT, eventually
 
 
 class Management:
@@ -37,11 +37,11 @@ class Management:
         """Return messages in the queue, ready and unacknowledged."""
         return (await self.queue(name)).get("messages", 0)
 
-    async def wait_until_depth(self, name: str, depth: int, timeout: float = PATIENCE) -> None:
+    async def wait_until_depth(self, name: str, depth: int, timeout: float = MAX_WAIT) -> None:
         """Return when the queue holds exactly `depth` messages, ready and unacknowledged."""
         await self.wait_for(name, timeout, messages=depth)
 
-    async def wait_for(self, name: str, timeout: float = PATIENCE, **fields: Any) -> dict[str, Any]:
+    async def wait_for(self, name: str, timeout: float = MAX_WAIT, **fields: Any) -> dict[str, Any]:
         """Return when the queue has these fields, as in `messages_unacknowledged=3`."""
         seen: dict[str, Any] = {}
 

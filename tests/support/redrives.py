@@ -25,7 +25,7 @@ from switchyard.services.engine.redrive.sending import RedriveCounts
 from switchyard.services.engine.redrive.spec import RedriveProgress, RedriveSpec, start_redrive
 from switchyard.services.engine.scheduler.duties import SchedulerIntervals
 from switchyard.services.engine.scheduler.scheduler import Scheduler
-from tests.support.eventually import PATIENCE
+from tests.support.eventually import MAX_WAIT
 from tests.support.system import System
 
 EVERYTHING = LetterFilter()
@@ -151,7 +151,7 @@ async def indexing(system: System) -> AsyncIterator[None]:
     await scheduler.is_active.wait()
     yield
     scheduler.stop()
-    await asyncio.wait_for(task, PATIENCE)
+    await asyncio.wait_for(task, MAX_WAIT)
 
 
 def runner_of(system: System, **options: Any) -> BulkRunner:
@@ -187,7 +187,7 @@ async def running(
     task = asyncio.create_task(runner.run_one(operation.id))
     yield task
     runner.stop()
-    await asyncio.wait_for(task, PATIENCE)
+    await asyncio.wait_for(task, MAX_WAIT)
 
 
 async def current(system: System, operation: BulkOperation) -> BulkOperation:

@@ -37,7 +37,7 @@ from switchyard.services.engine.records.results import JobRecord
 from switchyard.services.engine.records.states import State
 from switchyard.services.engine.runtime.worker import Worker, plan_for
 from tests.support.brokers import TestBroker
-from tests.support.eventually import PATIENCE, eventually
+from tests.support.eventually import MAX_WAIT, eventually
 from tests.support.jobs import journal
 from tests.support.ledgers import make_ledger
 from tests.support.publishing import MOST_OVERSHOOT
@@ -83,7 +83,7 @@ class RunningWorker:
     async def stop(self) -> None:
         """Stop the worker as SIGTERM would: drain and end. Raises what the worker raised."""
         self.worker.stop()
-        await asyncio.wait_for(self.task, PATIENCE)
+        await asyncio.wait_for(self.task, MAX_WAIT)
 
     async def publishing(self) -> None:
         """Wait until what it publishes can leave at once."""
@@ -167,7 +167,7 @@ class System:
         for running in self.workers:
             running.worker.stop()
         await asyncio.wait_for(
-            asyncio.gather(*(running.task for running in self.workers)), PATIENCE
+            asyncio.gather(*(running.task for running in self.workers)), MAX_WAIT
         )
 
     # --- publishing -------------------------------------------------------------------------
@@ -230,7 +230,7 @@ class System:
         return record
 
     async def wait_for_state(
-        self, job_id: str, *states: State, timeout: float = PATIENCE, while_jobs_end: bool = False
+        self, job_id: str, *states: State, timeout: float = MAX_WAIT, while_jobs_end: bool = False
     ) -> JobRecord:
         """Wait until a job is in one of these states, and return its record; with `while_jobs_end`
         the time begins anew whenever any job ends."""
@@ -250,7 +250,7 @@ class System:
         return await self.ledger.core.database.read(lambda c: c.execute(ended).scalar_one())
 
     async def wait_until_all(
-        self, job_ids: Iterable[str], *states: State, timeout: float = PATIENCE
+        self, job_ids: Iterable[str], *states: State, timeout: float = MAX_WAIT
     ) -> None:
         """Return when each of the jobs is in one of these states."""
         wanted = list(job_ids)
@@ -277,7 +277,7 @@ class System:
         async with scanning(self.settings.require_amqp_url()) as scan:
             return [letter async for letter in scan.letters()]
 
-    async def wait_for_letter(self, letter_id: str, timeout: float = PATIENCE) -> QueuedDeadLetter:
+    async def wait_for_letter(self, letter_id: str, timeout: float = MAX_WAIT) -> QueuedDeadLetter:
         """Wait until the letter of that id (a job's, or `raw-…`) is in `jobs.dead`, and return
         it."""
 
@@ -293,7 +293,7 @@ class System:
             declared = await channel.declare_queue(queue, passive=True)
             return declared.declaration_result.message_count or 0
 
-    async def wait_until_ready(self, queue: str, count: int, timeout: float = PATIENCE) -> None:
+    async def wait_until_ready(self, queue: str, count: int, timeout: float = MAX_WAIT) -> None:
         """Return when that many messages are in the queue that no consumer holds."""
         async with self.channel() as channel:
 
@@ -303,7 +303,7 @@ class System:
 
             await eventually(reached, timeout, f"{count} messages ready in {queue}")
 
-    async def take(self, queue: str, timeout: float = PATIENCE) -> AbstractIncomingMessage:
+    async def take(self, queue: str, timeout: float = MAX_WAIT) -> AbstractIncomingMessage:
         """Wait for the next message of a queue, acknowledge and return it."""
         async with self.channel() as channel:
             found = await channel.get_queue(queue, ensure=False)

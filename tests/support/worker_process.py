@@ -37,7 +37,7 @@ from switchyard.services.engine.runtime.worker import Worker, plan_for
 from switchyard.services.engine.scheduler.duties import SchedulerIntervals
 from switchyard.services.engine.scheduler.scheduler import Scheduler
 from tests.support.commands import Running, commands
-from tests.support.eventually import PATIENCE, eventually
+from tests.support.eventually import MAX_WAIT, eventually
 
 ROOT = Path(__file__).parents[2]
 
@@ -75,7 +75,7 @@ class Process:
     def resume(self) -> None:
         self._signal(signal.SIGCONT)
 
-    async def ended(self, timeout: float = PATIENCE) -> int:
+    async def ended(self, timeout: float = MAX_WAIT) -> int:
         """Wait for its end. Return its exit code, or the negative number of the signal that ended
         it."""
         try:
@@ -135,7 +135,7 @@ class Processes(AsyncCloseable):
             )
         started = Process(self._open.enter_context(process), log, "")
         self.all.append(started)
-        line = await asyncio.wait_for(asyncio.to_thread(said.readline), PATIENCE)
+        line = await asyncio.wait_for(asyncio.to_thread(said.readline), MAX_WAIT)
         ready, _, started.said = line.strip().partition(" ")
         assert ready == "ready", f"{role} did not start:\n{started.tail()}"
         return started
@@ -178,7 +178,7 @@ async def worker(
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, running.stop)
     task = asyncio.create_task(running.run())
     await eventually(
-        lambda: task.done() or set(running.queue_states.values()) == {"consuming"}, PATIENCE
+        lambda: task.done() or set(running.queue_states.values()) == {"consuming"}, MAX_WAIT
     )
     _say_ready(running.worker_id)
     await task

@@ -14,7 +14,7 @@ from switchyard.cli.system.autoscale import (
     parse_ranges,
 )
 
-PATIENCE = ScalingCooldowns(wait=10, calm=60)
+COOLDOWNS = ScalingCooldowns(wait=10, calm=60)
 BOUNDS = ProcessRange(1, 4)
 
 
@@ -24,7 +24,7 @@ def course(*looks: KindLoad, every: float = 5.0, span: ProcessRange = BOUNDS) ->
     processes = looks[0].processes
     for number, look in enumerate(looks):
         seen = KindLoad(processes, look.slots, look.running, look.waited, look.server_limit)
-        verdict = decide(seen, span, state, PATIENCE, 1_000 + number * every)
+        verdict = decide(seen, span, state, COOLDOWNS, 1_000 + number * every)
         state, processes = verdict.state, verdict.processes
         wanted.append(processes)
     return wanted

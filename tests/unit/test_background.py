@@ -6,7 +6,7 @@ import structlog
 from structlog.testing import capture_logs
 
 from switchyard.broker.task_supervisor import VITAL_TRIES, BackgroundFailed, TaskSupervisor
-from tests.support.eventually import PATIENCE
+from tests.support.eventually import MAX_WAIT
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ async def test_a_task_that_ends_is_told_and_started_again(end: Any, at_once: Non
     background = new()
     with capture_logs() as logs:
         background.start("work", work)
-        await asyncio.wait_for(alive.wait(), PATIENCE)
+        await asyncio.wait_for(alive.wait(), MAX_WAIT)
         await background.close()
     assert lives == 5
     told = [(each["log_level"], each["task"], each["error"]) for each in logs]
@@ -58,7 +58,7 @@ async def test_a_vital_task_that_can_not_be_kept_running_ends_its_owner(at_once:
     background = new()
     background.start("beat", work, vital=True)
     with pytest.raises(BackgroundFailed, match=r"beat has failed 3 times.*a bug") as failed:
-        await asyncio.wait_for(background.failed, PATIENCE)
+        await asyncio.wait_for(background.failed, MAX_WAIT)
     assert lives == VITAL_TRIES
     assert isinstance(failed.value.__cause__, ValueError)
     await background.close()
@@ -80,7 +80,7 @@ async def test_failures_long_ago_do_not_count(
 
     background = new()
     background.start("beat", work, vital=True)
-    await asyncio.wait_for(enough.wait(), PATIENCE)
+    await asyncio.wait_for(enough.wait(), MAX_WAIT)
     assert not background.failed.done()
     await background.close()
 

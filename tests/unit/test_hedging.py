@@ -9,7 +9,7 @@ import pytest
 from switchyard.services.common.errors import TemporarilyUnavailable
 from switchyard.services.engine.jobs.output_stream import OutputStream
 from switchyard.services.llm.hedges import MAX_BURST, MIN_CALLS, Hedges
-from tests.support.eventually import PATIENCE, eventually
+from tests.support.eventually import MAX_WAIT, eventually
 
 Run = Callable[[OutputStream], Coroutine[Any, Any, str]]
 
@@ -65,7 +65,7 @@ async def race(
     second_fails: Exception | None = None,
 ) -> str:
     first, second = runs.run("first", first_fails), runs.run("second", second_fails)
-    return await asyncio.wait_for(made.race(patience, None, first, second), PATIENCE)
+    return await asyncio.wait_for(made.race(patience, None, first, second), MAX_WAIT)
 
 
 async def until(runs: Runs, *names: str) -> None:
@@ -175,4 +175,4 @@ async def test_the_loser_is_broken_off_while_the_winner_still_writes(winner: int
 
     asyncio.get_running_loop().call_later(0.05, begin.set)
     racing = hedges().race(0.01, None, run(0), run(1))
-    assert await asyncio.wait_for(racing, PATIENCE) == str(winner)
+    assert await asyncio.wait_for(racing, MAX_WAIT) == str(winner)

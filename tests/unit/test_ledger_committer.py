@@ -11,7 +11,7 @@ from switchyard.services.engine.records.errors import (
     LedgerUnavailable,
     RowRejected,
 )
-from tests.support.eventually import PATIENCE
+from tests.support.eventually import MAX_WAIT
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ async def test_nobody_waits_for_ever_when_the_answers_are_too_few() -> None:
 
     committer = GroupCommitter(commit)
     with pytest.raises(LedgerUnavailable, match="not known"):
-        await asyncio.wait_for(committer.submit(Write("a")), PATIENCE)
+        await asyncio.wait_for(committer.submit(Write("a")), MAX_WAIT)
 
 
 async def test_what_nobody_waits_for_goes_with_the_next_operation() -> None:
@@ -132,7 +132,7 @@ async def test_what_nobody_waits_for_is_committed_alone_or_at_the_end() -> None:
     commits = Commits()
     commits.go_on.set()
     committer = GroupCommitter(commits)
-    assert await asyncio.wait_for(committer.submit_soon(Write("alone")), PATIENCE) == "alone"
+    assert await asyncio.wait_for(committer.submit_soon(Write("alone")), MAX_WAIT) == "alone"
     last = committer.submit_soon(Write("last"))
     await committer.close()
     assert await last == "last"

@@ -25,7 +25,7 @@ from switchyard.services.llm.records.llm_servers import WAIT_FOR_SERVER
 
 REQUEST: Any = type("Request", (), {"url": "http://there/v1"})()
 PERMANENT = {400, 401, 403, 404, 405, 410, 413, 415, 422, 451}
-PATIENCE = {402, 429, 503, 529}
+WAIT_STATUSES = {402, 429, 503, 529}
 AGAIN = {408, 409, 425, 500, 501, 502, 504, 507, 599}
 
 
@@ -71,11 +71,11 @@ def test_every_error_class_of_the_package_is_mapped(kind: type[openai.OpenAIErro
     assert "LLM server" in str(meaning) or "model" in str(meaning)
 
 
-@pytest.mark.parametrize("status", sorted(PERMANENT | PATIENCE | AGAIN))
+@pytest.mark.parametrize("status", sorted(PERMANENT | WAIT_STATUSES | AGAIN))
 def test_every_status_has_one_meaning(status: int) -> None:
     meaning = translate(status_error(openai.APIStatusError, status))
     assert isinstance(meaning, LlmRefused) == (status in PERMANENT)
-    assert isinstance(meaning, LlmLimited) == (status in PATIENCE)
+    assert isinstance(meaning, LlmLimited) == (status in WAIT_STATUSES)
     assert (isinstance(meaning, RetryableError) and meaning.counts) == (status in AGAIN)
 
 

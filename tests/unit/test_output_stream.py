@@ -11,7 +11,7 @@ from switchyard.services.engine.monitoring.job_events import (
     text_event,
 )
 from switchyard.services.llm.answer_follower import AnswerStream
-from tests.support.eventually import PATIENCE
+from tests.support.eventually import MAX_WAIT
 
 
 class Heard:
@@ -30,7 +30,7 @@ async def test_words_are_gathered_into_few_pieces() -> None:
     for _ in range(100):
         told.write("word ")
     assert heard.pieces == []
-    await asyncio.wait_for(heard.first.wait(), PATIENCE)
+    await asyncio.wait_for(heard.first.wait(), MAX_WAIT)
     assert heard.pieces == [("word " * 100, 0)]
     told.write("the end")
     told.end()
@@ -43,7 +43,7 @@ async def test_what_there_is_no_time_to_tell_is_left_out_and_the_next_piece_says
     told.write("x" * 1_000_000)
     while len(heard.pieces) < output_stream.MAX_BACKLOG // output_stream.MAX_PIECE:
         heard.first.clear()
-        await asyncio.wait_for(heard.first.wait(), PATIENCE)
+        await asyncio.wait_for(heard.first.wait(), MAX_WAIT)
     assert sum(len(text) for text, _ in heard.pieces) == output_stream.MAX_BACKLOG
     told.write("after")
     told.end()

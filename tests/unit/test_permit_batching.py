@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from switchyard.services.engine.records.limits import LimitSize, PermitDemand
 from switchyard.services.engine.runtime.permit_batching import PermitRequestBatcher
-from tests.support.eventually import PATIENCE
+from tests.support.eventually import MAX_WAIT
 
 FULL = [PermitDemand("openai", "", LimitSize(concurrency=1))]
 OTHER = [PermitDemand("account", "acme", LimitSize(concurrency=1))]
@@ -53,14 +53,14 @@ async def test_one_that_stays_alone_asks_after_a_moment() -> None:
     crowd = batcher()
     (alone,) = await joined(crowd, FULL)
     assert not alone.done()
-    await asyncio.wait_for(alone, PATIENCE)
+    await asyncio.wait_for(alone, MAX_WAIT)
 
 
 async def test_one_that_gives_up_keeps_nobody_waiting() -> None:
     crowd = batcher()
     first, second = await joined(crowd, FULL, FULL)
     first.cancel()
-    await asyncio.wait_for(second, PATIENCE)
+    await asyncio.wait_for(second, MAX_WAIT)
 
 
 async def test_a_worker_of_few_slots_gives_none_of_them_to_waiting() -> None:

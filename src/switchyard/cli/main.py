@@ -202,7 +202,7 @@ def _jobctl(
         ),
     ] = False,
 ) -> None:
-    """A callback makes a group of it, which gets its commands below."""
+    """Make a group, to which `commands` adds all commands."""
 
 
 @cache

@@ -22,7 +22,7 @@ from tests.support.eventually import eventually
 from tests.support.jobs import journal
 from tests.support.system import System
 
-PATIENCE = 15.0
+MAX_WAIT = 15.0
 
 
 async def frames(answer: httpx.Response) -> AsyncGenerator[dict[str, Any]]:
@@ -50,7 +50,7 @@ async def collect(
     found = [] if found is None else found
     headers = {} if last_id is None else {"Last-Event-ID": last_id}
     async with (
-        asyncio.timeout(PATIENCE),
+        asyncio.timeout(MAX_WAIT),
         api.client.stream("GET", path, headers=headers) as answer,
     ):
         assert answer.headers["content-type"].startswith("text/event-stream")
@@ -74,7 +74,7 @@ async def follow(api: RunningApi, job_id: str) -> asyncio.Task[list[dict[str, An
     """What the job's stream sends to its end; it has told already how the job stands."""
     found: list[dict[str, Any]] = []
     following = asyncio.create_task(collect(api, f"/jobs/{job_id}/events", found=found))
-    await eventually(lambda: found or following.done(), PATIENCE, "the first event")
+    await eventually(lambda: found or following.done(), MAX_WAIT, "the first event")
     return following
 
 
@@ -180,7 +180,7 @@ async def test_another_process_knows_the_same_ids(system: System, api: RunningAp
 async def test_an_idle_stream_gives_signs_of_life(system: System) -> None:
     async with (
         serving(system.settings, api_heartbeat=0.1) as api,
-        asyncio.timeout(PATIENCE),
+        asyncio.timeout(MAX_WAIT),
         api.client.stream("GET", "/events") as answer,
     ):
         comments = 0

@@ -32,7 +32,7 @@ from switchyard.services.llm.llm_errors import (
 from switchyard.services.llm.model_client import ModelClient
 from switchyard.services.llm.records.llm_servers import TRIAL_AFTER_FAILURES, SlotsFull
 from tests.support import llm_server
-from tests.support.eventually import PATIENCE, eventually
+from tests.support.eventually import MAX_WAIT, eventually
 from tests.support.llm_process import asking
 from tests.support.llm_server import LlmServer
 
@@ -256,7 +256,7 @@ async def test_a_server_killed_and_started_again_costs_no_attempt(plain_ledger: 
                     await ask(alone, "anybody there?")
             await eventually(lambda: len(failures) >= 8, what="an end of the eight requests")
             with serving(QUICK, port=port):
-                answered, left = await asyncio.wait(asking_all, timeout=PATIENCE)
+                answered, left = await asyncio.wait(asking_all, timeout=MAX_WAIT)
                 assert not left, f"{len(left)} questions have no answer: {failures}"
         finally:
             await end_tasks(*asking_all)

@@ -22,7 +22,7 @@ from switchyard.services.llm import openai_batch_input
 from switchyard.services.llm.openai_batch_input import raw_lines
 from switchyard.services.llm.openai_batches import OpenAiBatches
 from tests.support.api_server import RunningApi, client_of, connected, serving
-from tests.support.eventually import PATIENCE, eventually
+from tests.support.eventually import MAX_WAIT, eventually
 from tests.support.llm_server import MODEL, LlmServer, answers, fails, says
 from tests.support.system import System
 
@@ -73,7 +73,7 @@ async def backfilling(system: System) -> AsyncIterator[None]:
         yield
     finally:
         runner.stop()
-        await asyncio.wait_for(task, PATIENCE)
+        await asyncio.wait_for(task, MAX_WAIT)
 
 
 async def handed_in(client: openai.AsyncOpenAI, content: bytes, **more: Any) -> Any:

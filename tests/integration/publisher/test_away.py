@@ -10,7 +10,7 @@ from switchyard.broker.errors import BrokerUnavailable
 from switchyard.broker.publish.outcome import Accepted, Outgoing
 from switchyard.broker.settings import BrokerSettings
 from tests.support.brokers import TestBroker
-from tests.support.eventually import PATIENCE, eventually
+from tests.support.eventually import MAX_WAIT, eventually
 from tests.support.publishing import (
     BACKFILL,
     BACKFILL_QUEUE,
@@ -66,7 +66,7 @@ async def test_a_job_whose_confirm_got_lost_may_have_been_accepted(
         await eventually(partial(is_depth, broker310.amqp_url, HOT_QUEUE, 2))
         proxy.cut()
         proxy.resume()
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(MAX_WAIT):
             with pytest.raises(BrokerUnavailable) as away:
                 await publishing
         assert away.value.maybe_accepted
@@ -83,7 +83,7 @@ async def test_a_job_that_got_lost_on_its_way_may_have_been_accepted_too(
     async with publisher_type(settings) as publisher:
         await publisher.publish(job("before"), HOT)
         cut = proxy.cut_when(lambda seen: b"the-one" in seen)
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(MAX_WAIT):
             with pytest.raises(BrokerUnavailable) as away:
                 await publisher.publish(job("the-one"), HOT)
         assert cut.is_set()

@@ -18,7 +18,7 @@ from switchyard.services.engine.runtime.worker import (
     plan_for,
 )
 from tests.support.brokers import TestBroker
-from tests.support.eventually import PATIENCE, eventually
+from tests.support.eventually import MAX_WAIT, eventually
 from tests.support.jobs import journal
 from tests.support.peers import closes, listening
 from tests.support.system import JOB_MODULES, System, open_system
@@ -139,7 +139,7 @@ async def test_a_worker_that_waits_for_its_ledger_can_be_stopped(system: System)
     faulty = FaultyLedger(system.ledger)
     faulty.away.add("*")
     running = await system.start_worker("llm", ledger=faulty, wait=False)  # type: ignore[arg-type]
-    await asyncio.wait_for(running.stop(), PATIENCE)
+    await asyncio.wait_for(running.stop(), MAX_WAIT)
 
 
 async def test_a_worker_does_not_start_with_a_ledger_that_refuses_it(system: System) -> None:

@@ -9,7 +9,7 @@ import httpx
 
 from tests.support.fault_run.chronicle import Chronicle
 
-PATIENCE = 20.0
+MAX_WAIT = 20.0
 """Seconds that an answer is waited for."""
 PAUSE = 0.3
 """Seconds before something is asked again."""
@@ -23,7 +23,7 @@ class Api:
         self._urls = urls
         self._dice = dice
         self._told = told
-        self._client = httpx.AsyncClient(timeout=PATIENCE, trust_env=False, verify=False)
+        self._client = httpx.AsyncClient(timeout=MAX_WAIT, trust_env=False, verify=False)
 
     async def close(self) -> None:
         await self._client.aclose()

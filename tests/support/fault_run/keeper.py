@@ -19,7 +19,7 @@ JOBCTL = (
     "from switchyard.cli.main import main; main()"
 )
 RESTART_PAUSE = 0.3
-STOP_PATIENCE = 40.0
+STOP_TIMEOUT = 40.0
 """Seconds that a process may take from SIGTERM to its end, on a busy machine."""
 
 
@@ -83,9 +83,9 @@ class Kept:
         if not self._signal(signal.SIGTERM):
             return
         try:
-            await asyncio.wait_for(self._ended.wait(), STOP_PATIENCE)
+            await asyncio.wait_for(self._ended.wait(), STOP_TIMEOUT)
         except TimeoutError:
-            self._told.blame(f"{self.name} still ran {STOP_PATIENCE:g} s after SIGTERM")
+            self._told.blame(f"{self.name} still ran {STOP_TIMEOUT:g} s after SIGTERM")
             await self.kill()
 
     async def stop(self) -> None:

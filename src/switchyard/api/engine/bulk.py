@@ -1,4 +1,5 @@
-"""What backfills and redrives have in common over HTTP: list, show, pause, resume, set limits."""
+"""Shared by the endpoints of backfills, redrives and bulk actions: list, show, pause, resume, set
+limits."""
 
 from __future__ import annotations
 

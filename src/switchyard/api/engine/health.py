@@ -68,23 +68,23 @@ def rate_limited_checks(state: ApiState) -> RateLimitedCall[list[Dependency]]:
 
 def _checks(state: ApiState) -> dict[str, Probe]:
     checks: dict[str, Probe] = {
-        "ledger": partial(_ask_ledger, state),
+        "ledger": partial(_probe_ledger, state),
         "storage": lambda: state.storage.put_async(_probe_key(), b"ok"),
     }
     if state.broker is not None:
-        checks["broker"] = partial(_ask_broker, state.broker)
+        checks["broker"] = partial(_probe_broker, state.broker)
         checks[EVENTS] = state.broker.feed.check
     return checks
 
 
-async def _ask_ledger(state: ApiState) -> None:
+async def _probe_ledger(state: ApiState) -> None:
     """Check that the ledger answers. Raises LedgerError."""
     await state.ledger.check()
     await state.ledger.disk_space.require_room()
     await asyncio.to_thread(require_room_for_ledger, state.settings)
 
 
-async def _ask_broker(broker: BrokerSide) -> None:
+async def _probe_broker(broker: BrokerSide) -> None:
     """Check that the broker answers. Raises BrokerUnavailable; Blocked under an alarm, which the
     broker tells to publishing connections."""
     await broker.pressure.probe()

@@ -1,4 +1,4 @@
-"""What all endpoints that publish jobs share: headers, refusals, idempotency keys."""
+"""Shared by all endpoints that publish jobs: headers, refusals, idempotency keys."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ async def publish_job(broker: BrokerSide, job: NewJob) -> Published:
         raise lane_full(error, job_id=job.message.job_id) from error
 
 
-async def check_same(
+async def require_same_request(
     state: Shared, request: JobRequest, published: Published, *, expires_in: float | None = None
 ) -> None:
     """Raise Problem where the idempotency key belongs to a job of a different request."""

@@ -13,9 +13,9 @@ from switchyard.api.dependencies import ReferencesOf
 from switchyard.api.engine.job_publishing import (
     ACCEPTED_HEADERS,
     IdempotencyKey,
-    check_same,
     prepare_job,
     publish_job,
+    require_same_request,
     set_pressure_header,
 )
 from switchyard.api.http.document_errors import RESULT_PROBLEMS
@@ -119,7 +119,7 @@ async def publish(
     job = await prepare_job(broker, job_request, by_routing_key=body.routing_key is not None)
     accepted = await publish_job(broker, job)
     if accepted.duplicate:
-        await check_same(state, job_request, accepted)
+        await require_same_request(state, job_request, accepted)
         response.headers["Idempotency-Replayed"] = "true"
     pressure = await set_pressure_header(broker, job, accepted, response)
     response.headers["Location"] = f"/jobs/{accepted.job_id}"

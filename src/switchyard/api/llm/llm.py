@@ -13,9 +13,9 @@ from fastapi import Header, Query, Request, Response
 from switchyard.api.engine.job_publishing import (
     ACCEPTED_HEADERS,
     IdempotencyKey,
-    check_same,
     prepare_job,
     publish_job,
+    require_same_request,
     set_pressure_header,
 )
 from switchyard.api.engine.jobs import JobIdInPath
@@ -142,7 +142,7 @@ async def _ask_by_job(
     job = await prepare_job(broker, job_request, by_routing_key=False)
     accepted = await publish_job(broker, job)
     if accepted.duplicate:
-        await check_same(state, job_request, accepted, expires_in=body.expires_in)
+        await require_same_request(state, job_request, accepted, expires_in=body.expires_in)
         response.headers["Idempotency-Replayed"] = "true"
     await set_pressure_header(broker, job, accepted, response)
     response.headers["Location"] = f"/llm/requests/{accepted.job_id}"

@@ -147,7 +147,7 @@ def require_ledger(settings: Settings) -> None:
     except FileNotFoundError as error:
         raise LedgerMissing(str(file)) from error
     except OSError:
-        return  # who opens it says why it can't be
+        return  # opening it reports why it can't be used
 
 
 @asynccontextmanager

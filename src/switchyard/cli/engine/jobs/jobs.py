@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import typer
@@ -126,27 +126,28 @@ def show(job_id: JobIdArgument, as_json: JsonOption = False) -> None:
     if as_json:
         print_json(run(_read_details(settings, job_id)))
         return
-    job, pipeline, join, dead, wait, pause, acts = run(_read_job(settings, job_id))
-    followers = [each for each in pipeline if each.id != job.id]
-    _print_job(job, join)
-    if wait is not None:
+    report = run(_read_job(settings, job_id))
+    job = report.job
+    followers = [each for each in report.pipeline if each.id != job.id]
+    _print_job(job, report.join)
+    if (wait := report.limit_wait) is not None:
         whose = f" of {wait.key}" if wait.key else ""
         say(
             f"It waits for room in the limit {wait.name}{whose}, since {age(wait.since)}: "
             "`jobctl limits`."
         )
-    if pause is not None:
+    if (pause := report.pause) is not None:
         why = f": {pause.reason}" if pause.reason else ""
         say(
             f"The pause of {pause}, by {pause.created_by} {age(pause.created_at)} ago, keeps it "
             f"from beginning{why}; {pause.remedy} ends it."
         )
-    for act in acts:
+    for act in report.actions:
         say(action_text(act))
     for hint in hints(job):
         say(hint)
-    if join is not None and join.is_stuck and dead:
-        say(_join_hint(join, dead))
+    if report.join is not None and report.join.is_stuck and report.dead_ids:
+        say(_join_hint(report.join, report.dead_ids))
     if followers:
         echo()
         rows = table("PIPELINE", "JOB", "STATE", "AGE", flexible=("JOB",))
@@ -225,19 +226,24 @@ async def _read_details(settings: Settings, job_id: str) -> JobDetails:
         return await view_job_details(ledger, registry, job)
 
 
-async def _read_job(
-    settings: Settings, job_id: str
-) -> tuple[
-    JobRecord,
-    list[JobSummary],
-    JoinRecord | None,
-    list[str],
-    PendingPermit | None,
-    PauseRecord | None,
-    list[JobActionRecord],
-]:
-    """Read the job, its pipeline, its join and some dead jobs that it waits for, the limit that it
-    waits for, the pause that holds it, and the bulk actions on it."""
+@dataclass(frozen=True, slots=True)
+class JobReport:
+    """What the ledger has about a job."""
+
+    job: JobRecord
+    pipeline: list[JobSummary]
+    """The jobs of its pipeline, itself included."""
+    limit_wait: PendingPermit | None
+    pause: PauseRecord | None
+    """The pause that holds it."""
+    actions: list[JobActionRecord]
+    """The bulk actions on it."""
+    join: JoinRecord | None = None
+    dead_ids: Sequence[str] = ()
+    """Some dead jobs that it waits for."""
+
+
+async def _read_job(settings: Settings, job_id: str) -> JobReport:
     from switchyard.api.views.pauses import pause_of
     from switchyard.services.engine.jobs.registry import Registry
     from switchyard.services.engine.records.states import State
@@ -248,14 +254,18 @@ async def _read_job(
         job = await ledger.job_reads.require(job_id)
         job = replace(job, payload=registry.hide_secrets(job.job_type, job.payload))
         pipeline = await ledger.job_reads.pipeline(job.pipeline or job.id)
-        wait = await ledger.limits.limit_wait(job_id)
-        pause = await pause_of(ledger, job)
-        acts = await ledger.job_actions.of_job(job_id)
+        report = JobReport(
+            job,
+            pipeline,
+            limit_wait=await ledger.limits.limit_wait(job_id),
+            pause=await pause_of(ledger, job),
+            actions=await ledger.job_actions.of_job(job_id),
+        )
         if not job.joins:
-            return job, pipeline, None, [], wait, pause, acts
+            return report
         dead, _ = await ledger.joins.joined_jobs(job_id, state=State.DEAD, limit=3)
         join = await ledger.joins.join(job_id)
-        return job, pipeline, join, [each.job_id for each in dead], wait, pause, acts
+        return replace(report, join=join, dead_ids=[each.job_id for each in dead])
 
 
 def action_text(act: JobActionRecord) -> str:
@@ -299,11 +309,11 @@ def _describe_join(join: JoinRecord) -> str:
     return f"{', '.join(parts)}; {choice[join.when_dead]}"
 
 
-def _join_hint(join: JoinRecord, dead: list[str]) -> str:
+def _join_hint(join: JoinRecord, dead_ids: Sequence[str]) -> str:
     """Return what to do about a join that waits for dead jobs alone."""
-    dead_ids = ", ".join(dead) + (", …" if join.dead > len(dead) else "")
+    ids = ", ".join(dead_ids) + (", …" if join.dead > len(dead_ids) else "")
     return (
-        f"It waits for dead jobs ({dead_ids}): `jobctl dead redrive {dead[0]}`, or without them: "
+        f"It waits for dead jobs ({ids}): `jobctl dead redrive {dead_ids[0]}`, or without them: "
         f"`jobctl jobs release {join.id}`."
     )
 
