@@ -22,31 +22,42 @@ def _leaves(command, path=("jobctl",)):
 COMMANDS = dict(_leaves(command_tree()))
 
 
-def _sections() -> dict[str, str]:
-    """By command, with the options that all backfills share."""
+def _parts() -> tuple[str, dict[str, str]]:
+    """Return what stands before the commands, and the sections by their titles."""
     parts = re.split(r"^## (.+)$", (DOCS / "cli.md").read_text(), flags=re.MULTILINE)
-    sections = dict(zip(parts[1::2], parts[2::2], strict=True))
-    shared = sections.pop("Options of every backfill")
-    for name in sections:
-        if name.startswith("jobctl backfill start "):
-            sections[name] += shared
-    return sections
+    return parts[0], dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def _documentation_of(name: str) -> str:
+    """Return a command's section, and what describes options of several commands: the list before
+    all commands, and the sections that this one links to."""
+    introduction, sections = _parts()
+    linked = re.findall(r"\(#([\w-]+)\)", sections[name])
+    titles = {title.lower().replace(" ", "-"): title for title in sections}
+    return "".join(
+        [
+            sections[name],
+            introduction,
+            *(sections[titles[each]] for each in linked if each in titles),
+        ]
+    )
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_and_option_is_documented(name: str) -> None:
-    section = _sections()[name]
+    documentation = _documentation_of(name)
     options = [
         option
         for parameter in COMMANDS[name].params
         for option in (*parameter.opts, *parameter.secondary_opts)
         if option.startswith("-") and option != "--help"
     ]
-    assert [option for option in options if f"`{option}" not in section] == []
+    assert [option for option in options if f"`{option}" not in documentation] == []
 
 
 def test_no_command_is_documented_that_there_is_not() -> None:
-    assert set(_sections()) == set(COMMANDS)
+    _, sections = _parts()
+    assert set(sections) == {*COMMANDS, "Options of every backfill"}
 
 
 def test_settings_page_is_that_of_the_settings() -> None:
