@@ -72,7 +72,8 @@ class Executor:
         A `suspect` is a job that was in a worker when the worker died. It runs in a process of its
         own: if it kills that process, no other job is harmed or blamed.
         Cancelling this call cancels the handler; a handler's process is killed. A handler in the
-        event loop that swallows CancelledError has CANCEL_GRACE to end.
+        event loop that swallows CancelledError has CANCEL_GRACE to end, and so has, at the time
+        limit, what it calls in threads.
         """
         if job_type.isolation == "process":
             limits = (job_type.memory_limit_mb, job_type.cpu_limit)
@@ -92,6 +93,15 @@ class Executor:
         else:
             if self._abandon_unless_done(handler.task, job_type, ctx):
                 return _abandoned_failure(job_type, ctx)
+        if threads := handler.leave_threads():
+            structlog.get_logger("worker").error(
+                "threads abandoned",
+                job_id=ctx.message.job_id,
+                job_type=job_type.name,
+                threads=threads,
+            )
+            if handler.is_late:
+                return _left_threads_failure(job_type, ctx, threads)
         return handler.result()
 
     def _abandon_unless_done(
@@ -224,6 +234,17 @@ def _abandoned_failure(job_type: JobType, ctx: JobContext) -> Failure:
         f"{job_type.name} ran longer than its {job_type.timeout:g} s, and its handler swallows "
         f"CancelledError, so it runs on in worker {ctx.worker_id} until that is restarted: let "
         "CancelledError through (`except Exception` does), restart the worker, redrive the job",
+        permanent=True,
+    )
+
+
+def _left_threads_failure(job_type: JobType, ctx: JobContext, threads: int) -> Failure:
+    # No retry: it would run beside these threads.
+    return Failure(
+        TIMED_OUT,
+        f"{job_type.name} ran longer than its {job_type.timeout:g} s, and {threads} of its calls "
+        f"in threads run on in worker {ctx.worker_id}: no thread can be ended. Give what they call "
+        'a time limit, or use isolation="process"; redrive the job when they have ended',
         permanent=True,
     )
 

@@ -37,6 +37,7 @@ from switchyard.services.engine.runtime.attempt_writer import AttemptWriter
 from switchyard.services.engine.runtime.claims import Claims
 from switchyard.services.engine.runtime.execution import Executor
 from switchyard.services.engine.runtime.followups import FollowUpPublisher
+from switchyard.services.engine.runtime.handler_threads import HandlerThreads
 from switchyard.services.engine.runtime.permit_batching import PermitRequestBatcher
 from switchyard.services.engine.runtime.permits import PermitClient
 from switchyard.services.engine.runtime.runner import Runner
@@ -231,6 +232,7 @@ class Worker:
         Raises LedgerError when the ledger can't be used at the start, BackgroundFailed when the
         worker can't send heartbeats any more.
         """
+        asyncio.get_running_loop().set_default_executor(HandlerThreads())
         stopping = asyncio.create_task(self._stopping.wait())
         try:
             async with self._watch.watching():
