@@ -19,7 +19,7 @@ from switchyard.services.engine.monitoring.check import Finding
 from switchyard.services.engine.monitoring.checks.doctor_context import DoctorContext
 from switchyard.services.engine.monitoring.checks.lanes import lanes
 from switchyard.services.engine.monitoring.lane_pressure import LanePressure
-from switchyard.services.engine.monitoring.lane_report import lane_report
+from switchyard.services.engine.monitoring.lane_report import make_lane_report
 from switchyard.services.engine.publishing.preparing import JobRequest
 from switchyard.services.engine.publishing.publisher import JobPublisher
 from switchyard.services.engine.records.limits import LimitSize, PermitDemand, PermitRequest
@@ -136,7 +136,7 @@ async def test_a_queue_that_is_being_remade_is_as_full_as_the_one_that_stands_in
         assert said == [Pressure.OK, Pressure.OK]
         assert (depth.ready, depth.limit, depth.pressure) == (2, 4, Pressure.SLOW)
         await system.broker.management.wait_until_depth(stand_in, 2)
-        shown = await lane_report(system.settings, system.registry, None, clock=time.time)
+        shown = await make_lane_report(system.settings, system.registry, None, clock=time.time)
         (told,) = [each for lane in shown.lanes for each in lane.queues if each.name == queue]
         assert (told.ready, told.limit) == (2, lane_named("backfill").max_length)
         await client.delete_queue(queue)  # for the moment until it is declared anew
@@ -188,7 +188,7 @@ async def test_operators_see_a_queue_as_full_as_publishers_do(
     for _ in range(4):
         await jobs.publish(NOOP)
     settings = system.settings.model_copy(update=MARKS)
-    report = await lane_report(settings, system.registry, None, clock=system.ledger.clock.time)
+    report = await make_lane_report(settings, system.registry, None, clock=system.ledger.clock.time)
     (llm,) = (q for lane in report.lanes for q in lane.queues if q.name == "backfill.llm")
     assert (llm.ready, llm.limit, llm.percent_full) == (4, 4, 100.0)
     checks = await lanes(DoctorContext(settings, system.registry, ledger=system.ledger))

@@ -14,7 +14,7 @@ from switchyard.services.engine.dead.indexing import reindex
 from switchyard.services.engine.dead.letters import LetterFilter
 from switchyard.services.engine.dead.purge import PurgeHandler, start_purge
 from switchyard.services.engine.ledger.redrives import RedriveRepository
-from switchyard.services.engine.monitoring.lane_report import unlisted_letters
+from switchyard.services.engine.monitoring.lane_report import count_unlisted_letters
 from switchyard.services.engine.records.requests import LeftoverLetter
 from switchyard.services.engine.records.states import State
 from switchyard.services.engine.redrive.spec import RedriveProgress
@@ -65,7 +65,7 @@ async def redriven_few(system: System) -> None:
     assert await system.ready("backfill.llm") == len(FEW)
     assert await in_queue(system) == len(IN_ORDER)
     assert await leftovers(system) == set(FEW)
-    assert await unlisted_letters(system.settings, system.ledger) == 0
+    assert await count_unlisted_letters(system.settings, system.ledger) == 0
 
 
 async def test_redriven_letters_are_taken_out_later_and_the_rest_keeps_its_order(
@@ -77,7 +77,7 @@ async def test_redriven_letters_are_taken_out_later_and_the_rest_keeps_its_order
         await remove(system)
         await eventually(lambda: _has(system, MANY))
         assert await leftovers(system) == set()
-        assert await unlisted_letters(system.settings, system.ledger) == 0
+        assert await count_unlisted_letters(system.settings, system.ledger) == 0
         await system.start_worker(slots=8)
         await system.wait_until_all(FEW, State.SUCCEEDED)
         assert {journal.runs(job_id) for job_id in FEW} == {1}
@@ -122,7 +122,7 @@ async def test_purge_and_new_index_leave_what_was_redriven_alone(
         assert await in_queue(system) == 0
         assert (await in_index(system, "more-0000"))[0] == "redriven"
         assert (await in_index(system, "more-0009"))[0] == "purged"
-        assert await unlisted_letters(system.settings, system.ledger) == 0
+        assert await count_unlisted_letters(system.settings, system.ledger) == 0
 
 
 async def test_letter_that_died_again_waits_and_only_the_one_before_is_taken_out(
@@ -134,7 +134,7 @@ async def test_letter_that_died_again_waits_and_only_the_one_before_is_taken_out
         later = now() + timedelta(seconds=1)
         await bury(system, job_id, "backfill.scripted", {"steps": ["done"]}, redrives=1, died=later)
         assert await in_index(system, job_id) == ("waiting", 1, 1)
-        assert await unlisted_letters(system.settings, system.ledger) == 0
+        assert await count_unlisted_letters(system.settings, system.ledger) == 0
         again = await redrive(system, LetterFilter(ids=frozenset([job_id])))
         assert again.redriven == 1
         assert LeftoverLetter(job_id, 1, 2) in await system.ledger.redrives.leftover_letters()
@@ -143,7 +143,7 @@ async def test_letter_that_died_again_waits_and_only_the_one_before_is_taken_out
         await remove(system)
         assert await in_queue(system) == len(MANY) + 1
         assert await in_index(system, job_id) == ("waiting", 1, 2)
-        assert await unlisted_letters(system.settings, system.ledger) == 0
+        assert await count_unlisted_letters(system.settings, system.ledger) == 0
 
 
 async def test_letters_that_the_queue_has_lost_are_not_sent_from_the_index(

@@ -12,7 +12,7 @@ from switchyard.broker.lanes import DEAD_EXCHANGE
 from switchyard.broker.message import JobMessage
 from switchyard.broker.publish.outcome import envelope_of
 from switchyard.services.engine.dead.indexing import ReindexResult, index_waiting, reindex
-from switchyard.services.engine.monitoring.lane_report import unlisted_letters
+from switchyard.services.engine.monitoring.lane_report import count_unlisted_letters
 from switchyard.services.engine.records.requests import DeadLetterFilter
 from switchyard.services.engine.records.states import State
 from switchyard.services.engine.scheduler.duties import SchedulerIntervals
@@ -50,13 +50,13 @@ async def test_letters_that_the_copy_does_not_know_are_listed_again_and_no_other
         await bury(system, f"job-{number}")
     await bury(system, "job-6")  # the same death twice
     await index_waiting(system.settings, system.ledger, system.registry)
-    assert await unlisted_letters(system.settings, system.ledger) == 0
+    assert await count_unlisted_letters(system.settings, system.ledger) == 0
 
     change(sqlite_url, "DELETE FROM dead_letters WHERE id >= 'job-3'")
     change(sqlite_url, "DELETE FROM jobs WHERE id >= 'job-3'")
     change(sqlite_url, "UPDATE dead_letters SET state = 'redriven' WHERE id = 'job-0'")
     change(sqlite_url, "UPDATE dead_letters SET id = 'gone' WHERE id = 'job-1'")
-    assert await unlisted_letters(system.settings, system.ledger) == 6
+    assert await count_unlisted_letters(system.settings, system.ledger) == 6
 
     done = await reindex(system.settings, system.ledger, system.registry)
     assert done == ReindexResult(messages=8, letters=7, dropped=1)
@@ -69,7 +69,7 @@ async def test_letters_that_the_copy_does_not_know_are_listed_again_and_no_other
     record = await system.ledger.job_reads.get("job-6")
     assert record is not None
     assert record.state is State.DEAD
-    assert await unlisted_letters(system.settings, system.ledger) == 0
+    assert await count_unlisted_letters(system.settings, system.ledger) == 0
     assert len(await system.letters()) == 8
 
     assert await reindex(system.settings, system.ledger, system.registry) == ReindexResult(8, 7, 0)

@@ -24,10 +24,10 @@ from switchyard.services.engine.jobs.secret_fields import (
     MAX_SCRUBBED,
     Scrubber,
     Secret,
-    hidden,
-    hidden_message,
-    moved_secrets,
-    revealed,
+    exposes_secrets,
+    hide_secrets,
+    hide_secrets_in_message,
+    reveal_secrets,
     secret_schema,
 )
 from switchyard.services.engine.publishing.requests import invalid_request_from
@@ -135,39 +135,39 @@ def test_secrets_are_hidden_wherever_they_stand(
     payload: dict[str, Any], shown: dict[str, Any]
 ) -> None:
     before = repr(payload)
-    assert hidden(payload, secret_schema(Deliver)) == shown
+    assert hide_secrets(payload, secret_schema(Deliver)) == shown
     assert repr(payload) == before
 
 
 @pytest.mark.parametrize("name", ["apiToken", "token", "pin", "secretCode", "code"])
 def test_a_field_is_hidden_by_each_of_its_names(name: str) -> None:
-    assert hidden({name: "geheim"}, secret_schema(Named)) == {name: HIDDEN}
+    assert hide_secrets({name: "geheim"}, secret_schema(Named)) == {name: HIDDEN}
 
 
 def test_payloads_that_contain_themselves_or_are_no_object_are_hidden_too() -> None:
-    assert hidden({"key": "a", "parts": [{"key": "b"}]}, secret_schema(Tree)) == {
+    assert hide_secrets({"key": "a", "parts": [{"key": "b"}]}, secret_schema(Tree)) == {
         "key": HIDDEN,
         "parts": [{"key": HIDDEN}],
     }
-    assert hidden(["a", "b"], secret_schema(Tokens)) == [HIDDEN, HIDDEN]
+    assert hide_secrets(["a", "b"], secret_schema(Tokens)) == [HIDDEN, HIDDEN]
     assert secret_schema(Open) is None
 
 
 def test_two_payloads_are_compared_without_their_secrets() -> None:
     before = {"token": "a", "login": LOGIN}
     after = {"token": "b", "login": LOGIN, "url": "c"}
-    compared = hidden(after, secret_schema(Deliver), before)
+    compared = hide_secrets(after, secret_schema(Deliver), before)
     assert compared == {"token": CHANGED, "login": SHOWN, "url": "c"}
 
 
 def test_what_was_edited_as_it_was_shown_has_its_secrets_again() -> None:
     schema = secret_schema(Deliver)
     before = {"url": "a", "token": "geheim", "logins": [LOGIN], "pair": ["x", "y"]}
-    edited = hidden(before, schema) | {"url": "b", "pair": ["x", "z"]}
-    assert revealed(edited, schema, before) == {**before, "url": "b", "pair": ["x", "z"]}
+    edited = hide_secrets(before, schema) | {"url": "b", "pair": ["x", "z"]}
+    assert reveal_secrets(edited, schema, before) == {**before, "url": "b", "pair": ["x", "z"]}
     # Each item of a list gets its own again, wherever it stands now.
     two = {"logins": [{"user": "me", "password": "a"}, {"user": "you", "password": "b"}]}
-    first, second = hidden(two, schema)["logins"]
+    first, second = hide_secrets(two, schema)["logins"]
     for edited_list, meant in (
         ([second], [two["logins"][1]]),
         ([second, first], two["logins"][::-1]),
@@ -178,13 +178,13 @@ def test_what_was_edited_as_it_was_shown_has_its_secrets_again() -> None:
         ),
         ([second | {"user": "her"}], [{"user": "her", "password": HIDDEN}]),
     ):
-        assert revealed({"logins": edited_list}, schema, two) == {"logins": meant}
+        assert reveal_secrets({"logins": edited_list}, schema, two) == {"logins": meant}
     same = {"logins": [{"user": "me", "password": "a"}, {"user": "me", "password": "b"}]}
-    assert revealed({"logins": hidden(same, schema)["logins"][:1]}, schema, same) == {
+    assert reveal_secrets({"logins": hide_secrets(same, schema)["logins"][:1]}, schema, same) == {
         "logins": [SHOWN]
     }
     # Nothing stood there before: it stays what it is, and is refused below.
-    assert revealed({"token": HIDDEN}, schema, {}) == {"token": HIDDEN}
+    assert reveal_secrets({"token": HIDDEN}, schema, {}) == {"token": HIDDEN}
 
 
 @job("deliver_secretly", worker="llm", lanes=("hot",))
@@ -228,7 +228,7 @@ def test_whoever_knows_the_type_hides_and_takes_no_payload_that_was_copied_from_
 )
 def test_the_message_of_a_letter_is_shown_without_secrets(body: bytes, shown: bool) -> None:
     schema = secret_schema(Deliver)
-    got = hidden_message(body, lambda name: schema if name == "deliver" else None)
+    got = hide_secrets_in_message(body, lambda name: schema if name == "deliver" else None)
     if shown:
         assert got == b'{"job_type": "deliver", "payload": {"token": "[hidden]"}}'
     else:
@@ -304,8 +304,8 @@ def test_secrets_are_taken_out_of_other_texts_as_those_quote_them() -> None:
 def test_a_change_that_would_show_a_secret_is_found(after: dict[str, Any], moves: bool) -> None:
     schema = secret_schema(Deliver)
     before = {"url": "http://a", "token": "sesam"}
-    assert moved_secrets(before, schema, after, schema) is moves
-    assert moved_secrets(before, schema, before, None) is True  # to a type without secrets
+    assert exposes_secrets(before, schema, after, schema) is moves
+    assert exposes_secrets(before, schema, before, None) is True  # to a type without secrets
 
 
 def test_a_large_payload_is_hidden_in_its_time() -> None:
@@ -315,8 +315,8 @@ def test_a_large_payload_is_hidden_in_its_time() -> None:
         "either": [""] * 20_000,
         "logins": [{"user": "", "password": ""}] * 2_000,
     }
-    edited = hidden(payload, schema)
-    assert revealed(edited, schema, payload) == payload
+    edited = hide_secrets(payload, schema)
+    assert reveal_secrets(edited, schema, payload) == payload
 
 
 def test_the_records_of_bulk_operations_are_shown_without_secrets() -> None:

@@ -1,7 +1,7 @@
 import pytest
 
 from switchyard.services.engine.dead.causes import cause_of
-from switchyard.services.engine.dead.indexing import group_of
+from switchyard.services.engine.dead.indexing import fingerprint_of
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.requests import DeadLetterFilter
 from switchyard.services.engine.records.results import DeadLetter
@@ -70,7 +70,7 @@ async def test_letters_of_before_there_were_groups_get_theirs(ledger: Ledger) ->
         [letter(f"old{n}", error_message=f"no page {n}") for n in range(1_100)]
     )
     assert await ledger.dead_letters.dead_groups() == []
-    assert await ledger.dead_letters.group_letters(group_of) == 1_100
+    assert await ledger.dead_letters.group_letters(fingerprint_of) == 1_100
     assert [group.count for group in await ledger.dead_letters.dead_groups()] == [1_100]
     assert await ledger.dead_letters.group_letters(_never) == 0
 

@@ -19,7 +19,7 @@ from switchyard.api.state import ApiState, Shared, state_of
 from switchyard.api.views.llm import view_model_server
 from switchyard.broker.lanes import LANES, queue_name
 from switchyard.services.engine.access.api_keys import Scope
-from switchyard.services.engine.monitoring.lane_report import Report
+from switchyard.services.engine.monitoring.lane_report import LanesReport
 from switchyard.services.engine.monitoring.pressure_thresholds import LLM_WORKER
 from switchyard.services.llm.gate import all_servers, calls_allowed
 from switchyard.services.llm.ledger import LlmLedger
@@ -129,7 +129,7 @@ async def read_costs(spending: LlmSpendRepository, today: date) -> dict[str, Any
     }
 
 
-def _waiting_requests(report: Report | None) -> dict[str, int] | None:
+def _waiting_requests(report: LanesReport | None) -> dict[str, int] | None:
     """Return how many requests wait in each lane; None where the broker is unreachable."""
     if report is None:
         return None

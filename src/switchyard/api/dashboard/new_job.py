@@ -25,7 +25,7 @@ from switchyard.services.common.errors import InvalidInput
 from switchyard.services.engine.access.api_keys import Scope
 from switchyard.services.engine.jobs.registered_types import learn_missing_type
 from switchyard.services.engine.jobs.registry import JobType
-from switchyard.services.engine.jobs.secret_fields import hidden, revealed
+from switchyard.services.engine.jobs.secret_fields import hide_secrets, reveal_secrets
 from switchyard.services.engine.publishing.preparing import JobRequest
 from switchyard.services.engine.records.requests import parse_tag
 from switchyard.services.engine.records.results import JobRecord
@@ -54,7 +54,7 @@ class Wanted:
     @property
     def shown(self) -> Mapping[str, Any]:
         """The payload of that job as people may see it."""
-        shown: Mapping[str, Any] = hidden(self.before, self.job_type.secrets)
+        shown: Mapping[str, Any] = hide_secrets(self.before, self.job_type.secrets)
         return shown
 
     def payload(self, form: Mapping[str, str]) -> dict[str, Any]:
@@ -63,7 +63,7 @@ class Wanted:
         schema = self.job_type.payload_model.model_json_schema()
         values = read_fields(schema, self.shown, form)
         before = self.before if self.keeps_secrets else {}
-        payload: dict[str, Any] = revealed(values, self.job_type.secrets, before)
+        payload: dict[str, Any] = reveal_secrets(values, self.job_type.secrets, before)
         return payload
 
 

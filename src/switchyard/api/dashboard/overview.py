@@ -21,7 +21,7 @@ from switchyard.api.state import ApiState, Shared
 from switchyard.broker.lanes import HOT, LANES
 from switchyard.services.engine.access.api_keys import Scope
 from switchyard.services.engine.monitoring.check import worst_first
-from switchyard.services.engine.monitoring.lane_report import LaneReport, Report
+from switchyard.services.engine.monitoring.lane_report import LaneReport, LanesReport
 from switchyard.services.engine.monitoring.worker_status import alive_and_silent
 from switchyard.services.engine.records.results import LaneMinute
 from switchyard.services.engine.records.states import State
@@ -141,7 +141,7 @@ async def _workers(
 
 
 def _lanes(
-    report: Report | None,
+    report: LanesReport | None,
     minutes: Sequence[LaneMinute],
     oldest: dict[str, float],
     open_jobs: Mapping[tuple[str, str], int],

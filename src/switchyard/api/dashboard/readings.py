@@ -22,7 +22,7 @@ from switchyard.services.common.errors import SwitchyardError
 from switchyard.services.engine.ledger.job_reads import JobReads
 from switchyard.services.engine.monitoring.check import Diagnostic
 from switchyard.services.engine.monitoring.doctor import diagnose
-from switchyard.services.engine.monitoring.lane_report import Report, lane_report
+from switchyard.services.engine.monitoring.lane_report import LanesReport, make_lane_report
 from switchyard.services.engine.records.requests import JobFilter
 from switchyard.services.engine.records.results import Gauges
 from switchyard.services.engine.records.states import State
@@ -167,7 +167,7 @@ class Readings:
     def __init__(self, state: ApiState) -> None:
         self._state = state
         self.doctor: Reading[list[Diagnostic]] = Reading(self._ask_doctor, DOCTOR_INTERVAL)
-        self.lanes: Reading[Report] = Reading(self._ask_lanes, LANES_INTERVAL)
+        self.lanes: Reading[LanesReport] = Reading(self._ask_lanes, LANES_INTERVAL)
         self._gauges: Reading[Gauges] = Reading(state.ledger.gauges.gauges, GAUGES_INTERVAL)
         self.retries: Reading[dict[float, int]] = Reading(self._ask_retries, LANES_INTERVAL)
         self.run_versions = RunHeads(state.ledger.job_reads)
@@ -193,10 +193,10 @@ class Readings:
     async def _ask_doctor(self) -> list[Diagnostic]:
         return [each async for each in diagnose(self._state.settings)]
 
-    async def _ask_lanes(self) -> Report:
+    async def _ask_lanes(self) -> LanesReport:
         self._state.require_broker()
         state = self._state
-        return await lane_report(
+        return await make_lane_report(
             state.settings, state.registry, state.ledger, clock=state.ledger.clock.time
         )
 

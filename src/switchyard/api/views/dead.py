@@ -20,7 +20,7 @@ from switchyard.api.models.dead import (
 )
 from switchyard.services.engine.dead.causes import cause_of
 from switchyard.services.engine.dead.purge import PurgeProgress
-from switchyard.services.engine.jobs.secret_fields import hidden_message
+from switchyard.services.engine.jobs.secret_fields import hide_secrets_in_message
 from switchyard.services.engine.redrive.spec import RedriveProgress, RedriveSpec, with_outcomes
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def view_group(group: DeadGroup) -> DeadGroupView:
 
 def shown_body(registry: Registry, body: bytes) -> bytes:
     """Return the body of a message as people may see it: the secrets of its payload are hidden."""
-    return hidden_message(body, registry.secrets_of)
+    return hide_secrets_in_message(body, registry.secrets_of)
 
 
 def parse_message(body: bytes) -> Any:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         QueueDepth,
         Snapshot,
     )
-    from switchyard.services.engine.monitoring.lane_report import QueueReport, Report
+    from switchyard.services.engine.monitoring.lane_report import LanesReport, QueueReport
     from switchyard.services.engine.records.limits import LimitReport
     from switchyard.services.engine.records.results import SentOnReport, WorkerRecord
     from switchyard.services.engine.records.schedules import Firing, ScheduleRecord
@@ -43,7 +43,7 @@ def view_lane_details(lane: LaneDepth, jobs: Mapping[State, int]) -> LaneDetails
     return LaneDetails.from_record(view_lane(lane), jobs=jobs)
 
 
-def view_lane_reports(report: Report, snapshot: Snapshot) -> list[LaneReportView]:
+def view_lane_reports(report: LanesReport, snapshot: Snapshot) -> list[LaneReportView]:
     """Show the lanes with what only the management API knows, and the dead letters."""
     views = []
     for lane in report.lanes:

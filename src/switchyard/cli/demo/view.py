@@ -43,9 +43,9 @@ class DemoView:
         if self._live is None or time.monotonic() - self._drawn_at < DRAWING_INTERVAL:
             return
         from switchyard.cli.engine.inspect.lanes import lanes_table
-        from switchyard.services.engine.monitoring.lane_report import lane_report
+        from switchyard.services.engine.monitoring.lane_report import make_lane_report
 
-        report = await lane_report(
+        report = await make_lane_report(
             self._system.settings,
             self._system.registry,
             self._ledger,

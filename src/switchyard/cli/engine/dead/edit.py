@@ -113,13 +113,13 @@ def _edit_payload(letter: DeadLetter, registry: Any, *, yes: bool) -> dict[str, 
         why_no_job,
     )
     from switchyard.services.engine.dead.stored import stored_letter
-    from switchyard.services.engine.jobs.secret_fields import hidden
+    from switchyard.services.engine.jobs.secret_fields import hide_secrets
 
     stored = stored_letter(letter)
     if stored.message is None:
         raise CommandFailed(why_no_job(stored))
     secrets = registry.secrets_of(stored.message.job_type)
-    before = hidden(stored.message.payload, secrets)
+    before = hide_secrets(stored.message.payload, secrets)
     text = indented_json(before)
     while True:
         text = in_editor(HEADER + text).removeprefix(HEADER)

@@ -145,13 +145,13 @@ async def index_new_letters(settings: Settings, ledger: Ledger, registry: Regist
     from switchyard.broker.errors import BrokerUnavailable, WrongSystem
     from switchyard.services.engine.dead.indexing import index_waiting
     from switchyard.services.engine.identity.broker import require_same_system
-    from switchyard.services.engine.monitoring.lane_report import unlisted_letters
+    from switchyard.services.engine.monitoring.lane_report import count_unlisted_letters
 
     require_broker(settings)
     try:
         await require_same_system(settings, ledger)
         await index_waiting(settings, ledger, registry)
-        if (more := await unlisted_letters(settings, ledger)) > 0:
+        if (more := await count_unlisted_letters(settings, ledger)) > 0:
             say(
                 f"jobs.dead has {pluralize(more, 'message')} more than the ledger lists: "
                 "`jobctl dead index` lists them"

@@ -36,7 +36,11 @@ if TYPE_CHECKING:
     from switchyard.services.common.settings import Settings
     from switchyard.services.engine.jobs.registry import Registry
     from switchyard.services.engine.ledger import Ledger
-    from switchyard.services.engine.monitoring.lane_report import LaneReport, QueueReport, Report
+    from switchyard.services.engine.monitoring.lane_report import (
+        LaneReport,
+        LanesReport,
+        QueueReport,
+    )
 
 WATCH_INTERVAL = 1.0
 STATE_ORDER = (
@@ -96,26 +100,26 @@ async def _show_lanes(
 
 async def _reports(
     settings: Settings, registry: Registry, ledger: Ledger, *, watch: bool
-) -> AsyncIterator[Report]:
+) -> AsyncIterator[LanesReport]:
     """Yield the lanes' report once, or again every WATCH_INTERVAL."""
     import asyncio
 
-    from switchyard.services.engine.monitoring.lane_report import lane_report
+    from switchyard.services.engine.monitoring.lane_report import make_lane_report
 
-    report = await lane_report(settings, registry, ledger, clock=ledger.clock.time)
+    report = await make_lane_report(settings, registry, ledger, clock=ledger.clock.time)
     if report.management_error:
         say(f"unacknowledged, age and limits in force are not known: {report.management_error}")
     yield report
     while watch:
         await asyncio.sleep(WATCH_INTERVAL)
-        yield await lane_report(settings, registry, ledger, clock=ledger.clock.time)
+        yield await make_lane_report(settings, registry, ledger, clock=ledger.clock.time)
 
 
 async def _print_json(
     settings: Settings,
     registry: Registry,
     ledger: Ledger,
-    reports: AsyncIterator[Report],
+    reports: AsyncIterator[LanesReport],
     *,
     watch: bool,
 ) -> None:
@@ -128,7 +132,7 @@ async def _print_json(
             show(view_lane_reports(report, await pressure.snapshot()))
 
 
-def lanes_table(report: Report) -> Table:
+def lanes_table(report: LanesReport) -> Table:
     """Draw the report for a terminal: the broker's queues, and below them the ledger's jobs."""
     from rich.table import Table
 

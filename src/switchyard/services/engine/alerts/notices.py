@@ -143,7 +143,7 @@ async def _find_event(
     first = await ledger.job_reads.get(payload.job_id or "")
     if first is None:
         return None
-    # Also after a redrive of that job.
+    # True after a redrive of that job, too.
     has_waited_for_it = ctx.message.metadata.parent_id == first.id
     join = await ledger.joins.join(first.join_id) if has_waited_for_it and first.join_id else None
     if join is not None:
@@ -179,6 +179,7 @@ def _job_event(
 
 
 def _state_of(first: JobRecord, counts: Mapping[str, int]) -> str:
+    """Return how a job with all that followed from it has ended, as docs/notices.md names it."""
     if first.state is State.DEAD and first.reason == "expired":
         return "expired"
     if counts["dead"]:

@@ -2,6 +2,7 @@
 
     write the file ── register it in the ledger ── remove its jobs in small steps ── settle it
 
+To settle a file is to record which of its jobs were not removed, as something needed them again.
 After a crash at any step, no job is lost and none counts twice. An unregistered file counts
 nowhere: all its jobs are in the ledger. The jobs of a registered but unsettled file that are still
 in the ledger count there; the next process continues to remove them.

@@ -60,6 +60,7 @@ class Gate:
         self._low = low
         self._high = high
         self._measured_at = self._snapshot_at = float("-inf")
+        """Monotonic times: of the last measurement, and of the snapshot that it used."""
         self._slow_until = 0.0
         self._counted_at = float("-inf")
         self._limit = self._depth = self._published = self._unconfirmed = self._open_jobs = 0
@@ -67,6 +68,7 @@ class Gate:
         """Factor from the fullest queue's own depth to the scale of the watermarks."""
         self._is_closed = False
         self._hot_waits = 0
+        """Hot jobs that wait."""
         self._fullest = queue
         self._obstacle: str | None = None
         self.why: str | None = None
@@ -88,43 +90,56 @@ class Gate:
         Raises InvalidBackfill when the lane has no such queue, BrokerUnavailable,
         LedgerUnavailable.
         """
-        now = time.monotonic()
-        if now - self._measured_at >= DEPTHS_TTL:
+        if time.monotonic() - self._measured_at >= DEPTHS_TTL:
             await self._measure(unconfirmed)
-        low, high = self._watermarks
-        depth = self._depth + self._published / self._fraction
-        room = int((high - depth) * self._fraction) - self._unconfirmed
-        if depth >= high:
-            self._is_closed = True
-        elif self._depth <= low:
-            self._is_closed = False
+        room = self._open_or_close()
         if self._obstacle is not None:
             self.why = self._obstacle
             return 0
-        waiting, resumes_at = (round(each / self._scale) for each in (self._depth, low))
-        self.why = f"{self._fullest} holds {waiting:,} jobs; goes on at {resumes_at:,}"
         if max_open is not None:
-            if self._open_jobs >= max_open or now - self._counted_at >= DEPTHS_TTL:
-                self._open_jobs = unconfirmed + await self._count_open(max_open)
-                self._counted_at = now
-            free = max_open - self._open_jobs
+            free = max_open - await self._read_open_jobs(max_open, unconfirmed)
             if free < room and not self._is_closed:
                 room = free
                 self.why = f"{self._open_jobs:,} of its jobs are not finished"
         if self._is_closed or room <= 0:
             return 0
         self.why = None
-        if self._traffic is None:
-            return min(count, room)
-        if self._hot_waits > HOT_BACKLOG:
-            self.why = f"slow: {self._hot_waits:,} hot jobs wait"
-            if now < self._slow_until:
-                return 0
-            self._slow_until = now + SLOW_PAUSE
-            return min(count, room, SLOW_BATCH)
-        room = await self._traffic.allowance(min(count, room))
-        self.why = self._traffic.why
-        return room
+        allowed = min(count, room)
+        return (
+            allowed if self._traffic is None else await self._yield_to_hot(self._traffic, allowed)
+        )
+
+    def _open_or_close(self) -> int:
+        """Open or close by the watermarks; return how many jobs the queues have room for."""
+        low, high = self._watermarks
+        depth = self._depth + self._published / self._fraction
+        if depth >= high:
+            self._is_closed = True
+        elif self._depth <= low:
+            self._is_closed = False
+        waiting, resumes_at = (round(each / self._scale) for each in (self._depth, low))
+        self.why = f"{self._fullest} holds {waiting:,} jobs; goes on at {resumes_at:,}"
+        return int((high - depth) * self._fraction) - self._unconfirmed
+
+    async def _read_open_jobs(self, max_open: int, unconfirmed: int) -> int:
+        """Return how many jobs of the backfill are not finished, counted at most DEPTHS_TTL ago."""
+        now = time.monotonic()
+        if self._open_jobs >= max_open or now - self._counted_at >= DEPTHS_TTL:
+            self._open_jobs = unconfirmed + await self._count_open(max_open)
+            self._counted_at = now
+        return self._open_jobs
+
+    async def _yield_to_hot(self, traffic: HotTraffic, allowed: int) -> int:
+        """Return how many of the allowed jobs may be published beside the hot ones."""
+        if self._hot_waits <= HOT_BACKLOG:
+            allowed = await traffic.allowance(allowed)
+            self.why = traffic.why
+            return allowed
+        self.why = f"slow: {self._hot_waits:,} hot jobs wait"
+        if (now := time.monotonic()) < self._slow_until:
+            return 0
+        self._slow_until = now + SLOW_PAUSE
+        return min(allowed, SLOW_BATCH)
 
     def turn(self, session: BulkSession) -> AbstractAsyncContextManager[None]:
         """Return a context within which the admitted jobs are published: hot jobs come first."""
@@ -132,15 +147,17 @@ class Gate:
 
     @property
     def _watermarks(self) -> tuple[int, int]:
+        """The low and the high watermark of the queue."""
         high = max(1, self._limit // 2) if self._high is None else self._high
         low = high // 2 if self._low is None else min(self._low, high - 1)
         return low, high
 
     async def _measure(self, unconfirmed: int) -> None:
+        """Read the depths of the queues, and what else decides."""
         snapshot = await self._pressure.snapshot()
         self._measured_at = snapshot.at
         if snapshot.at == self._snapshot_at:
-            return  # the same snapshot as before, in which the jobs published since are missing
+            return  # an old snapshot, which lacks the jobs that were published since
         self._snapshot_at = snapshot.at
         self._published, self._unconfirmed = 0, unconfirmed
         target = snapshot.queue(self._queue)

@@ -1,7 +1,7 @@
 """Divide a queue among several backfills by their weights.
 
-Each backfill compares its own waiting jobs with its fraction of its watermarks, whatever the others
-do. By the depth of the whole queue, a backfill with a lower watermark would wait for ever.
+Each backfill compares its own waiting jobs with its fraction of its watermarks. If it compared the
+depth of the whole queue, one with a lower watermark than the others would wait for ever.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class QueueQuota:
 
 
 def make_target_finder(sources: Sources, registry: Registry) -> FindTarget:
-    """Return a function that knows the targets of these sources and job types."""
+    """Return a `FindTarget` for specs that use these sources and job types."""
 
     def find_target(record: Mapping[str, Any]) -> tuple[str, float] | None:
         try:
@@ -47,7 +47,7 @@ def make_target_finder(sources: Sources, registry: Registry) -> FindTarget:
                 return None
             return queue_name(spec.lane, registry.get_publishable(name).worker), spec.weight
         except (InvalidBackfill, UnknownJobType):
-            return None  # of another version, or of modules that are not here
+            return None  # it is of another version, or needs modules that are not loaded here
 
     return find_target
 

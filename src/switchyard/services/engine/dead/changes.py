@@ -27,9 +27,9 @@ from switchyard.services.engine.jobs.registry import (
 )
 from switchyard.services.engine.jobs.secret_fields import (
     SecretSchema,
-    hidden,
-    moved_secrets,
-    revealed,
+    exposes_secrets,
+    hide_secrets,
+    reveal_secrets,
 )
 
 MAX_EXPRESSION = 2_000
@@ -153,8 +153,8 @@ def restore_secrets(message: JobMessage, before: JobMessage, registry: Registry)
     """Return a changed copy with the secrets of the message before in place of their masks. Raises
     InvalidRedrive if a secret would be visible, as in a field or job type that does not hide it."""
     secrets = registry.secrets_of(before.job_type)
-    payload = revealed(message.payload, secrets, before.payload)
-    if moved_secrets(before.payload, secrets, payload, registry.secrets_of(message.job_type)):
+    payload = reveal_secrets(message.payload, secrets, before.payload)
+    if exposes_secrets(before.payload, secrets, payload, registry.secrets_of(message.job_type)):
         raise InvalidRedrive(
             f"the change would show a secret of {before.job_type}: give {message.job_type} a field "
             "that is marked with Secret(), or a payload without it"
@@ -281,8 +281,10 @@ def _assign(values: dict[str, Any], path: Sequence[str], value: Any) -> None:
 def payload_difference(before: Any, after: Any, secrets: SecretSchema | None) -> list[str]:
     """Return the difference between two payloads without their secrets. `secrets` is the schema of
     a payload with secrets; `after` may have masks in their place."""
-    after_with_secrets = revealed(after, secrets, before)
-    return difference(hidden(before, secrets), hidden(after_with_secrets, secrets, before))
+    after_with_secrets = reveal_secrets(after, secrets, before)
+    return difference(
+        hide_secrets(before, secrets), hide_secrets(after_with_secrets, secrets, before)
+    )
 
 
 def difference(before: Any, after: Any) -> list[str]:

@@ -17,7 +17,7 @@ job must not expire while it is paused.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -37,7 +37,7 @@ from switchyard.services.engine.records.states import FINISHED, UNCONFIRMED, Sta
 PAUSED = "Paused"
 """The error type of letters of jobs that expired in their lane while they were paused."""
 _LANES = frozenset(lane.name for lane in LANES)
-_NOT_TO_RUN = FINISHED | {None, State.JOINING}
+_NEED_NOT_RUN = FINISHED | {None, State.JOINING}
 """States of jobs that need not run after their letter found no queue; None: a job without a
 record."""
 
@@ -48,45 +48,46 @@ async def classify_displaced(
     """Return the letters, with the reasons of displaced and foreign ones corrected
     (`reclassify_collisions`). Raises LedgerUnavailable."""
     classified = await reclassify_collisions(ledger, letters)
+
+    def ids_of(indexes: Iterable[int]) -> list[str]:
+        return [classified[index].id for index in indexes]
+
     dropped = {index for index, letter in enumerate(classified) if _may_be_dropped(letter)}
-    unbound_candidates = {
-        index for index, letter in enumerate(classified) if _may_be_unbound(letter)
-    }
+    unroutable = {index for index, letter in enumerate(classified) if _may_be_unbound(letter)}
     expired = {index for index, letter in enumerate(classified) if _has_expired(letter)}
-    paused_ids = await ledger.pauses.held([classified[index].id for index in expired])
+    paused_ids = await ledger.pauses.held(ids_of(expired))
     expired = {index for index in expired if classified[index].id in paused_ids}
-    candidates = sorted(dropped | unbound_candidates | expired)
+    candidates = sorted(dropped | unroutable | expired)
     if not candidates:
         return classified
-    generations = await ledger.redrives.job_generations(
-        [classified[index].id for index in candidates]
-    )
+    generations = await ledger.redrives.job_generations(ids_of(candidates))
     unbound = []
     for index in candidates:
         letter = classified[index]
         state, redrives = generations.get(letter.id, (None, letter.redrives))
         if redrives > letter.redrives:
-            continue
+            continue  # the job has been redriven since
         if index in dropped and _was_confirmed(letter, state):
             classified[index] = _as_dropped(letter)
         elif index in expired and state not in FINISHED:
             classified[index] = _as_paused(letter)
-        elif index in unbound_candidates and state not in _NOT_TO_RUN:
+        elif index in unroutable and state not in _NEED_NOT_RUN:
             unbound.append(index)
     if unbound:
-        queues = await ledger.redrives.job_queues([classified[index].id for index in unbound])
+        queues = await ledger.redrives.job_queues(ids_of(unbound))
         for index in unbound:
             classified[index] = _as_unbound(classified[index], queues.get(classified[index].id, ""))
     return classified
 
 
 def _may_be_unbound(letter: QueuedDeadLetter) -> bool:
-    """Tell whether no queue was bound to the letter's key, and its message may be a job of ours."""
+    """Tell whether the letter found no queue, and may have a job of ours."""
     is_unroutable = letter.info.reason is Reason.UNROUTABLE
     return is_unroutable and letter.message is not None and not letter.is_ours
 
 
 def _may_be_dropped(letter: QueuedDeadLetter) -> bool:
+    """Tell whether the broker has dead-lettered the job as its lane was full."""
     info = letter.info
     is_from_broker = info.error_type == BROKER and info.reason is Reason.OVERFLOWED
     # Anybody may have written the letter, with any name for the queue.

@@ -44,7 +44,7 @@ IndexedLetters = AsyncGenerator[StoredLetter, None]
 
 
 @asynccontextmanager
-async def indexed_in_turn(
+async def open_index_in_turn(
     settings: BrokerSettings,
     ledger: Ledger,
     which: LetterFilter,
@@ -102,13 +102,16 @@ class LeftoverRemover:
 
     settings: BrokerSettings
     ledger: Ledger
-    pauses_until: float = 0.0
+    next_removal_at: float = 0.0
     """Monotonic time before which nothing is removed."""
 
     async def run(self) -> None:
         """Scan the queue once, if there are leftovers. Raises BrokerUnavailable,
         LedgerUnavailable."""
-        if time.monotonic() < self.pauses_until or not await self.ledger.redrives.count_leftovers():
+        if (
+            time.monotonic() < self.next_removal_at
+            or not await self.ledger.redrives.count_leftovers()
+        ):
             return
         began = time.monotonic()
         async with scanning_in_turn(self.settings, self.ledger) as scan:
@@ -116,7 +119,7 @@ class LeftoverRemover:
             async for _ in scan.letters():
                 pass
         ended = time.monotonic()
-        self.pauses_until = ended + PAUSE_RATIO * (ended - began)
+        self.next_removal_at = ended + PAUSE_RATIO * (ended - began)
         structlog.get_logger("dead letters").info(
             "redriven letters removed from jobs.dead", letters=len(scan.removed)
         )

@@ -89,7 +89,7 @@ def record_of(letter: QueuedDeadLetter, registry: Registry) -> DeadLetterRecord:
     )
 
 
-def group_of(letter: DeadLetter) -> str:
+def fingerprint_of(letter: DeadLetter) -> str:
     """Return the fingerprint of an indexed letter."""
     return cause_of(
         letter.reason, letter.job_type, letter.error_type, letter.error_message, letter.traceback
@@ -99,7 +99,7 @@ def group_of(letter: DeadLetter) -> str:
 async def clean_up(ledger: Ledger) -> None:
     """Set missing fingerprints of letters, and mark letters as dropped that have expired on the
     broker. Raises LedgerUnavailable."""
-    await ledger.dead_letters.group_letters(group_of)
+    await ledger.dead_letters.group_letters(fingerprint_of)
     await ledger.dead_letters.drop_expired_letters(
         ledger.clock.time() - DEAD_TTL_SECONDS - GRACE_SECONDS
     )

@@ -87,8 +87,8 @@ async def stored_letters(
     moment: datetime,
     broker: BrokerLetterIds,
 ) -> AsyncGenerator[StoredLetter, None]:
-    """Yield the matching letters that the broker does not have, oldest first; then letters made of
-    dead jobs without any."""
+    """Yield the matching letters that the broker does not have, oldest first; then letters that are
+    made of dead jobs without a letter."""
     # Purged letters were removed on purpose: they are only taken by their ids.
     states = ("waiting", "dropped", "purged") if which.ids else ("waiting", "dropped")
     index_filter = which.for_index(None, moment)
@@ -99,13 +99,13 @@ async def stored_letters(
             if broker.lacks(letter) and which.matches(stored, moment):
                 yield stored
         after = (page[-1].dead_at, page[-1].id)
-    last = ""
-    while records := await ledger.redrives.dead_jobs_without_letter(after=last):
+    last_id = ""
+    while records := await ledger.redrives.dead_jobs_without_letter(after=last_id):
         for record in records:
             stored = letter_of_job(record)
             if broker.lacks(record) and which.matches(stored, moment):
                 yield stored
-        last = records[-1].id
+        last_id = records[-1].id
 
 
 def _reason(text: str | None) -> Reason:

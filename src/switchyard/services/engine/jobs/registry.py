@@ -41,9 +41,9 @@ from switchyard.services.engine.jobs.secret_fields import (
     HIDDEN,
     Scrubber,
     SecretSchema,
-    has_hidden,
-    hidden,
-    hidden_part,
+    has_hidden_secrets,
+    hide_secrets,
+    hide_secrets_in_part,
     secret_schema,
 )
 from switchyard.services.engine.wings import job_modules, missing_wings_hint
@@ -142,9 +142,9 @@ class JobType:
 
         Raises NewerPayload, UpgradeFailed, and what `validate` raises.
         """
-        return self.validate(self.upgraded(payload, version))
+        return self.validate(self.upgrade(payload, version))
 
-    def upgraded(self, payload: Mapping[str, Any], version: int) -> Mapping[str, Any]:
+    def upgrade(self, payload: Mapping[str, Any], version: int) -> Mapping[str, Any]:
         """Return a payload of that version upgraded to the type's, without validation. Raises
         NewerPayload, UpgradeFailed."""
         if version == self.version:
@@ -185,7 +185,7 @@ class JobType:
         """Return the payload as its model. Raises InvalidPayload, without pydantic's error as its
         cause, as that quotes values; UnknownJobType where the schema that another process has
         registered can't be used."""
-        if has_hidden(payload, self.secrets):
+        if has_hidden_secrets(payload, self.secrets):
             raise InvalidPayload(
                 f"payload of {self.name}: {HIDDEN} is only shown in the place of a secret: give "
                 "its value"
@@ -223,8 +223,8 @@ class JobType:
                     "that has loaded the type's module, as new as that, can read"
                 )
             with suppress(UpgradeFailed):  # `vouched` may be a part of a payload
-                allowed |= self.upgraded(allowed, version)
-            payload = self.upgraded(payload, version)
+                allowed |= self.upgrade(allowed, version)
+            payload = self.upgrade(payload, version)
         validated = self.validate(payload)
         if refused := refusals(validated, payload, allowed):
             raise RemoteFieldForbidden(self.name, refused)
@@ -439,14 +439,14 @@ class Registry:
 
     def hide_secrets(self, name: str, payload: Mapping[str, Any]) -> dict[str, Any]:
         """Return the payload of a type with its secrets hidden."""
-        visible: dict[str, Any] = hidden(dict(payload), self.secrets_of(name))
+        visible: dict[str, Any] = hide_secrets(dict(payload), self.secrets_of(name))
         return visible
 
     def hide_secrets_in_part(self, part: Any) -> Any:
         """Return a value that may be a part of a payload, of any type, with the secrets of all
         types hidden."""
         for secrets in filter(None, (each.secrets for each in self.publishable_types)):
-            part = hidden_part(part, secrets)
+            part = hide_secrets_in_part(part, secrets)
         return part
 
     @property

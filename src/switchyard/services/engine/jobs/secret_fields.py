@@ -133,7 +133,7 @@ def secret_schema(model: type[BaseModel]) -> SecretSchema | None:
     return SecretSchema.from_schema(schema) if has_mark(schema) else None
 
 
-def hidden(payload: Any, secrets: SecretSchema | None, before: Any = _ABSENT) -> Any:
+def hide_secrets(payload: Any, secrets: SecretSchema | None, before: Any = _ABSENT) -> Any:
     """Return a payload with HIDDEN in place of its secrets; if `before` is given, with CHANGED for
     secrets that differ there."""
 
@@ -143,13 +143,13 @@ def hidden(payload: Any, secrets: SecretSchema | None, before: Any = _ABSENT) ->
     return _replace_secrets(payload, before, secrets, hide)
 
 
-def hidden_part(part: Any, secrets: SecretSchema) -> Any:
+def hide_secrets_in_part(part: Any, secrets: SecretSchema) -> Any:
     """Hide the secrets of a value that may be a part of a payload of that schema: only marked
     values."""
     return _replace_secrets(part, _ABSENT, secrets, lambda value, was: HIDDEN, is_strict=False)
 
 
-def revealed(payload: Any, secrets: SecretSchema | None, before: Any) -> Any:
+def reveal_secrets(payload: Any, secrets: SecretSchema | None, before: Any) -> Any:
     """Return an edited payload with the secrets of `before` in place of HIDDEN. HIDDEN stays where
     the secret is ambiguous, as in a list that has lost one of two items that look the same."""
 
@@ -159,7 +159,7 @@ def revealed(payload: Any, secrets: SecretSchema | None, before: Any) -> Any:
     return _replace_secrets(payload, before, secrets, reveal)
 
 
-def has_hidden(payload: Any, secrets: SecretSchema | None) -> bool:
+def has_hidden_secrets(payload: Any, secrets: SecretSchema | None) -> bool:
     """Tell whether a payload has HIDDEN in place of a secret, as if it was copied from a page."""
     is_found = False
 
@@ -172,7 +172,7 @@ def has_hidden(payload: Any, secrets: SecretSchema | None) -> bool:
     return is_found
 
 
-def hidden_message(body: bytes, schema_of: Callable[[str], SecretSchema | None]) -> bytes:
+def hide_secrets_in_message(body: bytes, schema_of: Callable[[str], SecretSchema | None]) -> bytes:
     """Return the body of a job's message with its secrets hidden; unchanged where there are none.
     `schema_of` returns the `secret_schema` of a job type by its name."""
     try:
@@ -184,7 +184,7 @@ def hidden_message(body: bytes, schema_of: Callable[[str], SecretSchema | None])
     secrets = schema_of(message["job_type"])
     if secrets is None:
         return body
-    shown = message | {"payload": hidden(message.get("payload"), secrets)}
+    shown = message | {"payload": hide_secrets(message.get("payload"), secrets)}
     return json.dumps(shown, ensure_ascii=True).encode()
 
 
@@ -232,7 +232,7 @@ def secret_texts(payload: Any, secrets: SecretSchema) -> set[str]:
     return {text for text in texts if len(text) >= MIN_SCRUBBED}
 
 
-def moved_secrets(
+def exposes_secrets(
     before: Any, before_secrets: SecretSchema | None, after: Any, after_secrets: SecretSchema | None
 ) -> bool:
     """Tell whether a changed payload would show a secret that the payload before hides."""
@@ -241,8 +241,8 @@ def moved_secrets(
     values = secret_texts(before, before_secrets)
     if not values:
         return False
-    was_shown = "\n".join(_texts(hidden(before, before_secrets)))
-    is_shown = "\n".join(_texts(hidden(after, after_secrets)))
+    was_shown = "\n".join(_texts(hide_secrets(before, before_secrets)))
+    is_shown = "\n".join(_texts(hide_secrets(after, after_secrets)))
     return any(value in is_shown and value not in was_shown for value in values)
 
 

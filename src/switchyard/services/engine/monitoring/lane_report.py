@@ -64,7 +64,7 @@ class LaneReport:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class LanesReport:
     """Report on all lanes."""
 
     lanes: tuple[LaneReport, ...]
@@ -72,9 +72,9 @@ class Report:
     """Why the management API could not be read; None when it was."""
 
 
-async def lane_report(
+async def make_lane_report(
     settings: Settings, registry: Registry, ledger: Ledger | None, *, clock: Callable[[], float]
-) -> Report:
+) -> LanesReport:
     """Return all lanes, most urgent first, then the dead letters. `clock` returns the ledger's
     time, by which messages are stamped. Raises BrokerUnavailable, LedgerError."""
     names = registry.queues_by_lane()
@@ -114,10 +114,10 @@ async def lane_report(
         now=now,
     )
     lanes.append(LaneReport("(dead)", None, (dead,), {}))
-    return Report(tuple(lanes), management_error)
+    return LanesReport(tuple(lanes), management_error)
 
 
-async def unlisted_letters(settings: Settings, ledger: Ledger) -> int:
+async def count_unlisted_letters(settings: Settings, ledger: Ledger) -> int:
     """Return how many messages `jobs.dead` has more than the index of dead letters; negative if it
     has fewer. Waits while a scheduler indexes new letters. Returns 0 without the queue, and while a
     redrive or purge scans it and holds some letters. Raises BrokerUnavailable,

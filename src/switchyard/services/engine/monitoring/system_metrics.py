@@ -23,7 +23,11 @@ from switchyard.services.common.settings import Settings
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.monitoring import metric_names as names
-from switchyard.services.engine.monitoring.lane_report import QueueReport, Report, lane_report
+from switchyard.services.engine.monitoring.lane_report import (
+    LanesReport,
+    QueueReport,
+    make_lane_report,
+)
 from switchyard.services.engine.monitoring.metric_names import OTHER, Metric, Samples
 from switchyard.services.engine.monitoring.metrics import Metrics
 from switchyard.services.engine.monitoring.pressure_thresholds import LLM_WORKER
@@ -108,7 +112,7 @@ class SystemMetrics:
         if self._settings.amqp_url is None:
             return []
         try:
-            report = await lane_report(
+            report = await make_lane_report(
                 self._settings, self._registry, None, clock=self._ledger.clock.time
             )
         except BrokerUnavailable as error:
@@ -192,7 +196,7 @@ def _queue_labels(registry: Registry) -> list[tuple[str, ...]]:
     return [(route.lane, route.queue) for route in registry.routes]
 
 
-def _queue_samples(report: Report) -> MetricSamples:
+def _queue_samples(report: LanesReport) -> MetricSamples:
     queues: list[tuple[str, QueueReport]] = []
     for lane in report.lanes:
         label = DEAD_LANE if lane.queues[0].name == DEAD_QUEUE else lane.name

@@ -17,7 +17,7 @@ from switchyard.broker.wire.depths import queue_depths
 from switchyard.services.engine.bulk.halting import Halted
 from switchyard.services.engine.bulk.hot_traffic import HotTraffic
 from switchyard.services.engine.bulk.session import BulkSession
-from switchyard.services.engine.dead.indexed import indexed_in_turn
+from switchyard.services.engine.dead.indexed import open_index_in_turn
 from switchyard.services.engine.dead.jq_program import ExpressionStopped
 from switchyard.services.engine.dead.scan import wait_in
 from switchyard.services.engine.identity.broker import system_guard
@@ -114,7 +114,7 @@ class RedriveHandler:
 
     @asynccontextmanager
     async def _open_indexed(self, spec: RedriveSpec, run: RedriveRun) -> AsyncIterator[Letters]:
-        async with indexed_in_turn(
+        async with open_index_in_turn(
             self._settings,
             self._ledger,
             spec.which,

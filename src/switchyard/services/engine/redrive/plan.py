@@ -14,7 +14,7 @@ from switchyard.services.engine.dead.changes import Change, difference
 from switchyard.services.engine.dead.groups import require_group
 from switchyard.services.engine.dead.letters import DeadLetterLike
 from switchyard.services.engine.jobs.registry import Registry
-from switchyard.services.engine.jobs.secret_fields import hidden
+from switchyard.services.engine.jobs.secret_fields import hide_secrets
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.ledger.leases import Sleep
 from switchyard.services.engine.redrive.letter_sources import Letters, open_queued, open_stored
@@ -113,8 +113,10 @@ def _compare(copy: RedriveMessage, registry: Registry) -> LetterDifference:
             names = ("max_attempts", "expires_at")
             each["metadata"] = {name: metadata.get(name) for name in names}
     secrets = registry.secrets_of(copy.message.job_type)
-    shown_after["payload"] = hidden(shown_after["payload"], secrets, shown_before.get("payload"))
-    shown_before["payload"] = hidden(
+    shown_after["payload"] = hide_secrets(
+        shown_after["payload"], secrets, shown_before.get("payload")
+    )
+    shown_before["payload"] = hide_secrets(
         shown_before.get("payload"), registry.secrets_of(before["job_type"])
     )
     shown_before["routing_key"] = copy.letter.info.routing_key

@@ -59,29 +59,29 @@ class SchedulerIntervals:
     """Poll intervals of a scheduler, and times after which it steps in; all in seconds."""
 
     turn: float = 0.5
-    """Between looks for due jobs."""
+    """Between polls for due jobs."""
     lease: float = 6.0
-    """A scheduler that has died is replaced after so long."""
+    """Until a scheduler that has died is replaced."""
     pending: float = 15.0
-    """A record that is older and not yet confirmed was left behind by a crash: publish it
-    again."""
+    """Until a job that was recorded and not confirmed is published again: a crash left it
+    behind."""
     silent: float = 60.0
-    """Running jobs of a worker that has been silent for so long are published again, for the
-    case that the broker has lost them; otherwise the ledger lets only one copy run."""
+    """Until the running jobs of a silent worker are published again, in case the broker has lost
+    them; if it has not, the ledger lets only one copy run."""
     displaced: float = RETURN_INTERVAL
-    """Between looks for jobs that the broker threw out of full lanes."""
+    """Between polls for jobs that the broker threw out of full lanes."""
     leftovers: float = REMOVAL_INTERVAL
-    """Between looks for letters that were redriven from the index and are still on the broker."""
+    """Between polls for letters that were redriven from the index and are still on the broker."""
     answers: float = 600.0
-    """Between looks for answers of models and catalogues that are too old, or too many."""
+    """Between polls for answers of models and catalogues that are too old, or too many."""
     client_batches: float = 5.0
-    """Between looks at the batches of the OpenAI-compatible API."""
+    """Between polls of the batches of the OpenAI-compatible API."""
     limit_wakes: float = 1.0
-    """Between looks for free permits in named limits that jobs wait for."""
+    """Between polls for free permits in named limits that jobs wait for."""
     limits: float = 300.0
-    """Between looks for named limits that nobody uses any more."""
+    """Between polls for named limits that nobody uses any more."""
     prune: float = 60.0
-    """Between looks for rows that are old enough to be removed; more where a look costs much."""
+    """Between polls for rows that are old enough to be removed; more where that costs much."""
 
 
 @dataclass(slots=True)
@@ -108,7 +108,7 @@ class DutyContext:
     on_wrong_system: Callable[[WrongSystem], None] = lambda _: None
     """Stops the scheduler, as broker and ledger do not belong together."""
     due: DueSignals = field(default_factory=DueSignals)
-    """Set by the duty that looks for what is due."""
+    """Set by `DueWatch`."""
     pruned: Counter[str] = field(default_factory=Counter)
     """Rows that were removed for their age, by table."""
 

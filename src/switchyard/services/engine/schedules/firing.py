@@ -175,7 +175,7 @@ class ScheduleRunner:
         ids = await self._ledger.system.job_ids()
         firings = [due_firing(ids, name, due, now) for due in passed.fired]
         if passed.missed is not None:
-            first, times = passed.missed
+            first, number = passed.missed
             late = now - with_jitter(name, first, entry.jitter)
             why = (
                 "the latest of the times that passed meanwhile is fired instead"
@@ -183,7 +183,7 @@ class ScheduleRunner:
                 else f"more than the grace of {entry.grace:g} s"
             )
             note = f"no scheduler was there for {late:,.0f} s: {why}"
-            firings.append(Firing(name, first, FiringOutcome.MISSED, None, now, times, note))
+            firings.append(Firing(name, first, FiringOutcome.MISSED, None, now, number, note))
         fire_at = with_jitter(name, passed.next_at, entry.jitter)
         if not await self._ledger.schedules.decide_due(entry, firings, passed.next_at, fire_at):
             return  # another scheduler has decided, or the entry was changed
@@ -226,6 +226,7 @@ class ScheduleRunner:
         return True
 
     async def _give_up(self, firing: Firing, now: float, why: str) -> None:
+        """Record that the firing was refused for good."""
         self._log.error("schedule firing given up", schedule=firing.schedule, error=why)
         await self._ledger.schedules.settle_firing(firing, FiringOutcome.REFUSED, now, why)
         self._refused.pop((firing.schedule, firing.due_at), None)

@@ -44,7 +44,7 @@ class DueTimes:
 
     fired: tuple[float, ...]
     missed: tuple[float, int] | None
-    """The first of those that are too late to be fired, and how many these are at least."""
+    """The first one that is too late to be fired, and how many there are, at least."""
     next_at: float
     """The first due time after now."""
 
@@ -114,12 +114,12 @@ class CronRule:
     ) -> DueTimes:
         """Decide about the due times from `since`, itself a due time, until `now`.
 
-        Each of the last CATCH_UP_WINDOW seconds is fired. If there is none, the latest one is
-        fired, unless it is older than `grace`. The others are missed.
+        Each due time within the last CATCH_UP_WINDOW seconds is fired. If there is none, the latest
+        due time is fired, unless it is older than `grace`. The others are missed.
         """
         fired: list[float] = []
         first_missed, missed = since, 0
-        for number, due in enumerate(self._from(since)):
+        for number, due in enumerate(self._due_times_from(since)):
             age = now - with_jitter(name, due, jitter)
             if age < 0:
                 return DueTimes(tuple(fired), (first_missed, missed) if missed else None, due)
@@ -132,12 +132,12 @@ class CronRule:
                 missed += 1
             if number >= MAX_COUNTED:
                 break
-        # Too many to be examined one by one: the others before the catch-up window are skipped.
+        # Too many to be examined one by one: go on with those of the catch-up window.
         recent = self.after(max(now - CATCH_UP_WINDOW - jitter, since))
         rest = self.due_between(recent, now, jitter=jitter, grace=grace, name=name)
         return DueTimes(rest.fired, (first_missed, missed + len(fired)), rest.next_at)
 
-    def _from(self, due: float) -> Iterator[float]:
+    def _due_times_from(self, due: float) -> Iterator[float]:
         while True:
             yield due
             due = self.after(due)

@@ -12,6 +12,7 @@ from switchyard.services.common.durations import duration_text
 from switchyard.services.common.files.errors import StorageUnavailable
 from switchyard.services.common.files.storage import Storage
 from switchyard.services.engine.archive.contents import read_contents
+from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.monitoring.check import (
     Diagnostic,
     Finding,
@@ -22,7 +23,7 @@ from switchyard.services.engine.monitoring.check import (
 )
 from switchyard.services.engine.monitoring.checks.doctor_context import MAX_EXAMINED, DoctorContext
 from switchyard.services.engine.monitoring.checks.workers import advice
-from switchyard.services.engine.monitoring.lane_report import unlisted_letters
+from switchyard.services.engine.monitoring.lane_report import count_unlisted_letters
 from switchyard.services.engine.monitoring.schedule_status import lateness
 from switchyard.services.engine.records.bulk import BulkState
 from switchyard.services.engine.records.pauses import PauseRecord
@@ -303,10 +304,23 @@ async def dead(context: DoctorContext) -> list[Diagnostic]:
     refused = await count(replace(all_waiting, reason=Reason.REFUSED))
     checks += [_refused_letters(refused)] if refused else []
     waiting = await count(all_waiting) - displaced - refused
-    unlisted = 0 if context.broker is None else await unlisted_letters(context.settings, ledger)
+    unlisted = (
+        0 if context.broker is None else await count_unlisted_letters(context.settings, ledger)
+    )
     checks += [_unlisted_letters(unlisted)] if unlisted > 0 else []
-    if waiting <= 0:
-        return [*checks, *([] if unlisted > 0 else [ok("dead letters", "none waits")])]
+    if waiting > 0:
+        checks.append(await _waiting_letters(ledger, waiting, displaced, unlisted))
+    elif unlisted <= 0:
+        checks.append(ok("dead letters", "none waits"))
+    return checks
+
+
+async def _waiting_letters(
+    ledger: Ledger, waiting: int, displaced: int, unlisted: int
+) -> Diagnostic:
+    """Return the diagnostic for dead letters that wait for an operator."""
+    count = ledger.dead_letters.count_dead
+    all_waiting = DeadLetterFilter(state="waiting")
     since = ledger.clock.time() - GROWING_SECONDS
     recent_count = await count(replace(all_waiting, since=since))
     is_growing = recent_count >= GROWING_LETTERS
@@ -333,8 +347,8 @@ async def dead(context: DoctorContext) -> list[Diagnostic]:
         detail += f"; the broker has lost {letter_count - messages:,} of these"
         remedy += "; what it has lost: `jobctl dead redrive --all --from-ledger`"
     if is_growing:
-        return [*checks, failure("dead letters", Finding.DEAD_GROWING, detail, remedy)]
-    return [*checks, warning("dead letters", Finding.DEAD_WAITING, detail, remedy)]
+        return failure("dead letters", Finding.DEAD_GROWING, detail, remedy)
+    return warning("dead letters", Finding.DEAD_WAITING, detail, remedy)
 
 
 def _unlisted_letters(number: int) -> Diagnostic:

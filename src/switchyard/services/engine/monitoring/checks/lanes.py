@@ -22,7 +22,11 @@ from switchyard.services.engine.monitoring.check import (
 )
 from switchyard.services.engine.monitoring.checks.doctor_context import DoctorContext
 from switchyard.services.engine.monitoring.checks.workers import advice, advise_on_held_jobs
-from switchyard.services.engine.monitoring.lane_report import QueueReport, Report, lane_report
+from switchyard.services.engine.monitoring.lane_report import (
+    LanesReport,
+    QueueReport,
+    make_lane_report,
+)
 from switchyard.services.engine.monitoring.pressure_thresholds import LLM_WORKER
 from switchyard.services.engine.records.results import WorkerRecord
 
@@ -34,7 +38,7 @@ STALLED_SECONDS = 60.0
 
 async def lanes(context: DoctorContext) -> list[Diagnostic]:
     """Check every queue of every lane."""
-    report = await lane_report(context.settings, context.registry, None, clock=context.now)
+    report = await make_lane_report(context.settings, context.registry, None, clock=context.now)
     queues = [queue for lane in report.lanes if lane.priority is not None for queue in lane.queues]
     diagnostics = (
         _check_full(queues)
@@ -161,7 +165,7 @@ UNCHANGED_SECONDS = 60.0
 include it."""
 
 
-async def missing_jobs(context: DoctorContext, report: Report) -> list[Diagnostic]:
+async def missing_jobs(context: DoctorContext, report: LanesReport) -> list[Diagnostic]:
     """Check for queues with fewer jobs on the broker than the ledger lists as waiting. The ledger
     is read last, so that jobs that have started meanwhile do not count as waiting."""
     queues = [queue for lane in report.lanes if lane.priority is not None for queue in lane.queues]

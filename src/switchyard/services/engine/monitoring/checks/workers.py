@@ -2,8 +2,8 @@
 they get.
 
 Ending a process ends all jobs that it runs, and its number may be another program's by now. So only
-`advice` ever advises to end one: where nothing else explains the finding, and this host's system
-says that the process is still the worker. Elsewhere it says how to find that out.
+`advice` ever advises to end one, and only if nothing else explains the finding, and this host's
+system says that the process is still the worker. For another host, it says how to find that out.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ CONSUMERS_LISTED_AFTER = 20.0
 its processes are ready, and the broker's list is some seconds old."""
 
 MIN_DEATHS = 2
-"""Deaths, one after another, that are reported where the same job type ran each time; otherwise it
-takes one more."""
+"""Deaths, one after another, from which they are reported if the same job type ran each time;
+otherwise, one more is needed."""
 ONLY_WARNING_AFTER = 900.0
 """Seconds after the last death from which this is only a warning."""
 
@@ -271,7 +271,7 @@ def _modules_of(names: Iterable[str], modules: Mapping[str, str]) -> str:
 MAX_ADVISED = 3
 """Processes that a diagnostic names with a remedy, at most."""
 HEARTBEAT_FACTOR = 1.5
-"""Wait for a heartbeat, as a multiple of the interval between two."""
+"""Time to wait for a heartbeat, as a multiple of the interval between two."""
 MIN_HEARTBEAT_WAIT, MAX_HEARTBEAT_WAIT = 2.0, 4.0
 """Seconds of this wait, at least and at most."""
 HEARTBEAT_POLL_INTERVAL = 0.1
