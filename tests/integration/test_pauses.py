@@ -226,7 +226,7 @@ async def test_a_paused_job_can_be_cancelled_and_its_pause_is_told(system: Syste
         1,
     )
     [check] = await check_pauses(cast("DoctorContext", _Examined(system)))
-    assert "type noop is paused by nic@desk (a new model)" in check.detail
+    assert " by nic@desk (a new model), ends in " in check.detail
     assert "holds 1 job" in check.detail
     await system.ledger.jobs.cancel(job_id, system.ledger.clock.time())
     assert await system.state(job_id) is State.CANCELLED

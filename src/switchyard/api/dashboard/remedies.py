@@ -95,7 +95,7 @@ def _list(text: str, at: str, **options: str) -> Callable[[Sequence[str]], Remed
         query = f"?{urlencode(filters)}" if filters else ""
         group = options.get("--group", "")
         if at == "dead" and re.match(patterns.GROUP_ID, group):
-            return RemedyAction(text, f"{PATH}/dead/groups/{group}")
+            return RemedyAction("Open this group", f"{PATH}/dead/groups/{group}")
         return RemedyAction(text, f"{PATH}/{at}{query}")
 
     known = {f"--{option}": name for option, name in options.items()}

@@ -69,9 +69,10 @@ async def model_servers(system: DoctorContext) -> list[Diagnostic]:
         kind(
             "model servers",
             Finding.MODEL_SERVER_FAILS,
-            f"{each.name} has failed {each.state.failures:,} times in a row: "
+            f"server {each.name} has failed {each.state.failures:,} times in a row: "
             f"{each.state.pause_reason or 'no reason is known'}",
-            "start it, or correct its address, model or key and restart the workers; "
+            "see its log, and start it where it is down; where its address, model or key is wrong, "
+            "correct that and restart the workers; "
             "`jobctl llm status`",
         )
         for each in failing
@@ -80,7 +81,7 @@ async def model_servers(system: DoctorContext) -> list[Diagnostic]:
         warning(
             "model servers",
             Finding.MODEL_SERVER_PAUSED,
-            f"{each.name} is paused for {duration_text(each.paused_for)} more: "
+            f"server {each.name} is paused for {duration_text(each.paused_for)} more: "
             f"{each.state.pause_reason or 'no reason is known'}; its requests wait, and go on then",
             "nothing, if they may wait; to ask it again at once, as when its limit was raised: "
             f"`jobctl llm resume {shlex.quote(each.name)}`; else name another server in "

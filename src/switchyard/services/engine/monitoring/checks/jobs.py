@@ -70,10 +70,10 @@ async def pauses(context: DoctorContext) -> list[Diagnostic]:
 
 def _describe_pause(pause: PauseRecord, number: int, now: float) -> str:
     lasted = duration_text(now - pause.created_at)
-    ends = "" if pause.ends_at is None else f", for {duration_text(pause.ends_at - now)} more"
+    ends = "" if pause.ends_at is None else f", ends in {duration_text(pause.ends_at - now)}"
     reason = f" ({pause.reason})" if pause.reason else ""
     return (
-        f"{pause} is paused by {pause.created_by}{reason} for {lasted}{ends}"
+        f"{pause} has been paused for {lasted} by {pause.created_by}{reason}{ends}"
         f", and holds {pluralize(number, 'job')}"
     )
 
@@ -322,16 +322,22 @@ async def _waiting_letters(
     count = ledger.dead_letters.count_dead
     all_waiting = DeadLetterFilter(state="waiting")
     since = ledger.clock.time() - GROWING_SECONDS
-    recent_count = await count(replace(all_waiting, since=since))
+    recent = replace(all_waiting, since=since)
+    recent_count = await count(recent)
     is_growing = recent_count >= GROWING_LETTERS
     remedy = "look: `jobctl dead groups`; send back: `jobctl dead redrive --group ID`"
     detail = f"{waiting:,} {'waits' if waiting == 1 else 'wait'} for somebody"
     if is_growing:
+        [largest] = await ledger.dead_letters.dead_groups(letter_filter=recent, limit=1)
+        cause = largest.sample.error_type or largest.sample.reason
         remedy = (
             "their causes: `jobctl dead groups`; mend the first, then `jobctl dead redrive --group "
-            "ID`"
+            f"{largest.fingerprint}`"
         )
-        detail = f"{recent_count:,} jobs died within a quarter of an hour; {detail}"
+        detail = (
+            f"{recent_count:,} jobs died within a quarter of an hour, {largest.count:,} of them "
+            f"{largest.sample.job_type or 'of an unknown type'} with {cause}; {detail}"
+        )
     letter_count = waiting + displaced
     # A message may have been indexed twice: the broker's number counts where it is smaller.
     messages = await ledger.dead_letters.count_messages() + min(unlisted, 0)

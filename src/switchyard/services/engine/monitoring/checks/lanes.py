@@ -60,7 +60,7 @@ def _check_full(queues: list[QueueReport]) -> list[Diagnostic]:
     full = [queue for queue in queues if (queue.percent_full or 0) >= 100]
     filling = [queue for queue in queues if FILLING_PERCENT <= (queue.percent_full or 0) < 100]
     for diagnose, affected, finding, what in (
-        (failure, full, Finding.LANE_FULL, "is full"),
+        (failure, full, Finding.LANE_FULL, "is full and takes no new jobs"),
         (warning, filling, Finding.LANE_FILLING, "fills up"),
     ):
         if affected:
@@ -94,7 +94,7 @@ async def _check_unworked(context: DoctorContext, queues: list[QueueReport]) -> 
     if unworked:
         detail = first_few(
             [
-                f"{_count_waiting(each.ready)} in {each.name} and nobody works it"
+                f"{_count_waiting(each.ready)} in {each.name}, and no worker takes them"
                 for each in unworked
             ]
         )

@@ -55,7 +55,7 @@ async def workers(context: DoctorContext) -> list[Diagnostic]:
     """Check the workers of the last day."""
     alive, silent = await context.workers()
     kinds = ", ".join(sorted({kind for worker in alive for kind in worker.kinds}))
-    detail = f"{len(alive)} alive ({kinds})" if alive else "none is alive"
+    alive_text = f"{len(alive)} alive ({kinds})" if alive else "none is alive"
     if silent:
         now = context.now()
         names = first_few(
@@ -65,12 +65,15 @@ async def workers(context: DoctorContext) -> list[Diagnostic]:
                 for worker in silent
             ]
         )
-        detail += f"; {len(silent)} fell silent within a day, and none took its place: {names}"
+        detail = (
+            f"{len(silent)} fell silent within a day, and none took its place: {names}; "
+            f"{alive_text}"
+        )
         diagnose = warning if alive else failure
         return [diagnose("workers", Finding.WORKERS_SILENT, detail, await advice(context, silent))]
     if not alive:
-        return [failure("workers", Finding.WORKERS_NONE, detail, "start `jobctl worker all`")]
-    return [ok("workers", detail)]
+        return [failure("workers", Finding.WORKERS_NONE, alive_text, "start `jobctl worker all`")]
+    return [ok("workers", alive_text)]
 
 
 async def killed(context: DoctorContext) -> list[Diagnostic]:
