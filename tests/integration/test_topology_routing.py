@@ -16,7 +16,7 @@ from switchyard.broker.topology.build import build
 from switchyard.broker.topology.differences import diff
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
-from tests.support.publishing import MOST_OVERSHOOT
+from tests.support.publishing import MAX_OVERSHOOT
 
 ROUTES = (
     Route("hot", "ingest_document", "ingest"),
@@ -91,7 +91,7 @@ async def take_all(channel: AbstractChannel, queue_name: str) -> list[str]:
 
 async def fill(channel: AbstractChannel, key: str) -> int:
     """Publish until one is refused; how many were accepted."""
-    for accepted in range(SHORT + MOST_OVERSHOOT):
+    for accepted in range(SHORT + MAX_OVERSHOOT):
         try:
             await publish(channel, "jobs.topic", key)
         except DeliveryError:

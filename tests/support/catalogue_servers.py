@@ -45,10 +45,10 @@ class CatalogueServer(Site):
         self.answered += asked
         return [self.by_doi[doi] for doi in asked if doi in self.by_doi]
 
-    def with_words(self, said: str) -> list[KnownWork]:
-        """Return the works whose titles share most words with that."""
-        self.answered.append(said)
-        words = set(re.findall(r"\w+", said.lower()))
+    def with_words(self, text: str) -> list[KnownWork]:
+        """Return the works whose titles share the most words with a text."""
+        self.answered.append(text)
+        words = set(re.findall(r"\w+", text.lower()))
         ranked = [
             (len(words & set(re.findall(r"\w+", work.title.lower()))), work) for work in self.works
         ]

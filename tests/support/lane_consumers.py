@@ -21,7 +21,7 @@ from switchyard.broker.wire.reconnector import Reconnector
 from tests.support.brokers import TestBroker
 from tests.support.eventually import MAX_WAIT, eventually
 from tests.support.jobs import Signals
-from tests.support.publishing import MOST_OVERSHOOT
+from tests.support.publishing import MAX_OVERSHOOT
 
 HOT, MAINTENANCE, BACKFILL = "hot.any", "maintenance.any", "backfill.any"
 QUEUES = (HOT, BACKFILL)
@@ -97,7 +97,7 @@ class Lanes:
     async def fill(self, lane: str) -> list[str]:
         """Publish until the lane refuses; the ids of what it took."""
         taken: list[str] = []
-        for number in range(MOST_OVERSHOOT):
+        for number in range(MAX_OVERSHOOT):
             try:
                 taken += await self.publish(lane, [f"filling-{number}"])
             except Refused:

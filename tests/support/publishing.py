@@ -29,7 +29,7 @@ ROUTES = tuple(
 HOT, MAINTENANCE, BACKFILL = "hot.crawl", "maintenance.crawl", "backfill.crawl"
 HOT_QUEUE, MAINTENANCE_QUEUE, BACKFILL_QUEUE = (route.queue for route in ROUTES)
 SHORT = 3
-MOST_OVERSHOOT = 50
+MAX_OVERSHOOT = 50
 """Messages that a full quorum queue may take before it refuses."""
 
 
@@ -47,7 +47,7 @@ def settings_of(url: str, profile: Profile = "classic", **options: Any) -> Broke
     return BrokerSettings(amqp_url=SecretStr(url), profile=profile, **options)
 
 
-def of(broker: TestBroker, **options: Any) -> BrokerSettings:
+def broker_settings(broker: TestBroker, **options: Any) -> BrokerSettings:
     """Return settings that lead to a broker."""
     return settings_of(broker.amqp_url, broker.profile, **options)
 
@@ -62,8 +62,8 @@ def jobs(count: int, routing_key: str) -> list[Outgoing]:
 
 
 class InThread(AsyncCloseable):
-    """A blocking publisher with the methods of the asyncio one: a test can tell of both. It runs in
-    a thread, because the proxies of tests need their loop."""
+    """A blocking publisher with the methods of the asyncio one, so that a test can run with either.
+    It runs in a thread, because the proxies of tests need their loop."""
 
     def __init__(self, settings: BrokerSettings) -> None:
         self._publisher = BlockingPublisher(settings)
@@ -95,7 +95,7 @@ def accepted_blocking(publisher: BlockingPublisher, routing_key: str) -> bool:
 
 async def fill(publisher: Publisher, routing_key: str) -> None:
     """Publish until the lane refuses."""
-    for _ in range(MOST_OVERSHOOT):
+    for _ in range(MAX_OVERSHOOT):
         if not await accepted(publisher, routing_key):
             return
     raise AssertionError(f"{routing_key} was never full")
@@ -133,7 +133,7 @@ async def is_depth(url: str, queue_name: str, count: int) -> bool:
 
 @dataclass
 class SlowPublisher(Publisher):
-    """Hands on to the real one, whose answers reach its caller when the test says so."""
+    """Passes jobs to the real publisher, and its results back when the test says so."""
 
     behind: Publisher
     answered: asyncio.Event = field(default_factory=asyncio.Event)

@@ -127,7 +127,7 @@ HOSTILE: Mapping[str, Callable[[], BaseException]] = {
 }
 
 
-def _made(kind: type[BaseException]) -> BaseException:
+def _make_exception(kind: type[BaseException]) -> BaseException:
     """Return an exception of that class, by its constructor or at least as an empty shell."""
     for arguments in ((), ("it failed",), ("it failed", [ValueError("one")])):
         try:
@@ -137,7 +137,7 @@ def _made(kind: type[BaseException]) -> BaseException:
     return kind.__new__(kind, "it failed")
 
 
-def _of(name: str) -> Iterator[tuple[str, type[BaseException]]]:
+def _exceptions_in(name: str) -> Iterator[tuple[str, type[BaseException]]]:
     module = importlib.import_module(name)
     for each in list(vars(module).values()):  # some are loaded when they are looked at
         if isinstance(each, type) and issubclass(each, BaseException):
@@ -147,9 +147,9 @@ def _of(name: str) -> Iterator[tuple[str, type[BaseException]]]:
 @cache
 def classes() -> Mapping[str, type[BaseException]]:
     """Return every exception class of the language and of the libraries in use, by name."""
-    found = dict(_of("builtins"))
+    found = dict(_exceptions_in("builtins"))
     for library in LIBRARIES:
-        found |= _of(library)
+        found |= _exceptions_in(library)
     return found
 
 
@@ -158,7 +158,7 @@ def exception(name: str) -> BaseException:
     if name in HOSTILE:
         return HOSTILE[name]()
     kind = getattr(builtins, name, None) or classes()[name]
-    return _made(kind)
+    return _make_exception(kind)
 
 
 def fail(name: str) -> None:
@@ -172,7 +172,7 @@ class What(BaseModel):
     name: str
 
 
-class Touchy(What):
+class RaisingPayload(What):
     @field_validator("name")
     @classmethod
     def refuse(cls, name: str) -> str:
@@ -243,7 +243,7 @@ async def cancel_itself(payload: What, ctx: JobContext) -> Outcome:
 
 
 @job("refuse_payload", worker="llm", lanes=("hot",), timeout=60, max_attempts=2)
-async def refuse_payload(payload: Touchy, ctx: JobContext) -> Outcome:
+async def refuse_payload(payload: RaisingPayload, ctx: JobContext) -> Outcome:
     return Done()
 
 
@@ -273,6 +273,6 @@ async def follow_badly(payload: What, ctx: JobContext) -> Outcome:
 
 
 APART = ("raise_in_part", "raise_alone")
-"""Those whose work is done in a process of its own."""
+"""Job types whose work is done in a process of its own."""
 ISOLATIONS = ("raise_here", "raise_in_thread", *APART)
 STEPS = ("refuse_payload", "raise_in_limit", "answer_badly", "follow_badly")

@@ -40,7 +40,7 @@ from tests.support.brokers import TestBroker
 from tests.support.eventually import MAX_WAIT, eventually
 from tests.support.jobs import journal
 from tests.support.ledgers import make_ledger
-from tests.support.publishing import MOST_OVERSHOOT
+from tests.support.publishing import MAX_OVERSHOOT
 from tests.support.tcp_proxy import TcpProxy
 
 JOB_MODULES = ("tests.support.jobs",)
@@ -199,7 +199,7 @@ class System:
     async def fill(self, routing_key: str) -> list[str]:
         """Publish foreign jobs until the lane refuses; the ids of what it took."""
         taken: list[str] = []
-        for _ in range(MOST_OVERSHOOT):
+        for _ in range(MAX_OVERSHOOT):
             try:
                 taken.append((await self.publish_foreign(routing_key)).job_id)
             except LaneFull:
@@ -213,7 +213,7 @@ class System:
             message = aio_pika.Message(body, delivery_mode=2, **properties)
             await exchange.publish(message, routing_key)
 
-    # --- looking ----------------------------------------------------------------------------
+    # --- reading ----------------------------------------------------------------------------
 
     async def state(self, job_id: str) -> State | None:
         """Return the job's state in the ledger; None when it has no record."""
@@ -239,13 +239,15 @@ class System:
             return await self.state(job_id) in states
 
         try:
-            await eventually(reached, timeout, progress=self._ended if while_jobs_end else None)
+            await eventually(
+                reached, timeout, progress=self._count_ended if while_jobs_end else None
+            )
         except AssertionError:
             record = await self.ledger.job_reads.get(job_id)
             raise AssertionError(f"not {states} after {timeout:g} s: {record}") from None
         return await self.record(job_id)
 
-    async def _ended(self) -> int:
+    async def _count_ended(self) -> int:
         ended = select(func.count()).where(jobs_table.c.finished_at.is_not(None))
         return await self.ledger.core.database.read(lambda c: c.execute(ended).scalar_one())
 

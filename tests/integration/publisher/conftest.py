@@ -15,9 +15,9 @@ from tests.support.publishing import (
     MAINTENANCE,
     InThread,
     PublisherType,
+    broker_settings,
     declare,
     fill,
-    of,
     settings_of,
     short_lanes,
 )
@@ -41,7 +41,7 @@ async def lanes(broker: TestBroker) -> TestBroker:
 async def full_lanes(broker: TestBroker) -> TestBroker:
     """A broker whose lanes hold three jobs each, and are full."""
     await declare(broker, short_lanes())
-    async with Publisher(of(broker)) as publisher:
+    async with Publisher(broker_settings(broker)) as publisher:
         for routing_key in (HOT, MAINTENANCE):
             await fill(publisher, routing_key)
     async with await aio_pika.connect(broker.amqp_url) as connection:

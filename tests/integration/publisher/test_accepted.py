@@ -12,8 +12,8 @@ from tests.support.publishing import (
     HOT,
     HOT_QUEUE,
     PublisherType,
+    broker_settings,
     job,
-    of,
     take,
 )
 
@@ -22,7 +22,7 @@ async def test_an_accepted_job_is_in_its_queue_with_all_its_properties(
     publisher_type: PublisherType, lanes: TestBroker
 ) -> None:
     message = job("job-1", url="https://example.org/ü")
-    async with publisher_type(of(lanes)) as publisher:
+    async with publisher_type(broker_settings(lanes)) as publisher:
         assert await publisher.publish(message, HOT) == Accepted("job-1", HOT)
 
     (arrived,) = await take(lanes.amqp_url, HOT_QUEUE, 1)
@@ -41,7 +41,7 @@ async def test_a_body_of_many_frames_arrives_whole(
     publisher_type: PublisherType, lanes: TestBroker
 ) -> None:
     message = job(text="é" * 400_000)
-    async with publisher_type(of(lanes)) as publisher:
+    async with publisher_type(broker_settings(lanes)) as publisher:
         await publisher.publish(message, HOT)
         await publisher.publish(job("behind-it"), HOT)
     arrived = await take(lanes.amqp_url, HOT_QUEUE, 2)

@@ -22,11 +22,11 @@ from tests.support.publishing import (
     BACKFILL_QUEUE,
     HOT,
     accepted,
+    broker_settings,
     declare,
     depth,
     job,
     jobs,
-    of,
     settings_of,
 )
 from tests.support.tcp_proxy import TcpProxy
@@ -38,14 +38,14 @@ def event() -> Envelope:
 
 async def test_thousands_of_jobs_of_a_generator_are_never_all_in_memory(lanes: TestBroker) -> None:
     count, window = 2_000, 200
-    assert await most_held(of(lanes, publish_window=window), count) <= window + 1
+    assert await most_held(broker_settings(lanes, publish_window=window), count) <= window + 1
     assert await depth(lanes.amqp_url, BACKFILL_QUEUE) == count
 
 
 @pytest.mark.parametrize("window", [1, 2, 3])
 async def test_the_smallest_windows_hold_no_more(broker310: TestBroker, window: int) -> None:
     await declare(broker310)
-    assert await most_held(of(broker310, publish_window=window), 50) <= window + 1
+    assert await most_held(broker_settings(broker310, publish_window=window), 50) <= window + 1
 
 
 async def most_held(settings: BrokerSettings, count: int) -> int:
@@ -82,7 +82,7 @@ async def test_never_more_than_a_window_is_unconfirmed(
         return confirm
 
     monkeypatch.setattr(PipelinedChannel, "publish", watched)
-    async with Publisher(of(broker310, publish_window=window)) as publisher:
+    async with Publisher(broker_settings(broker310, publish_window=window)) as publisher:
         async with asyncio.TaskGroup() as group:
             batch = group.create_task(publisher.publish_many(jobs(count, BACKFILL)))
             for _ in range(count):

@@ -18,11 +18,11 @@ from tests.support.publishing import (
     HOT_QUEUE,
     PublisherType,
     accepted,
+    broker_settings,
     depth,
     is_depth,
     job,
     jobs,
-    of,
     take,
 )
 from tests.support.tcp_proxy import TcpProxy
@@ -124,7 +124,7 @@ async def test_a_connection_that_was_closed_between_two_publishes_is_opened_agai
         connections = await lanes.management.get("/vhosts/{vhost}/connections")
         return all(connection.get("state") != "running" for connection in connections)
 
-    async with publisher_type(of(lanes)) as publisher:
+    async with publisher_type(broker_settings(lanes)) as publisher:
         await publisher.publish(job(), HOT)
         assert await eventually(lanes.management.close_connections)
         await eventually(all_closed)

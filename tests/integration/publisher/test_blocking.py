@@ -22,11 +22,11 @@ from tests.support.publishing import (
     HOT,
     HOT_QUEUE,
     accepted_blocking,
+    broker_settings,
     declare,
     depth,
     job,
     jobs,
-    of,
     take,
 )
 from tests.support.tcp_proxy import TcpProxy
@@ -36,14 +36,14 @@ in_thread = asyncio.to_thread
 
 async def test_thousands_of_jobs_of_a_generator_are_never_all_in_memory(lanes: TestBroker) -> None:
     count, window = 2_000, 200
-    assert most_held(of(lanes, publish_window=window), count) <= window + 1
+    assert most_held(broker_settings(lanes, publish_window=window), count) <= window + 1
     assert await depth(lanes.amqp_url, BACKFILL_QUEUE) == count
 
 
 @pytest.mark.parametrize("window", [1, 2, 3])
 async def test_the_smallest_windows_hold_no_more(broker310: TestBroker, window: int) -> None:
     await declare(broker310)
-    assert most_held(of(broker310, publish_window=window), 50) <= window + 1
+    assert most_held(broker_settings(broker310, publish_window=window), 50) <= window + 1
 
 
 def most_held(settings: BrokerSettings, count: int) -> int:
@@ -113,7 +113,7 @@ async def test_a_job_leaves_although_the_next_one_takes_its_time(lanes: TestBrok
         yield Outgoing(job("last"), HOT)
 
     def publish() -> list[Any]:
-        with BlockingPublisher(of(lanes)) as publisher:
+        with BlockingPublisher(broker_settings(lanes)) as publisher:
             return publisher.publish_many(slow())
 
     publishing = asyncio.create_task(in_thread(publish))
@@ -131,7 +131,7 @@ async def test_an_error_of_the_iterable_is_the_callers(lanes: TestBroker) -> Non
         yield Outgoing(job(), HOT)
         raise ArithmeticError("of the caller")
 
-    with BlockingPublisher(of(lanes)) as publisher:
+    with BlockingPublisher(broker_settings(lanes)) as publisher:
         with pytest.raises(ArithmeticError, match="of the caller"):
             publisher.publish_many(breaks())
         assert accepted_blocking(publisher, HOT)
@@ -141,7 +141,7 @@ async def test_a_publisher_leaves_no_open_files_behind(broker310: TestBroker) ->
     await declare(broker310)
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(3):
-        with BlockingPublisher(of(broker310)) as publisher:
+        with BlockingPublisher(broker_settings(broker310)) as publisher:
             publisher.publish(job(), HOT)
     assert len(os.listdir("/proc/self/fd")) == before
 

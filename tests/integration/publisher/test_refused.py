@@ -38,11 +38,11 @@ from tests.support.publishing import (
     SHORT,
     PublisherType,
     accepted,
+    broker_settings,
     declare,
     depth,
     job,
     jobs,
-    of,
     settings_of,
     take,
 )
@@ -59,7 +59,7 @@ async def test_a_full_lane_refuses_and_nothing_is_kept(
     publisher_type: PublisherType, full_lanes: TestBroker
 ) -> None:
     before = await depth(full_lanes.amqp_url, MAINTENANCE_QUEUE)
-    async with publisher_type(of(full_lanes)) as publisher:
+    async with publisher_type(broker_settings(full_lanes)) as publisher:
         with pytest.raises(LaneFull) as full:
             await publisher.publish(job(), MAINTENANCE)
     assert not full.value.dead_lettered
@@ -73,7 +73,7 @@ async def test_a_full_hot_lane_puts_the_newcomer_into_the_dead_letters(
 ) -> None:
     before = await depth(full_lanes.amqp_url, HOT_QUEUE)
     message = job("newcomer", url="https://example.org")
-    async with publisher_type(of(full_lanes)) as publisher:
+    async with publisher_type(broker_settings(full_lanes)) as publisher:
         with pytest.raises(LaneFull) as full:
             await publisher.publish(message, HOT)
     assert full.value.dead_lettered
@@ -90,7 +90,7 @@ async def test_results_are_in_the_order_of_the_jobs(
     publisher_type: PublisherType, full_lanes: TestBroker
 ) -> None:
     keys = [HOT, BACKFILL, MAINTENANCE, BACKFILL, HOT, MAINTENANCE, BACKFILL]
-    async with publisher_type(of(full_lanes, publish_window=4)) as publisher:
+    async with publisher_type(broker_settings(full_lanes, publish_window=4)) as publisher:
         results = await publisher.publish_many(Outgoing(job(key), key) for key in keys)
     told = [(type(each), each.routing_key) for each in results if isinstance(each, ANSWERS)]
     outcome = {HOT: LaneFull, BACKFILL: Accepted, MAINTENANCE: LaneFull}
@@ -102,7 +102,7 @@ async def test_results_are_in_the_order_of_the_jobs(
 async def test_a_lane_takes_jobs_again_when_there_is_room(
     publisher_type: PublisherType, full_lanes: TestBroker
 ) -> None:
-    async with publisher_type(of(full_lanes)) as publisher:
+    async with publisher_type(broker_settings(full_lanes)) as publisher:
         with pytest.raises(LaneFull):
             await publisher.publish(job(), MAINTENANCE)
         await take(full_lanes.amqp_url, MAINTENANCE_QUEUE, SHORT)
@@ -115,7 +115,7 @@ async def test_a_job_that_no_queue_takes_is_unroutable(
     async with await aio_pika.connect(broker.amqp_url) as connection:
         channel = await connection.channel()
         await channel.declare_exchange(JOBS_EXCHANGE, aio_pika.ExchangeType.TOPIC, durable=True)
-    async with publisher_type(of(broker)) as publisher:
+    async with publisher_type(broker_settings(broker)) as publisher:
         with pytest.raises(Unroutable, match=r"'hot\.crawl': run `jobctl topology apply`"):
             await publisher.publish(job(), HOT)
         results = await publisher.publish_many(Outgoing(job("same"), HOT) for _ in range(20))
@@ -125,7 +125,7 @@ async def test_a_job_that_no_queue_takes_is_unroutable(
 async def test_without_a_topology_the_publisher_says_what_to_do(
     publisher_type: PublisherType, broker: TestBroker
 ) -> None:
-    async with publisher_type(of(broker)) as publisher:
+    async with publisher_type(broker_settings(broker)) as publisher:
         with pytest.raises(Unroutable, match="jobctl topology apply"):
             await publisher.publish(job(), HOT)
         await declare(broker)
@@ -149,7 +149,7 @@ async def test_a_job_that_does_not_fit_into_amqp_leaves_the_others_alone(
     publisher_type: PublisherType, lanes: TestBroker, wrong: str
 ) -> None:
     bad = _unencodable()[wrong]
-    async with publisher_type(of(lanes)) as publisher:
+    async with publisher_type(broker_settings(lanes)) as publisher:
         before, refused, behind = await publisher.publish_many(
             [Outgoing(job("before"), HOT), bad, Outgoing(job("behind"), HOT)]
         )
@@ -163,7 +163,7 @@ async def test_a_job_that_does_not_fit_into_amqp_leaves_the_others_alone(
 async def test_a_name_that_is_too_long_is_told_with_what_amqp_allows(
     publisher_type: PublisherType, lanes: TestBroker
 ) -> None:
-    async with publisher_type(of(lanes)) as publisher:
+    async with publisher_type(broker_settings(lanes)) as publisher:
         with pytest.raises(ValueError, match="255 bytes"):
             await publisher.publish(job(), "hot." + "x" * 255)
 
@@ -181,7 +181,7 @@ async def test_a_message_larger_than_the_broker_takes_blocks_no_other_of_its_bat
     sizes = [100, SMALL, SMALL + 1, 200, 2 * SMALL, 300, SMALL + 1] + [150] * 40
     batch = [_of_size(f"job-{place}", max(size, 260)) for place, size in enumerate(sizes)]
     large = {place for place, size in enumerate(sizes) if size > SMALL}
-    async with publisher_type(of(small_broker)) as publisher:
+    async with publisher_type(broker_settings(small_broker)) as publisher:
         results = await publisher.publish_many(batch)
         for place, result in enumerate(results):
             if place in large:
@@ -201,7 +201,7 @@ async def test_what_publishes_at_the_same_time_as_a_large_message_is_accepted(
 ) -> None:
     await declare(small_broker)
     large = Envelope(b"x" * (SMALL + 1), "large")
-    async with Publisher(of(small_broker)) as publisher:
+    async with Publisher(broker_settings(small_broker)) as publisher:
         several = await asyncio.gather(
             *(publisher.publish(job(f"a-{each}"), HOT) for each in range(20)),
             publisher.send(JOBS_EXCHANGE, HOT, large),
@@ -216,7 +216,7 @@ async def test_an_event_that_is_too_large_is_dropped_and_disturbs_no_job(
     small_broker: TestBroker,
 ) -> None:
     await declare(small_broker)
-    async with Publisher(of(small_broker)) as publisher:
+    async with Publisher(broker_settings(small_broker)) as publisher:
         await publisher.publish(job(), HOT)
         for _ in range(3):
             publisher.send_soon(
@@ -229,7 +229,7 @@ async def test_an_event_that_is_too_large_is_dropped_and_disturbs_no_job(
 async def test_a_job_that_no_worker_could_read_is_refused_by_every_broker(
     publisher_type: PublisherType, lanes: TestBroker
 ) -> None:
-    async with publisher_type(of(lanes)) as publisher:
+    async with publisher_type(broker_settings(lanes)) as publisher:
         await publisher.publish(_of_size("most", MAX_BODY_BYTES).message, HOT)
         with pytest.raises(MessageTooLarge, match="a worker reads at most 1,048,576"):
             await publisher.publish(_of_size("more", MAX_BODY_BYTES + 1).message, HOT)
@@ -238,7 +238,7 @@ async def test_a_job_that_no_worker_could_read_is_refused_by_every_broker(
 async def test_the_setting_refuses_before_anything_is_sent(
     publisher_type: PublisherType, lanes: TestBroker
 ) -> None:
-    async with publisher_type(of(lanes, max_message_size=5_000)) as publisher:
+    async with publisher_type(broker_settings(lanes, max_message_size=5_000)) as publisher:
         with pytest.raises(MessageTooLarge, match="JOBS_MAX_MESSAGE_SIZE allows at most 5,000"):
             await publisher.publish(_of_size("more", 5_001).message, HOT)
         most = _of_size("most", 5_000)
@@ -276,7 +276,7 @@ async def _user_without(broker: TestBroker, routing_key: str) -> tuple[str, str]
 
 async def test_what_the_broker_refuses_for_its_properties_is_not_away(lanes: TestBroker) -> None:
     """The broker says neither which message it was nor which property."""
-    async with Publisher(of(lanes)) as publisher:
+    async with Publisher(broker_settings(lanes)) as publisher:
         forged = Forwarded(b"{}", "forged", _with_user_id("somebody-else"))
         results = await asyncio.gather(
             publisher.publish(job("before"), HOT),

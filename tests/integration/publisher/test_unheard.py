@@ -17,7 +17,7 @@ from switchyard.broker.wire.connection import connected
 from switchyard.services.engine.monitoring.job_events import EventFeed, announce
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
-from tests.support.publishing import HOT, job, of
+from tests.support.publishing import HOT, broker_settings, job
 
 KIND = (EVENTS_EXCHANGE, "started.hot.crawl")
 
@@ -62,7 +62,7 @@ async def unheard_once(publisher: Publisher) -> None:
 async def test_an_event_that_came_back_keeps_others_of_its_kind_from_being_sent(
     lanes: TestBroker, sent: list[str]
 ) -> None:
-    async with Publisher(of(lanes)) as publisher:
+    async with Publisher(broker_settings(lanes)) as publisher:
         await unheard_once(publisher)
         sent.clear()
         for number in range(100):
@@ -78,7 +78,7 @@ async def test_one_at_a_time_is_sent_to_see_whether_somebody_listens_now(
 ) -> None:
     monkeypatch.setattr(unheard, "NO_LISTENER_TTL", 120.0)
     monkeypatch.setattr(unheard, "PROBE_INTERVAL", 0.0)
-    async with Publisher(of(lanes)) as publisher:
+    async with Publisher(broker_settings(lanes)) as publisher:
         await unheard_once(publisher)
         for _ in range(3):
             sent.clear()
@@ -113,10 +113,10 @@ async def test_a_feed_that_listens_hears_every_event_although_nobody_did_before(
         def deliver(self, event: Any) -> None:
             heard.append(int(event.job_id))
 
-    feed = Hearing(of(lanes))
+    feed = Hearing(broker_settings(lanes))
     background = TaskSupervisor(feed._log)
     told, first = 0, None
-    async with Publisher(of(lanes)) as publisher:
+    async with Publisher(broker_settings(lanes)) as publisher:
         await unheard_once(publisher)
         background.start("event feed", feed.run)
         try:
@@ -136,7 +136,7 @@ async def test_a_feed_that_listens_hears_every_event_although_nobody_did_before(
 async def test_no_more_than_so_many_keys_are_remembered(
     lanes: TestBroker,
 ) -> None:
-    async with Publisher(of(lanes)) as publisher:
+    async with Publisher(broker_settings(lanes)) as publisher:
         await publisher.publish(job(), HOT)
         for number in range(MAX_ENTRIES + 50):
             announce(publisher, "dead", job_id="a", job_type=f"type{number}", lane="hot", attempt=1)

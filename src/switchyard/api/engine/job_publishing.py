@@ -83,8 +83,11 @@ async def require_same_request(
 ) -> None:
     """Raise Problem where the idempotency key belongs to a job of a different request."""
     record = await state.ledger.job_reads.get(published.job_id)
-    field = None if record is None else differs(request, record, expires_in=expires_in)
-    if field is None and record is not None:
+    if record is None:
+        return
+    field = differs(request, record, expires_in=expires_in)
+    if field is None:
+        # The address of the notice stands in the job that is joined to this one, which sends it.
         notice = (
             None if record.join_id is None else await state.ledger.job_reads.get(record.join_id)
         )

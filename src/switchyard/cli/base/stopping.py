@@ -23,10 +23,10 @@ then the command's group, so that each signal comes twice."""
 
 
 class OrderlyLoop(asyncio.SelectorEventLoop):
-    """Event loop that gives up its signals before it closes.
+    """Event loop that removes its signal handlers before it closes.
 
-    asyncio closes the socket first to which signals are written: one that comes in between, as when
-    all processes of a system end at once, is an error on the standard error output.
+    asyncio first closes the socket to which signals are written. A signal that comes in between, as
+    when all processes of a system end at once, would print an error on stderr.
     """
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""`jobctl db`: the ledger's tables."""
+"""`jobctl db`: the ledger's tables, and its users."""
 
 from __future__ import annotations
 
@@ -16,21 +16,15 @@ app = typer.Typer(
 )
 
 
-@app.callback()
-def _group() -> None:
-    # Without it, typer would make the only command of the group the group itself.
-    """Make a group of the commands."""
-
-
 @app.command()
 def upgrade() -> None:
     """Create the ledger, or upgrade its tables to this version. Prints its location.
 
     Can be repeated safely.
     """
-    from switchyard.services.engine.ledger import upgrade as bring_up_to_date
+    from switchyard.services.engine.ledger import upgrade as upgrade_ledger
 
-    done = run(bring_up_to_date(load_settings().ledger_url))
+    done = run(upgrade_ledger(load_settings().ledger_url))
     if done.is_new:
         echo(f"A new ledger: {done.location}")
     else:

@@ -132,15 +132,16 @@ def resume(
     """
     quiet_logs()
     targets = (lane, job_type, source, queue)
-    named = (pause_id is not None) + any(each is not None for each in targets) + everything
-    if named > 1:
+    ways = (pause_id is not None, any(each is not None for each in targets), everything)
+    if sum(ways) > 1:
         raise WrongUsage("name the pause by its id or by what is paused, or give --all: only one")
-    if named == 0:
+    if not any(ways):
         active = run(_active(load_settings()))
         if not active:
             raise CommandFailed("nothing is paused")
         texts = [f"{each} ({each.id})" for each in active[:MAX_NAMED]]
-        texts += [f"{len(active) - MAX_NAMED} more: `jobctl pauses`"] * (len(active) > MAX_NAMED)
+        if len(active) > MAX_NAMED:
+            texts.append(f"{len(active) - MAX_NAMED} more: `jobctl pauses`")
         raise WrongUsage("name one of the pauses by its id, or give --all: " + ", ".join(texts))
     if everything:
         _resume_all(as_json=as_json)
