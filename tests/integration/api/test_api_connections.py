@@ -94,6 +94,15 @@ async def test_too_many_headers_are_refused(api: RunningApi) -> None:
     assert (await sender.answer()).startswith(b"HTTP/1.1 431 ")
 
 
+@pytest.mark.parametrize("name", [b"Idempotency-Key", b"content-type"])
+async def test_a_header_that_would_count_once_comes_once(api: RunningApi, name: bytes) -> None:
+    for values, status in (((b"a",), 200), ((b"a", b"a"), 400), ((b"a", b"b"), 400)):
+        sender = await Sender.to(api)
+        lines = b"".join(b"%b: %b\r\n" % (name, value) for value in values)
+        sender.writer.write(GET + lines + b"Connection: close\r\n\r\n")
+        assert (await sender.answer()).startswith(b"HTTP/1.1 %d" % status)
+
+
 @pytest.mark.parametrize(
     ("version", "hosts", "status"),
     [

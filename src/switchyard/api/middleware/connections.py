@@ -30,6 +30,8 @@ HEADER_SECONDS = 10.0
 LINGER_BYTES, LINGER_SECONDS = 4 * 1024 * 1024, 2.0
 """How much of a body is still read, and for how long, after its request was answered: a client that
 is cut off while it sends does not see the answer."""
+SINGLE_HEADERS = frozenset({b"content-type", b"idempotency-key"})
+"""Headers that a request must not have twice: nothing says which of them would count."""
 HOST = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]*)(:[0-9]*)?")
 """The values that a `Host` header may have."""
 BODY_PENDING = "body_pending"
@@ -189,7 +191,7 @@ class BoundedHttp(HttpToolsProtocol):
         if size > MAX_HEADER_BYTES or len(self.headers) > MAX_HEADERS:
             self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
             return
-        if not self._names_one_host():
+        if not self._names_one_host() or self._repeats_a_header():
             self._refuse(HTTPStatus.BAD_REQUEST)
             return
         self._unparsed = 0
@@ -204,6 +206,10 @@ class BoundedHttp(HttpToolsProtocol):
         if len(hosts) != 1:
             return not hosts and self.parser.get_http_version() == "1.0"
         return HOST.fullmatch(hosts[0]) is not None
+
+    def _repeats_a_header(self) -> bool:
+        names = [name for name, _ in self.headers if name in SINGLE_HEADERS]
+        return len(names) > len(set(names))
 
     def on_body(self, body: bytes) -> None:
         self._unparsed = 0
