@@ -89,3 +89,13 @@ async def test_what_nobody_has_looked_at_for_a_while_is_read_before_it_is_shown(
     await asyncio.sleep(0)
     assert await reading.look() == 3
     await reading.close()
+
+
+def test_an_age_has_one_unit_and_what_is_to_come_has_two() -> None:
+    def text(at: float) -> str:
+        return ago(NOW + at, NOW).partition("data-ago>")[2].removesuffix("</time>")
+
+    assert [text(-each) for each in (0.4, 1.3, 59.6, 877, 7_300)] == [
+        *("now", "1 s ago", "1 min ago", "14 min ago", "2 h ago"),
+    ]
+    assert text(7_300) == "in 2 h 1 min"

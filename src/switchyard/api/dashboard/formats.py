@@ -42,21 +42,20 @@ def moment(at: float | None) -> datetime | None:
 
 
 def ago(at: float | datetime | None, now: float) -> str:
-    """Write how long ago a moment was, or in how long it comes: a `<time>` with the exact moment on
-    hover. The page's script keeps it up to date."""
+    """Write how long ago a moment was, by the largest unit, or in how long it comes, by the two
+    largest: a `<time>` with the exact moment on hover. The page's script keeps it up to date."""
     if at is None:
         return NOTHING
     when = moment(at) if isinstance(at, int | float) else at.astimezone(UTC)
     if when is None:
         return NOTHING
     past = now - when.timestamp()
-    text = duration(abs(past) if abs(past) >= 1 else 0)
     if abs(past) < 1:
         text = "now"
     elif past > 0:
-        text = f"{text.replace('.0 s', ' s')} ago"
+        text = f"{duration_text(round(past), units=1)} ago"
     else:
-        text = f"in {text}"
+        text = f"in {duration(-past)}"
     return _time(when, text, "ago")
 
 

@@ -289,7 +289,7 @@ def _to_sign_in(request: Request) -> Response:
 def _advice(error: Exception, method: str) -> str | None:
     """Return what to do where the API's own text is for programs that repeat their requests."""
     match error:
-        case LedgerReadOnly():
+        case LedgerReadOnly() if method != "GET":
             return (
                 "Nothing was done: the ledger can be read, but takes no writes. The overview says "
                 "why and what to do, as does `jobctl doctor`."

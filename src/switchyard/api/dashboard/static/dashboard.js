@@ -23,13 +23,13 @@
   // Relative times, by the server's clock.
   let ahead = 0; // milliseconds that this clock is ahead of the server's
 
-  function words(seconds) {
+  function words(seconds, units = 2) {
     const whole = Math.round(seconds);
     if (whole < 60) return `${whole} s`;
     for (const [size, unit, smallSize, small] of [[86400, "d", 3600, "h"], [3600, "h", 60, "min"], [60, "min", 1, "s"]]) {
       if (whole < size) continue;
       const rest = Math.floor((whole % size) / smallSize);
-      return `${Math.floor(whole / size)} ${unit}` + (rest ? ` ${rest} ${small}` : "");
+      return `${Math.floor(whole / size)} ${unit}` + (rest && units > 1 ? ` ${rest} ${small}` : "");
     }
     return "";
   }
@@ -39,7 +39,7 @@
     for (const each of document.querySelectorAll("time[data-ago]")) {
       const past = (now - Date.parse(each.dateTime)) / 1000;
       // A page takes a while to come: what has just happened may seem to be about to.
-      const text = past > -3 && past < 1 ? "now" : past > 0 ? `${words(past)} ago` : `in ${words(-past)}`;
+      const text = past > -3 && past < 1 ? "now" : past > 0 ? `${words(past, 1)} ago` : `in ${words(-past)}`;
       if (each.textContent !== text) each.textContent = text;
     }
     for (const each of document.querySelectorAll("time[data-since]")) {
