@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import ContextVar
+from queue import SimpleQueue
 from typing import Any
 
 MAX_CALLS = min(32, (os.cpu_count() or 1) + 4)
@@ -46,14 +47,16 @@ ATTEMPT_CALLS: ContextVar[AttemptCalls | None] = ContextVar("attempt_calls", def
 
 class HandlerThreads(ThreadPoolExecutor):
     """Default executor of a worker's event loop: MAX_CALLS calls at once, and one more for each
-    that was given up. It starts a thread when there is something to do, and none of its threads
-    keeps the process from ending."""
+    that was given up. None of its threads keeps the process from ending."""
 
     def __init__(self) -> None:
         super().__init__(max_workers=1)  # asyncio asks for this class; its own threads are not used
         self._lock = threading.Lock()
         self._waiting: deque[_Call] = deque()
         self._running: set[_Call] = set()
+        self._idle_threads = 0
+        self._taken: SimpleQueue[_Call | None] = SimpleQueue()
+        """Calls that a thread is about to run; None ends one thread."""
         self._is_closed = False
 
     def submit(self, work: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
@@ -72,6 +75,9 @@ class HandlerThreads(ThreadPoolExecutor):
         """Take no more calls, and wait for those that run, except for given-up ones."""
         with self._lock:
             self._is_closed = True
+            for _ in range(self._idle_threads):
+                self._taken.put(None)
+            self._idle_threads = 0
             if cancel_futures:
                 for call in self._waiting:
                     call.future.cancel()
@@ -97,7 +103,11 @@ class HandlerThreads(ThreadPoolExecutor):
 
     def _start_threads(self) -> None:
         while (call := self._take()) is not None:
-            threading.Thread(target=self._work, args=(call,), name="handler", daemon=True).start()
+            self._taken.put(call)
+            if self._idle_threads:
+                self._idle_threads -= 1
+            else:
+                threading.Thread(target=self._run_calls, name="handler", daemon=True).start()
 
     def _take(self) -> _Call | None:
         counted = sum(not each.is_given_up for each in self._running)
@@ -107,16 +117,20 @@ class HandlerThreads(ThreadPoolExecutor):
         self._running.add(call)
         return call
 
-    def _work(self, first: _Call) -> None:
-        call: _Call | None = first
-        while call is not None:
+    def _run_calls(self) -> None:
+        while (call := self._taken.get()) is not None:
             call.run()
             with self._lock:
                 self._running.discard(call)
-                following = self._take()
+                self._idle_threads += 1
+                self._start_threads()
+                is_last = self._is_closed and self._idle_threads > 0
+                self._idle_threads -= is_last
             if call.attempt is not None:
                 call.attempt.on_end()
-            call = following
+            if is_last:
+                return
+            del call  # with what it returned, until the next one comes
 
 
 class _Call:
