@@ -16,7 +16,7 @@ import tarfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Annotated, BinaryIO
 from urllib.parse import quote
@@ -99,7 +99,7 @@ class Manifest(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class LedgerFacts:
-    """Facts read from a ledger's file."""
+    """Facts read from a ledger's file; the manifest has them, too."""
 
     system_id: str
     system_name: str
@@ -319,13 +319,7 @@ def check_ledger(file: Path, manifest: Manifest) -> None:
         facts = read_facts(file, with_indexes=True)
     except sqlite3.DatabaseError as error:
         raise InvalidBackup(f"its {LEDGER} can't be read: {error}") from error
-    if facts != LedgerFacts(
-        manifest.system_id,
-        manifest.system_name,
-        manifest.generation,
-        manifest.revision,
-        manifest.tables,
-    ):
+    if asdict(facts) != manifest.model_dump(include=set(asdict(facts))):
         raise InvalidBackup(f"its {LEDGER} is not the one that its {MANIFEST} describes")
 
 

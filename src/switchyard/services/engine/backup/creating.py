@@ -15,7 +15,7 @@ import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -132,11 +132,7 @@ async def create_backup(settings: Settings, target: Path, definitions: str) -> C
             "format": FORMAT,
             "made_at": time.time(),
             "program": version("switchyard"),
-            "system_id": facts.system_id,
-            "system_name": facts.system_name,
-            "generation": facts.generation,
-            "revision": facts.revision,
-            "tables": facts.tables,
+            **asdict(facts),
             "settings": names,
             "elsewhere": elsewhere,
             "missing": missing or [],

@@ -247,10 +247,8 @@ class _SystemLocation:
             return False
         if self.new_ledger(stamp).exists():
             for folder in self.folders.values():
-                leaving, old_folder = (
-                    folder / f"{LEAVING_PREFIX}{stamp}",
-                    folder / f"{OLD_PREFIX}{stamp}",
-                )
+                leaving = folder / f"{LEAVING_PREFIX}{stamp}"
+                old_folder = folder / f"{OLD_PREFIX}{stamp}"
                 if old_folder.is_dir():  # all old files were moved out, so the present ones are new
                     new_folder = folder / f"{NEW_PREFIX}{stamp}"
                     new_folder.mkdir(exist_ok=True)

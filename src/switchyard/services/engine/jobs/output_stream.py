@@ -46,7 +46,7 @@ class OutputStream:
             return
         if not text.isascii():  # lone surrogates, which can't be encoded, become `?`
             text = text.encode("utf-8", "replace").decode()
-        # Text after a gap waits until all text before the gap was sent: a piece must have no gap.
+        # After a gap, text is left out until the waiting text was sent: a piece must have no gap.
         if self._position + len(self._waiting) == self._written:
             self._waiting += text[: max(0, MAX_BACKLOG - len(self._waiting))]
         elif not self._waiting:

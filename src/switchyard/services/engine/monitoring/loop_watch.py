@@ -139,7 +139,7 @@ class LoopWatch:
             checked_at = now
             worked = self._has_worked(now - due)
             if now - due > STALLED_AFTER and not worked:
-                awake_since = now
+                awake_since = now  # the whole process stood still: no callback is to blame
             stack = stack_of(self._thread)
             if not self._is_sign_requested:
                 if _is_idle(stack):

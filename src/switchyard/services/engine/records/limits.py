@@ -188,7 +188,7 @@ class RateWindow:
         second, as otherwise nothing would start until then."""
         second = int(now)
         oldest = second - WINDOW_SECONDS
-        bins = [(s, n, t) for s, n, t in json.loads(text) if s >= oldest]
+        bins = [(at, jobs, tokens) for at, jobs, tokens in json.loads(text) if at >= oldest]
         window: RateWindow = cls(tuple(each for each in bins if each[0] <= second))
         for _, jobs, tokens in bins[len(window.bins) :]:
             window = window.plus(now, jobs, tokens)
@@ -239,8 +239,8 @@ class RateWindow:
 
     def _change(self, second: int, jobs: int, tokens: int) -> RateWindow:
         by_second = {each[0]: each for each in self.bins}
-        _, n, t = by_second.get(second, (second, 0, 0))
-        by_second[second] = (second, n + jobs, max(0, t + tokens))
+        _, jobs_before, tokens_before = by_second.get(second, (second, 0, 0))
+        by_second[second] = (second, jobs_before + jobs, max(0, tokens_before + tokens))
         return RateWindow(tuple(by_second[each] for each in sorted(by_second)))
 
 

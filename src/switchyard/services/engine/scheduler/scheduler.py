@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from functools import partial
 
 import structlog
@@ -64,13 +64,7 @@ class TurnCounts:
 
     def plus(self, other: TurnCounts) -> TurnCounts:
         """Return the sum of both."""
-        return TurnCounts(
-            self.scheduled + other.scheduled,
-            self.outbox + other.outbox,
-            self.resumed + other.resumed,
-            self.lost + other.lost,
-            self.refused + other.refused,
-        )
+        return TurnCounts(*map(sum, zip(astuple(self), astuple(other), strict=True)))
 
 
 class Scheduler:
@@ -221,14 +215,7 @@ class Scheduler:
         turn.lost = await self._publish_for_silent_workers(turn)
         self._total = self._total.plus(turn)
         if turn.scheduled or turn.outbox or turn.resumed or turn.lost:
-            self._log.info(
-                "jobs published",
-                scheduled=turn.scheduled,
-                outbox=turn.outbox,
-                resumed=turn.resumed,
-                lost=turn.lost,
-                refused=turn.refused,
-            )
+            self._log.info("jobs published", **asdict(turn))
         return turn
 
     async def _publish_due(

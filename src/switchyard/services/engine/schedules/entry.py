@@ -51,19 +51,9 @@ class ScheduleEntry(BaseModel):
     @classmethod
     def from_record(cls, record: ScheduleRecord) -> ScheduleEntry:
         """Return the entry that the record was made from."""
-        return cls.model_construct(
-            name=record.name,
-            cron=record.cron,
-            timezone=record.timezone,
-            job=record.routing_key,
-            payload=dict(record.payload),
-            priority=record.priority,
-            max_attempts=record.max_attempts,
-            tags=dict(record.tags),
-            payload_version=record.payload_version,
-            jitter=record.jitter,
-            grace=record.grace,
-        )
+        shared = {name: getattr(record, name) for name in cls.model_fields if name != "job"}
+        shared |= {"payload": dict(record.payload), "tags": dict(record.tags)}
+        return cls.model_construct(job=record.routing_key, **shared)
 
     def rule(self) -> CronRule:
         """Return the rule of its times. Raises InvalidSchedule."""
@@ -99,17 +89,8 @@ class ScheduleEntry(BaseModel):
         """Return the ledger's record of the entry, due for the first time after `now`."""
         due = self.rule().after(now)
         return ScheduleRecord(
-            name=self.name,
-            cron=self.cron,
-            timezone=self.timezone,
+            **self.model_dump(exclude={"job"}),
             routing_key=self.job,
-            payload=self.payload,
-            priority=self.priority,
-            max_attempts=self.max_attempts,
-            tags=self.tags,
-            payload_version=self.payload_version,
-            jitter=self.jitter,
-            grace=self.grace,
             origin=origin,
             remote=remote,
             created_by=created_by,

@@ -47,12 +47,7 @@ async def lanes(context: DoctorContext) -> list[Diagnostic]:
     )
     waiting = sum(queue.ready for queue in queues)
     worked = "" if context.ledger is None else ", and every queue with jobs is worked"
-    return diagnostics or [
-        ok(
-            "lanes",
-            f"{_count_waiting(waiting)}, there is room{worked}",
-        )
-    ]
+    return diagnostics or [ok("lanes", f"{_count_waiting(waiting)}, there is room{worked}")]
 
 
 def _check_full(queues: list[QueueReport]) -> list[Diagnostic]:
@@ -86,6 +81,7 @@ def _advise_on_room(queues: list[QueueReport]) -> str:
 
 
 async def _check_unworked(context: DoctorContext, queues: list[QueueReport]) -> list[Diagnostic]:
+    """Check for queues without consumers, whose workers are all silent, or with idle workers."""
     if context.ledger is None:
         return []  # without a ledger no worker takes jobs: more workers would not help
     checks = []
