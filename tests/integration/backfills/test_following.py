@@ -87,7 +87,7 @@ async def test_whoever_goes_on_with_it_lets_the_job_go(
         async def dies(*_: object) -> None:
             raise BulkFailed("killed")
 
-        patched.setattr(course.BackfillRun, "_release", dies)
+        patched.setattr(course.BackfillRun, "_seal_join", dies)
         operation = await user.start("numbers", {"to": 3}, **NEXT)
         assert (await user.run(operation)).state is BulkState.FAILED
     await user.system.start_worker()
