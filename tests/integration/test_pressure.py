@@ -193,7 +193,7 @@ async def test_operators_see_a_queue_as_full_as_publishers_do(
     assert (llm.ready, llm.limit, llm.percent_full) == (4, 4, 100.0)
     checks = await lanes(DoctorContext(settings, system.registry, ledger=system.ledger))
     (full,) = (each for each in checks if each.finding is Finding.LANE_FULL)
-    assert "backfill.llm is full: 4 of 4" in full.detail
+    assert "backfill.llm is full and takes no new jobs: 4 of 4" in full.detail
     assert full.remedy is not None
     assert "jobctl llm status" in full.remedy
     assert "--concurrency" not in full.remedy, "more workers would wait for the same servers"

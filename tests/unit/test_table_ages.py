@@ -28,7 +28,7 @@ AGES: dict[str, tuple[str, ...]] = {
     "job_checkpoints": OF_JOBS,
     "job_progress": OF_JOBS,
     "job_tags": OF_JOBS,
-    "job_types": ("switchyard.services.engine.records.job_types.KEPT_FOR",),
+    "job_types": ("switchyard.services.engine.records.job_types.TYPE_TTL",),
     "jobs": OF_JOBS,
     "joins": OF_JOBS,
     "lane_minutes": (f"{ENGINE}.lane_history.KEPT_FOR",),

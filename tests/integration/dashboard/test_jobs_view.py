@@ -289,7 +289,7 @@ async def test_a_job_is_compared_with_others_of_its_type(system: System, api: Ru
         await run(f"job-{number}", number)
     assert "p99" not in (await api.client.get("/dashboard/jobs/open")).text  # too few
     await run("job-5", 5)
-    assert "others p50 3.0 s, p99 5.0 s" in (await api.client.get("/dashboard/jobs/open")).text
+    assert "others p50 3 s, p99 5 s" in (await api.client.get("/dashboard/jobs/open")).text
 
 
 async def test_a_dead_job_shows_its_error_with_the_traceback(

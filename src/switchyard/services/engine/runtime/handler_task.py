@@ -51,6 +51,7 @@ class HandlerTask:
             raise
         finally:
             self._timer.cancel()
+            self._calls.ignore_ends()
 
     def result(self) -> Any:
         """Return the outcome of a handler that has ended, or a Failure. Raises CancelledError where

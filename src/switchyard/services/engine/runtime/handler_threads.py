@@ -26,8 +26,8 @@ class AttemptCalls:
     """The calls that the handler of one attempt, and what it has started, has in threads."""
 
     def __init__(self, on_end: Callable[[], None]) -> None:
-        """`on_end` is called in a thread, whenever a call has ended."""
-        self.on_end = on_end
+        """`on_end` is called in a thread, whenever a call has ended, until `ignore_ends`."""
+        self._on_end: Callable[[], None] | None = on_end
         self.threads: HandlerThreads | None = None
         """Where its calls run, as soon as there is one."""
 
@@ -35,6 +35,15 @@ class AttemptCalls:
     def running(self) -> int:
         """How many calls have a thread now."""
         return 0 if self.threads is None else self.threads.count(self)
+
+    def report_end(self) -> None:
+        """Report that a call has ended."""
+        if (on_end := self._on_end) is not None:
+            on_end()
+
+    def ignore_ends(self) -> None:
+        """Report no more ends. The two that know each other are freed without the collector."""
+        self._on_end = None
 
     def give_up(self) -> int:
         """Return how many calls run on without the attempt, whose threads others get instead."""
@@ -127,7 +136,7 @@ class HandlerThreads(ThreadPoolExecutor):
                 is_last = self._is_closed and self._idle_threads > 0
                 self._idle_threads -= is_last
             if call.attempt is not None:
-                call.attempt.on_end()
+                call.attempt.report_end()
             if is_last:
                 return
             del call  # with what it returned, until the next one comes
