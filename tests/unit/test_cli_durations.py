@@ -33,6 +33,7 @@ def test_what_is_no_duration_is_refused(text: str) -> None:
 @pytest.mark.parametrize(
     ("seconds", "long", "short"),
     [(0, "0 s", "0 s"), (0.44, "440 ms", "440 ms"), (9, "9 s", "9 s"), (9.5, "9.5 s", "9.5 s"),
+     (0.9999, "1 s", "1 s"), (5.0000001, "5 s", "5 s"), (9.97, "10 s", "10 s"),
      (59, "59 s", "59 s"), (440, "7 min 20 s", "7 min"), (3600, "1 h", "1 h"),
      (5400, "1 h 30 min", "1 h"), (172800, "2 d", "2 d")],
 )  # fmt: skip

@@ -39,10 +39,11 @@ def duration_text(seconds: float, *, units: int = 2) -> str:
     """Write a duration for people with its two largest units, such as `3 h 20 min`, or with
     `units=1` as `3 h`; below a second as `250 ms`. A negative one is 0."""
     seconds = max(0.0, seconds)
-    if 0 < seconds < 1:
+    if 0 < seconds < 0.9995:
         return f"{seconds * 1000:.0f} ms"
-    if seconds < 10 and seconds % 1:
-        return f"{seconds:.1f} s"
+    tenths = round(seconds, 1)
+    if tenths < 10 and tenths % 1:
+        return f"{tenths:.1f} s"
     whole = round(seconds)
     for size, unit, small_size, small_unit in (
         (86_400, "d", 3600, "h"),
