@@ -133,6 +133,14 @@ async def test_an_answer_that_is_not_the_thing_has_its_error(
     assert len(site.requests) == 1
 
 
+async def test_a_request_that_is_due_is_sent_however_long_the_ledger_took(ledger: Ledger) -> None:
+    throttle = pace.FleetThrottle(
+        ledger, "things", label="Things", interval=0, max_wait=0, waits_for_place=False
+    )
+    async with throttle.turn(takes=1):
+        pass
+
+
 async def test_what_was_renamed_is_found_and_a_circle_is_left(
     client: SourceClient, site: Site
 ) -> None:

@@ -150,7 +150,8 @@ class FleetThrottle:
     ) -> AsyncIterator[None]:
         """Hold a place and the connection, unless the caller has reserved them. Raises SourceBusy
         at once if the server's pause ends after `until`."""
-        self._refuse_if_due_after(until, await self._remaining_pause())
+        if remaining := await self._remaining_pause():  # who is due goes, however slow the ledger
+            self._refuse_if_due_after(until, remaining)
         if self._is_reserved:
             yield
             return
