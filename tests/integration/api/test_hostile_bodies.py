@@ -2,7 +2,9 @@
 
 import re
 from collections import Counter
+from itertools import islice
 from pathlib import Path
+from random import randrange
 from typing import Any
 
 import httpx
@@ -134,6 +136,9 @@ VALID: dict[str, list[dict[str, Any]]] = {
     ],
 }
 """Bodies that are accepted, by path."""
+SHARE = 3
+"""One of so many bodies is sent in a run, beginning by chance: all of them take minutes on a busy
+machine, and a failure names the body."""
 MAX_MEMORY = 400
 """MiB: that of a process with the search's libraries, and what bodies may take."""
 
@@ -163,14 +168,14 @@ async def test_values_of_every_kind_in_every_field_are_refused_or_taken(
     ):
         for path, bodies in VALID.items():
             for valid in bodies:
-                for body in hostile_bodies(valid):
+                for body in islice(hostile_bodies(valid), randrange(SHARE), None, SHARE):
                     answer = await client.post(path, content=body.content, headers=headers)
                     statuses[answer.status_code] += 1
                     if answer.status_code >= 500 or "Traceback" in answer.text:
                         failed.append((path, body.change, answer.status_code, answer.text[:300]))
             assert (await client.get("/health/live")).status_code == 200
         assert failed == []
-        assert sum(statuses[each] for each in (200, 201, 202)) > 200, statuses
+        assert sum(statuses[each] for each in (200, 201, 202)) > 200 // SHARE, statuses
         assert memory_of(api.process.pid) < MAX_MEMORY
     written = log.read_text(errors="replace")
     assert [each for each in (key, secret, "Traceback") if each in written] == []

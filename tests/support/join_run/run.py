@@ -27,7 +27,7 @@ EVERY = 1.0
 KILLS = 3
 """So many must be killed. Until then one join follows the other: a fast machine ends one between
 two kills."""
-SILENCE = 90.0
+SILENCE = 240.0
 """Seconds in which some job must end: how long a whole join takes depends on the machine."""
 TRIES = 5
 """So many joins are begun where the one that makes them, or that waits, is there at too many deaths
