@@ -133,8 +133,10 @@ class HandlerThreads(ThreadPoolExecutor):
                 self._running.discard(call)
                 self._idle_threads += 1
                 self._start_threads()
+                # Idle threads were ended at `shutdown`, so one that is idle after it is this one.
                 is_last = self._is_closed and self._idle_threads > 0
-                self._idle_threads -= is_last
+                if is_last:
+                    self._idle_threads -= 1
             if call.attempt is not None:
                 call.attempt.report_end()
             if is_last:
