@@ -52,7 +52,7 @@ def hedges(share: float = 0.5, calls: int = 10) -> Hedges:
     for _ in range(MIN_CALLS):
         made.observe_latency(0.01)
     for _ in range(calls):
-        made.count_hot_call()
+        made.next_hedge_delay()
     return made
 
 
@@ -136,23 +136,23 @@ def test_there_are_no_more_than_the_share_of_the_calls() -> None:
     made = hedges(share=0.125, calls=0)
     taken = 0
     for _ in range(100):
-        made.count_hot_call()
+        made.next_hedge_delay()
         taken += made.take_second_request()
     assert taken == 12
     for _ in range(1000):
-        made.count_hot_call()
+        made.next_hedge_delay()
     assert sum(made.take_second_request() for _ in range(100)) == int(MAX_BURST)
 
 
 def test_nothing_is_late_where_it_is_off_or_the_usual_time_is_not_known() -> None:
     off = hedges(share=0)
-    assert off.count_hot_call() is None
+    assert off.next_hedge_delay() is None
     new = Hedges(0.5)
     for _ in range(MIN_CALLS - 1):
         new.observe_latency(1.0)
-    assert new.count_hot_call() is None
+    assert new.next_hedge_delay() is None
     new.observe_latency(9.0)
-    assert new.count_hot_call() == 1.0
+    assert new.next_hedge_delay() == 1.0
 
 
 @pytest.mark.parametrize("winner", [0, 1])

@@ -105,7 +105,7 @@ async def test_a_sender_that_was_frozen_changes_nothing_of_what_another_has_sent
             "ours", "default", max_wait=0, max_questions=9, max_bytes=10_000
         )
         as_read = await LlmLedger(other).batches.llm_batches()
-        items_read = [await LlmLedger(other).batches.llm_batch_items(as_read[0])]
+        items_read = [await LlmLedger(other).batches.open_llm_questions(as_read[0])]
         await new_batch_runner(ledger, given).turn()
         await fence_is_over(ledger)
 
@@ -116,13 +116,13 @@ async def test_a_sender_that_was_frozen_changes_nothing_of_what_another_has_sent
             return (
                 items_read.pop()
                 if items_read
-                else await LlmLedger(ledger).batches.llm_batch_items(batch)
+                else await LlmLedger(ledger).batches.open_llm_questions(batch)
             )
 
         for name, stale in (
             ("llm_batches", read_before),
             ("fence_llm_batch", read_before),
-            ("llm_batch_items", items_read_before),
+            ("open_llm_questions", items_read_before),
         ):
             monkeypatch.setattr(LlmBatchRepository, name, only_of(other, name, stale))
         llm.batches.fail_next = {
@@ -156,17 +156,17 @@ async def test_a_sender_that_is_killed_while_it_concludes_pays_and_answers_once(
     killed = new_batch_runner(ledger, given)
     await killed.turn()
     llm.batches.finish(only(llm))
-    conclude, done = LlmBatchRepository.finish_llm_item, 0
+    conclude, done = LlmBatchRepository.finish_llm_question, 0
 
     async def once(*args: Any) -> bool:
         nonlocal done
         done += 1
         return await conclude(*args) if done == 1 else await killed_here()
 
-    monkeypatch.setattr(LlmBatchRepository, "finish_llm_item", once)
+    monkeypatch.setattr(LlmBatchRepository, "finish_llm_question", once)
     with pytest.raises(asyncio.CancelledError):
         await killed.turn()
-    monkeypatch.setattr(LlmBatchRepository, "finish_llm_item", conclude)
+    monkeypatch.setattr(LlmBatchRepository, "finish_llm_question", conclude)
     monkeypatch.setattr(batch_runner, "BATCH_POLL_INTERVAL", 0.0)
     await new_batch_runner(ledger, given).turn()
     assert await LlmLedger(ledger).batches.llm_batches() == []

@@ -43,7 +43,7 @@ async def test_a_late_hot_call_gets_a_second_one_and_both_are_paid_for(
         async with ModelClient.open(settings(llm, tmp_path, share), plain_ledger) as lane:
             for _ in range(MIN_CALLS):
                 lane._hedges.observe_latency(0.5)
-                lane._hedges.count_hot_call()
+                lane._hedges.next_hedge_delay()
             if calls == 2:
                 llm.next(held(until, llm_server.answers("late")))
             llm.always(llm_server.answers("quick"))

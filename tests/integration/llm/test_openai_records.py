@@ -54,18 +54,18 @@ async def test_a_batch_moves_only_from_the_states_that_are_named(ledger: Ledger)
     assert await records.add_batch(A_BATCH) == A_BATCH
     assert await records.add_batch(replace(A_BATCH, endpoint="/v1/completions")) == A_BATCH
     moved = await records.move_batch(
-        "batch_1", state.IN_PROGRESS, among_states={state.VALIDATING}, changes={"total": 3}
+        "batch_1", state.IN_PROGRESS, from_states={state.VALIDATING}, changes={"total": 3}
     )
     assert moved is not None
     assert (moved.state, moved.total) == (state.IN_PROGRESS, 3)
-    again = await records.move_batch("batch_1", state.FAILED, among_states={state.VALIDATING})
+    again = await records.move_batch("batch_1", state.FAILED, from_states={state.VALIDATING})
     assert again == moved
     assert again.moments.keys() == {"in_progress"}
     assert await records.open_batches() == [moved]
     assert await records.count_open("me") == 1
     assert await records.is_read_by_open_batch("file-1")
     assert (await records.drop_ended_batches(60.0, limit=9)).rows.total() == 0
-    await records.move_batch("batch_1", state.COMPLETED, among_states={state.IN_PROGRESS})
+    await records.move_batch("batch_1", state.COMPLETED, from_states={state.IN_PROGRESS})
     assert [each.id for each in await records.list_batches("me", limit=2)] == ["batch_1"]
     assert await records.list_batches("me", after="batch_1", limit=2) == []
     assert await records.job_ends(["no-such-job"]) == {}

@@ -1,7 +1,7 @@
 """Limits of API keys on the OpenAI-compatible API: models, priority, rates, budgets.
 
-This is the one place for all endpoints below `/v1`. The ledger is not asked for a key without
-limits.
+This is the one place for all endpoints below `/v1`. A key without limits costs no query of the
+ledger.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class AdmittedRequest:
         )
 
     @asynccontextmanager
-    async def taken(self) -> AsyncIterator[None]:
+    async def returned_on_error(self) -> AsyncIterator[None]:
         """Give the estimated tokens back if the request is refused after all, as by a full lane."""
         try:
             yield

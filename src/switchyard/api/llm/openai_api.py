@@ -1,7 +1,7 @@
 """`/v1`: OpenAI's API in front of the lanes, for programs that know no other.
 
-A request becomes a job `chat_completion`; its client waits, and is woken at the job's end. What is
-not about the lanes goes to the model server, and back, as it is.
+A request becomes a job, such as `chat_completion`; its client waits, and is woken at the job's end.
+The model server gets all of the request's parameters, and the client all fields of its answer.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from switchyard.api.models import openai as models
 from switchyard.api.state import Shared
 from switchyard.broker import patterns
 from switchyard.services.engine.access.api_keys import Scope
-from switchyard.services.llm.endpoint_requests import NEEDS_RESPONSES
+from switchyard.services.llm.endpoint_requests import NO_RESPONSES_SERVER
 from switchyard.services.llm.openai_form import (
     CHATS_URL,
     EMBEDDINGS_URL,
@@ -227,7 +227,7 @@ async def create_response(
     check_model(state.settings, body.model)
     if not any(x.responses and x.serves(body.model) for x in state.settings.llm_servers):
         code = "responses_not_supported"
-        raise Problem("unknown-model", NEEDS_RESPONSES, headers=NO_RETRY, error_code=code)
+        raise Problem("unknown-model", NO_RESPONSES_SERVER, headers=NO_RETRY, error_code=code)
     request_input = {"input": body.input}
     if body.stream:
         return await _stream_response(body, request_input, state, request, run_options)

@@ -249,7 +249,7 @@ async def list_batches(
 async def show_batch(
     batch_id: BatchId, batches: Batches, principal: PrincipalOf
 ) -> models.OpenAiBatchView:
-    """Show one batch, with the numbers of its requests."""
+    """Show one batch, with the counts of its requests."""
     return view_batch(await batches.batch(batch_id, principal.id))
 
 
@@ -261,7 +261,7 @@ async def show_batch(
 async def cancel_batch(
     batch_id: BatchId, batches: Batches, principal: PrincipalOf
 ) -> models.OpenAiBatchView:
-    """Cancel a batch. Requests that are being answered end as usual; others are not asked."""
+    """Cancel a batch. Requests that are being answered end as usual; the others are not sent."""
     return view_batch(await batches.cancel(batch_id, principal.id))
 
 

@@ -106,7 +106,7 @@ async def run_options_of(
     ] = False,
     cache_control: Annotated[
         str | None,
-        Header(max_length=200, description="`no-cache`: ask anew although an answer is stored."),
+        Header(max_length=200, description="`no-cache`: ask anew even if an answer is stored."),
     ] = None,
     idempotency_key: IdempotencyKey = None,
 ) -> OpenAiRunOptions:
@@ -141,7 +141,7 @@ async def run_request(
 ) -> LlmResult | None:
     """Run a request, and return its result; None when the client has gone. Raises Problem."""
     queue = _queue_of(state)
-    async with admitted_request.taken():
+    async with admitted_request.returned_on_error():
         with translate_refusals():
             submitted = await queue.open_request(job_type, payload, **run_options.queue_arguments)
     job_id = submitted.job_id
@@ -300,7 +300,7 @@ async def start_stream(
     Problem."""
     queue = _queue_of(state)
     job_type = ENDPOINTS[url].job_type
-    async with admitted_request.taken():
+    async with admitted_request.returned_on_error():
         with translate_refusals():
             answer_stream = await queue.open_stream(
                 job_type, payload, **run_options.queue_arguments

@@ -1,7 +1,7 @@
-"""The events of a stream of the Responses API, written from the server's own and from the answer.
+"""Write the events of a stream of the Responses API.
 
 The worker sends the server's events as lines of JSON, best effort. These events are passed on as
-they are; events that are missing once the answer is complete are made from the answer.
+they are; those that are missing once the answer is complete are made from the answer.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class _SentItem:
     """The text so far, by the index of its part."""
     ended_parts: set[int] = field(default_factory=set)
     arguments: str = ""
-    """Of the call of a function, so far."""
+    """Arguments of a function call, as far as they were sent."""
     has_ended: bool = False
 
     def begins(self, item: Mapping[str, Any]) -> bool:

@@ -84,7 +84,9 @@ class EmbeddingsBody(_EndpointRequest):
         json_schema_extra={"example": {"model": "nomic", "input": ["high tide", "low tide"]}}
     )
 
-    input: endpoint_requests.Input = Field(description="A text, several, or their tokens' numbers.")
+    input: endpoint_requests.Input = Field(
+        description="A text, several texts, or lists of token ids."
+    )
     encoding_format: Literal["float", "base64"] = Field(
         default="float", description="Numbers, or their 32-bit floats (little-endian) in base64."
     )
@@ -98,7 +100,7 @@ class CompletionRequest(_EndpointRequest):
     )
 
     prompt: endpoint_requests.Input = Field(
-        description="A text, several, or their tokens' numbers."
+        description="A text, several texts, or lists of token ids."
     )
     stream: bool | None = Field(
         default=None, description="Answer as server-sent events, when the text is complete."

@@ -333,7 +333,7 @@ class _EventReader:
                 "the model server does not speak Anthropic's API: its stream has "
                 f"{quoted_answer(event)}"
             )
-        place = event.get("index") if isinstance(event.get("index"), int) else None
+        block_index = event.get("index") if isinstance(event.get("index"), int) else None
         match event:
             case {"type": "error"}:
                 yield {"error": event.get("error") or event}
@@ -343,30 +343,30 @@ class _EventReader:
             case {"type": "content_block_start", "content_block": dict() as block} if (
                 block.get("type") == "tool_use"
             ):
-                self._calls[place] = len(self._calls)
+                self._calls[block_index] = len(self._calls)
                 tool_input = block.get("input")
                 if not tool_input:
-                    self._without_arguments.add(place)
+                    self._without_arguments.add(block_index)
                 arguments = json.dumps(tool_input, ensure_ascii=False) if tool_input else ""
-                yield self._tool_call_chunk(place, _tool_call(block, arguments))
+                yield self._tool_call_chunk(block_index, _tool_call(block, arguments))
             case {"type": "content_block_start", "content_block": dict() as block}:
                 yield from _content_chunks(block.get("type"), block)
             case {"type": "content_block_delta", "delta": {"partial_json": str(more)}}:
-                if more and place in self._calls:
-                    self._without_arguments.discard(place)
-                    yield self._tool_call_chunk(place, {"function": {"arguments": more}})
+                if more and block_index in self._calls:
+                    self._without_arguments.discard(block_index)
+                    yield self._tool_call_chunk(block_index, {"function": {"arguments": more}})
             case {"type": "content_block_delta", "delta": dict() as delta}:
                 yield from _content_chunks(str(delta.get("type")).removesuffix("_delta"), delta)
-            case {"type": "content_block_stop"} if place in self._without_arguments:
-                self._without_arguments.discard(place)
-                yield self._tool_call_chunk(place, {"function": {"arguments": "{}"}})
+            case {"type": "content_block_stop"} if block_index in self._without_arguments:
+                self._without_arguments.discard(block_index)
+                yield self._tool_call_chunk(block_index, {"function": {"arguments": "{}"}})
             case {"type": "message_delta", "delta": dict() as delta}:
                 self._usage |= _token_counts(event.get("usage"))
                 reason = _finish_reason(delta.get("stop_reason"))
                 yield _completion_of({}, [_choice({}, reason)], self._usage)
 
-    def _tool_call_chunk(self, place: Any, call: Mapping[str, Any]) -> dict[str, Any]:
-        return {"choices": [_choice({"tool_calls": [{"index": self._calls[place], **call}]})]}
+    def _tool_call_chunk(self, block_index: Any, call: Mapping[str, Any]) -> dict[str, Any]:
+        return {"choices": [_choice({"tool_calls": [{"index": self._calls[block_index], **call}]})]}
 
 
 def _content_chunks(kind: Any, block: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

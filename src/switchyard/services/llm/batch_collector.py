@@ -31,7 +31,7 @@ promises a day."""
 CANCEL_TIMEOUT = 2 * 3600.0
 """Seconds that a server gets to cancel a late batch; then its jobs ask live."""
 MAX_BATCH_WAIT = BATCH_TIMEOUT + CANCEL_TIMEOUT
-"""Seconds for which a job waits for a batch at most: one that expires sooner asks live."""
+"""Seconds for which a job waits for a batch at most. A job that expires sooner asks live."""
 RECHECK_INTERVAL = 3600.0
 """Seconds after which a job that was not woken looks for its answer by itself."""
 
@@ -90,11 +90,12 @@ class BatchCollector:
         if by.job_id is None:
             return
         key = content_hash(question)
-        state = await self._batches.await_llm_batch(key, by.job_id)
+        state = await self._batches.record_llm_wait(key, by.job_id)
         if state in (ItemState.ANSWERED, ItemState.LIVE):
             return
         if state is None:
-            call = self._account.estimate(self._server, question["asked"], by, batch=True)
+            chat = question["asked"]  # as `ModelClient.answer_key_fields` has it
+            call = self._account.estimate(self._server, chat, by, batch=True)
             # The id is made of the question, so that a second try after a crash reserves nothing
             # more.
             today = self._ledger.clock.now().date()

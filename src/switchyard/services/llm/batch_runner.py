@@ -228,7 +228,7 @@ class BatchRunner:
         """Create a batch at the server; end it, and return None, if it has no questions any more or
         `may_create` is false."""
         await self._delete_uploads(api, batch)
-        items = await self._batches.llm_batch_items(batch) if may_create else {}
+        items = await self._batches.open_llm_questions(batch) if may_create else {}
         if not items:
             unsent = f"it could not be sent: {batch.note}"
             await self._end_batch(batch, "there is nothing left in it" if may_create else unsent)
@@ -290,7 +290,7 @@ class BatchRunner:
                 batch, state=BatchState.SENT, note=remote.status
             )
             return
-        items = await self._batches.llm_batch_items(batch)
+        items = await self._batches.open_llm_questions(batch)
         files = remote.files if items else ()  # without open items, the files may be gone
         for file_id in files:
             try:
@@ -331,7 +331,7 @@ class BatchRunner:
         body = response.get("body") if isinstance(response, dict) else None
         if not isinstance(response, dict) or response.get("status_code") != 200:
             await self._account.settle(freed_call(item))
-            await self._batches.finish_llm_item(item.key, batch, ItemState.LIVE)
+            await self._batches.finish_llm_question(item.key, batch, ItemState.LIVE)
             return
         try:
             keep_all = bool(item.question.get("keeps_all"))
@@ -339,11 +339,11 @@ class BatchRunner:
             answer = reader.read_whole(body)
         except MODEL_SERVER_ERRORS:
             await self._account.settle(replace(item.call, state=CallState.UNSURE))
-            await self._batches.finish_llm_item(item.key, batch, ItemState.LIVE)
+            await self._batches.finish_llm_question(item.key, batch, ItemState.LIVE)
             return
         await self._answers.keep(item.question, answer)
         await self._account.settle(self._account.with_actual_cost(item.call, answer))
-        await self._batches.finish_llm_item(item.key, batch, ItemState.ANSWERED)
+        await self._batches.finish_llm_question(item.key, batch, ItemState.ANSWERED)
 
     async def _end_batch(self, batch: LlmBatch, note: str) -> None:
         """End a batch: questions that it has not answered are asked live."""
@@ -354,9 +354,9 @@ class BatchRunner:
             self._log.info("batch done", batch=batch.id, note=note)
 
     async def _release_open_items(self, batch: LlmBatch) -> None:
-        for item in (items := await self._batches.llm_batch_items(batch)).values():
+        for item in (items := await self._batches.open_llm_questions(batch)).values():
             await self._account.settle(freed_call(item))
-            await self._batches.finish_llm_item(item.key, batch, ItemState.LIVE)
+            await self._batches.finish_llm_question(item.key, batch, ItemState.LIVE)
         if items:
             self._log.info("batch questions released", batch=batch.id, questions=len(items))
 

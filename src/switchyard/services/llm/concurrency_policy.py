@@ -114,7 +114,7 @@ class Window:
         )
 
     @property
-    def ended(self) -> int:
+    def ended_calls(self) -> int:
         """Calls that ended in a way that depends on the server's load."""
         return self.answered + self.timed_out + self.refused
 
@@ -152,14 +152,24 @@ class PolicyState:
     memory: Mapping[str, float] = field(default_factory=dict)
     """What the policy remembers from window to window. Keys of `AdaptivePolicy`:
 
-    - `alone`: 1 once the server was measured with one call, or was overloaded - `start`: the limit
-    to return to, while it is being measured with one call - `limit`, `calls`, `rate`: limit, mean
-    calls under way and tokens a second of the last window in which it was not slow; a higher limit
-    is on trial against them - `rise`: scaling of the last raise (`_scaling`) - `found`: 1 once a
-    raise was taken back, or the server was slow or overloaded: only small raises - `pause`, `rest`:
-    length of the last rest without raises, and what is left of it, in windows - `first_token`,
-    `per_token`: the best mean times, in seconds, which are the reference - `steps`, `slowness`:
-    steps down in a row, and how slow the server was before them
+    `alone`: 1 once the server was measured with one call, or was overloaded.
+
+    `start`: the limit to return to, while the server is being measured with one call.
+
+    `limit`, `calls`, `rate`: limit, mean calls under way and tokens a second of the last window in
+    which the server was not slow; a higher limit is on trial against them.
+
+    `rise`: scaling of the last raise (`_scaling`).
+
+    `found`: 1 once a raise was taken back, or the server was slow or overloaded; from then on,
+    raises are small.
+
+    `pause`, `rest`: windows for which no raise is tried after the last one that was taken back, and
+    how many of these are left.
+
+    `first_token`, `per_token`: the best mean times, in seconds; they are the reference.
+
+    `steps`, `slowness`: steps down in a row, and how slow the server was before them.
     """
 
     @classmethod
@@ -211,7 +221,7 @@ def observe(
     # measured.
     window = state.window.plus(sample, is_new=now - sample.seconds >= state.began)
     state = replace(state, window=window)
-    if not window.ended or not policy.is_over(state, now - state.began):
+    if not window.ended_calls or not policy.is_over(state, now - state.began):
         return state
     limit, memory = policy.next(state)
     return PolicyState(bounds.clamp(limit), now, memory=memory)
@@ -284,10 +294,12 @@ class AdaptivePolicy:
         window, limit = state.window, int(state.limit)
         if "alone" not in state.memory:
             return True  # the first call that ends says whether it was alone
-        enough = window.measured >= limit / 2 or window.ended >= 3 * limit
+        enough = window.measured >= limit / 2 or window.ended_calls >= 3 * limit
         if not state.memory.get("found") or window.is_refusing:
-            return enough or window.ended - window.answered >= 2
-        return enough and seconds >= self.window_seconds and window.ended >= min(10, 2 * limit)
+            return enough or window.ended_calls - window.answered >= 2
+        return (
+            enough and seconds >= self.window_seconds and window.ended_calls >= min(10, 2 * limit)
+        )
 
     def next(self, state: PolicyState) -> tuple[float, Mapping[str, float]]:
         window, memory, limit = state.window, dict(state.memory), state.limit

@@ -1,5 +1,5 @@
-"""Requests to the endpoints of OpenAI's API that answer no chat: embeddings, completions of a text,
-and the Responses API.
+"""Requests to endpoints of OpenAI's API other than chats: embeddings, completions of a text, and
+the Responses API.
 
 The SDK does not check what a server sends, so the fields that are used are checked here, and
 `bounded_http` bounds the size. Other fields of an answer are passed on as they are.
@@ -22,7 +22,7 @@ from switchyard.services.llm.llm_errors import InvalidLlmResponse
 MAX_INPUTS = 2_048
 """Texts in one request, as of OpenAI's API."""
 TOKEN_ID_BOUND = 2**31
-"""Numbers of tokens are below it."""
+"""Ids of tokens are below it."""
 _RESERVED_PARAMETERS = frozenset({"model", "stream", "stream_options"})
 """Parameters that `extra` may not have, besides the fields of the payload."""
 
@@ -41,8 +41,7 @@ _USABLE_STATES = ("completed", "incomplete")
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """An endpoint of a server: its path, the parameter with the texts, and the check of its
-    answer."""
+    """An endpoint of a server."""
 
     path: str
     input_name: str
@@ -86,7 +85,7 @@ class EndpointRequest(BaseModel):
 class EmbeddingsRequest(EndpointRequest):
     """Asks for the vectors of texts."""
 
-    input: Input = Field(description="A text, several, or their tokens' numbers.")
+    input: Input = Field(description="A text, several texts, or lists of token ids.")
 
     def body(self) -> dict[str, Any]:
         """Return the parameters of the API. The vectors are asked for as numbers: few servers
@@ -97,7 +96,7 @@ class EmbeddingsRequest(EndpointRequest):
 class TextCompletionRequest(EndpointRequest):
     """Asks for the continuations of texts."""
 
-    prompt: Input = Field(description="A text, several, or their tokens' numbers.")
+    prompt: Input = Field(description="A text, several texts, or lists of token ids.")
 
     def body(self) -> dict[str, Any]:
         """Return the parameters of the API."""
@@ -125,7 +124,7 @@ class ResponsesRequest(EndpointRequest):
 
 
 def count_inputs(value: object) -> int:
-    """Return the number of texts in an input: one for a text or for a list of token numbers."""
+    """Return the number of texts in an input: one for a text or for a list of token ids."""
     if isinstance(value, list) and value and not isinstance(value[0], int):
         return len(value)
     return 1
@@ -183,14 +182,14 @@ TEXT_COMPLETIONS = Endpoint(
     "/completions", "prompt", check_completions, operation="text_completion"
 )
 RESPONSES = Endpoint("/responses", "input", check_response, operation="chat")
-NEEDS_RESPONSES = (
+NO_RESPONSES_SERVER = (
     'no server with this model has /responses: for a server that has it, set "responses": true in '
     "JOBS_LLM_PROVIDERS"
 )
 
 
 def input_tokens(body: Mapping[str, Any], bytes_per_token: int) -> int:
-    """Return at most how many tokens the input of a request has; of items of the Responses API,
+    """Return an upper bound of the tokens in the input of a request. Of items of the Responses API,
     the names of their fields count, too."""
     model_input = body.get("input", body.get("prompt"))
     if isinstance(model_input, str):

@@ -22,7 +22,7 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import count, groupby
 
 import structlog
@@ -160,11 +160,20 @@ class _ChangeAfterCall:
     made."""
 
     def __call__(self, state: LlmServerState, in_flight: int, now: float) -> LlmServerState:
-        call, rule = FleetCall(self.outcome, in_flight, self.others_wait), self.policy
-        self.is_overload = shows_overload(state, call, now, policy=rule, bounds=self.bounds)
-        return state_after_call(
-            state, call, now, policy=rule, bounds=self.bounds, jitter=self.jitter
-        )
+        call = FleetCall(self.outcome, in_flight, self.others_wait)
+        policy, bounds = self.policy, self.bounds
+        self.is_overload = shows_overload(state, call, now, policy=policy, bounds=bounds)
+        return state_after_call(state, call, now, policy=policy, bounds=bounds, jitter=self.jitter)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class _WaitingCall:
+    """A call that waits for its turn; calls of equal urgency in the order in which they came."""
+
+    urgency: Urgency
+    number: int
+    turn: asyncio.Event = field(default_factory=asyncio.Event, compare=False)
+    """Set when the call is the first in the queue, or a slot of this process is free again."""
 
 
 class LlmGate:
@@ -184,7 +193,7 @@ class LlmGate:
         self._holder = new_instance_id()
         self._held: dict[str, str] = {}
         self._numbers = count(1)
-        self._waiting: list[tuple[Urgency, int, asyncio.Event]] = []
+        self._waiting: list[_WaitingCall] = []
         self._random = random.Random()
         self._log = structlog.get_logger("llm")
 
@@ -222,30 +231,26 @@ class LlmGate:
         there. Raises LlmSaturated when none is free within `timeout` seconds or all servers are
         paused for long, and LedgerError."""
         deadline = time.monotonic() + timeout
-        with self._wait_in_queue(urgency) as (number, turn):
+        with self._wait_in_queue(urgency) as waiting:
             while True:
-                turn.clear()
+                waiting.turn.clear()
                 left = deadline - time.monotonic()
-                if self._waiting[0][1] != number:
-                    await self._wait_for_turn(turn, left)
+                if self._waiting[0] is not waiting:
+                    await self._wait_for_turn(waiting, left)
                     continue
-                slot_answer = await self._take_slot(urgency, without, reservation)
-                assert not isinstance(slot_answer, CacheHit | LeaseHeld)  # nothing was claimed
-                if isinstance(slot_answer, Admission | BudgetRefusal):
-                    return slot_answer
-                if isinstance(slot_answer, ServerPaused):
-                    if slot_answer.seconds > min(BRIEF_PAUSE, left):
-                        raise LlmSaturated(
-                            f"the model server is paused: {slot_answer.reason}",
-                            after=slot_answer.seconds,
-                        )
-                    await self._wait_for_turn(
-                        turn, left, slot_answer.seconds * self._random.uniform(1.0, 1.05)
+                taken = await self._take_slot(urgency, without, reservation)
+                assert not isinstance(taken, CacheHit | LeaseHeld)  # nothing was claimed
+                if isinstance(taken, Admission | BudgetRefusal):
+                    return taken
+                if isinstance(taken, SlotsFull):
+                    delay = SLOT_POLL_INTERVAL * self._random.uniform(0.5, 1.5)
+                elif taken.seconds > min(BRIEF_PAUSE, left):
+                    raise LlmSaturated(
+                        f"the model server is paused: {taken.reason}", after=taken.seconds
                     )
                 else:
-                    await self._wait_for_turn(
-                        turn, left, SLOT_POLL_INTERVAL * self._random.uniform(0.5, 1.5)
-                    )
+                    delay = taken.seconds * self._random.uniform(1.0, 1.05)
+                await self._wait_for_turn(waiting, left, delay)
 
     async def claim_and_enter(
         self,
@@ -310,22 +315,22 @@ class LlmGate:
     # --- those who wait -----------------------------------------------------------------------
 
     @contextmanager
-    def _wait_in_queue(self, urgency: Urgency) -> Iterator[tuple[int, asyncio.Event]]:
-        entry = (urgency, next(self._numbers), asyncio.Event())
-        heapq.heappush(self._waiting, entry)
+    def _wait_in_queue(self, urgency: Urgency) -> Iterator[_WaitingCall]:
+        waiting = _WaitingCall(urgency, next(self._numbers))
+        heapq.heappush(self._waiting, waiting)
         try:
-            yield entry[1], entry[2]
+            yield waiting
         finally:
-            self._waiting.remove(entry)
+            self._waiting.remove(waiting)
             heapq.heapify(self._waiting)
             self._wake_first()
 
     def _wake_first(self) -> None:
         if self._waiting:
-            self._waiting[0][2].set()
+            self._waiting[0].turn.set()
 
     async def _wait_for_turn(
-        self, turn: asyncio.Event, left: float, max_seconds: float | None = None
+        self, waiting: _WaitingCall, left: float, max_seconds: float | None = None
     ) -> None:
         """Wait until it is this call's turn, for at most `max_seconds` seconds, and `left` in all.
         Raises LlmSaturated if no time is left."""
@@ -335,7 +340,7 @@ class LlmGate:
             )
         try:
             async with asyncio.timeout(left if max_seconds is None else min(left, max_seconds)):
-                await turn.wait()
+                await waiting.turn.wait()
         except TimeoutError:
             return
 
@@ -357,7 +362,7 @@ class LlmGate:
                 bounds = self._bounds[server.name]
                 reserved = reservation(server)
                 try:
-                    answer = await self._slots.take_llm_slot(
+                    taken = await self._slots.take_llm_slot(
                         server.name,
                         slot,
                         self._holder,
@@ -374,17 +379,17 @@ class LlmGate:
                     await asyncio.shield(self.leave(Admission(server, slot), None, calls))
                     raise
                 claim = None
-                if isinstance(answer, CacheHit | LeaseHeld):
-                    return answer
-                if isinstance(answer, SlotsFull):
-                    full = answer
-                elif isinstance(answer, NoBudgetLeft):
-                    return BudgetRefusal(server, answer)
-                elif isinstance(answer, ServerPaused):
-                    pauses.append(self._with_server_name(server, answer))
+                if isinstance(taken, CacheHit | LeaseHeld):
+                    return taken
+                if isinstance(taken, SlotsFull):
+                    full = taken
+                elif isinstance(taken, NoBudgetLeft):
+                    return BudgetRefusal(server, taken)
+                elif isinstance(taken, ServerPaused):
+                    pauses.append(self._with_server_name(server, taken))
                 else:
                     self._held[slot] = server.name
-                    return Admission(server, slot, answer.learned)
+                    return Admission(server, slot, taken.learned)
             if full is not None:
                 return full
         return min(pauses, key=lambda each: each.seconds)

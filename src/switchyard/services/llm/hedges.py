@@ -46,9 +46,9 @@ class Hedges:
         """Record the seconds that a call took to its first token."""
         self._times.append(seconds)
 
-    def count_hot_call(self) -> float | None:
-        """Count a hot call, which earns a part of a second request, and return the seconds after
-        which it is late; None if that is not known yet, or hedges are off."""
+    def next_hedge_delay(self) -> float | None:
+        """Return the seconds after which a hot call that begins now is late; None if that is not
+        known yet, or hedges are off. Each such call earns a part of a second request."""
         if self._share <= 0:
             return None
         self._saved_requests = min(MAX_BURST, self._saved_requests + self._share)
@@ -71,9 +71,9 @@ class Hedges:
         second: Callable[[OutputStream], Coroutine[Any, Any, T]],
     ) -> T:
         """Return the answer that begins first: of `first`, or of `second`, which is sent if `first`
-        has not begun after `delay` seconds and a second request is saved up. If one fails before it
-        begins, the other's answer counts. Raises what the request that counts raises, what `first`
-        raises if both fail before they begin, and a defect of `second`."""
+        has not begun after `delay` seconds and a second request is saved up. A request that fails
+        before it begins leaves the answer to the other; if both do, raises the error of `first`.
+        Raises what the answering request raises, and a defect of `second` in any case."""
         race = _FirstTokenRace(output)
         runs = [asyncio.create_task(first(race.output_of(0)))]
         try:
@@ -96,7 +96,8 @@ class Hedges:
         if winner is None:
             winner = next((index for index, run in enumerate(runs) if _has_answer(run)), 0)
         failed = winner == 0 and runs[1].done() and runs[1].exception() is not None
-        self.counts["won" if winner else "failed" if failed else "lost"] += 1
+        has_second_won = winner == 1
+        self.counts["won" if has_second_won else "failed" if failed else "lost"] += 1
         if failed and not isinstance(runs[1].exception(), SwitchyardError):
             return await runs[1]  # a defect: raise it where it is seen
         # At once, not when the answer is complete: until then the other request would go on.

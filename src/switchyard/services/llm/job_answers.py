@@ -86,7 +86,8 @@ async def answer_endpoint_request(
 
 
 class EmbeddingModel(ModelClient):
-    """The client of the server of JOBS_EMBED_BASE_URL, which has a limit of its own."""
+    """The client of the server of JOBS_EMBED_BASE_URL. It is a class of its own because the jobs
+    of a process share one client for each class."""
 
 
 def _client_for(
@@ -165,7 +166,7 @@ async def _ask_with_repair(
     except ValueError as error:
         await _forget_answers(client, question, repair)
         storage = Storage(ctx.settings.files_url)
-        await keep_raw(storage, ctx.job_id, [answer.text, second.text])
+        await store_raw_answers(storage, ctx.job_id, [answer.text, second.text])
         raise LlmUnusable(
             f"the model's answer can't be used: {error}; it begins {second.text[:MAX_SHOWN]!r}; "
             f"both answers in full: jobctl llm show {ctx.job_id}"
@@ -206,7 +207,7 @@ class LlmUnusable(PermanentError):
     """Neither the model's first answer nor its second fits the schema."""
 
 
-async def keep_raw(storage: Storage, job_id: str, answers: Sequence[str]) -> None:
+async def store_raw_answers(storage: Storage, job_id: str, answers: Sequence[str]) -> None:
     """Store the model's answers to a job. Raises StorageError."""
     body = json.dumps({"answers": list(answers)}, ensure_ascii=False).encode()
     await storage.put_async(raw_answers_key(job_id), body)

@@ -35,7 +35,7 @@ _NAMES_IN_EXTRA = {
     "max_tokens": frozenset({"max_tokens", "max_completion_tokens"}),
     "temperature": frozenset({"temperature"}),
 }
-"""Names in `extra` of some fields of a payload."""
+"""Names under which `extra` may have a field of the payload."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class LlmRequest(BaseModel, ABC):
     temperature: float | None = Field(
         default=0.0, ge=0, le=2, description="Null: the server's own."
     )
-    fresh: bool = Field(default=False, description="Ask anew although an answer is kept.")
+    fresh: bool = Field(default=False, description="Ask anew even if an answer is stored.")
     stream: bool = Field(
         default=False,
         description="Publish the answer while it is written, as events `text` of the job.",
@@ -176,7 +176,7 @@ class ChatRequest(_SchemaRequest):
 
     @model_validator(mode="after")
     def _let_extra_replace_defaults(self) -> Self:
-        """Send a limit or a temperature of `extra` and not this payload's default beside it."""
+        """Drop the default of a field that `extra` has under one of its names."""
         for name, in_extra in _NAMES_IN_EXTRA.items():
             if not in_extra & self.extra.keys():
                 continue

@@ -378,7 +378,7 @@ class ModelClient:
     ) -> Completion:
         """Call the server. If a hot request is late, send it again, and use the answer that begins
         first."""
-        hedge_delay = self._hedges.count_hot_call() if urgency.lane == 0 else None
+        hedge_delay = self._hedges.next_hedge_delay() if urgency.lane == 0 else None
         if hedge_delay is None:
             return await self._call(admitted, request, timeout, output)
         deadline = time.monotonic() + timeout

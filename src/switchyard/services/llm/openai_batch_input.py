@@ -30,7 +30,7 @@ from switchyard.services.engine.backfill.sources import (
     Unusable,
 )
 from switchyard.services.engine.records.system import KeyLimits
-from switchyard.services.llm.endpoint_requests import NEEDS_RESPONSES
+from switchyard.services.llm.endpoint_requests import NO_RESPONSES_SERVER
 from switchyard.services.llm.ledger import LlmLedger
 from switchyard.services.llm.openai_form import EMBEDDINGS_URL, ENDPOINTS, RESPONSES_URL
 from switchyard.services.llm.records.openai_batches import OpenAiBatch, OpenAiBatchState, OpenAiFile
@@ -131,7 +131,7 @@ def check_line_model(
         text = f"no server has the model {str(model)[:200]!r}; see GET /v1/models"
         raise InvalidBatchLine("model_not_found", text, "body.model")
     if endpoint == RESPONSES_URL and not any(each.responses for each in serving):
-        raise InvalidBatchLine("responses_not_supported", NEEDS_RESPONSES, "body.model")
+        raise InvalidBatchLine("responses_not_supported", NO_RESPONSES_SERVER, "body.model")
 
 
 @dataclass(frozen=True, slots=True)

@@ -246,7 +246,7 @@ class OpenAiBatches:
         batch = await self.batch(batch_id, owner)
         cancellable = {_State.VALIDATING, _State.IN_PROGRESS}
         moved = await self._repository.move_batch(
-            batch.id, _State.CANCELLING, among_states=cancellable
+            batch.id, _State.CANCELLING, from_states=cancellable
         )
         if moved is None:
             raise UnknownOpenAiBatch(f"there is no batch {batch_id}")
@@ -304,7 +304,7 @@ class OpenAiBatches:
         moved = await self._repository.move_batch(
             batch.id,
             _State.IN_PROGRESS,
-            among_states={_State.VALIDATING},
+            from_states={_State.VALIDATING},
             changes={"total": report.total},
         )
         if moved is not None and moved.state is _State.IN_PROGRESS:
@@ -318,12 +318,13 @@ class OpenAiBatches:
     async def _refuse_input(self, batch: OpenAiBatch, errors: Any) -> None:
         changes = {"errors": tuple(errors)}
         await self._repository.move_batch(
-            batch.id, _State.FAILED, among_states={_State.VALIDATING}, changes=changes
+            batch.id, _State.FAILED, from_states={_State.VALIDATING}, changes=changes
         )
         self._log.info("batch invalid", batch=batch.id, errors=len(changes["errors"]))
 
     async def _follow_backfill(self, batch: OpenAiBatch) -> None:
-        """Start a batch's backfill, or follow its state: end the batch when it has ended."""
+        """Start the backfill of a batch; end the batch early, or finalize it, when its backfill has
+        ended or its own time is over."""
         operation = await self._ledger.bulk.get_bulk(batch.operation_id)
         if batch.state is _State.CANCELLING:
             await self._stop_early(batch, operation, _State.CANCELLED)
@@ -374,7 +375,7 @@ class OpenAiBatches:
                 return
         if operation is None and outcome is _State.CANCELLED:
             states = {_State.CANCELLING}
-            await self._repository.move_batch(batch.id, outcome, among_states=states)
+            await self._repository.move_batch(batch.id, outcome, from_states=states)
             return
         await self._start_finalizing(batch, outcome, errors)
 
@@ -391,7 +392,7 @@ class OpenAiBatches:
         moved = await self._repository.move_batch(
             batch.id,
             _State.FINALIZING,
-            among_states={_State.IN_PROGRESS},
+            from_states={_State.IN_PROGRESS},
             changes={"outcome": outcome, "errors": errors},
         )
         if moved is not None and moved.state is _State.FINALIZING:
@@ -408,7 +409,7 @@ class OpenAiBatches:
         await self._repository.move_batch(
             batch.id,
             outcome,
-            among_states={batch.state},
+            from_states={batch.state},
             changes={
                 "completed": counts["output"],
                 "failed": counts["error"],

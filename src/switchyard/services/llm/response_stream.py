@@ -55,8 +55,8 @@ class ResponseStreamReader:
     """Reads one stream."""
 
     on_line: Callable[[str], None]
-    """Gets each event as a line of JSON. What comes before the first piece of output is held back
-    until then, so that the piece need not wait for its turn behind it."""
+    """Gets each event as a line of JSON. Events before the first piece of output are held back and
+    passed on with it: sent on their own, they would delay that piece."""
     on_token: Callable[[], None] = lambda: None
     """Called for each piece of output."""
     _held: list[str] = field(default_factory=list)

@@ -95,7 +95,7 @@ class _SchemaComplexity:
             return 1
         if level > MAX_LEVELS:
             raise ValueError(f"a JSON Schema may have {MAX_LEVELS} levels")
-        known = self._counted.get(id(part), 0)
+        known = self._counted.get(id(part), 0)  # 0: not counted yet
         if known is None:
             raise ValueError(
                 "a part of the JSON Schema refers to itself without going deeper into the answer"

@@ -27,7 +27,7 @@ from switchyard.services.llm.completion_reader import (
     is_connection_lost,
 )
 from switchyard.services.llm.endpoint_requests import (
-    NEEDS_RESPONSES,
+    NO_RESPONSES_SERVER,
     RESPONSES,
     Endpoint,
     count_inputs,
@@ -69,8 +69,8 @@ class ModelResponse:
 
 
 CONFIRMING_CALLS = 3
-"""Calls in a row that a server must have taken with changed parameters alone before these are kept,
-if the error that led to them had no clear cause."""
+"""After an error without a clear cause, changed parameters are kept once the server has taken this
+many calls in a row with them."""
 
 
 class ServerClient:
@@ -131,7 +131,7 @@ class ServerClient:
     def refusal(self, chat: Mapping[str, Any], endpoint: Endpoint | None) -> str | None:
         """Return why the server's API can't take the request; None if it can."""
         if endpoint is RESPONSES and not self._has_responses:
-            return NEEDS_RESPONSES
+            return NO_RESPONSES_SERVER
         path = None if endpoint is None else endpoint.path
         return self._model_api.refusal(self._parameters.body(chat), path)
 
@@ -153,8 +153,8 @@ class ServerClient:
         `timeout` is seconds for all tries together: keep it well under the job's time limit.
         `on_text` gets the text piece by piece, or from the Responses API its events as lines of
         JSON; a try that fails after its first piece is the last. `restart` is called when
-        the text so far was not the answer, which begins anew. `on_broken` is called for each failed
-        try, except the last, that the server may charge. Cancelling closes the request, so that the
+        the text so far was not the answer, which begins anew. `on_broken` is called before another
+        try if the server may charge the failed one. Cancelling closes the request, so that the
         server stops.
         Raises LlmUnavailable, InvalidLlmResponse (try again later) or LlmRefused (do not).
         """
@@ -170,7 +170,7 @@ class ServerClient:
             if on_text is not None:
                 on_text(text)
 
-        async def create() -> ModelResponse:
+        async def send() -> ModelResponse:
             # The SDK's own limit is for each read: a stream that trickles would go on for ever.
             limit = asyncio.timeout(self._timeout)
             try:
@@ -202,7 +202,7 @@ class ServerClient:
             switchyard__llm__server=self._server_name,
         ) as chat_span:
             response = await call_with_retries(
-                create,
+                send,
                 timeout=timeout,
                 may_retry=lambda: not (on_text and has_text),
                 on_broken=on_broken,
@@ -235,8 +235,8 @@ class ServerClient:
             except (EmptyLlmAnswer, LlmCut) as error:
                 if not error.in_stream or has_text():
                     raise
-                # A stream has sent its status before it fails; an answer without a stream has the
-                # error's status.
+                # A stream that fails had its status sent before, with 200. Without a stream, the
+                # server can answer with the status of its error.
                 unstreamed = self._send(
                     parameters.body(chat), lambda _: None, lambda: None, keep_all
                 )

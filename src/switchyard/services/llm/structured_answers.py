@@ -23,8 +23,9 @@ MAX_INLINE_COST = 1_000_000
 """Characters of an answer times parts of its schema, up to which it takes at most a tenth of a
 second to find out whether the answer fits."""
 MAX_INLINE_ERROR_COST = 5_000
-"""The same product, up to which it takes no longer to find out what is wrong with the answer: the
-validator's messages for nested choices are long."""
+"""Characters of an answer times parts of its schema, up to which it takes at most a tenth of a
+second to say what is wrong with the answer: the validator's messages for nested choices are
+long."""
 CHECK_TIMEOUT = 5.0
 CHECK_MEMORY_MB = 1024
 MAX_PATTERN_BYTES = 256 * 1024
@@ -59,7 +60,8 @@ async def parse_answer(text: str, schema: Mapping[str, Any], in_process: InProce
     try:
         value, complaint = await in_process(
             _value_or_complaint,
-            *(text, schema),
+            text,
+            schema,
             timeout=CHECK_TIMEOUT,
             memory_limit_mb=CHECK_MEMORY_MB,
         )

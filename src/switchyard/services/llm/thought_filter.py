@@ -50,6 +50,7 @@ _MAY_BEGIN = re.compile(
     r"(?:<[^<>\n]{0,100}|<\|channel>[a-z]{0,6}|\[/?[a-z]{0,5}|◁/?[a-z]{0,5}|`{1,2})\Z",
     re.IGNORECASE,
 )
+"""The end of a piece that may be the beginning of a mark."""
 _OPENING_QUOTES = "`'\"“‘«("
 _CLOSING_QUOTES = "`'\"”’»)"
 
@@ -87,7 +88,7 @@ class ThoughtFilter:
         """Whether the answer is JSON, in which marks are part of the text."""
         self._is_framed = False
         self._quoted_openings: dict[str, int] = {}
-        """By name, opening marks that are part of the answer: so are as many closing ones."""
+        """Opening marks that are part of the answer, by name; as many closing marks are, too."""
         self.had_thoughts = False
         self.started_in_reasoning = False
         """Whether the reasoning had no opening mark."""
@@ -227,9 +228,9 @@ class ThoughtFilter:
         return True
 
     def _take_opening_mark(self, name: str) -> bool:
-        is_first = self._is_at_beginning
         line = self._text_before.rpartition("\n")[2]
-        if is_first if name == "bare" else not line.strip():
+        opens = self._is_at_beginning if name == "bare" else not line.strip()
+        if opens:
             self._open_mark = name
             return True
         self._quoted_openings[name] = self._quoted_openings.get(name, 0) + 1

@@ -1,4 +1,4 @@
-"""Ask a model that sees pictures about pictures of documents."""
+"""Ask a vision model about the pictures of documents."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ class VisionNotSet(PermanentError):
 
 
 class VisionModel(ModelClient):
-    """The client of the vision model's server, which has a limit of its own."""
+    """The client of the vision model's server. It is a class of its own because the jobs of a
+    process share one client for each class."""
 
 
 def require_vision(ctx: JobContext) -> None:

@@ -55,9 +55,9 @@ class LlmBatchRepository(Repository):
     LedgerUnavailable when the database is unreachable."""
 
     @write
-    def await_llm_batch(self, connection: Connection, key: str, job_id: str) -> ItemState | None:
-        """Return the state of a question, None if it was not collected. Unless it is answered or to
-        be asked live, record that the job waits for it."""
+    def record_llm_wait(self, connection: Connection, key: str, job_id: str) -> ItemState | None:
+        """Return the state of a question; None if it was not collected. Record that the job waits
+        for it, unless it is answered or to be asked live."""
         state = connection.scalar(select(items.state).where(items.key == key))
         if state is not None and state not in ENDED_STATES:
             _add_wait(connection, key, job_id)
@@ -210,8 +210,8 @@ class LlmBatchRepository(Repository):
 
     @write
     def fence_llm_batch(self, connection: Connection, batch_id: str, seconds: float) -> bool:
-        """Reserve the sending of a batch for this process, for `seconds`. Returns False if another
-        process has reserved it, or the batch is sent."""
+        """Keep other processes from sending a batch for `seconds`. Returns False if another process
+        keeps this one from it, or the batch is sent."""
         now = db_now(connection)
         is_free = (batches.id == batch_id) & (batches.state == BatchState.SENDING)
         until = batches.fenced_until
@@ -237,13 +237,13 @@ class LlmBatchRepository(Repository):
         return await self._execute_update(update(llm_batches).where(condition).values(values))
 
     @read
-    def llm_batch_items(self, connection: Connection, batch: LlmBatch) -> dict[str, BatchItem]:
+    def open_llm_questions(self, connection: Connection, batch: LlmBatch) -> dict[str, BatchItem]:
         """Return a batch's questions that are not done, by key; none if the batch is no longer in
         the state in which it was read."""
         query = select(llm_batch_items).where(_open_in(batch)).order_by(items.key)
         return {row.key: _item_of(row) for row in connection.execute(query)}
 
-    async def finish_llm_item(self, key: str, batch: LlmBatch, state: ItemState) -> bool:
+    async def finish_llm_question(self, key: str, batch: LlmBatch, state: ItemState) -> bool:
         """Record that one of a batch's questions is done: answered, or to be asked live. Returns
         False if it was done before, or the batch is no longer in the state in which it was read."""
         condition = (items.key == key) & _open_in(batch)

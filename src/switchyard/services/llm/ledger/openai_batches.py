@@ -169,13 +169,13 @@ class OpenAiBatchRepository(Repository):
         batch_id: str,
         to: OpenAiBatchState,
         *,
-        among_states: Collection[OpenAiBatchState],
+        from_states: Collection[OpenAiBatchState],
         changes: Mapping[str, Any] | None = None,
     ) -> OpenAiBatch | None:
         """Move a batch to another state, and change fields with it, if it is in one of
-        `among_states`. Returns the batch as it is then; None if there is none of this id."""
+        `from_states`. Returns the batch as it is then; None if there is none of this id."""
         known = _fetch(connection, batch_id, lock=True)
-        if known is None or known.state not in among_states:
+        if known is None or known.state not in from_states:
             return known
         moments = {**known.moments, to.value: self.clock.time()}
         moved = replace(known, state=to, moments=moments, **(changes or {}))
