@@ -101,7 +101,7 @@ def _compared(stage: Stage, kind: str, rounds: int, count: int) -> list[Row]:
 
 async def _fill(url: str, count: int) -> None:
     async with await Ledger.open(url) as ledger:
-        await fill(ledger, count)
+        await fill(ledger, url, count)
 
 
 @dataclass

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from string import Template
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, make_url, text
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from switchyard.services.engine.ledger import Ledger
 
@@ -125,11 +126,20 @@ SELECT 'operation-' || n, 'backfill', 'a backfill', 'completed', 'bench', :until
 FROM $numbers"""
 
 
-async def fill(ledger: Ledger, count: int) -> None:
-    """Put so many jobs into an empty ledger."""
+async def fill(ledger: Ledger, url: str, count: int) -> None:
+    """Put so many jobs into an empty ledger, which is at `url`."""
     database = ledger.core.database
     dialect = DIALECTS[database.dialect]
     until = ledger.clock.time()
+
+    # The ledger gives a statement of PostgreSQL up after 30 s; an index of millions takes longer.
+    patient = (
+        create_async_engine(
+            make_url(url).set(drivername="postgresql+asyncpg"), isolation_level="AUTOCOMMIT"
+        )
+        if database.dialect == "postgresql"
+        else None
+    )
 
     def drop_indexes(connection: Connection) -> list[str]:
         found = connection.execute(text(dialect.indexes)).all()
@@ -138,7 +148,13 @@ async def fill(ledger: Ledger, count: int) -> None:
         return [statement for _, statement in found]
 
     async def run(statement: str, values: Mapping[str, float] | None = None) -> None:
-        await database.write_each(lambda connection: connection.execute(text(statement), values))
+        if patient is None:
+            await database.write_each(
+                lambda connection: connection.execute(text(statement), values)
+            )
+        else:
+            async with patient.connect() as connection:
+                await connection.execute(text(statement), values)
 
     # Made at the end: row by row they would take most of the time.
     indexes = await database.write(drop_indexes)
@@ -153,6 +169,8 @@ async def fill(ledger: Ledger, count: int) -> None:
     if database.dialect == "postgresql":
         # As its autovacuum does sooner or later; on SQLite nothing does.
         await run("VACUUM (ANALYZE) jobs, attempts, dead_letters, job_tags, bulk_operations")
+    if patient is not None:
+        await patient.dispose()
 
 
 def _written(statement: str, dialect: Dialect, until: float, count: int) -> str:

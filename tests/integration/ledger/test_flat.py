@@ -97,7 +97,7 @@ async def counted(url: str, count: int) -> dict[str, int]:
     """Return how many steps each operation takes with so many jobs, in hundreds."""
     await upgrade(url)
     async with await Ledger.open(url) as ledger:
-        await fill(ledger, count)
+        await fill(ledger, url, count)
         read, number = ledger.core.database.read, 0
 
         def step() -> None:
