@@ -48,8 +48,10 @@ class Fleet(AsyncCloseable):
         task.add_done_callback(self._starting.discard)
 
     async def keep_killing(self, every: float) -> None:
-        """Kill a worker every so many seconds, or as soon as there is one again; until it is
-        cancelled."""
+        """Kill somebody every so many seconds, or as soon as all are there again; until it is
+        cancelled. Where a busy machine starts them slowly, the next one would otherwise die before
+        the work has moved."""
         while True:
             role = self._random.choice(ROLES)
             await asyncio.gather(self.kill(role), asyncio.sleep(every))
+            await asyncio.gather(*self._starting)
