@@ -9,6 +9,7 @@ import os
 import ssl
 from functools import lru_cache
 
+import httpcore
 import httpx
 
 
@@ -22,3 +23,10 @@ def authorities() -> ssl.SSLContext:
 def _load_authorities(file: str | None, folder: str | None) -> ssl.SSLContext:
     # httpx reads both variables itself; the parameters are only the key of the cache.
     return httpx.create_ssl_context()
+
+
+@lru_cache(maxsize=1)
+def web_authorities() -> ssl.SSLContext:
+    """Return the authorities for addresses of the open internet: those of httpx, and those that the
+    system and `SSL_CERT_FILE` name beside them. Call it in a thread the first time."""
+    return httpcore.default_ssl_context()

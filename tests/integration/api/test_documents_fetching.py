@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import ssl
+import threading
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+import httpcore
 import pytest
 
+from switchyard.broker.tls import web_authorities
 from switchyard.services.common.files.safe_http import (
+    PARTS_PER_TURN,
     Address,
     FetchFailed,
     FetchRefused,
@@ -19,6 +24,7 @@ from switchyard.services.common.files.safe_http import (
     fetching,
     is_public,
 )
+from switchyard.services.common.files.webhook_sender import post
 
 
 @pytest.mark.parametrize(
@@ -239,6 +245,58 @@ async def test_a_server_that_dribbles_is_given_up():
         with pytest.raises(FetchFailed, match=r"0\.5 s"):
             await fetch(f"http://127.0.0.1:{server.port}/paper", OPEN, timeout=0.5)
         assert time.monotonic() - began < 20, "it has no end"
+
+
+async def test_a_body_in_chunks_of_one_byte_leaves_the_loop_to_others():
+    body = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 20_000
+    turns, most = 0, 0
+
+    async def take_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async with web(paper=body + b"0\r\n\r\n") as server:
+        others = asyncio.create_task(take_turns())
+        url = f"http://127.0.0.1:{server.port}/paper"
+        async with fetching(url, max_bytes=30_000, timeout=60, guard=OPEN) as fetched:
+            since = parts = 0
+            async for _ in fetched.parts:
+                parts, since = parts + 1, since + 1
+                if turns:
+                    most, since, turns = max(most, since), 0, 0
+        others.cancel()
+    assert parts == 20_000
+    assert most <= PARTS_PER_TURN
+
+
+async def test_the_authorities_are_loaded_once_and_not_on_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    threads: list[int] = []
+    load = httpcore.default_ssl_context
+
+    def loaded() -> ssl.SSLContext:
+        threads.append(threading.get_ident())
+        return load()
+
+    web_authorities.cache_clear()
+    monkeypatch.setattr(httpcore, "default_ssl_context", loaded)
+    monkeypatch.setattr("httpcore._async.connection.default_ssl_context", loaded)
+
+    async def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    async with await asyncio.start_server(hang_up, "127.0.0.1", 0) as server:
+        url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+        for _ in range(3):
+            with pytest.raises(FetchFailed):
+                await fetch(url, OPEN, timeout=60)
+            with pytest.raises(FetchFailed):
+                await post(url, b"{}", headers={}, timeout=60, guard=OPEN)
+    assert len(threads) == 1
+    assert threads[0] != threading.get_ident()
 
 
 async def test_a_packed_answer_is_refused():

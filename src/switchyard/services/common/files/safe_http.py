@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 import httpcore
 import httpx
 
-from switchyard.broker.tls import authorities
+from switchyard.broker.tls import authorities, web_authorities
 from switchyard.services.common.durations import parse_retry_after
 from switchyard.services.common.errors import PermanentError, RetryableError
 
@@ -32,6 +32,9 @@ Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 MAX_REDIRECTS = 5
 CONNECT_TIMEOUT = 10.0
 """Seconds to connect, and seconds that a sender may be silent."""
+PARTS_PER_TURN = 100
+"""Parts of a body that are read before others run: of one byte each, 10,000 arrive together, and
+hold the event loop for more than a tenth of a second."""
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 _ISATAP = frozenset({0x5EFE, 0x0200_5EFE})
 _INTERNAL_RANGES = tuple(
@@ -172,6 +175,13 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
         await self._network.sleep(seconds)
 
 
+async def guarded_pool(guard: SsrfGuard) -> httpcore.AsyncConnectionPool:
+    """Make a pool of connections that go only where the guard allows."""
+    # A thread, and once: httpcore would load them on the event loop for each connection.
+    tls = await asyncio.to_thread(web_authorities)
+    return httpcore.AsyncConnectionPool(ssl_context=tls, network_backend=GuardedBackend(guard))
+
+
 @dataclass(frozen=True, slots=True)
 class FetchedResponse:
     """An answer whose headers have arrived."""
@@ -205,13 +215,9 @@ async def fetching(
 
     Raises FetchRefused, FetchFailed, or FetchMoved after `max_redirects`.
     """
-    backend = GuardedBackend(guard or SsrfGuard())
     limit = asyncio.timeout(timeout)
     try:
-        async with (
-            limit,
-            httpcore.AsyncConnectionPool(network_backend=backend) as pool,
-        ):
+        async with limit, await guarded_pool(guard or SsrfGuard()) as pool:
             target = parse_url(url)
             for _ in range(max_redirects + 1):
                 async with _get(pool, target, headers or {}) as response:
@@ -292,9 +298,12 @@ def requested_delay(response: httpcore.Response) -> float | None:
 
 
 async def _limited_body(response: httpcore.Response, max_bytes: int) -> AsyncIterator[bytes]:
-    size = 0
+    size = parts = 0
     async for part in response.aiter_stream():
         size += len(part)
+        parts += 1
+        if not parts % PARTS_PER_TURN:
+            await asyncio.sleep(0)
         if size > max_bytes:
             raise _too_large(max_bytes)
         yield part

@@ -14,8 +14,8 @@ import httpcore
 from switchyard.services.common.files.safe_http import (
     FetchFailed,
     FetchRefused,
-    GuardedBackend,
     SsrfGuard,
+    guarded_pool,
     parse_url,
     requested_delay,
 )
@@ -41,7 +41,7 @@ async def post(
     try:
         async with (
             limit,
-            httpcore.AsyncConnectionPool(network_backend=GuardedBackend(guard)) as pool,
+            await guarded_pool(guard) as pool,
             pool.stream(
                 "POST",
                 str(target),
