@@ -27,6 +27,7 @@ from switchyard.cli.base.output import (
     styled,
     table,
 )
+from switchyard.cli.engine.jobs.filter import StateName
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -43,17 +44,6 @@ if TYPE_CHECKING:
     )
 
 WATCH_INTERVAL = 1.0
-STATE_ORDER = (
-    "scheduled",
-    "joining",
-    "paused",
-    "pending",
-    "queued",
-    "running",
-    "retrying",
-    "succeeded",
-    "dead",
-)
 FULL, FILLING = 90.0, 50.0
 """Per cent of a queue's limit from which it is shown in red, and in yellow."""
 
@@ -188,7 +178,5 @@ def _age(queue: QueueReport) -> str:
 
 
 def _describe_jobs(lane: LaneReport) -> str:
-    parts = [
-        f"{lane.jobs[state]:,} {styled(state)}" for state in STATE_ORDER if lane.jobs.get(state)
-    ]
+    parts = [f"{lane.jobs[state]:,} {styled(state)}" for state in StateName if lane.jobs.get(state)]
     return " ".join(parts)
