@@ -17,7 +17,7 @@ from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.monitoring.checks.doctor_context import DoctorContext
 from switchyard.services.engine.monitoring.checks.jobs import dead as dead_letters
 from switchyard.services.engine.monitoring.checks.workers import unknown_types
-from switchyard.services.engine.records.results import UNKNOWN_TYPE, SentOnReport
+from switchyard.services.engine.records.results import UNKNOWN_TYPE, UnknownTypeReport
 from switchyard.services.engine.records.states import State
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
@@ -151,5 +151,5 @@ async def test_a_flood_of_them_leaves_the_worker_to_its_own_jobs(
         await system.wait_for_state(job_id, State.SUCCEEDED)
         assert worker.worker.counters.snoozed == 600
         assert await system.ledger.workers.find_unknown_types() == [
-            SentOnReport(worker.worker_id, "noop", 200)
+            UnknownTypeReport(worker.worker_id, "noop", 200)
         ]

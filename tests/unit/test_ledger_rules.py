@@ -23,13 +23,13 @@ from switchyard.services.engine.records.results import (
     Claimed,
     ClaimResult,
     Finished,
-    HeldBy,
+    HeldByWorker,
     StillJoining,
     Superseded,
 )
 from switchyard.services.engine.records.states import REVOCABLE, TRANSITIONS, State
 
-HELD = HeldBy("worker-1", "claim-1")
+HELD = HeldByWorker("worker-1", "claim-1")
 
 
 def row(state: State, redrives: int = 0, attempts: int = 0, crashes: int = 0) -> JobRow:

@@ -32,8 +32,8 @@ def nearest_moment(value: datetime) -> datetime:
 
 
 def parse_moment(text: str) -> datetime | None:
-    """Parse a moment in ISO 8601, such as a header's; None where the text is none, has no zone, or
-    is beyond the calendar."""
+    """Parse a moment in ISO 8601, such as a header's; None where the text is no time, has no zone,
+    or is beyond the calendar."""
     try:
         moment = datetime.fromisoformat(text)
         return None if moment.tzinfo is None else check_moment(moment)

@@ -215,8 +215,8 @@ def commands() -> TyperGroup:
     """Return all of `jobctl`; each command is imported when it is used."""
     group = cast("TyperGroup", typer.main.get_command(app))
     for panel, entries in PANELS.items():
-        for name, (place, summary) in entries.items():
-            group.add_command(LazyCommand(name, summary, place=place, panel=panel))
+        for name, (reference, summary) in entries.items():
+            group.add_command(LazyCommand(name, summary, reference=reference, panel=panel))
     return cast("TyperGroup", with_plain_help(group))
 
 

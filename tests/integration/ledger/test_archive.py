@@ -232,7 +232,9 @@ async def test_two_processes_that_archive_at_once_put_no_job_into_two_files(
 async def test_who_was_overtaken_removes_nothing_for_a_settled_file(archive: Archive) -> None:
     ledger = archive.ledger
     await ended(ledger, "job-1")
-    written, _ = await archive.archiver().write(["job-1"], ledger.archive.read_jobs, step=lambda: 9)
+    written, _ = await archive.archiver().write(
+        ["job-1"], ledger.archive.read_jobs, batch_size=lambda: 9
+    )
     assert written is not None
     await archive.archiver().settle(written)
     removal = await ledger.retention.remove_jobs(AGES, ["job-1"], archived=written)
@@ -280,7 +282,7 @@ async def test_the_jobs_of_an_interrupted_file_that_is_gone_stay_in_the_ledger(
 ) -> None:
     await ended(archive.ledger, "job-1")
     written, _ = await archive.archiver().write(
-        ["job-1"], archive.ledger.archive.read_jobs, step=lambda: 9
+        ["job-1"], archive.ledger.archive.read_jobs, batch_size=lambda: 9
     )
     assert written is not None
     archive.storage.delete(written.file.key)

@@ -17,7 +17,13 @@ from hypothesis.stateful import (
 
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.requests import RedrivenCopy
-from switchyard.services.engine.records.results import Claimed, Finished, HeldBy, JobRecord, Running
+from switchyard.services.engine.records.results import (
+    Claimed,
+    Finished,
+    HeldByWorker,
+    JobRecord,
+    Running,
+)
 from switchyard.services.engine.records.states import TRANSITIONS, AttemptOutcome, State
 from tests.support.made import NOW, claim, finish, let_out, letter, message, new_job
 
@@ -77,7 +83,7 @@ class Claims(RuleBasedStateMachine):
             self.owner = claim_id
         elif isinstance(answer, Finished) and self.called_off:
             self.owner = None  # where it was taken over
-        elif isinstance(answer, HeldBy):
+        elif isinstance(answer, HeldByWorker):
             assert answer.claim_id == self.owner
 
     @precondition(lambda self: self.claims)

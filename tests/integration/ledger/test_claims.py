@@ -11,7 +11,7 @@ from switchyard.services.engine.records.results import (
     Claimed,
     ClaimResult,
     Finished,
-    HeldBy,
+    HeldByWorker,
     IdCollision,
     Superseded,
     Suspect,
@@ -95,7 +95,7 @@ async def test_an_older_copy_is_superseded(ledger: Ledger, redrives: int, attemp
 async def test_a_running_job_is_held(ledger: Ledger, worker_id: str) -> None:
     await ledger.jobs.claim(claim())
     other = claim(claim_id="claim-2", worker_id=worker_id)
-    assert await ledger.jobs.claim(other) == HeldBy("worker-1", "claim-1")
+    assert await ledger.jobs.claim(other) == HeldByWorker("worker-1", "claim-1")
 
 
 async def test_the_same_claim_again_is_the_same_claim(ledger: Ledger) -> None:
@@ -121,7 +121,7 @@ async def test_a_takeover_counts_a_crash_and_tells_of_the_lost_attempt(ledger: L
 async def test_a_suspect_is_queued_until_a_claim_does_not_defer_it(ledger: Ledger) -> None:
     await ledger.jobs.claim(claim())
     deferring = replace(claim(claim_id="claim-2", worker_id="worker-2"), defers_suspects=True)
-    assert await ledger.jobs.claim(deferring) == HeldBy("worker-1", "claim-1")
+    assert await ledger.jobs.claim(deferring) == HeldByWorker("worker-1", "claim-1")
     taken = replace(deferring, takeover_from="claim-1")
     for request in (taken, deferring, deferring):
         assert await ledger.jobs.claim(request) == Suspect(crashes=1)
@@ -148,7 +148,7 @@ async def test_a_takeover_from_a_claim_that_is_gone_is_refused(ledger: Ledger) -
         claim(claim_id="claim-2", worker_id="worker-2", takeover_from="claim-1")
     )
     late = claim(claim_id="claim-3", worker_id="worker-3", takeover_from="claim-1")
-    assert await ledger.jobs.claim(late) == HeldBy("worker-2", "claim-2")
+    assert await ledger.jobs.claim(late) == HeldByWorker("worker-2", "claim-2")
 
 
 async def test_crashes_add_up_over_retries_and_are_forgotten_by_a_redrive(ledger: Ledger) -> None:
@@ -167,7 +167,7 @@ async def test_of_fifty_concurrent_claims_exactly_one_gets_the_job(ledger: Ledge
     answers = await asyncio.gather(*(ledger.jobs.claim(request) for request in requests))
     (owner,) = [n for n, answer in enumerate(answers) if isinstance(answer, Claimed)]
     others = {answer for answer in answers if not isinstance(answer, Claimed)}
-    assert others == {HeldBy(f"w{owner}", f"c{owner}")}
+    assert others == {HeldByWorker(f"w{owner}", f"c{owner}")}
 
 
 async def test_of_fifty_concurrent_takeovers_exactly_one_gets_the_job(ledger: Ledger) -> None:

@@ -11,7 +11,10 @@ from sqlalchemy import Connection
 from switchyard.broker.wire.tcp_timeout import TCP_OPTIONS
 from switchyard.services.engine.identity.postgres import dsn
 from switchyard.services.engine.ledger.sql.database import connect
-from switchyard.services.engine.ledger.sql.postgres_servers import connection_options, open_one
+from switchyard.services.engine.ledger.sql.postgres_servers import (
+    connection_options,
+    open_connection,
+)
 from switchyard.services.pipeline.index.chunk_index import IndexUnavailable
 from switchyard.services.pipeline.index.generations import Generation
 from switchyard.services.pipeline.index.postgres_store import PostgresStore
@@ -61,7 +64,7 @@ async def test_an_index_whose_server_was_demoted_is_away_only_until_another_take
     database = pgvector_url.rpartition("/")[2]
     async with home_at(pgvector_url) as home:
         await home.put_progress(FIRST, "before")  # which makes its tables
-    administrator = await open_one(dsn(pgvector_url), **connection_options())
+    administrator = await open_connection(dsn(pgvector_url), **connection_options())
     try:
         await administrator.execute(
             f"ALTER DATABASE {database} SET default_transaction_read_only = on"

@@ -30,7 +30,7 @@ from switchyard.api.views.dead import (
     view_group,
     view_letter_details,
     view_purge,
-    view_settled_redrive,
+    view_redrive_outcomes,
 )
 from switchyard.broker import patterns
 from switchyard.broker.dead.dead_letter_headers import Reason
@@ -231,7 +231,7 @@ async def show_redrive(state: Shared, redrive_id: OperationId) -> DashboardPage:
     operation = shown_operation(state.registry, operation)
     spec = RedriveSpec.from_json(operation.spec)
     context = {
-        "redrive": await view_settled_redrive(state.ledger, operation),
+        "redrive": await view_redrive_outcomes(state.ledger, operation),
         "order": spec,
         "may_pause": operation.state in ACTIVE,
         "may_resume": operation.state in RESUMABLE,
@@ -288,7 +288,7 @@ async def _operations(
 
     return {
         "redrives": [
-            await view_settled_redrive(state.ledger, shown_operation(state.registry, each))
+            await view_redrive_outcomes(state.ledger, shown_operation(state.registry, each))
             for each in await latest(KIND)
         ],
         "purges": [view_purge(each) for each in await latest(purge.KIND)],

@@ -21,7 +21,7 @@ from switchyard.api.models.dead import (
     RedriveView,
 )
 from switchyard.api.state import ApiState, Shared
-from switchyard.api.views.dead import view_group, view_redrive_plan, view_settled_redrive
+from switchyard.api.views.dead import view_group, view_redrive_outcomes, view_redrive_plan
 from switchyard.broker import patterns
 from switchyard.services.engine.access.api_keys import Scope
 from switchyard.services.engine.bulk import control as bulk_control
@@ -47,7 +47,7 @@ REDRIVES = BulkRoutes(
     suffix="_redrive",
     id_pattern=patterns.REDRIVE_ID,
     view=RedriveView,
-    view_of=view_settled_redrive,
+    view_of=view_redrive_outcomes,
     page=RedrivePage,
     resume=redrive_spec.resume_redrive,
 )
@@ -86,7 +86,7 @@ async def start_redrive(
         return JsonResponse((await count_redrive(state, body)).model_dump(mode="json"))
     operation = await record_redrive(state, request, body)
     response.headers["Location"] = f"/admin/dead/redrives/{operation.id}"
-    return await view_settled_redrive(state.ledger, shown_operation(state.registry, operation))
+    return await view_redrive_outcomes(state.ledger, shown_operation(state.registry, operation))
 
 
 @router.patch(

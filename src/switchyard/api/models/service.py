@@ -1,5 +1,5 @@
-"""What the service reports about itself, as JSON: health, job types, kinds of problems, limits; and
-its answers to webhooks."""
+"""What the service reports about itself, as JSON: health, job types, kinds of problems, limits,
+keys and the space that it takes; and its answers to webhooks."""
 
 from __future__ import annotations
 

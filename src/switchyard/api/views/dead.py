@@ -90,8 +90,8 @@ def view_redrive(operation: BulkOperation) -> RedriveView:
     return RedriveView.from_record(operation, **progress.to_json())
 
 
-async def view_settled_redrive(ledger: Ledger, operation: BulkOperation) -> RedriveView:
-    """Show a redrive with what has become of its letters by now. Raises LedgerUnavailable."""
+async def view_redrive_outcomes(ledger: Ledger, operation: BulkOperation) -> RedriveView:
+    """Show a redrive with the outcomes of its letters by now. Raises LedgerUnavailable."""
     return view_redrive(await with_outcomes(ledger, operation))
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     )
     from switchyard.services.engine.monitoring.lane_report import LanesReport, QueueReport
     from switchyard.services.engine.records.limits import LimitReport
-    from switchyard.services.engine.records.results import SentOnReport, WorkerRecord
+    from switchyard.services.engine.records.results import UnknownTypeReport, WorkerRecord
     from switchyard.services.engine.records.schedules import Firing, ScheduleRecord
     from switchyard.services.engine.records.states import State
     from switchyard.services.engine.records.system import ApiKeyRecord
@@ -72,7 +72,7 @@ def _view_queue_report(queue: QueueReport, depth: QueueDepth | None) -> QueueDet
 
 def view_workers(
     workers: Iterable[WorkerRecord],
-    unknown_types: Iterable[SentOnReport],
+    unknown_types: Iterable[UnknownTypeReport],
     *,
     takeover_after: float,
     now: float,

@@ -30,7 +30,7 @@ from switchyard.broker.wire.reconnector import Reconnector
 
 
 class LaneConsumer:
-    """Runs a handler on deliveries of several queues, most urgent first.
+    """Runs a handler on the deliveries of one worker kind's queues, one queue for each lane.
 
     `queues` are in order of urgency. `slots` is the number of deliveries handled at once,
     `reserve` how many of them only the first queue may use. `consumer_priority` is the broker's:
@@ -72,7 +72,7 @@ class LaneConsumer:
 
     async def run(self) -> None:
         """Consume until `stop` is called. Handlers that run then go on: see `drain`."""
-        if self._slots.is_open:
+        if self._slots.is_open:  # else it was paused before it began: `resume` opens them
             self._slots.open()
         async with asyncio.TaskGroup() as group:
             for queue in self._slots.queues:

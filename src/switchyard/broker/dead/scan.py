@@ -36,8 +36,9 @@ MAX_CHANNELS = 1_000
 """Half of what a broker allows on a connection; the batches of a longer queue are larger."""
 QUORUM_BATCH_SIZE = 65_535
 """Letters that one consumer of a quorum queue holds at most: the largest prefetch count of AMQP.
-All consumers are on one channel, which is no slower there: when a channel is cut off, its letters
-come back in their order, but those of several channels in any order among each other."""
+All consumers are on one channel: when it is cut off, its letters come back in their order, while
+those of several channels would come back in any order. In a quorum queue, one channel is no
+slower."""
 IDLE_SECONDS = 1.0
 """Seconds without a letter after which a scan asks how many wait. It ends where none do: the rest
 is held by another scan."""
@@ -91,7 +92,7 @@ class QueuedDeadLetter:
 
     @property
     def death(self) -> tuple[str, int, int]:
-        """The job's id, redrives and attempts: letters with the same are one.
+        """The job's id, redrives and attempts. Letters that agree in them are copies of one letter.
 
         A publish that was cut off before its confirm is repeated, and the broker may have had the
         first one, too. Messages that are no job and have equal bodies are one as well: nothing
@@ -121,9 +122,11 @@ class QueuedDeadLetter:
 
 
 class _ScanBatch:
-    """The letters of one consumer: a part of the scan. The batch is complete before its first
-    letter is handed out: a letter that a quorum queue sends in the place of an acknowledged one
-    loses its own place (measured on 4.3.6), so the broker must have sent all letters by then."""
+    """The letters of one consumer: a part of the scan.
+
+    All letters of a batch are fetched before the first is handed out. Otherwise the caller could
+    acknowledge one while others are still in the queue: a quorum queue then sends a further letter,
+    which does not return to its old place later (measured on 4.3.6)."""
 
     def __init__(self, channel: PipelinedChannel, queue: str, tag: str, size: int) -> None:
         self._channel = channel

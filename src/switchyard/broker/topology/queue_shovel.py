@@ -17,8 +17,8 @@ from switchyard.broker.wire.incoming import Incoming
 
 WINDOW = 200
 """Messages under way at once."""
-BEFORE_WORKERS = 100
-"""Consumer priority: while there is room in the window, nobody else gets anything."""
+CONSUMER_PRIORITY = 100
+"""Higher than that of workers: while the window is not full, they get nothing from the queue."""
 RETRY_INTERVAL = 0.2
 """Seconds until a message that the full target refused is sent again."""
 DEPTH_POLL_INTERVAL = 0.05
@@ -43,7 +43,9 @@ class QueueShovel:
 
     async def _start(self) -> None:
         await self._channel.basic_qos(prefetch_count=WINDOW)
-        await self._channel.consume(self._queue, "mover", self._on_message, priority=BEFORE_WORKERS)
+        await self._channel.consume(
+            self._queue, "shovel", self._on_message, priority=CONSUMER_PRIORITY
+        )
 
     def _on_message(self, message: Incoming) -> None:
         task = asyncio.create_task(self._send(message))

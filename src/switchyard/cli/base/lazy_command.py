@@ -31,14 +31,14 @@ SHORT_TYPES = {
 class LazyCommand(TyperCommand):
     """A command or group of commands, known by name and summary until somebody uses it.
 
-    `place` names the command's function, or a `typer.Typer` with commands of its own:
-    `cli.pipeline.search:search`. `summary` repeats the first line of its help; a test checks that
-    both are equal.
+    `reference` names the command's function, or a `typer.Typer` with commands of its own, as
+    `module:name`: `cli.pipeline.search:search`. `summary` repeats the first line of its help; a
+    test checks that both are equal.
     """
 
-    def __init__(self, name: str, summary: str, *, place: str, panel: str) -> None:
+    def __init__(self, name: str, summary: str, *, reference: str, panel: str) -> None:
         super().__init__(name=name, help=summary, rich_help_panel=panel)
-        self._place = place
+        self._reference = reference
 
     @cached_property
     def loaded(self) -> Any:
@@ -47,7 +47,7 @@ class LazyCommand(TyperCommand):
 
     def load(self) -> Any:
         """Import the command."""
-        module_name, _, attribute = self._place.partition(":")
+        module_name, _, attribute = self._reference.partition(":")
         module = import_module(f"switchyard.{module_name}")
         command = getattr(module, attribute)
         parent = typer.Typer(callback=_group, add_completion=False)

@@ -26,7 +26,7 @@ from switchyard.broker.publish.publisher import Publisher
 from switchyard.services.common.files.errors import StorageError
 from switchyard.services.common.settings import LlmServer, Settings
 from switchyard.services.engine.ledger import Ledger
-from switchyard.services.engine.publishing.recorded import publish_recorded
+from switchyard.services.engine.publishing.outbox import publish_recorded
 from switchyard.services.engine.records.errors import LedgerError
 from switchyard.services.engine.records.retention import Removal
 from switchyard.services.engine.records.states import State

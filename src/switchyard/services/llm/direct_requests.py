@@ -34,14 +34,14 @@ from switchyard.services.engine.monitoring.job_events import (
     text_event,
 )
 from switchyard.services.engine.monitoring.metrics import Metrics
+from switchyard.services.engine.publishing.outbox import publish_recorded, without_paused
 from switchyard.services.engine.publishing.preparing import InvalidJob, JobRequest
 from switchyard.services.engine.publishing.publisher import Published
-from switchyard.services.engine.publishing.recorded import publish_recorded, without_paused
 from switchyard.services.engine.records.errors import LedgerError
 from switchyard.services.engine.records.results import JobRecord
 from switchyard.services.engine.records.states import FINISHED
+from switchyard.services.engine.runtime.heartbeats import keep_beating
 from switchyard.services.engine.runtime.inline import InlineRunner
-from switchyard.services.engine.runtime.signs_of_life import keep_beating
 from switchyard.services.llm.endpoint_requests import EndpointRequest
 from switchyard.services.llm.llm_requests import LlmRequest
 from switchyard.services.llm.model_client import ModelClient

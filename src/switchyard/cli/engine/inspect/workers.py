@@ -22,7 +22,7 @@ from switchyard.cli.base.output import (
 
 if TYPE_CHECKING:
     from switchyard.services.common.settings import Settings
-    from switchyard.services.engine.records.results import SentOnReport, WorkerRecord
+    from switchyard.services.engine.records.results import UnknownTypeReport, WorkerRecord
 
 
 def workers(
@@ -40,17 +40,15 @@ def workers(
 
     settings = load_settings()
 
-    async def read(settings: Settings) -> tuple[list[WorkerRecord], list[SentOnReport], float]:
+    async def read(settings: Settings) -> tuple[list[WorkerRecord], list[UnknownTypeReport], float]:
         async with open_ledger(settings) as ledger:
-            records, lacking = (
-                await ledger.workers.list_workers(),
-                await ledger.workers.find_unknown_types(),
-            )
-            return records, lacking, ledger.clock.time()
+            records = await ledger.workers.list_workers()
+            unknown_types = await ledger.workers.find_unknown_types()
+            return records, unknown_types, ledger.clock.time()
 
-    worker_list, lacking, now = run(read(settings))
+    worker_list, unknown_types, now = run(read(settings))
     shown = [worker for worker in worker_list if everything or is_current(worker, now)]
-    views = view_workers(shown, lacking, takeover_after=settings.takeover_after, now=now)
+    views = view_workers(shown, unknown_types, takeover_after=settings.takeover_after, now=now)
     if as_json:
         print_json(views)
         return

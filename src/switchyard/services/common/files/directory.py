@@ -83,6 +83,8 @@ class FileDirectory:
 
     def put_new(self, key: str, data: bytes) -> bool:
         """Write a file unless there is one. Returns False if there is one."""
+        # Before the `try`: a file where the folder should be is an error, and not the file asked
+        # for.
         (self.root / key).parent.mkdir(parents=True, exist_ok=True)
         try:
             with self.writing(key, replace=False) as file:

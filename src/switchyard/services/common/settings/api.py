@@ -66,8 +66,7 @@ class ApiSettings(BaseSettings, defer_build=True):
         default=256 * 1024 * 1024,
         ge=1024,
         description="Memory of one API process for request bodies that are processed and answers "
-        "that are sent, in bytes. Beyond it: 503. A client gets at most as much as is left for "
-        "others.",
+        "that are sent, in bytes. Beyond it: 503. No client may hold more than is still free.",
     )
     api_trusted_proxies: Listed[str] = Field(
         default=(),
@@ -77,8 +76,8 @@ class ApiSettings(BaseSettings, defer_build=True):
     api_max_streams: int = Field(
         default=200,
         ge=1,
-        description="Maximum number of event streams and waiting requests per API process. A key "
-        "gets at most as many as are left for others.",
+        description="Maximum number of event streams and waiting requests per API process. No key "
+        "may hold more than are still free.",
     )
     api_heartbeat: float = Field(
         default=15, gt=0, description="Seconds between keep-alive comments in an event stream."

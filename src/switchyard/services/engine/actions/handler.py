@@ -47,9 +47,9 @@ from switchyard.services.engine.jobs.registry import (
 )
 from switchyard.services.engine.ledger import Ledger, to_message
 from switchyard.services.engine.monitoring.job_events import announce
+from switchyard.services.engine.publishing.outbox import publish_recorded, without_paused
 from switchyard.services.engine.publishing.preparing import InvalidJob, JobRequest
 from switchyard.services.engine.publishing.publisher import JobPublisher, Published
-from switchyard.services.engine.publishing.recorded import publish_recorded, without_paused
 from switchyard.services.engine.records.bulk import BulkState
 from switchyard.services.engine.records.job_actions import TAKES, JobAction, JobMove
 from switchyard.services.engine.records.requests import NewJob

@@ -76,10 +76,10 @@ class JobArchiver:
         self._is_claimed = False
 
     async def write(
-        self, job_ids: Sequence[str], read_jobs: ReadJobs, *, step: Callable[[], int]
+        self, job_ids: Sequence[str], read_jobs: ReadJobs, *, batch_size: Callable[[], int]
     ) -> tuple[WrittenFile | None, int]:
         """Write a file with as many of these jobs as fit into it, from the first on, and register
-        it. `step()` jobs are read at a time. Returns the file, and how many of the ids were
+        it. `batch_size()` jobs are read at a time. Returns the file, and how many of the ids were
         handled. The file is None where none of the jobs exists any more, or another process has
         registered a file meanwhile. Raises LedgerError, StorageError."""
         number = 1 + await self._ledger.archive.get_last_number()
@@ -92,7 +92,7 @@ class JobArchiver:
                     and len(table.versions) < MAX_FILE_JOBS
                     and table.content_bytes < MAX_CONTENT_BYTES
                 ):
-                    batch = job_ids[handled : handled + step()]
+                    batch = job_ids[handled : handled + batch_size()]
                     await asyncio.to_thread(table.add, await read_jobs(batch))
                     handled += len(batch)
                 if not table.versions:
@@ -131,7 +131,8 @@ class JobArchiver:
         """Return the unsettled file, whose jobs an earlier pass had begun to remove; None where
         there is none. Raises ArchiveFileDamaged, LedgerError, StorageError, WrongStorage."""
         if not self._is_claimed:
-            if FILE_STORAGE in await claim_places(self._settings, self._ledger):
+            away = await claim_places(self._settings, self._ledger)
+            if FILE_STORAGE in away:
                 raise StorageUnavailable(f"the file storage at {self._storage.url} is away")
             self._is_claimed = True
         file = await self._ledger.archive.find_unsettled()

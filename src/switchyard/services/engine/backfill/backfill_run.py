@@ -32,8 +32,8 @@ from switchyard.services.engine.bulk.hot_traffic import HotTraffic
 from switchyard.services.engine.bulk.session import BulkSession
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.monitoring.lane_pressure import LanePressure
+from switchyard.services.engine.publishing.outbox import publish_recorded
 from switchyard.services.engine.publishing.publisher import JobPublisher
-from switchyard.services.engine.publishing.recorded import publish_recorded
 from switchyard.services.engine.records.bulk import WEIGHT, BulkState
 from switchyard.services.engine.records.requests import NewJob
 from switchyard.services.engine.records.states import FINISHED, State

@@ -35,9 +35,12 @@ async def claim_database(url: str, mark: str, *, take: bool) -> str:
     """Write the mark if the database has none, or, with `take`, in any case. Return the mark that
     it has then. Raises OSError and asyncpg's errors."""
     # Imported here: modules of job types import this one, and load no database library.
-    from switchyard.services.engine.ledger.sql.postgres_servers import connection_options, open_one
+    from switchyard.services.engine.ledger.sql.postgres_servers import (
+        connection_options,
+        open_connection,
+    )
 
-    connection: Any = await open_one(dsn(url), **connection_options())
+    connection: Any = await open_connection(dsn(url), **connection_options())
     try:
         await connection.execute(
             f"CREATE TABLE IF NOT EXISTS {TABLE} (single bool PRIMARY KEY CHECK (single), "

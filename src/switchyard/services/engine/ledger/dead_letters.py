@@ -93,7 +93,7 @@ class DeadLetterIndex(Repository):
     async def record_returned(self, letter_ids: Sequence[str], now: float) -> None:
         """Record that displaced jobs were returned to their queues unchanged."""
         dialect = self._database.dialect
-        # A job that has died again meanwhile has is_copy letter, which stays as it is.
+        # A job that has died again meanwhile has another letter, which stays as it is.
         statement = text(
             "UPDATE dead_letters SET state = 'redriven', updated_at = :now "
             f"WHERE {keys_condition(dialect, 'id')} AND state = 'waiting' AND reason = :reason"
@@ -132,7 +132,7 @@ class DeadLetterIndex(Repository):
             await self._database.write(work)
 
     async def find_foreign(self, letters: Sequence[FoundLetter]) -> set[int]:
-        """Return the indexes of letters that carry is_copy job's id: see
+        """Return the indexes of letters that carry another job's id: see
         `copy_validation.is_foreign_letter`."""
         contents = [(each, each.message.job_id, _content_of(each.message)) for each in letters]
         dialect, at = self._database.dialect, self.clock.time()

@@ -99,7 +99,7 @@ class ScheduleRepository(Repository):
         )
 
     @write
-    def pause_schedule(
+    def set_pause(
         self,
         connection: Connection,
         name: str,
@@ -107,8 +107,8 @@ class ScheduleRepository(Repository):
         next_at: float,
         fire_at: float,
     ) -> None:
-        """Pause a schedule, or with None resume it: due times during a pause are neither fired nor
-        missed."""
+        """Pause a schedule at `paused_at`, or with None resume it. Due times during a pause are
+        neither fired nor missed."""
         change = (
             update(schedules)
             .where(schedules.c.name == name)
@@ -131,7 +131,7 @@ class ScheduleRepository(Repository):
         return [_to_schedule(row) for row in connection.execute(query)], now
 
     @write
-    def decide_due(
+    def record_due(
         self,
         connection: Connection,
         entry: ScheduleRecord,

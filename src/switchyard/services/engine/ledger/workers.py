@@ -19,7 +19,7 @@ from switchyard.services.engine.records.results import (
     NEWER_PAYLOAD,
     UNKNOWN_TYPE,
     LoopBlock,
-    SentOnReport,
+    UnknownTypeReport,
     WorkerDeath,
     WorkerRecord,
 )
@@ -191,21 +191,21 @@ class WorkerRepository(Repository):
         return [LoopBlock(**{**row, "ended": bool(row["ended"])}) for row in rows]
 
     @read
-    def find_unknown_types(self, connection: Connection) -> list[SentOnReport]:
+    def find_unknown_types(self, connection: Connection) -> list[UnknownTypeReport]:
         """Report job types that workers got jobs of, do not know, and have sent on."""
         return self._sent_on(connection, UNKNOWN_TYPE)
 
     @read
-    def find_outdated_types(self, connection: Connection) -> list[SentOnReport]:
+    def find_outdated_types(self, connection: Connection) -> list[UnknownTypeReport]:
         """Report job types of which workers got newer versions of payloads than they know, and have
         sent the jobs on."""
         return self._sent_on(connection, NEWER_PAYLOAD)
 
-    def _sent_on(self, connection: Connection, error_type: str) -> list[SentOnReport]:
+    def _sent_on(self, connection: Connection, error_type: str) -> list[UnknownTypeReport]:
         query = (
             select(jobs.c.worker_id, jobs.c.job_type, func.count())
             .where(jobs.c.state == State.RETRYING, jobs.c.error_type == error_type)
             .group_by(jobs.c.worker_id, jobs.c.job_type)
             .order_by(jobs.c.worker_id, jobs.c.job_type)
         )
-        return [SentOnReport(*row) for row in connection.execute(query)]
+        return [UnknownTypeReport(*row) for row in connection.execute(query)]

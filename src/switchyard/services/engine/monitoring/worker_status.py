@@ -1,4 +1,8 @@
-"""Decide by its last heartbeat whether a worker is alive. No other place decides that."""
+"""Decide by its last heartbeat whether a worker counts as alive in reports, metrics and checks.
+
+When a job of a silent worker is taken over is decided in `runtime.claims`, which counts heartbeats
+and compares no clocks.
+"""
 
 from __future__ import annotations
 

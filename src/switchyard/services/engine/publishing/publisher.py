@@ -41,8 +41,8 @@ from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.monitoring.lane_pressure import LanePressure, QueueDepth
 from switchyard.services.engine.publishing.fairness import FairSources
+from switchyard.services.engine.publishing.outbox import routed
 from switchyard.services.engine.publishing.preparing import JobRequest, prepare
-from switchyard.services.engine.publishing.recorded import routed
 from switchyard.services.engine.records.errors import IdempotencyConflict
 from switchyard.services.engine.records.requests import NewJob
 from switchyard.services.engine.records.results import Created, Existing, Recorded

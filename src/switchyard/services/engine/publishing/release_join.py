@@ -29,6 +29,6 @@ async def release_join(ledger: Ledger, job_id: str) -> JoinRecord:
         raise WaitsForNone(f"job {job_id} waits for a backfill that goes on: cancel that one")
     is_pending = await ledger.joins.seal(job_id, ledger.clock.time(), when_dead="go_on")
     sealed_join = await ledger.joins.join(job_id)
-    if is_pending is None or sealed_join is None:
+    if is_pending is None or sealed_join is None:  # it began, or was removed, meanwhile
         raise WaitsForNone(f"job {job_id} does not wait any more: `jobctl jobs show {job_id}`")
     return sealed_join

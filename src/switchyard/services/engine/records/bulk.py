@@ -15,7 +15,8 @@ MAX_RATE = 1_000_000
 """Jobs per second, at most."""
 _NAMESPACE = uuid5(NAMESPACE_URL, "https://switchyard.invalid/bulk")
 MAX_WAITING = 10_000_000
-"""The highest watermark of a backfill: more than a lane may hold."""
+"""Highest value of a backfill's `low` and `high`: waiting jobs in its queue at which it goes on,
+and pauses. More than a lane may hold."""
 WEIGHT = "weight"
 """Key in the plan of a backfill: its share of a queue, relative to other backfills."""
 MAX_WEIGHT = 1000

@@ -109,8 +109,8 @@ class ClaimRequest:
     """The fencing token, new for every delivery. A repeated request has the same id."""
     now: float
     takeover_from: str | None = None
-    """Claim of a dead worker to take over, from `HeldBy`; refused if the job has another claim by
-    then."""
+    """Claim of a dead worker to take over, from `HeldByWorker`; refused if the job has another
+    claim by then."""
     defers_suspects: bool = False
     """Whether a job whose worker died while it ran is not claimed: the answer is then `Suspect`."""
 

@@ -48,7 +48,7 @@ class Claimed:
     has_checkpoint: bool = False
     """Whether an earlier attempt has stored a checkpoint."""
     unended: int = 0
-    """Number of the last consecutive runs of this redrive without an end: their workers died, were
+    """Runs since the last one that ended, in this redrive: the workers of these runs died, were
     stopped, or gave the job back."""
     join_id: str | None = None
     """The job that waits for this one, and for what follows from it."""
@@ -87,8 +87,9 @@ class Superseded:
 
 
 @dataclass(frozen=True, slots=True)
-class HeldBy:
-    """The job runs. Watch that worker's heartbeat; when it is dead, claim with `takeover_from`."""
+class HeldByWorker:
+    """Another worker runs the job. Watch its heartbeat; when it is dead, claim with
+    `takeover_from`."""
 
     worker_id: str
     claim_id: str
@@ -96,8 +97,8 @@ class HeldBy:
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """A worker has died with the job in it, and the request defers such jobs: it is queued. Send
-    the delivery back for later, or claim without `defers_suspects`."""
+    """A worker died while it ran the job, and the request said `defers_suspects`: the job is queued
+    again, not claimed. Send the delivery back for later, or claim without `defers_suspects`."""
 
     crashes: int
     """As in `Claimed`."""
@@ -110,7 +111,14 @@ class IdCollision:
 
 
 ClaimResult = (
-    Claimed | HeldByPause | Finished | StillJoining | Superseded | HeldBy | Suspect | IdCollision
+    Claimed
+    | HeldByPause
+    | Finished
+    | StillJoining
+    | Superseded
+    | HeldByWorker
+    | Suspect
+    | IdCollision
 )
 
 
@@ -326,7 +334,7 @@ payload."""
 
 
 @dataclass(frozen=True, slots=True)
-class SentOnReport:
+class UnknownTypeReport:
     """A job type, or version of one, that a worker got jobs of and does not know."""
 
     worker_id: str
@@ -360,7 +368,7 @@ class Gauges:
     bulk: Mapping[tuple[str, str], int]
     """Bulk operations that have not ended, by kind and state."""
     bulk_progress: Mapping[str, float]
-    """The oldest last progress of a running bulk operation, by kind."""
+    """When the running bulk operation that has stood still longest last made progress, by kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -401,7 +409,7 @@ class WorkerRecord:
     """When its last heartbeat was, by the database's clock, as the next two times."""
     stopped_at: float | None
     hot_at: float | None
-    """Time of the last heartbeat before which it took a hot job."""
+    """Its last heartbeat that reported a hot job begun since the one before."""
     mark: str | None = None
     """Identification of its process (`instance_ids.process_mark`)."""
     job_types: frozenset[str] | None = None

@@ -55,7 +55,7 @@ class RedriveCounts:
     routes: dict[str, int] = field(default_factory=dict, compare=False)
     """Number of letters that went, or would go, to each routing key."""
     notes: list[str] = field(default_factory=list)
-    """One line for each letter that was dropped or invalid, or would go; at most 100."""
+    """One line for each letter that was, or in a plan would be, dropped or invalid; at most 100."""
     differences: list[LetterDifference] = field(default_factory=list)
     """For a plan with a change: the differences in the first five letters."""
 

@@ -25,8 +25,8 @@ from switchyard.services.engine.records.errors import RowRejected
 from switchyard.services.engine.records.requests import ClaimRequest
 from switchyard.services.engine.records.results import (
     Claimed,
-    HeldBy,
     HeldByPause,
+    HeldByWorker,
     IdCollision,
     Suspect,
 )
@@ -162,7 +162,7 @@ class Claims:
         except RowRejected as error:
             await self._dead_letter(delivery, error)
             return None
-        if isinstance(claim, HeldBy):
+        if isinstance(claim, HeldByWorker):
             if claim.worker_id == self.worker_id and claim.claim_id in self._open:
                 await self._adopt(delivery, message)
                 return None
@@ -188,7 +188,7 @@ class Claims:
                 return None
             request = replace(request, takeover_from=None, defers_suspects=False)
             claim = await self.ledger.jobs.claim(request)
-        if isinstance(claim, HeldBy):  # another worker took it over more quickly
+        if isinstance(claim, HeldByWorker):  # another worker took it over more quickly
             await self._wait_for_holder(delivery, message, claim)
             return None
         if isinstance(claim, IdCollision):
@@ -223,7 +223,7 @@ class Claims:
             await self._delay_shortly(delivery, message)
 
     async def _wait_for_holder(
-        self, delivery: Delivery, message: JobMessage, holder: HeldBy
+        self, delivery: Delivery, message: JobMessage, holder: HeldByWorker
     ) -> None:
         self._log.info("job runs elsewhere", worker_id=holder.worker_id)
         await self._delay_shortly(delivery, message)
@@ -242,7 +242,7 @@ class Claims:
         await self.follow_up.delay(delivery, message, self.follow_up.policy.levels[0])
         delivery.ack()
 
-    async def _has_fallen_silent(self, holder: HeldBy, lane: str, claim_id: str) -> bool:
+    async def _has_fallen_silent(self, holder: HeldByWorker, lane: str, claim_id: str) -> bool:
         """Tell whether a job's worker has sent no heartbeat for `takeover_after` seconds.
 
         Waits for that long if one more slot may be held by a suspect. Otherwise, remembers the

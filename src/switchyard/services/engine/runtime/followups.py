@@ -34,7 +34,7 @@ from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.wire.envelope import Envelope
 from switchyard.broker.wire.reconnector import MAX_BACKOFF, MIN_BACKOFF
 from switchyard.services.engine.jobs.retry import Delayed, Died, Failure, RetryPolicy, Succeeded
-from switchyard.services.engine.publishing.recorded import (
+from switchyard.services.engine.publishing.outbox import (
     ledger_only_letter,
     publish_recorded,
     record_following,

@@ -35,9 +35,9 @@ from switchyard.services.engine.monitoring import metric_names as names
 from switchyard.services.engine.monitoring.metric_names import Metric, Samples
 from switchyard.services.engine.monitoring.metrics import Metrics
 from switchyard.services.engine.monitoring.pressure_thresholds import LLM_WORKER
+from switchyard.services.engine.publishing.outbox import ledger_only_letter
 from switchyard.services.engine.publishing.preparing import InvalidJob, JobRequest, prepare
 from switchyard.services.engine.publishing.publisher import Published
-from switchyard.services.engine.publishing.recorded import ledger_only_letter
 from switchyard.services.engine.records.errors import LedgerError, RowRejected
 from switchyard.services.engine.records.limits import (
     PermitDemand,
@@ -46,7 +46,7 @@ from switchyard.services.engine.records.limits import (
     rank_of,
 )
 from switchyard.services.engine.records.requests import ClaimRequest, NewJob
-from switchyard.services.engine.records.results import Claimed, Existing, HeldBy, HeldByPause
+from switchyard.services.engine.records.results import Claimed, Existing, HeldByPause, HeldByWorker
 from switchyard.services.engine.records.states import FINISHED, State
 from switchyard.services.engine.runtime.attempt_endings import (
     CancelledWhileRunning,
@@ -417,7 +417,7 @@ class InlineRunner(AsyncCloseable):
             now=self._ledger.clock.time(),
         )
         claim = await self._ledger.jobs.claim(request)
-        if isinstance(claim, HeldBy) and not self._shared_ledger:
+        if isinstance(claim, HeldByWorker) and not self._shared_ledger:
             # The claim of a dead process: in this one, a job has one run at a time.
             request = replace(request, takeover_from=claim.claim_id, now=self._ledger.clock.time())
             claim = await self._ledger.jobs.claim(request)

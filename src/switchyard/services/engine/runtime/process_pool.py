@@ -284,16 +284,16 @@ def _start(
     serve: Callable[[socket.socket], None], connection: socket.socket, preload: Callable[..., Any]
 ) -> BaseProcess:
     with _CHILDREN_LOCK:
-        context = start_method(preload)
+        context = process_context(preload)
         # A daemon, so that it ends with this program, however that ends.
         process = context.Process(target=serve, args=(connection,), daemon=True)
         process.start()
     return process
 
 
-def start_method(preload: Callable[..., Any]) -> ForkServerContext | SpawnContext:
-    """Return the start method for processes that share nothing with this one: no socket, lock or
-    thread.
+def process_context(preload: Callable[..., Any]) -> ForkServerContext | SpawnContext:
+    """Return the context of `multiprocessing` that starts processes which share nothing with this
+    one: no socket, lock or thread.
 
     They are forked from a fork server: a new program, which ends with the last of them. It has
     loaded what all of them need, and the module of `preload` if that is one of ours.

@@ -109,9 +109,8 @@ class _AttemptProgress(AbstractAsyncContextManager[ProgressBuffer]):
                 job_id=self._message.job_id,
                 error=str(error),
             )
-            if isinstance(
-                error, TemporarilyUnavailable
-            ):  # a note that is refused would be refused again
+            # Progress that the ledger refused for its content would be refused again.
+            if isinstance(error, TemporarilyUnavailable):
                 self._buffer.put_back(pending)
             return
         if is_recorded and pending.progress is not None:

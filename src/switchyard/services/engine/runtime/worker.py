@@ -38,10 +38,10 @@ from switchyard.services.engine.runtime.claims import Claims
 from switchyard.services.engine.runtime.execution import Executor
 from switchyard.services.engine.runtime.followups import FollowUpPublisher
 from switchyard.services.engine.runtime.handler_threads import HandlerThreads
+from switchyard.services.engine.runtime.heartbeats import keep_beating
 from switchyard.services.engine.runtime.permit_batching import PermitRequestBatcher
 from switchyard.services.engine.runtime.permits import PermitClient
 from switchyard.services.engine.runtime.runner import Runner
-from switchyard.services.engine.runtime.signs_of_life import keep_beating
 from switchyard.services.engine.runtime.suspect_slots import SuspectSlots
 from switchyard.services.engine.runtime.worker_commands import ControlListener
 from switchyard.services.engine.wings import missing_wings_hint

@@ -197,7 +197,7 @@ class Pruner:
     async def _archive_some(self, archiver: JobArchiver, report: RetentionReport) -> None:
         """Write a file of the collected jobs, as many as it holds, and remove these."""
         written, handled = await archiver.write(
-            self._to_archive, self._read_jobs, step=lambda: self._reading.size.rows
+            self._to_archive, self._read_jobs, batch_size=lambda: self._reading.size.rows
         )
         del self._to_archive[:handled]
         if written is not None:

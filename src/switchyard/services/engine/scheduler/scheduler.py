@@ -28,7 +28,7 @@ from switchyard.services.engine.ledger.leases import SCHEDULER
 from switchyard.services.engine.monitoring import metric_names as names
 from switchyard.services.engine.monitoring.metric_names import Metric, Samples
 from switchyard.services.engine.monitoring.metrics import Metrics, show_publishes
-from switchyard.services.engine.publishing.recorded import (
+from switchyard.services.engine.publishing.outbox import (
     RefusalLog,
     publish_recorded,
     without_paused,

@@ -123,7 +123,7 @@ class ScheduleRunner:
             except InvalidSchedule:
                 continue  # logged when it is due
             fire_at = with_jitter(entry.name, due, entry.jitter)
-            if entry.next_at > due and await self._ledger.schedules.decide_due(
+            if entry.next_at > due and await self._ledger.schedules.record_due(
                 entry, (), due, fire_at
             ):
                 moved.append(entry.name)
@@ -185,7 +185,7 @@ class ScheduleRunner:
             note = f"no scheduler was there for {late:,.0f} s: {why}"
             firings.append(Firing(name, first, FiringOutcome.MISSED, None, now, number, note))
         fire_at = with_jitter(name, passed.next_at, entry.jitter)
-        if not await self._ledger.schedules.decide_due(entry, firings, passed.next_at, fire_at):
+        if not await self._ledger.schedules.record_due(entry, firings, passed.next_at, fire_at):
             return  # another scheduler has decided, or the entry was changed
         if passed.missed is not None:
             self._log.warning("schedule missed", schedule=name, times=passed.missed[1])

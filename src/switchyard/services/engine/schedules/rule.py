@@ -26,7 +26,8 @@ replace one that has died."""
 MAX_COUNTED = 5_000
 """Due times that are examined one by one after a long time without a scheduler."""
 MAX_TRIED = 1_000
-"""Times that are skipped because they come twice: 60 minutes in autumn."""
+"""Times of a cron expression that are tried until one is later than asked for. In autumn an hour
+comes twice: 60 times of an expression that is due each minute."""
 
 
 class InvalidSchedule(InvalidInput):
@@ -132,7 +133,8 @@ class CronRule:
                 missed += 1
             if number >= MAX_COUNTED:
                 break
-        # Too many to be examined one by one: go on with those of the catch-up window.
+        # Too many to be examined one by one: all until the catch-up window count as missed, those
+        # in `fired`, too, and only that window's are examined.
         recent = self.after(max(now - CATCH_UP_WINDOW - jitter, since))
         rest = self.due_between(recent, now, jitter=jitter, grace=grace, name=name)
         return DueTimes(rest.fired, (first_missed, missed + len(fired)), rest.next_at)

@@ -88,7 +88,7 @@ class Schedules:
         record = await self._read(name)
         if record.paused_at is None:
             now = await self._now()
-            await self._ledger.schedules.pause_schedule(name, now, record.next_at, record.fire_at)
+            await self._ledger.schedules.set_pause(name, now, record.next_at, record.fire_at)
             record = replace(record, paused_at=now)
         return self._without_secrets(record)
 
@@ -101,7 +101,7 @@ class Schedules:
         if record.paused_at is not None:
             due = ScheduleEntry.from_record(record).rule().after(await self._now())
             fire_at = with_jitter(name, due, record.jitter)
-            await self._ledger.schedules.pause_schedule(name, None, due, fire_at)
+            await self._ledger.schedules.set_pause(name, None, due, fire_at)
             record = replace(record, paused_at=None, next_at=due, fire_at=fire_at)
         return self._without_secrets(record)
 

@@ -17,7 +17,7 @@ from switchyard.services.engine.identity.postgres import dsn, without_credential
 from switchyard.services.engine.ledger.sql.postgres_servers import (
     connection_options,
     is_demoted,
-    open_one,
+    open_connection,
 )
 from switchyard.services.pipeline.index.chunk_index import (
     ChunkIndex,
@@ -174,7 +174,7 @@ class PostgresStore:
                     min_size=0,
                     max_size=CONNECTIONS,
                     command_timeout=_TIMEOUT,
-                    connect=open_one,
+                    connect=open_connection,
                     reset=_reset_nothing,
                     **connection_options(),
                 )

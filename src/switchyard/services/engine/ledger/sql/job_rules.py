@@ -17,7 +17,7 @@ from switchyard.services.engine.records.results import (
     Claimed,
     ClaimResult,
     Finished,
-    HeldBy,
+    HeldByWorker,
     StillJoining,
     Superseded,
     Suspect,
@@ -69,7 +69,7 @@ def _decide_claim(row: JobRow | None, request: ClaimRequest) -> ClaimResult:
         if row.claim_id == request.claim_id:
             return Claimed(row.crashes, row.has_checkpoint, row.unended)  # its decision was lost
         if request.takeover_from is None or request.takeover_from != row.claim_id:
-            return HeldBy(row.worker_id or "", row.claim_id or "")
+            return HeldByWorker(row.worker_id or "", row.claim_id or "")
         if redriven:
             return Claimed(0, row.has_checkpoint)
         return Claimed(row.crashes + 1, row.has_checkpoint, row.unended + 1)

@@ -27,7 +27,7 @@ _EXAMPLE = "postgresql+asyncpg://USER:PASSWORD@HOST:5432,HOST:5432/DATABASE"
 
 
 def servers_of(url: str) -> tuple[str, ...]:
-    """Return the address for each host that it names; that of SQLite as it is.
+    """Return one address for each host that `url` names; an address of SQLite as it is.
 
     Raises LedgerMisconfigured where addresses differ in more than the host, or can't be read.
     """
@@ -79,7 +79,7 @@ def is_demoted(error: BaseException | None) -> bool:
     return getattr(error, "sqlstate", None) == _READ_ONLY
 
 
-async def open_one(address: str, **options: Any) -> Any:
+async def open_connection(address: str, **options: Any) -> Any:
     """Return a connection of asyncpg to that address; if it names several hosts, to the one that
     takes writes. `options` and errors are those of `asyncpg.connect` and `open_writable`."""
     import asyncpg

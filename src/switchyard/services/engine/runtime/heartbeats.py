@@ -19,7 +19,7 @@ async def keep_beating(
     began: asyncio.Event,
 ) -> NoReturn:
     """Call `beat` for ever. `began` is set when a job begins, even if it ends at once. The first
-    heartbeat follows one busy interval later, as the claim of the job was a sign of life itself.
+    heartbeat follows one busy interval later, as the claim of the job has told the ledger the same.
     Raises the errors of `beat`."""
     busy, idle = (beat_interval(takeover_after, idle=each) for each in (False, True))
     while True:

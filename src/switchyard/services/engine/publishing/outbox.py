@@ -1,5 +1,9 @@
-"""Record jobs that follow from others, and publish recorded jobs that are due. Each queue must
-exist: `jobs.topic` confirms a job without a queue as well, and passes it on to the dead letters."""
+"""Publish jobs that the ledger has recorded and the broker has not confirmed: the outbox.
+
+Also here: record jobs that follow from another, for the outbox, and make the letters of jobs that
+the broker never takes. Each queue must exist: `jobs.topic` confirms a job without a queue as well,
+and passes it on to the dead letters.
+"""
 
 from __future__ import annotations
 
@@ -144,8 +148,7 @@ async def publish_recorded(
 
 
 async def without_paused(ledger: Ledger, records: Sequence[JobRecord]) -> list[JobRecord]:
-    """Leave out jobs that a pause holds, and mark them `paused`. Raises
-    LedgerUnavailable."""
+    """Leave out jobs that a pause holds, and mark them `paused`. Raises LedgerUnavailable."""
     waiting = [record.id for record in records if record.state is not State.RUNNING]
     held = await ledger.pauses.hold(waiting, ledger.clock.time())
     return [record for record in records if record.id not in held]
@@ -163,7 +166,6 @@ class Destination(Protocol):
 
 
 def routed(job: Destination, message: JobMessage) -> Outgoing:
-    """Return the message with the queue in which it must arrive. Where that queue is known not to
-    be there, or to have no bindings yet, its publish ends as Unroutable, and nothing of it is on
-    the broker."""
+    """Return the message with the queue in which it must arrive. If that queue is known not to
+    exist, or to have no bindings yet, the message is not sent, and its result is Unroutable."""
     return Outgoing(message, job.routing_key, queue_name(job.lane, job.worker))
