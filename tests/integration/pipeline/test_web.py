@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, cast
 
@@ -26,6 +27,8 @@ from switchyard.services.pipeline.sources.web.robots import judge
 from switchyard.services.pipeline.sources.web.web_addresses import link_addresses, page_address
 from switchyard.services.pipeline.sources.web.web_fetcher import FetchedPage
 from switchyard.services.pipeline.text.web_page_text import read_page
+from switchyard.services.pipeline.workers.ingest import source_jobs
+from switchyard.services.pipeline.workers.ingest import web as ingest_web
 from switchyard.services.pipeline.workers.ingest.web import UnreadablePage, document_on_page
 from tests.integration.pipeline.conftest import Pipeline
 from tests.support import site as server
@@ -104,6 +107,29 @@ async def test_a_page_and_a_text_are_read_in_the_charset_that_their_server_names
     )
     assert found is not None
     assert found.text == "朱镕基"
+
+
+async def test_a_file_is_decoded_and_hashed_off_the_event_loop(
+    web: Pipeline, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be as large as any document."""
+    threads: dict[str, int] = {}
+    for module, name in ((ingest_web, "decode_text"), (source_jobs, "identify")):
+        monkeypatch.setattr(module, name, _noting_thread(getattr(module, name), threads))
+    site.pages["/paper"] = server.says(pdf(), "application/octet-stream")
+    site.pages["/notes.txt"] = server.says("Low water is at six. High water is at noon.")
+    for path in ("/paper", "/notes.txt"):
+        await web.one(JOB, at(site, path))
+    assert threads.keys() == {"decode_text", "identify"}
+    assert threading.get_ident() not in threads.values()
+
+
+def _noting_thread(function: Callable[..., Any], threads: dict[str, int]) -> Callable[..., Any]:
+    def noting(*arguments: Any) -> Any:
+        threads[function.__name__] = threading.get_ident()
+        return function(*arguments)
+
+    return noting
 
 
 async def test_a_page_that_is_as_it_was_is_not_sent_again(web: Pipeline, site: Site) -> None:

@@ -8,6 +8,7 @@ the job type's name.
 
 from __future__ import annotations
 
+import asyncio
 import random
 import re
 import sys
@@ -125,12 +126,7 @@ async def ingest_found(
     not come to an end. `asked_at` is the time of the request to the source, by the ledger's clock:
     content that another job has taken in since then may be newer.
     """
-    data = document.data if document.data is not None else document.text.encode("utf-8", "replace")
-    identity = (
-        identify(data, None)
-        if document.data is not None
-        else FileIdentity(content_hash(data), MARKDOWN, len(data))
-    )
+    data, identity = await asyncio.to_thread(_identify_content, document)
     content_mark = content_hash([identity.sha256, dict(document.metadata)])[:12]
     incoming = IncomingDocument(
         data,
@@ -167,6 +163,14 @@ async def ingest_found(
         source=source,
         updated=renewed and not resumed,
     )
+
+
+def _identify_content(document: FoundDocument) -> tuple[bytes, FileIdentity]:
+    """Return the content of a document, and what it is."""
+    if document.data is not None:
+        return document.data, identify(document.data, None)
+    data = document.text.encode("utf-8", "replace")
+    return data, FileIdentity(content_hash(data), MARKDOWN, len(data))
 
 
 def _slug(name: str) -> str:

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from switchyard.services.common.errors import PermanentError
 from switchyard.services.common.files.charset_choice import choose_charset
-from switchyard.services.common.files.charsets import charset_of
+from switchyard.services.common.files.charsets import Charset, charset_of
 from switchyard.services.common.files.errors import NotStored, UnsupportedDocument
 from switchyard.services.common.files.media_types import (
     IMAGES,
@@ -93,17 +93,12 @@ async def document_on_page(
 ) -> tuple[FoundDocument | None, WebText | None]:
     """Return a page as a document, None where nothing is readable; and its text, where it is HTML.
     Raises UnsupportedDocument, TimeoutError, MemoryError, ProcessCrashed."""
-    metadata: dict[str, Any] = {"url": page.url}
     kind = page.headers.get("content-type", "").lower()
     charset = charset_of(kind)
     if not is_html(page.body, kind):
-        chosen = await asyncio.to_thread(choose_charset, page.body, [charset])
-        body = text_as_utf8(page.body, chosen)
-        media = media_type_of(body, None)
-        name = page.url.rsplit("/", 1)[-1].partition("?")[0][:200] or page.url[:200]
-        if media == PDF or media in IMAGES:
-            return FoundDocument(id=url, title=name, data=page.body, metadata=metadata), None
-        return FoundDocument(id=url, title=name, text=decode_text(body), metadata=metadata), None
+        # It may be as large as any document: to decode that takes seconds.
+        return await asyncio.to_thread(_file_on_page, page, url, charset), None
+    metadata: dict[str, Any] = {"url": page.url}
     page_text = await ctx.in_process(
         read_page,
         page.body,
@@ -123,6 +118,16 @@ async def document_on_page(
     heading = "" if page_text.text.lstrip().startswith("# ") else f"# {title}\n\n"
     text = f"{heading}{page_text.text.strip()}\n"
     return FoundDocument(id=url, title=title, text=text, metadata=metadata), page_text
+
+
+def _file_on_page(page: FetchedPage, url: str, charset: Charset | None) -> FoundDocument:
+    metadata = {"url": page.url}
+    body = text_as_utf8(page.body, choose_charset(page.body, [charset]))
+    media = media_type_of(body, None)
+    name = page.url.rsplit("/", 1)[-1].partition("?")[0][:200] or page.url[:200]
+    if media == PDF or media in IMAGES:
+        return FoundDocument(id=url, title=name, data=page.body, metadata=metadata)
+    return FoundDocument(id=url, title=name, text=decode_text(body), metadata=metadata)
 
 
 def is_html(body: bytes, kind: str) -> bool:
