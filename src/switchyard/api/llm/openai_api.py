@@ -6,54 +6,34 @@ The model server gets all of the request's parameters, and the client all fields
 
 from __future__ import annotations
 
-import asyncio
-from contextlib import ExitStack
 from typing import Annotated, Any
 
-from fastapi import Depends, Path, Request, Response
+from fastapi import Depends, Path, Request
 
-from switchyard.api.http.event_stream import (
-    MEDIA_TYPE,
-)
-from switchyard.api.http.problems import OPENAI_PREFIX, JsonResponse, Problem, responses
+from switchyard.api.http.event_stream import MEDIA_TYPE
+from switchyard.api.http.problems import OPENAI_PREFIX, responses
 from switchyard.api.http.routing import Routes
-from switchyard.api.llm.key_limits import (
-    NO_RETRY,
-    CountedForRateLimit,
-    LimitsOf,
-    check_model_allowed,
-    limits_of,
-)
+from switchyard.api.llm.key_limits import CountedForRateLimit, LimitsOf, check_model_allowed
 from switchyard.api.llm.openai_chunks import ChunkWriter, text_chunks
 from switchyard.api.llm.openai_requests import (
+    OpenAiRun,
     OpenAiRunOptions,
-    admit_request,
-    answer_headers,
     check_model,
-    job_payload_of,
-    run_endpoint_request,
     run_options_of,
-    run_request,
     served_models,
     shows_usage_of,
-    start_stream,
 )
 from switchyard.api.llm.response_events import ResponseEventWriter
-from switchyard.api.middleware.access import StreamSlot, needs
+from switchyard.api.middleware.access import needs
 from switchyard.api.models import openai as models
 from switchyard.api.state import Shared
 from switchyard.broker import patterns
 from switchyard.services.engine.access.api_keys import Scope
-from switchyard.services.llm.endpoint_requests import NO_RESPONSES_SERVER
 from switchyard.services.llm.openai_form import (
     CHATS_URL,
     EMBEDDINGS_URL,
     RESPONSES_URL,
     TEXT_COMPLETIONS_URL,
-    completion_of,
-    embeddings_of,
-    response_of,
-    text_completion_of,
 )
 
 router = Routes(prefix=OPENAI_PREFIX.rstrip("/"), tags=["openai"])
@@ -118,30 +98,12 @@ async def create_chat_completion(
     """Answer a chat, as OpenAI's API does. A client that hangs up cancels its request. Errors have
     OpenAI's form, too."""
     chat = {"messages": body.messages}
-    slot = StreamSlot(request)  # before it counts: a request without a slot uses nothing up
-    with ExitStack() as cleanup:
-        cleanup.callback(slot.leave)
-        admitted_request = await admit_request(body, chat, state, request)
-        payload = job_payload_of(CHATS_URL, body, chat, run_options)
-        if not body.stream:
-            result = await run_request(
-                "chat_completion", payload, run_options, state, request, admitted_request
-            )
-            if result is None:
-                return Response()  # nobody reads it
-            headers = answer_headers(result, state.settings)
-            return JsonResponse(completion_of(result), headers=headers)
-
-        def make_writer(job_id: str) -> ChunkWriter:
-            return ChunkWriter(job_id, body.model, shows_usage=shows_usage_of(body))
-
-        stream = await start_stream(
-            CHATS_URL, payload, run_options, state, request, slot, admitted_request, make_writer
-        )
-        if stream is None:
-            return Response()  # nobody reads it
-        cleanup.pop_all()
-    return stream
+    run = OpenAiRun(CHATS_URL, body, chat, run_options, state, request)
+    if not body.stream:
+        return await run.answer()
+    return await run.stream(
+        lambda job_id: ChunkWriter(job_id, body.model, shows_usage=shows_usage_of(body))
+    )
 
 
 @router.post(
@@ -161,12 +123,7 @@ async def create_embeddings(
 ) -> Any:
     """Compute the vectors of texts, as OpenAI's API does."""
     texts = {"input": body.input}
-    result = await run_endpoint_request(EMBEDDINGS_URL, body, texts, run_options, state, request)
-    if result is None:
-        return Response()  # nobody reads it
-    is_packed = body.encoding_format == "base64"
-    answer = await asyncio.to_thread(embeddings_of, result, is_packed=is_packed)
-    return JsonResponse(answer, headers=answer_headers(result, state.settings))
+    return await OpenAiRun(EMBEDDINGS_URL, body, texts, run_options, state, request).answer()
 
 
 @router.post(
@@ -190,17 +147,10 @@ async def create_completion(
 ) -> Any:
     """Continue a text, as OpenAI's older API does."""
     texts = {"prompt": body.prompt}
-    result = await run_endpoint_request(
-        TEXT_COMPLETIONS_URL, body, texts, run_options, state, request
-    )
-    if result is None:
-        return Response()  # nobody reads it
-    headers = answer_headers(result, state.settings)
-    answer = text_completion_of(result)
+    run = OpenAiRun(TEXT_COMPLETIONS_URL, body, texts, run_options, state, request)
     if not body.stream:
-        return JsonResponse(answer, headers=headers)
-    chunks = text_chunks(answer, shows_usage=shows_usage_of(body))
-    return Response(b"".join(chunks), headers=headers, media_type=MEDIA_TYPE)
+        return await run.answer()
+    return await run.answer(lambda answer: text_chunks(answer, shows_usage=shows_usage_of(body)))
 
 
 @router.post(
@@ -223,48 +173,9 @@ async def create_response(
     run_options: Annotated[OpenAiRunOptions, Depends(run_options_of)],
 ) -> Any:
     """Answer as OpenAI's Responses API does, through a server that has it."""
-    check_model_allowed(limits_of(request), body.model)
-    check_model(state.settings, body.model)
-    if not any(x.responses and x.serves(body.model) for x in state.settings.llm_servers):
-        code = "responses_not_supported"
-        raise Problem("unknown-model", NO_RESPONSES_SERVER, headers=NO_RETRY, error_code=code)
-    request_input = {"input": body.input}
-    if body.stream:
-        return await _stream_response(body, request_input, state, request, run_options)
-    result = await run_endpoint_request(
-        RESPONSES_URL, body, request_input, run_options, state, request
-    )
-    if result is None:
-        return Response()  # nobody reads it
-    return JsonResponse(response_of(result), headers=answer_headers(result, state.settings))
-
-
-async def _stream_response(
-    body: models.ResponsesBody,
-    request_input: dict[str, Any],
-    state: Shared,
-    request: Request,
-    run_options: OpenAiRunOptions,
-) -> Response:
-    slot = StreamSlot(request)
-    with ExitStack() as cleanup:
-        cleanup.callback(slot.leave)
-        admitted_request = await admit_request(body, request_input, state, request)
-        payload = job_payload_of(RESPONSES_URL, body, request_input, run_options)
-        stream = await start_stream(
-            RESPONSES_URL,
-            payload,
-            run_options,
-            state,
-            request,
-            slot,
-            admitted_request,
-            ResponseEventWriter,
-        )
-        if stream is None:
-            return Response()  # nobody reads it
-        cleanup.pop_all()
-    return stream
+    items = {"input": body.input}
+    run = OpenAiRun(RESPONSES_URL, body, items, run_options, state, request)
+    return await run.stream(ResponseEventWriter) if body.stream else await run.answer()
 
 
 @router.get(

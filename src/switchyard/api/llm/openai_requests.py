@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack, aclosing, closing
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol, TypeVar
 
 import structlog
-from fastapi import Header, Request
+from fastapi import Header, Request, Response
 
 from switchyard.api.engine.job_publishing import IdempotencyKey
 from switchyard.api.engine.jobs import cancel_job
 from switchyard.api.http.event_stream import (
     HEARTBEAT,
+    MEDIA_TYPE,
     EventStream,
     wait_for_disconnect,
 )
-from switchyard.api.http.problems import Problem
+from switchyard.api.http.problems import JsonResponse, Problem
 from switchyard.api.llm.key_limits import (
     NO_RETRY,
     AdmittedRequest,
@@ -37,13 +38,17 @@ from switchyard.services.common.settings import Settings
 from switchyard.services.engine.records.errors import LedgerError
 from switchyard.services.engine.records.results import JobRecord
 from switchyard.services.llm.answer_follower import LlmText
+from switchyard.services.llm.endpoint_requests import NO_RESPONSES_SERVER
 from switchyard.services.llm.llm_queue import LLMQueue, LlmResult, LlmStatus, result_of
 from switchyard.services.llm.openai_form import (
     EMBEDDINGS_URL,
     ENDPOINTS,
     REFUSALS,
+    RESPONSES_URL,
     answer_of,
 )
+
+Published = TypeVar("Published")
 
 MAX_EXPIRES_IN = 7 * 24 * 3600.0
 """Maximum of X-Job-Expires-In, in seconds."""
@@ -122,83 +127,209 @@ async def run_options_of(
     )
 
 
-def _queue_of(state: ApiState) -> LLMQueue:
-    """Return the queue of requests in OpenAI's form, which asks servers itself while nothing waits
-    where JOBS_LLM_DIRECT_CALLS says so. Raises Problem as `request_queue` does."""
-    return state.direct_first or request_queue(state)
+class StreamWriter(Protocol):
+    """Writes the stream of one answer."""
+
+    def text(self, piece: LlmText) -> Iterator[bytes]:
+        """Write a piece that has come, if it follows the pieces before it."""
+        ...
+
+    def end(self, answer: Mapping[str, Any]) -> Iterator[bytes]:
+        """Write the part of the complete answer that is not written yet, and the end."""
+        ...
+
+    def error(self, problem: Problem) -> bytes:
+        """Write the error that ends a stream that has begun."""
+        ...
 
 
-# --- the whole answer -----------------------------------------------------------------------------
+class OpenAiRun:
+    """One request of `/v1`, run as a job."""
+
+    def __init__(
+        self,
+        url: str,
+        body: RequestBody,
+        inputs: Mapping[str, Any],
+        options: OpenAiRunOptions,
+        state: ApiState,
+        request: Request,
+    ) -> None:
+        """Take the request to the endpoint `url`; `inputs` has its messages, texts or items."""
+        self._url = url
+        self._body = body
+        self._fields = {**(body.model_extra or {}), "model": body.model, **inputs}
+        self._options = options
+        self._state = state
+        self._request = request
+        # It asks servers itself while no job waits, where JOBS_LLM_DIRECT_CALLS says so.
+        self._queue: LLMQueue = state.direct_first or request_queue(state)
+
+    async def answer(
+        self, chunks_of: Callable[[dict[str, Any]], Iterable[bytes]] | None = None
+    ) -> Response:
+        """Wait for the answer, and return it; with `chunks_of`, as a stream of these chunks. If the
+        client has gone, cancel the job. Raises Problem."""
+        with StreamSlot(self._request):  # taken first: a request without a slot uses nothing up
+            submitted, admitted = await self._publish(self._queue.open_request)
+            job_id = submitted.job_id
+            with closing(submitted):
+                ending = asyncio.create_task(
+                    submitted.wait_for_end(timeout=self._options.expires_in)
+                )
+                if not await self._ends_while_connected(ending, job_id):
+                    return Response()  # nobody reads it
+            result = await self._result_of(await ending, job_id, admitted)
+        headers = answer_headers(result, self._state.settings)
+        if isinstance(self._body, models.EmbeddingsBody):  # vectors take long to encode
+            form = {"encoding_format": self._body.encoding_format}
+            vectors = await asyncio.to_thread(answer_of, self._url, form, result)
+            return JsonResponse(vectors, headers=headers)
+        answer = answer_of(self._url, {}, result)
+        if chunks_of is None:
+            return JsonResponse(answer, headers=headers)
+        return Response(b"".join(chunks_of(answer)), headers=headers, media_type=MEDIA_TYPE)
+
+    async def stream(self, make_writer: Callable[[str], StreamWriter]) -> Response:
+        """Return the stream once its first event has come, so that a request that fails before is
+        answered with an error. `make_writer` gets the job's id. Raises Problem."""
+        async with AsyncExitStack() as cleanup:
+            slot = StreamSlot(self._request)  # taken first: a request without one uses nothing up
+            cleanup.callback(slot.leave)
+            answer_stream, admitted = await self._publish(self._queue.open_stream)
+            cleanup.callback(answer_stream.close)
+            job_id = answer_stream.job_id
+            headers = {"X-Job-Id": job_id}
+            ending = self._queue.wait_for_end(job_id, timeout=self._options.expires_in)
+            heartbeat = self._state.settings.api_heartbeat
+            events = answer_stream.follow(ending, heartbeat=heartbeat)
+            cleanup.push_async_callback(events.aclose)
+            first_event = asyncio.create_task(_next_event(events))
+            if not await self._ends_while_connected(first_event, job_id):
+                return Response()  # nobody reads it
+            first = await first_event
+            if isinstance(first, JobRecord):
+                result = await self._result_of(first, job_id, admitted)
+                headers = answer_headers(result, self._state.settings)
+            cleanup.pop_all()
+        frames = self._frames(job_id, make_writer(job_id), _with_first(first, events), admitted)
+
+        def close() -> None:
+            answer_stream.close()
+            slot.leave()
+
+        return EventStream(frames, closing=close, headers=headers)
+
+    async def _publish(
+        self, publish: Callable[..., Awaitable[Published]]
+    ) -> tuple[Published, AdmittedRequest]:
+        """Admit the request, and publish its job by `publish`, a method of the queue."""
+        admitted = await self._admit()
+        endpoint, arguments = ENDPOINTS[self._url], self._options.queue_arguments
+        payload = endpoint.payload(self._fields, fresh=self._options.is_fresh)
+        async with admitted.returned_on_error():
+            with translate_refusals():
+                return await publish(endpoint.job_type, payload, **arguments), admitted
+
+    async def _result_of(
+        self, record: JobRecord | None, job_id: str, admitted: AdmittedRequest
+    ) -> LlmResult:
+        """Return the result of the job, and charge the key the tokens used. Raises Problem if the
+        request has ended or expired without an answer."""
+        if record is None:
+            result = LlmResult(job_id, LlmStatus.WAITING)
+        else:
+            result = result_of(record, self._state.ledger.clock.time())
+        await admitted.settle(result.result)
+        check_answered(result)
+        return result
+
+    async def _admit(self) -> AdmittedRequest:
+        """Check that a server has the model and the endpoint, and count the request against the
+        limits of its key. Raises Problem (403, 404, 429)."""
+        model, settings = self._body.model, self._state.settings
+        check_model_allowed(limits_of(self._request), model)
+        check_model(settings, model, embeds=self._url == EMBEDDINGS_URL)
+        if self._url == RESPONSES_URL and not any(
+            each.responses and each.serves(model) for each in settings.llm_servers
+        ):
+            code = "responses_not_supported"
+            raise Problem("unknown-model", NO_RESPONSES_SERVER, headers=NO_RETRY, error_code=code)
+        return await admit(self._state, self._request, body=self._fields)
+
+    async def _ends_while_connected(self, ending: asyncio.Task[Any], job_id: str) -> bool:
+        """Wait for a task. If the client disconnects first, end the task and, unless it runs in the
+        background, the job, and return False."""
+        disconnect = asyncio.create_task(wait_for_disconnect(self._request.receive))
+        try:
+            await asyncio.wait((ending, disconnect), return_when=asyncio.FIRST_COMPLETED)
+            is_done = ending.done()
+        finally:
+            await end_tasks(disconnect)
+            if not ending.done():
+                await end_tasks(ending)
+        if not is_done:
+            await self._abandon(job_id)
+        return is_done
+
+    async def _abandon(self, job_id: str) -> None:
+        """Cancel the job of a client that has gone, unless it runs in the background."""
+        if self._options.is_background:
+            return
+        try:
+            await cancel_job(self._state, job_id)
+        except (Problem, LedgerError) as error:
+            structlog.get_logger("api").info("request not cancelled", job_id=job_id, why=str(error))
+
+    async def _frames(
+        self,
+        job_id: str,
+        writer: StreamWriter,
+        events: AsyncGenerator[LlmText | JobRecord | None, None],
+        admitted: AdmittedRequest,
+    ) -> AsyncGenerator[bytes, None]:
+        is_ended = False
+        record: JobRecord | None = None
+        try:
+            async with aclosing(events):
+                async for each in events:
+                    if each is None:
+                        yield HEARTBEAT
+                    elif isinstance(each, LlmText):
+                        for frame in writer.text(each):
+                            yield frame
+                    else:
+                        record = each
+            is_ended = True
+            result = await self._result_of(record, job_id, admitted)
+            for frame in writer.end(answer_of(self._url, {}, result)):
+                yield frame
+        except LedgerError as error:
+            structlog.get_logger("api").warning("stream ended without answer", error=str(error))
+            is_ended = True
+            yield writer.error(
+                Problem("ledger-away", "ask again: a stored answer is not paid again")
+            )
+        except Problem as problem:
+            yield writer.error(problem)
+        finally:
+            if not is_ended:
+                await self._abandon(job_id)
 
 
-async def run_request(
-    job_type: str,
-    payload: Mapping[str, Any],
-    run_options: OpenAiRunOptions,
-    state: ApiState,
-    request: Request,
-    admitted_request: AdmittedRequest,
-) -> LlmResult | None:
-    """Run a request, and return its result; None when the client has gone. Raises Problem."""
-    queue = _queue_of(state)
-    async with admitted_request.returned_on_error():
-        with translate_refusals():
-            submitted = await queue.open_request(job_type, payload, **run_options.queue_arguments)
-    job_id = submitted.job_id
-    with closing(submitted):
-        ending = asyncio.create_task(submitted.wait_for_end(timeout=run_options.expires_in))
-        if not await _ends_while_connected(request, ending):
-            await _abandon(state, job_id, run_options)
-            return None
-    result = _to_result(await ending, job_id, state)
-    await admitted_request.settle(result.result)
-    check_answered(result)
-    return result
+async def _next_event(
+    events: AsyncGenerator[LlmText | JobRecord | None, None],
+) -> LlmText | JobRecord | None:
+    return await anext(events, None)
 
 
-async def run_endpoint_request(
-    url: str,
-    body: models.EmbeddingsBody | models.CompletionRequest | models.ResponsesBody,
-    question: Mapping[str, Any],
-    run_options: OpenAiRunOptions,
-    state: ApiState,
-    request: Request,
-) -> LlmResult | None:
-    """Run a request to an endpoint other than chats, as `run_request` does."""
-    with StreamSlot(request):  # before it counts: a request without a slot uses nothing up
-        admitted_request = await admit_request(
-            body, question, state, request, embeds=url == EMBEDDINGS_URL
-        )
-        payload = job_payload_of(url, body, question, run_options)
-        return await run_request(
-            ENDPOINTS[url].job_type, payload, run_options, state, request, admitted_request
-        )
-
-
-async def admit_request(
-    body: RequestBody,
-    question: Mapping[str, Any],
-    state: ApiState,
-    request: Request,
-    *,
-    embeds: bool = False,
-) -> AdmittedRequest:
-    """Check that a server has the model, and count the request against the limits of its key.
-    Raises Problem (403, 404, 429)."""
-    check_model_allowed(limits_of(request), body.model)
-    check_model(state.settings, body.model, embeds=embeds)
-    fields = {**(body.model_extra or {}), "model": body.model, **question}
-    return await admit(state, request, body=fields)
-
-
-def job_payload_of(
-    url: str,
-    body: RequestBody,
-    question: Mapping[str, Any],
-    run_options: OpenAiRunOptions,
-) -> dict[str, Any]:
-    fields = {"model": body.model, **question, **(body.model_extra or {})}
-    return ENDPOINTS[url].payload(fields, fresh=run_options.is_fresh)
+async def _with_first(
+    first: LlmText | JobRecord | None, events: AsyncGenerator[LlmText | JobRecord | None, None]
+) -> AsyncGenerator[LlmText | JobRecord | None, None]:
+    yield first
+    async with aclosing(events):
+        async for each in events:
+            yield each
 
 
 def shows_usage_of(body: models.ChatCompletionRequest | models.CompletionRequest) -> bool:
@@ -236,161 +367,6 @@ def check_answered(result: LlmResult) -> None:
             if code is None:
                 raise Problem("model-failed", error, headers=headers)
             raise Problem("model-refused", error, headers=headers, error_code=code)
-
-
-def _to_result(record: JobRecord | None, job_id: str, state: ApiState) -> LlmResult:
-    if record is None:
-        return LlmResult(job_id, LlmStatus.WAITING)
-    return result_of(record, state.ledger.clock.time())
-
-
-async def _ends_while_connected(request: Request, result: asyncio.Task[Any]) -> bool:
-    """Wait for a result. If the client disconnects first, cancel the task and return False."""
-    disconnect = asyncio.create_task(wait_for_disconnect(request.receive))
-    try:
-        await asyncio.wait((result, disconnect), return_when=asyncio.FIRST_COMPLETED)
-        return result.done()
-    finally:
-        await end_tasks(disconnect)
-        if not result.done():
-            await end_tasks(result)
-
-
-async def _abandon(state: ApiState, job_id: str, run_options: OpenAiRunOptions) -> None:
-    """Cancel the request of a client that has gone, unless it runs in the background."""
-    if run_options.is_background:
-        return
-    try:
-        await cancel_job(state, job_id)
-    except (Problem, LedgerError) as error:
-        structlog.get_logger("api").info("request not cancelled", job_id=job_id, why=str(error))
-
-
-# --- the answer as it is written ------------------------------------------------------------------
-
-
-class StreamWriter(Protocol):
-    """Writes the stream of one answer."""
-
-    def text(self, piece: LlmText) -> Iterator[bytes]:
-        """Write a piece that has come, if it follows the pieces before it."""
-        ...
-
-    def end(self, answer: Mapping[str, Any]) -> Iterator[bytes]:
-        """Write the part of the complete answer that is not written yet, and the end."""
-        ...
-
-    def error(self, problem: Problem) -> bytes:
-        """Write the error that ends a stream that has begun."""
-        ...
-
-
-async def start_stream(
-    url: str,
-    payload: Mapping[str, Any],
-    run_options: OpenAiRunOptions,
-    state: ApiState,
-    request: Request,
-    slot: StreamSlot,
-    admitted_request: AdmittedRequest,
-    make_writer: Callable[[str], StreamWriter],
-) -> EventStream | None:
-    """Return the stream once its first event has come, so that a request that fails before is
-    answered with an error; None when the client has gone. `make_writer` gets the job's id. Raises
-    Problem."""
-    queue = _queue_of(state)
-    job_type = ENDPOINTS[url].job_type
-    async with admitted_request.returned_on_error():
-        with translate_refusals():
-            answer_stream = await queue.open_stream(
-                job_type, payload, **run_options.queue_arguments
-            )
-    job_id = answer_stream.job_id
-    headers = {"X-Job-Id": job_id}
-    ending = queue.wait_for_end(job_id, timeout=run_options.expires_in)
-    events = answer_stream.follow(ending, heartbeat=state.settings.api_heartbeat)
-    async with AsyncExitStack() as cleanup:
-        cleanup.callback(answer_stream.close)
-        cleanup.push_async_callback(events.aclose)
-        first_event = asyncio.create_task(_next_event(events))
-        if not await _ends_while_connected(request, first_event):
-            await _abandon(state, job_id, run_options)
-            return None
-        first = await first_event
-        if isinstance(first, JobRecord):
-            result = _to_result(first, job_id, state)
-            await admitted_request.settle(first.result)
-            check_answered(result)
-            headers = answer_headers(result, state.settings)
-        cleanup.pop_all()
-    frames = _stream_frames(
-        url,
-        state,
-        job_id,
-        make_writer(job_id),
-        _with_first(first, events),
-        run_options,
-        admitted_request,
-    )
-
-    def close() -> None:
-        answer_stream.close()
-        slot.leave()
-
-    return EventStream(frames, closing=close, headers=headers)
-
-
-async def _next_event(
-    events: AsyncGenerator[LlmText | JobRecord | None, None],
-) -> LlmText | JobRecord | None:
-    return await anext(events, None)
-
-
-async def _with_first(
-    first: LlmText | JobRecord | None, events: AsyncGenerator[LlmText | JobRecord | None, None]
-) -> AsyncGenerator[LlmText | JobRecord | None, None]:
-    yield first
-    async with aclosing(events):
-        async for each in events:
-            yield each
-
-
-async def _stream_frames(
-    url: str,
-    state: ApiState,
-    job_id: str,
-    writer: StreamWriter,
-    events: AsyncGenerator[LlmText | JobRecord | None, None],
-    run_options: OpenAiRunOptions,
-    admitted_request: AdmittedRequest,
-) -> AsyncGenerator[bytes, None]:
-    is_ended = False
-    record: JobRecord | None = None
-    try:
-        async with aclosing(events):
-            async for each in events:
-                if each is None:
-                    yield HEARTBEAT
-                elif isinstance(each, LlmText):
-                    for frame in writer.text(each):
-                        yield frame
-                else:
-                    record = each
-        is_ended = True
-        result = _to_result(record, job_id, state)
-        await admitted_request.settle(result.result)
-        check_answered(result)
-        for frame in writer.end(answer_of(url, {}, result)):
-            yield frame
-    except LedgerError as error:
-        structlog.get_logger("api").warning("stream ended without answer", error=str(error))
-        is_ended = True
-        yield writer.error(Problem("ledger-away", "ask again: a stored answer is not paid again"))
-    except Problem as problem:
-        yield writer.error(problem)
-    finally:
-        if not is_ended:
-            await _abandon(state, job_id, run_options)
 
 
 # --- the models --------------------------------------------------------------------------------
