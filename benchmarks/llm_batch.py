@@ -33,6 +33,9 @@ class Machine:
     as where others wait in a queue."""
     cut: float = 0.0
     """Part of the answers whose connection ends in the middle, 0 to 1."""
+    marks_cuts: bool = False
+    """Whether the stream of a cut answer ends with `[DONE]`, though without a `finish_reason`, as
+    that of llama-cpp-python's server does."""
     scale: float = 1.0
     """How many of its seconds go by in a real one."""
 

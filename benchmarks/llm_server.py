@@ -189,7 +189,7 @@ class App:
             made += step
             if answer.is_interrupted or (cut_at is not None and made >= cut_at):
                 self.counts.cut += 1
-                await answer.cut()
+                await answer.cut(marked=self.machine.marks_cuts)
                 return
             await answer.token(made)
         await answer.end()
@@ -262,8 +262,11 @@ class _Answer:
             await self._event(self._envelope("chat.completion.chunk", []) | {"usage": usage})
         await self._send(b"data: [DONE]\n\n", more=False)
 
-    async def cut(self) -> None:
-        """End the connection in the middle of the body."""
+    async def cut(self, *, marked: bool) -> None:
+        """End a stream with its mark, or the connection in the middle of the body."""
+        if marked and self.streams:
+            await self._send(b"data: [DONE]\n\n", more=False)
+            return
         if not self.streams:
             await _start(self.send, 200, {"content-length": "100000"})
         raise ConnectionError("cut on purpose")

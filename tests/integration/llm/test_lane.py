@@ -134,13 +134,14 @@ async def test_a_rule_sees_how_fast_the_server_is_and_what_it_says_holds(
         assert min(window.timed, window.first_token, window.per_token, window.rate) > 0
 
 
-@pytest.mark.parametrize("bears", [1, 2])
+@pytest.mark.parametrize(("bears", "marks_cuts"), [(1, False), (2, False), (1, True)])
 async def test_a_small_server_that_cuts_answers_costs_no_attempt(
-    plain_ledger: Ledger, bears: int
+    plain_ledger: Ledger, bears: int, marks_cuts: bool
 ) -> None:
     """As a server does that takes one request at a time, and drops it for the next: the rule of
     old had 16 of 20 questions dead after 57 calls."""
-    with serving(Machine(tokens=40, scale=10, bears=bears)) as (url, app):
+    machine = Machine(tokens=40, scale=10, bears=bears, marks_cuts=marks_cuts)
+    with serving(machine) as (url, app):
         attempts = list[RetryableError]()
 
         async def answered(lane: ModelClient, question: str) -> None:

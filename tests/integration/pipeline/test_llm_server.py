@@ -19,6 +19,7 @@ from switchyard.services.llm.completion_reader import Completion
 from switchyard.services.llm.llm_errors import (
     InvalidLlmResponse,
     LlmContextTooLong,
+    LlmCut,
     LlmRefused,
     LlmUnavailable,
 )
@@ -160,6 +161,22 @@ async def test_the_regular_end_of_a_stream_is_the_end_of_its_answer(
     llm.next(server.streams({"content": "Water."}, each_reason="", reason=None, end=end))
     answer = await ask(asking)
     assert (answer.text, answer.finish_reason, answer.is_complete) == ("Water.", None, True)
+
+
+async def test_an_answer_without_a_reason_is_cut_where_the_server_gives_one(
+    llm: LlmServer, asking: Settings
+):
+    """llama-cpp-python's server drops an answer for the next request, and ends it with the mark."""
+    (one,) = asking.llm_servers
+    async with ServerClient.connect(one, 5) as client:
+        await client.ask(ASKED, timeout=10)
+        learned = client.learned
+    dropped = server.streams({"content": "Wat"}, reason=None)
+    async with ServerClient.connect(one, 5) as another:
+        another.adopt(learned)
+        llm.next(dropped)
+        with pytest.raises(LlmCut, match="ends in the middle"):
+            await another.ask(ASKED, timeout=10, on_text=lambda _: None)
 
 
 async def test_the_servers_own_reason_is_enough_for_the_end(llm: LlmServer, asking: Settings):

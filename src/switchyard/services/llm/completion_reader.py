@@ -151,6 +151,10 @@ class CompletionReader:
     model_api: ModelApi = field(default_factory=ModelApi)
     """The API of the server."""
     end_timeout: float = END_TIMEOUT
+    ends_with_reason: bool = False
+    """Whether this server is known to say why an answer has ended: then one without a reason was
+    cut, whatever its stream ends with. llama-cpp-python's server drops an answer for the next
+    request, and closes its stream with `[DONE]`."""
     _has_passed_on: bool = False
     _half_pair: str = ""
     """The first half of a surrogate pair, whose other half comes with the next piece."""
@@ -212,7 +216,7 @@ class CompletionReader:
         if self._finish_reason is None:
             if not (self._chunks or self._refusals):
                 raise EmptyLlmAnswer("the model server's answer is empty")
-            if not self._has_end_mark:
+            if self.ends_with_reason or not self._has_end_mark:
                 raise LlmCut("the model server's answer ends in the middle")
         return self._completion()
 

@@ -51,14 +51,15 @@ _LEARNED: Mapping[str, tuple[str | None, tuple[object, ...]]] = {
     "sends_stream_options": (None, (True, False)),
     "schema_format": ("is_schema_fixed", SCHEMA_FORMATS),
     "streams": ("is_stream_fixed", (True, False)),
+    "ends_with_reason": (None, (True, False)),
 }
-"""The fields that a server's refusals change. Each has the field that says whether the settings fix
-it, and its possible values."""
+"""The fields that a server's refusals and answers change. Each has the field that says whether the
+settings fix it, and its possible values."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """How the parameters of a question are sent to one server and model."""
+    """How the parameters of a question are sent to one server and model, and how it answers."""
 
     max_tokens_name: str | None = None
     """The parameter that limits the length of an answer; None: as the question names it."""
@@ -71,6 +72,9 @@ class Parameters:
     is_schema_fixed: bool = False
     streams: bool = True
     is_stream_fixed: bool = False
+    ends_with_reason: bool = False
+    """Whether the server has said of an answer why it ended (`finish_reason`): then a stream
+    without a reason was cut, also if it ends with `[DONE]`."""
     left_out: tuple[str, ...] = ()
     extra_body: Mapping[str, Any] = field(default_factory=dict, hash=False, compare=False)
 
@@ -92,8 +96,8 @@ class Parameters:
         )
 
     def learned(self, server: str) -> str:
-        """Return what the refusals of a server have shown, as JSON to be stored for other
-        processes. `server` identifies server and model."""
+        """Return what the refusals and answers of a server have shown, as JSON that is stored for
+        other processes. `server` identifies server and model."""
         values = {name: getattr(self, name) for name in _LEARNED}
         return json.dumps({"server": server, **values}, sort_keys=True)
 

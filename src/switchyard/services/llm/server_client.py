@@ -104,8 +104,8 @@ class ServerClient:
 
     @property
     def learned(self) -> str:
-        """The parameters learned from the server's refusals, as text for other processes; empty if
-        nothing was learned."""
+        """The parameters learned from the server's refusals and answers, as text for other
+        processes; empty if nothing was learned."""
         if self._parameters == self._configured_parameters:
             return ""
         return self._parameters.learned(self._server_id)
@@ -249,6 +249,8 @@ class ServerClient:
                 tried.add(parameters)
                 is_clear = is_clear and Parameters.is_clear(error)
             else:
+                if response.answer.finish_reason is not None:
+                    parameters = replace(parameters, ends_with_reason=True)
                 self._remember(parameters, is_clear)
                 return response
 
@@ -270,7 +272,13 @@ class ServerClient:
         import openai
 
         reader = CompletionReader(
-            self.model, on_text, restart, self._starts_in_reasoning, keep_all, self._model_api
+            self.model,
+            on_text,
+            restart,
+            self._starts_in_reasoning,
+            keep_all,
+            self._model_api,
+            ends_with_reason=self._parameters.ends_with_reason,
         )
         async with await self._api.post(
             self._model_api.path,
