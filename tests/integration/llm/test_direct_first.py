@@ -10,8 +10,10 @@ from typing import Any
 import openai
 import pytest
 
+from switchyard.services.engine.monitoring.lane_pressure import LanePressure, QueueDepth
 from switchyard.services.engine.records.results import JobRecord
-from switchyard.services.engine.records.states import State
+from switchyard.services.engine.records.states import Pressure, State
+from switchyard.services.llm.ledger import LlmLedger
 from tests.support.api_server import client_of, connected, serving
 from tests.support.eventually import eventually
 from tests.support.llm_server import ANSWER, MODEL, LlmServer, answers, fails
@@ -20,6 +22,7 @@ from tests.support.system import System
 
 CHAT: Any = [{"role": "user", "content": "What is a tide?"}]
 OTHER: Any = [{"role": "user", "content": "What is an ebb?"}]
+THIRD: Any = [{"role": "user", "content": "What is a flood?"}]
 WAITING = {"messages": [{"role": "user", "content": "I was first"}]}
 
 
@@ -77,6 +80,66 @@ async def test_beyond_their_number_requests_wait_in_the_lanes(
         assert (await second).choices[0].message.content == ANSWER
         until.set()
         assert (await first).choices[0].message.content == "the first"
+
+
+async def test_while_one_waits_for_a_slot_further_requests_wait_in_the_lanes(
+    system: System, llm: LlmServer
+) -> None:
+    (own,) = system.settings.llm_servers
+    given = {"llm_providers": (own.model_copy(update={"max_calls": 1}),), "llm_direct_calls": 3}
+    until = threading.Event()
+    llm.next(held(until, answers("the first")))
+    async with serving(system.settings, **given) as api, client_of(api) as client:
+        await connected(api)
+        asking = [asyncio.create_task(ask(client))]
+        await eventually(lambda: llm.requests, what="the first call")
+        asking.append(asyncio.create_task(ask(client, OTHER)))
+        slots = LlmLedger(system.ledger).slots
+
+        async def one_waits() -> bool:
+            return any(each.state.hot_waits_until for each in await slots.llm_servers())
+
+        await eventually(one_waits, what="a call that waits for a slot")
+        asking.append(asyncio.create_task(ask(client, THIRD)))
+        await system.wait_until_ready("hot.llm", 1)
+        until.set()
+        await asyncio.gather(*asking[:2])
+        await system.start_worker("llm")
+        await asking[2]
+
+
+@pytest.mark.parametrize(
+    "depth",
+    [
+        None,
+        QueueDepth("hot.llm", None, 0, 1000, Pressure.OK),
+        QueueDepth("hot.llm", 0, 0, 1000, Pressure.OK, put_off=1),
+    ],
+    ids=["unknown", "no queue", "put off"],
+)
+async def test_where_jobs_may_wait_outside_the_lane_or_are_not_counted_requests_take_it(
+    system: System, llm: LlmServer, monkeypatch: pytest.MonkeyPatch, depth: QueueDepth | None
+) -> None:
+    async def get_soon(self: LanePressure, queue: str) -> QueueDepth | None:
+        return depth
+
+    monkeypatch.setattr(LanePressure, "get_soon", get_soon)
+    async with serving(system.settings, llm_direct_calls=2) as api, client_of(api) as client:
+        await connected(api)
+        asking = asyncio.create_task(ask(client))
+        await system.wait_until_ready("hot.llm", 1)
+        await system.start_worker("llm")
+        await asking
+
+
+async def test_requests_in_the_services_own_form_take_the_lanes(
+    system: System, llm: LlmServer
+) -> None:
+    async with serving(system.settings, llm_direct_calls=2) as api:
+        await connected(api)
+        await api.client.post("/llm/requests", json={"payload": WAITING})
+        await system.wait_until_ready("hot.llm", 1)
+        assert llm.requests == []
 
 
 async def test_what_must_be_asked_again_is_asked_by_a_worker(

@@ -72,7 +72,7 @@ class DirectFirstRequests:
         lane, _ = split_routing_key(request.routing_key)
         if lane != HOT.name or self._direct.under_way >= self._max_calls:
             return False
-        if self._direct.has_waiting or request.delay or request.notify_url is not None:
+        if self._direct.has_waiting:
             return False
         depth = await self._pressure.get_soon(queue_name(HOT.name, LLM_WORKER))
         return depth is not None and depth.ready is not None and not depth.waiting
