@@ -3,7 +3,7 @@
 from itertools import pairwise
 from xml.etree import ElementTree as ET
 
-from switchyard.services.pipeline.graph.svg import LINE_HEIGHT, MAX_LABEL, draw
+from switchyard.services.pipeline.graph.svg import LINE_HEIGHT, MAX_LABEL_LENGTH, draw
 from switchyard.services.pipeline.records.graph import (
     EdgeKind,
     GraphEdge,
@@ -64,7 +64,7 @@ def test_foreign_labels_stay_text_and_have_a_line_each():
     assert not list(svg.iter(f"{SVG}script"))
     shown = labels(svg)
     assert all(
-        len(text) <= MAX_LABEL and text.startswith("</text><script>") for _, _, text in shown
+        len(text) <= MAX_LABEL_LENGTH and text.startswith("</text><script>") for _, _, text in shown
     )
     assert all(text.endswith("(2000)") for _, _, text in shown[1:])
     heights = sorted(y for _, y, _ in shown[1:])

@@ -15,7 +15,7 @@ from switchyard.services.engine.access.api_keys import Scope, create_key
 from switchyard.services.engine.records.results import Page
 from switchyard.services.pipeline.documents.document_status import DocumentStatus
 from switchyard.services.pipeline.documents.page_pictures import (
-    MAX_WAITING,
+    MAX_WAITING_PAGES,
     PagePictures,
     StoredPage,
     TooManyPictures,
@@ -176,7 +176,7 @@ async def test_pages_are_drawn_one_at_a_time_and_few_wait(system: System) -> Non
     async with PagePictures.open(system.settings) as pictures:
         drawn = await asyncio.gather(*map(pictures.draw, pages), return_exceptions=True)
         refused = [isinstance(each, TooManyPictures) for each in drawn]
-        assert refused == [False] * (MAX_WAITING + 1) + [True] * (11 - MAX_WAITING)
+        assert refused == [False] * (MAX_WAITING_PAGES + 1) + [True] * (11 - MAX_WAITING_PAGES)
         assert (await pictures.draw(pages[-1]))[1] == "image/png"
 
 

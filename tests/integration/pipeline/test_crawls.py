@@ -76,7 +76,7 @@ def desk(system: System) -> Crawls:
 
 
 def bounds(site: Site, path: str = "/", **changes: Any) -> CrawlBounds:
-    given = {"max_pages": 50, "max_depth": 5, "within": DAY, "most_pages": 1000} | changes
+    given = {"max_pages": 50, "max_depth": 5, "within": DAY, "page_limit": 1000} | changes
     return CrawlBounds.from_request([f"{site.origin}{path}"], (), **given)
 
 

@@ -279,11 +279,11 @@ async def test_claims_are_exclusive_end_with_their_holder_and_old_answers_are_dr
     kept = await PipelineLedger(ledger).catalogue_answers.claim_catalogue_questions(
         ["b"], "two", ttl=60, max_age=60
     )
-    assert (kept.kept, kept.claimed) == ({"b": [1]}, ())
+    assert (kept.stored, kept.claimed) == ({"b": [1]}, ())
     old = await PipelineLedger(ledger).catalogue_answers.claim_catalogue_questions(
         ["b"], "two", ttl=60, max_age=0
     )
-    assert (old.kept, old.claimed) == ({}, ("b",))
+    assert (old.stored, old.claimed) == ({}, ("b",))
     await PipelineLedger(ledger).catalogue_answers.give_up_catalogue_claims(["b"], "two")
 
     async def dropped(max_age: float) -> int:

@@ -119,7 +119,7 @@ def _make_bounds(body: models.NewCrawl, state: ApiState) -> CrawlBounds:
             max_pages=body.max_pages,
             max_depth=body.max_depth,
             within=body.within,
-            most_pages=state.settings.crawl_max_pages,
+            page_limit=state.settings.crawl_max_pages,
         )
     except InvalidCrawl as error:
         raise invalid(RequestFieldError((error.at,), str(error))) from error

@@ -16,8 +16,8 @@ from switchyard.services.engine.access.api_keys import Scope
 from switchyard.services.pipeline.ledger import PipelineLedger
 from switchyard.services.pipeline.ledger.graph_walks import (
     MAX_DEPTH,
-    MAX_NEARBY,
-    MAX_PATH,
+    MAX_NEARBY_NODES,
+    MAX_PATH_EDGES,
     MAX_PATHS,
 )
 from switchyard.services.pipeline.records.graph import (
@@ -92,7 +92,7 @@ async def neighbourhood(
     kind: EdgeKinds = None,
     direction: Direction = Direction.BOTH,
     depth: Annotated[int, Query(ge=1, le=MAX_DEPTH)] = 1,
-    limit: Annotated[int, Query(ge=1, le=MAX_NEARBY)] = 100,
+    limit: Annotated[int, Query(ge=1, le=MAX_NEARBY_NODES)] = 100,
 ) -> models.NeighbourhoodView:
     """Show the part of the graph within `depth` edges of a node, at most `limit` nodes."""
     near = _require(
@@ -115,7 +115,7 @@ async def paths(
     state: Shared,
     kind: EdgeKinds = None,
     direction: Direction = Direction.BOTH,
-    longest: Annotated[int, Query(ge=1, le=MAX_PATH)] = 6,
+    longest: Annotated[int, Query(ge=1, le=MAX_PATH_EDGES)] = 6,
     limit: Annotated[int, Query(ge=1, le=MAX_PATHS)] = 3,
 ) -> models.PathsView:
     """List the shortest paths from one node to another. By default edges are followed in both

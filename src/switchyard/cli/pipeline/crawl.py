@@ -90,7 +90,7 @@ def start(
         max_pages=max_pages,
         max_depth=max_depth,
         within=parse_duration(within),
-        most_pages=settings.crawl_max_pages,
+        page_limit=settings.crawl_max_pages,
     )
 
     async def load(service: Crawls) -> tuple[CrawlProgress, bool]:

@@ -130,8 +130,8 @@ def neighbours(
     rows = table("", "EDGE", "WEIGHT", "NODE", "YEAR", "LABEL", flexible=("NODE", "LABEL"))
     for each in near_nodes:
         arrow = "→" if each.direction == "out" else "←"
-        shown = (f"{each.edge.weight:.3g}", each.node.key, str(each.node.year or ""))
-        add_row(rows, arrow, each.edge.kind, *map(cell, shown), cell(each.node.label))
+        weight = f"{each.edge.weight:.3g}"
+        add_row(rows, arrow, each.edge.kind, weight, *_node_cells(each.node))
     console().print(rows)
     if has_more:
         say(f"The first {limit}; more with --limit or --kind.")
@@ -239,9 +239,9 @@ def cited(
     rows = table(*columns, flexible=("NODE", "LABEL"), right=("CITED", "RANK", "COMMUNITY"))
     for each in works:
         rank = "" if each.rank is None else f"{each.rank:.2g}"
-        group = "" if each.community is None else str(each.community)
-        shown = (each.key, each.label)
-        add_row(rows, str(each.cited), rank, group, str(each.year or ""), *map(cell, shown))
+        community_number = "" if each.community is None else str(each.community)
+        key, year, label = _node_cells(each)
+        add_row(rows, str(each.cited), rank, community_number, year, key, label)
     console().print(rows)
 
 
@@ -297,11 +297,10 @@ def export(
                 return await write_graph(ledger, file)
 
     nodes, edges = run(work())
-    say(
-        f"{file}: {pluralize(nodes, 'node')}, {pluralize(edges, 'edge')}"
-        if nodes
-        else f"{file}: {pluralize(edges, 'edge')}"
-    )
+    counts = [pluralize(edges, "edge")]
+    if nodes:  # Parquet has none
+        counts.insert(0, pluralize(nodes, "node"))
+    say(f"{file}: {', '.join(counts)}")
 
 
 def _print_summary(summary: models.GraphView, as_json: bool) -> None:
@@ -327,8 +326,7 @@ def _print_neighbourhood(near: models.NeighbourhoodView, as_json: bool) -> None:
         return
     rows = table("AWAY", "KIND", "NODE", "YEAR", "LABEL", flexible=("NODE", "LABEL"))
     for each in near.nodes:
-        shown = (each.key, str(each.year or ""), each.label)
-        add_row(rows, str(each.distance), each.kind, *map(cell, shown))
+        add_row(rows, str(each.distance), each.kind, *_node_cells(each))
     console().print(rows)
     if near.truncated:
         say("Only a part is shown: raise --limit, or narrow it with --kind.")
@@ -343,11 +341,15 @@ def _print_related(related: models.RelatedList, heading: str, as_json: bool) -> 
         return
     rows = table(heading, "NODE", "YEAR", "LABEL", flexible=("NODE", "LABEL"), right=(heading,))
     for each in related.works:
-        shown = (each.node.key, str(each.node.year or ""), each.node.label)
-        add_row(rows, str(each.shared), *map(cell, shown))
+        add_row(rows, str(each.shared), *_node_cells(each.node))
     console().print(rows)
     if related.sampled:
         say("Only a sample was examined: there are too many citations.")
+
+
+def _node_cells(node: models.NodeView) -> tuple[str, str, str]:
+    """Return the cells of a node in a table: its key, year and label."""
+    return cell(node.key), str(node.year or ""), cell(node.label)
 
 
 def _describe_node(node: models.NodeView) -> str:

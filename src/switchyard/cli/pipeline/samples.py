@@ -72,9 +72,9 @@ def generate(
     """
     import json
 
-    from switchyard.services.pipeline.samples.generated_samples import generate as generated
+    from switchyard.services.pipeline.samples import generated_samples
 
-    samples = generated(count, seed=seed, kinds=kind, languages=language)
+    samples = generated_samples.generate(count, seed=seed, kinds=kind, languages=language)
     for sample in samples:
         path = out / sample.filename
         with writing(out):
@@ -82,8 +82,9 @@ def generate(
         with writing(path):
             path.write_bytes(sample.content)
             if truth:
-                beside = path.with_suffix(".json")
-                beside.write_text(json.dumps(sample.truth, ensure_ascii=False, indent=1), "utf-8")
+                truth_path = path.with_suffix(".json")
+                text = json.dumps(sample.truth, ensure_ascii=False, indent=1)
+                truth_path.write_text(text, "utf-8")
         if as_json:
             facts = {name: sample.truth[name] for name in ("kind", "language", "title")}
             print_json_line({"path": str(path), **facts, "page_count": sample.page_count})

@@ -37,7 +37,7 @@ class CrawlBounds:
     max_pages: int
     max_depth: int
     within: float
-    """Seconds after the crawl's start from which it visits no more pages."""
+    """Duration in seconds: later, the crawl visits no more pages."""
 
     @classmethod
     def from_request(
@@ -48,10 +48,10 @@ class CrawlBounds:
         max_pages: int,
         max_depth: int,
         within: float,
-        most_pages: int,
+        page_limit: int,
     ) -> CrawlBounds:
-        """Check the bounds of a request. The hosts of the start addresses always belong to the
-        crawl. Raises InvalidCrawl."""
+        """Check the bounds of a request; `page_limit` is JOBS_CRAWL_MAX_PAGES. The hosts of the
+        start addresses always belong to the crawl. Raises InvalidCrawl."""
         if not 1 <= len(start) <= MAX_STARTS:
             raise InvalidCrawl(f"a crawl begins at 1 to {MAX_STARTS} addresses", at="start")
         try:
@@ -67,16 +67,16 @@ class CrawlBounds:
                     "it, or intranet.example:8080",
                     at="hosts",
                 )
-        if not 1 <= max_pages <= most_pages:
+        if not 1 <= max_pages <= page_limit:
             raise InvalidCrawl(
-                f"max_pages must be 1 to {most_pages:,} (JOBS_CRAWL_MAX_PAGES)", at="max_pages"
+                f"max_pages must be 1 to {page_limit:,} (JOBS_CRAWL_MAX_PAGES)", at="max_pages"
             )
         if not 0 <= max_depth <= MAX_DEPTH:
             raise InvalidCrawl(f"max_depth must be 0 to {MAX_DEPTH}", at="max_depth")
         if not 1 <= within <= MAX_CRAWL_SECONDS:
             raise InvalidCrawl(f"within must be 1 to {MAX_CRAWL_SECONDS:,.0f} seconds", at="within")
-        places = dict.fromkeys([*map(host_of, pages), *(each.lower() for each in hosts)])
-        return cls(pages, tuple(places), max_pages, max_depth, within)
+        all_hosts = dict.fromkeys([*map(host_of, pages), *(each.lower() for each in hosts)])
+        return cls(pages, tuple(all_hosts), max_pages, max_depth, within)
 
 
 def host_of(url: str) -> str:

@@ -32,10 +32,10 @@ from switchyard.services.pipeline.workers.stages import INGEST
 PAGE_TIMEOUT = 20.0
 """Time limit for drawing a page, in seconds; usual are a few tenths, and the limit of
 `pdf_pages.Limits` is 10 s of processor time."""
-MAX_WAITING = 8
+MAX_WAITING_PAGES = 8
 """Pages that wait at most while another one is drawn."""
 MAX_KEPT_BYTES = 16 * 1024 * 1024
-MAX_KEPT = 500
+MAX_KEPT_PAGES = 500
 """Pages that are kept at most; a page that can't be drawn counts, but has no bytes."""
 
 
@@ -93,11 +93,11 @@ class PagePictures:
     async def draw(self, page: StoredPage) -> tuple[bytes, str]:
         """Return the picture of a page, and its media type, which is one of our own encodings.
 
-        Raises NoPagePicture, TooManyPictures where MAX_WAITING pages wait already, and what reading
-        the file raises (StorageUnavailable).
+        Raises NoPagePicture, TooManyPictures where MAX_WAITING_PAGES pages wait already, and what
+        reading the file raises (StorageUnavailable).
         """
         if page.etag not in self._kept:
-            if self._waiting > MAX_WAITING:
+            if self._waiting > MAX_WAITING_PAGES:
                 raise TooManyPictures(f"{self._waiting} pages wait to be drawn: try again later")
             self._waiting += 1
             try:
@@ -132,7 +132,7 @@ class PagePictures:
         self._kept[etag] = picture
         self._kept_bytes += _size(picture)
         while len(self._kept) > 1 and (
-            self._kept_bytes > MAX_KEPT_BYTES or len(self._kept) > MAX_KEPT
+            self._kept_bytes > MAX_KEPT_BYTES or len(self._kept) > MAX_KEPT_PAGES
         ):
             _, oldest = self._kept.popitem(last=False)
             self._kept_bytes -= _size(oldest)

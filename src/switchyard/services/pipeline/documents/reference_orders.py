@@ -23,13 +23,13 @@ from switchyard.services.pipeline.workers.stages import LINK_CITATIONS, REFERENC
 
 Order = Literal["extract_references", "parse_references", "process_references"]
 """Job types on references that a client can start."""
-MAX_OUTPUT = 8 * 1024 * 1024
+MAX_OUTPUT_BYTES = 8 * 1024 * 1024
 """Largest output that is read, in bytes."""
 
 
 class NoReferences(NotFoundError):
     """There is no job on references with that id, or its result was removed or is larger than
-    MAX_OUTPUT."""
+    MAX_OUTPUT_BYTES."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +94,12 @@ class ReferenceService:
 
     async def output(self, record: JobRecord) -> dict[str, Any] | None:
         """Return the output of a job that is stored under the job's id, if it has at most
-        MAX_OUTPUT bytes."""
+        MAX_OUTPUT_BYTES bytes."""
         if not _has_output(record):
             return None
         key = extraction_key(record.id)
         try:
-            raw = await self.intake.storage.get_async(key, max_bytes=MAX_OUTPUT)
+            raw = await self.intake.storage.get_async(key, max_bytes=MAX_OUTPUT_BYTES)
         except (NotStored, FileTooLarge):
             return None
         output: dict[str, Any] = json.loads(raw)

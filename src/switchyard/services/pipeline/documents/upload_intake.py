@@ -55,7 +55,8 @@ class UploadMetadata:
     notify_url: str | None = None
     """Address that is notified of the end of the pipeline."""
     asked_by: str = "api"
-    """The source of the job, by which fair shares and spend are counted. `source` is the file's."""
+    """The job's source, by which fair shares and spend are counted; `source` is where the file
+    comes from."""
     may_read: bool = True
     """Whether the sender may see what others have sent."""
 
@@ -117,11 +118,11 @@ def check_source(source: str, registry: Registry) -> None:
     """Raise InvalidUploadMetadata for a source whose documents a job type of this system fetches
     itself, such as `arxiv:…` (`ingest_arxiv`): only that job knows that a document comes from
     there."""
-    place, colon, _ = source.partition(":")
-    name = f"ingest_{place.strip().lower()}"
+    scheme, colon, _ = source.partition(":")
+    name = f"ingest_{scheme.strip().lower()}"
     if colon and any(each.name == name for each in registry):
         raise InvalidUploadMetadata(
-            f"source {place}:… is for documents that {name} has fetched from there: publish that "
+            f"source {scheme}:… is for documents that {name} has fetched from there: publish that "
             "job, or name another source"
         )
 

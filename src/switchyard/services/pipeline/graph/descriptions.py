@@ -23,14 +23,14 @@ from switchyard.services.pipeline.records.graph import (
 )
 from switchyard.services.pipeline.sources.arxiv.arxiv_feed import ArxivId
 
-MAX_LABEL = 500
+MAX_LABEL_LENGTH = 500
 """Longest label, in characters."""
-MAX_KEY = 200
+MAX_KEY_LENGTH = 200
 """Longest key, in characters; a longer one is cut, and ends in a hash of the whole."""
 MAX_AUTHORS = 20
 """Most authors of a cited work; a document may have ten times as many."""
 MAX_TOPICS = 50
-MAX_CITED = 5_000
+MAX_CITED_WORKS = 5_000
 """Most works that a document cites."""
 YEARS = range(1000, 2101)
 
@@ -42,7 +42,7 @@ _DOI = re.compile(r"10\.\d{4,9}/[^\s\"<>]+")
 _ARXIV_DOI = "10.48550/arxiv."
 
 
-def tidy(text: object, max_length: int = MAX_LABEL) -> str:
+def tidy(text: object, max_length: int = MAX_LABEL_LENGTH) -> str:
     """Shorten a text to one line, without characters that would control a terminal or that a
     database refuses."""
     if not isinstance(text, str):
@@ -54,23 +54,23 @@ def tidy(text: object, max_length: int = MAX_LABEL) -> str:
 def normalize_name(text: str) -> str:
     """Return a title or name in the form in which it is compared: words in lower case, without
     accents and signs."""
-    bare = unicodedata.normalize("NFKD", text[: 4 * MAX_LABEL])
+    bare = unicodedata.normalize("NFKD", text[: 4 * MAX_LABEL_LENGTH])
     letters = "".join(each for each in bare if not unicodedata.combining(each))
     return " ".join(_NON_WORD.sub(" ", letters).casefold().split())
 
 
 def bounded_key(scheme: str, name: str) -> str:
-    """Return a key of at most MAX_KEY characters."""
+    """Return a key of at most MAX_KEY_LENGTH characters."""
     whole = f"{scheme}:{name}"
-    if len(whole) <= MAX_KEY:
+    if len(whole) <= MAX_KEY_LENGTH:
         return whole
-    return f"{whole[: MAX_KEY - 17]}-{sha256(whole.encode()).hexdigest()[:16]}"
+    return f"{whole[: MAX_KEY_LENGTH - 17]}-{sha256(whole.encode()).hexdigest()[:16]}"
 
 
 def doi_key(doi: object) -> str | None:
     """Return `doi:10.1000/182`, or `arxiv:1605.08386` for a DOI of arXiv; None where it is no
     DOI."""
-    match = _DOI.search(tidy(doi, MAX_KEY).casefold())
+    match = _DOI.search(tidy(doi, MAX_KEY_LENGTH).casefold())
     if match is None:
         return None
     name = match.group().rstrip(".,;)")
@@ -82,7 +82,7 @@ def doi_key(doi: object) -> str | None:
 def arxiv_key(name: object) -> str | None:
     """Return `arxiv:1605.08386`, without the version; None where it is no id of arXiv."""
     try:
-        return ArxivId.parse(tidy(name, MAX_KEY)).source
+        return ArxivId.parse(tidy(name, MAX_KEY_LENGTH)).source
     except ValueError:
         return None
 
@@ -107,16 +107,17 @@ def describe_document(
     if venue := _venue(tidy(entry.get("journal_ref"))):
         edges.append(NewEdge(EdgeKind.PUBLISHED_IN, venue, provenance="metadata"))
     for topic in _as_list(entry.get("categories"))[:MAX_TOPICS]:
-        if name := tidy(topic, MAX_KEY):
-            about = NodeDescription(NodeKind.TOPIC, name, (bounded_key("topic", name.casefold()),))
-            edges.append(NewEdge(EdgeKind.ABOUT, about, provenance="metadata"))
+        if name := tidy(topic, MAX_KEY_LENGTH):
+            key = bounded_key("topic", name.casefold())
+            node = NodeDescription(NodeKind.TOPIC, name, (key,))
+            edges.append(NewEdge(EdgeKind.ABOUT, node, provenance="metadata"))
     normal_title = normalize_name(label)
     title_key = _title_key(normal_title, family, year)
     return NodeDescription(
         NodeKind.DOCUMENT,
         label or document_id,
         (*keys, *_distinct_keys([title_key])),
-        title=normal_title if title_key or identifies_work(normal_title) else "",
+        title=_compared_title(normal_title, title_key),
         author=family,
         year=year,
         provenance="document",
@@ -137,7 +138,7 @@ def citation_edges(
             if isinstance(index, int):
                 citation_counts[index] = citation_counts.get(index, 0) + 1
     edges = []
-    for index, reference in enumerate(references[:MAX_CITED]):
+    for index, reference in enumerate(references[:MAX_CITED_WORKS]):
         link = reference.get("link") or {}
         linked = link.get("work") if link.get("status") == "linked" else None
         work = (
@@ -162,7 +163,7 @@ def describe_work(
             *(
                 bounded_key(scheme, name.upper())
                 for scheme in ("openalex", "wikidata")
-                if (name := tidy(reference.get(scheme), MAX_KEY))
+                if (name := tidy(reference.get(scheme), MAX_KEY_LENGTH))
             ),
         ]
     )
@@ -172,9 +173,9 @@ def describe_work(
     family = normalize_name(names[0][0]) if names else ""
     normal_title = normalize_name(title)
     title_key = _title_key(normal_title, family, year)
-    if not keys and title_key is None and not identifies_work(normal_title):
-        return None
-    if title_key is None and not keys:
+    if not keys and title_key is None:
+        if not identifies_work(normal_title):
+            return None
         title_key = bounded_key("title", normal_title)
     edges = [
         NewEdge(EdgeKind.WRITTEN_BY, person)
@@ -187,7 +188,7 @@ def describe_work(
         NodeKind.WORK,
         title or tidy(reference.get("text")) or keys[0],
         (*keys, *_distinct_keys([title_key])),
-        title=normal_title if title_key or identifies_work(normal_title) else "",
+        title=_compared_title(normal_title, title_key),
         author=family,
         year=year,
         provenance=provenance,
@@ -218,6 +219,12 @@ def _title_key(title: str, family: str, year: int | None) -> str | None:
     if not (title and family and year):
         return None
     return bounded_key("title", f"{title}|{year}|{family}")
+
+
+def _compared_title(normal_title: str, title_key: str | None) -> str:
+    """Return the title by which a node is compared with others; empty for one that does not tell a
+    work from others."""
+    return normal_title if title_key or identifies_work(normal_title) else ""
 
 
 def _author(family: str, given_names: str) -> NodeDescription | None:

@@ -18,7 +18,7 @@ from switchyard.services.pipeline.records.graph import EdgeKind, NodeKind
 
 LINE_HEIGHT = 24
 """Pixels from one label to the next."""
-MAX_LABEL = 46
+MAX_LABEL_LENGTH = 46
 """Most letters of a label; its tooltip has the whole label."""
 LETTER_WIDTH = 6.9
 """Approximate width of a letter in pixels, as the font is not known."""
@@ -130,7 +130,7 @@ def draw(graph: DrawnGraph, distances: Sequence[int]) -> str:
         top = HEADER_HEIGHT + MARGIN + (rows - len(nodes)) * LINE_HEIGHT / 2
         for at, node in enumerate(nodes):
             year = f" ({node.year})" if node.year else ""
-            label = _shorten_label(tidy(node.label), MAX_LABEL - len(year)) + year
+            label = _shorten_label(tidy(node.label), MAX_LABEL_LENGTH - len(year)) + year
             positions[node.key] = _NodePosition(
                 x, top + at * LINE_HEIGHT + LINE_HEIGHT / 2, column, label
             )

@@ -26,17 +26,17 @@ _METADATA_EDGES = (EdgeKind.WRITTEN_BY, EdgeKind.PUBLISHED_IN, EdgeKind.ABOUT)
 async def upsert_document(
     ledger: Ledger,
     document_id: str,
-    about: Mapping[str, Any],
+    metadata: Mapping[str, Any],
     title: str,
     *,
     links: Iterable[Mapping[str, Any]] | None = None,
     references: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write a document into the graph: `about` is the result of its first stage; where known, also
-    the documents that it is similar to (`links`), and what it cites (`references`, the result of
-    `process_references`). Raises LedgerUnavailable."""
+    """Write a document into the graph: `metadata` is the result of its first stage; where known,
+    also the documents that it is similar to (`links`), and what it cites (`references`, the result
+    of `process_references`). Raises LedgerUnavailable."""
     document = describe_document(
-        document_id, title=title, source=about.get("source"), entry=about.get("entry")
+        document_id, title=title, source=metadata.get("source"), entry=metadata.get("entry")
     )
     edges: dict[EdgeKind, list[NewEdge]] = {kind: [] for kind in _METADATA_EDGES}
     for edge in document.edges:

@@ -15,8 +15,8 @@ if TYPE_CHECKING:  # the job types are imported without a database
 OFFLINE = ("hashed", "wordllama", "local")
 """Beginnings of the names of embedders that work without a server."""
 _MODEL_WEIGHT = 0.6
-"""`vector_weight` of a server's model: the same as of the offline embedder by meaning, as such a
-model is hardly worse."""
+"""`vector_weight` of a server's model: that of the offline models, as a server's model is hardly
+worse."""
 
 
 class Embedder(Protocol):
@@ -95,8 +95,7 @@ def embedder_named(
     settings can't make it: a server's model without a server, or an older version of an offline
     embedder.
 
-    `budget` is charged for requests to a server; `sizes` are the request sizes that servers accept,
-    as far as this process has found out.
+    `budget` is charged for requests to a server; `sizes` is as in RemoteEmbedder.
     """
     for kind in OFFLINE:
         if not name.startswith(f"{kind}-"):

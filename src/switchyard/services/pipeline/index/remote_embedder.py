@@ -68,7 +68,8 @@ class RemoteEmbedder:
         key = self.api_key.get_secret_value() if self.api_key else None
         vectors: list[list[float]] = []
         server = (self.base_url, self.model)
-        size = first = min(self.batch_size, self.sizes.get(server, self.batch_size))
+        first_size = min(self.batch_size, self.sizes.get(server, self.batch_size))
+        size = first_size
         async with open_api(self.base_url, key, self.timeout) as api:
             while len(vectors) < len(texts):
                 batch = list(texts[len(vectors) : len(vectors) + size])
@@ -80,7 +81,7 @@ class RemoteEmbedder:
                     if len(batch) == 1:
                         raise self._refusal(error, batch[0], len(vectors), len(texts)) from error
                     size = (len(batch) + 1) // 2
-        if size < first:  # every text was accepted, so the batch was too large
+        if size < first_size:  # every text was accepted, so the batch was too large
             self.sizes[server] = size
             structlog.get_logger("index").warning(
                 "embedding batch size reduced",
@@ -104,9 +105,11 @@ class RemoteEmbedder:
         self._check_model(answer)
         return self._parse_vectors(answer, len(batch))
 
-    def _refusal(self, error: LlmRefused, text: str, place: int, of: int) -> LlmRefused:
-        which = f" text {place + 1} of {of}, of {len(text):,} characters, alone" if of > 1 else ""
-        return LlmRefused(f"the embedding server refuses{which or ' the text'}: {error}")
+    def _refusal(self, error: LlmRefused, text: str, index: int, count: int) -> LlmRefused:
+        refused = "the text"
+        if count > 1:
+            refused = f"text {index + 1} of {count}, of {len(text):,} characters, alone"
+        return LlmRefused(f"the embedding server refuses {refused}: {error}")
 
     def _charge(self, batch: Sequence[str]) -> AbstractAsyncContextManager[CallCharge]:
         return (
@@ -118,11 +121,13 @@ class RemoteEmbedder:
     def _check_model(self, answer: Any) -> None:
         model = field_of(answer, "model")
         if self.own_model is not None and model != self.model:
-            whose = repr(model[:100]) if isinstance(model, str) else "a model that it does not name"
+            answering = (
+                repr(model[:100]) if isinstance(model, str) else "a model that it does not name"
+            )
             raise IndexMismatch(
-                f"the index holds vectors of {self.model!r}, and the server of "
-                f"JOBS_EMBED_BASE_URL, asked for these, answers with those of {whose}: let it "
-                f"serve {self.model!r} besides {self.own_model!r} until the index is rebuilt, or "
+                f"the index holds vectors of {self.model!r}, but the server of JOBS_EMBED_BASE_URL "
+                f"answers requests for that model with vectors of {answering}: let it serve "
+                f"{self.model!r} besides {self.own_model!r} until the index is rebuilt, or "
                 f"{recovery_hint(self.name, self.dimensions)}"
             )
 
@@ -134,9 +139,9 @@ class RemoteEmbedder:
                 f"{quoted_answer(answer)}"
             )
         ordered: list[list[float] | None] = [None] * expected
-        for place, item in enumerate(data):
+        for position, item in enumerate(data):
             index = field_of(item, "index")
-            at = index if isinstance(index, int) and 0 <= index < expected else place
+            at = index if isinstance(index, int) and 0 <= index < expected else position
             ordered[at] = self._normalise(field_of(item, "embedding"))
         vectors = [vector for vector in ordered if vector is not None]
         if len(vectors) != expected:

@@ -24,10 +24,11 @@ from switchyard.services.pipeline.ledger.pipeline_tables import catalogue_answer
 
 @dataclass(frozen=True, slots=True)
 class CatalogueClaims:
-    """The result of a claim to several questions. Those in neither are asked by others."""
+    """The result of a claim to several questions. Questions that are in neither field are being
+    asked by other processes."""
 
-    kept: Mapping[str, list[Any]]
-    """Answers from before, by key."""
+    stored: Mapping[str, list[Any]]
+    """Answers that the ledger already has, by key."""
     claimed: tuple[str, ...]
     """Keys of the questions that the caller must ask now."""
 
@@ -63,6 +64,7 @@ class CatalogueAnswerRepository(Repository):
         answers = _stored_answers(connection, keys, now - max_age)
         claimed: list[str] = []
         claim = {"holder": holder, "lease_until": now + ttl}
+        # A claim that ends later than any claim can was written before the clock was set back.
         is_over = or_(table.c.lease_until <= now, table.c.lease_until > latest_end(now, ttl))
         is_free = or_(table.c.holder.is_(None), table.c.holder == holder, is_over)
         # In the same order in all processes, so that two of them can't deadlock.

@@ -149,9 +149,8 @@ class CrawlRepository(Repository):
                     "url": each.url,
                 }
             )
-            inserts.append(
-                ops.InsertJob(replace(each.job.shifted(self.clock.offset), run_at=due_at))
-            )
+            job = each.job.shifted(self.clock.offset)  # its times are of this host's clock
+            inserts.append(ops.InsertJob(replace(job, run_at=due_at)))
         connection.execute(insert(crawl_pages), rows)
         for result in self._writer.run(connection, inserts):
             if isinstance(result, LedgerError):
@@ -329,7 +328,8 @@ class CrawlRepository(Repository):
         if removed["crawl_pages"] < limit:
             deleted = connection.execute(delete(crawls).where(crawls.c.id == crawl_id))
             removed["crawls"] = deleted.rowcount
-        return Removal(+removed, False, watch.seconds())
+        is_complete = False  # there may be another crawl
+        return Removal(+removed, is_complete, watch.seconds())
 
 
 def _select_by_key(key: str) -> Select[Any]:

@@ -30,15 +30,15 @@ from switchyard.services.pipeline.records.graph import (
 
 MAX_DEPTH = 4
 """Most edges between a node and the farthest node of its neighbourhood."""
-MAX_NEARBY = 500
+MAX_NEARBY_NODES = 500
 """Most nodes of a neighbourhood."""
 MAX_EDGES_PER_NODE = 200
 """Edges that are followed from one node of a neighbourhood."""
-MAX_PATH = 8
+MAX_PATH_EDGES = 8
 """Most edges of a path."""
 MAX_PATHS = 10
-MAX_SEEN = 50_000
-"""Most edges that the search for a path reads in each direction of each level."""
+MAX_SEARCHED_EDGES = 50_000
+"""Most edges in each direction that one level of the search for a path reads."""
 MAX_SHOWN_EDGES = 5_000
 """Most edges of a neighbourhood."""
 
@@ -66,8 +66,8 @@ class GraphWalks(Repository):
         Raises ValueError for a depth outside 1 to 4, a limit outside 1 to 500."""
         if not 1 <= depth <= MAX_DEPTH:
             raise ValueError(f"depth must be 1 to {MAX_DEPTH}")
-        if not 1 <= limit <= MAX_NEARBY:
-            raise ValueError(f"limit must be 1 to {MAX_NEARBY}")
+        if not 1 <= limit <= MAX_NEARBY_NODES:
+            raise ValueError(f"limit must be 1 to {MAX_NEARBY_NODES}")
         start = node_of(connection, key)
         if start is None:
             return None
@@ -97,8 +97,8 @@ class GraphWalks(Repository):
         """Return the shortest paths from one node to the other, of `longest` edges at most; by
         default edges are followed in both directions. Raises ValueError for a length outside 1 to
         8, a limit outside 1 to 10."""
-        if not 1 <= longest <= MAX_PATH:
-            raise ValueError(f"longest must be 1 to {MAX_PATH}")
+        if not 1 <= longest <= MAX_PATH_EDGES:
+            raise ValueError(f"longest must be 1 to {MAX_PATH_EDGES}")
         if not 1 <= limit <= MAX_PATHS:
             raise ValueError(f"limit must be 1 to {MAX_PATHS}")
         ends = node_of(connection, start), node_of(connection, end)
@@ -132,7 +132,7 @@ class _Search:
         frontiers: list[set[int]] = [{start}, {end}]
         for _ in range(longest):
             side = 0 if len(frontiers[0]) <= len(frontiers[1]) else 1
-            steps = self._steps(frontiers[side], _direction_from(self._direction, side))
+            steps = self._next_steps(frontiers[side], _direction_from(self._direction, side))
             reached: dict[int, list[int]] = {}
             for from_node, to_node in steps:
                 if to_node not in before[side]:
@@ -148,10 +148,10 @@ class _Search:
                 return []
         return []
 
-    def _steps(self, frontier: Iterable[int], direction: Direction) -> list[Step]:
-        rows = _steps(self._connection, frontier, self._kinds, direction, MAX_SEEN + 1)
-        self.is_given_up |= len(rows) > MAX_SEEN
-        return sorted(set(rows[:MAX_SEEN]))
+    def _next_steps(self, frontier: Iterable[int], direction: Direction) -> list[Step]:
+        rows = _steps(self._connection, frontier, self._kinds, direction, MAX_SEARCHED_EDGES + 1)
+        self.is_given_up |= len(rows) > MAX_SEARCHED_EDGES
+        return sorted(set(rows[:MAX_SEARCHED_EDGES]))
 
 
 def _join_routes(
@@ -172,7 +172,7 @@ def _join_routes(
 
 
 def _routes_back(before: dict[int, list[int]], node: int, limit: int) -> list[list[int]]:
-    """Return the ways from a node back to the end from which it was reached."""
+    """Return the routes from a node back to the end from which it was reached."""
     routes = [[node]]
     while before[routes[0][-1]]:
         routes = [[*route, each] for route in routes for each in before[route[-1]]][:limit]
@@ -258,7 +258,7 @@ def _edges_of_routes(
     kinds: Collection[EdgeKind],
     direction: Direction,
 ) -> dict[Step, GraphEdge]:
-    """Return, for each step of the ways, an edge that joins its ends."""
+    """Return, for each step of the routes, an edge that joins its ends."""
     steps = {step for route in routes for step in pairwise(route)}
     joining: dict[Step, GraphEdge] = {}
     for row in _edges_between(connection, nodes, kinds):

@@ -9,7 +9,8 @@ from typing import Any
 
 from switchyard.broker import patterns
 
-# While a document is processed, its state is the name of the stage; these are the others.
+# While a document is processed, its state is that of the stage (`Stage.state`, such as "storing").
+# These are the other states.
 COMPLETED = "completed"
 NEEDS_OCR = "needs_ocr"
 """The document consists of images, and waits for a worker that recognises their text."""
@@ -19,9 +20,10 @@ FINISHED_STATES = frozenset({COMPLETED})
 
 
 def checked_class(value: object) -> object:
-    """Return the value if it can be a class in a filter. Values that are no text are returned, too:
-    the caller refuses them. Raises ValueError, which says how a class is written.
+    """Return the value if it can be a class in a filter, or if it is no string: those the caller
+    refuses. Raises ValueError, which says how a class is written.
     """
+    # `$` also matches before a line break at the end.
     if isinstance(value, str) and not re.match(patterns.CLASS.replace("$", r"\Z"), value):
         raise ValueError(
             f"{value[:100]!r} is no class: write kind:label, such as privacy:restricted"

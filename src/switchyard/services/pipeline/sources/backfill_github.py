@@ -73,8 +73,8 @@ class GithubBackfill(PagedSource):
                 count = results.get("total_count")
                 return min(count, MAX_SEARCH_RESULTS) if isinstance(count, int) else None
             path = f"/orgs/{quote(self.options.org or '')}"
-            about = await client.get(path, accept=_JSON)
-            count = mapping(about.json(), "organisation", "GitHub").get("public_repos")
+            response = await client.get(path, accept=_JSON)
+            count = mapping(response.json(), "organisation", "GitHub").get("public_repos")
             return count if isinstance(count, int) else None
 
     @property
@@ -110,16 +110,16 @@ class GithubBackfill(PagedSource):
         return Item(name.lower(), {"repository": name}, cursor)
 
     async def _page(self, client: SourceClient, page: int, size: int) -> dict[str, Any]:
-        numbers = {"per_page": str(size), "page": str(page)}
+        paging = {"per_page": str(size), "page": str(page)}
         if self.options.query is not None:
             # GitHub can't sort a search by creation: pages may shift while it is read.
-            params = {"q": self.options.query, **numbers}
-            answer = await client.get("/search/repositories", params, accept=_JSON)
-            return dict(mapping(answer.json(), "search", "GitHub"))
+            params = {"q": self.options.query, **paging}
+            response = await client.get("/search/repositories", params, accept=_JSON)
+            return dict(mapping(response.json(), "search", "GitHub"))
         order = {"sort": "created", "direction": "asc"}
         path = f"/orgs/{quote(self.options.org or '')}/repos"
-        answer = await client.get(path, {**order, **numbers}, accept=_JSON)
-        return {"items": answer.json()}
+        response = await client.get(path, {**order, **paging}, accept=_JSON)
+        return {"items": response.json()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ _NAME = re.compile(
     r"(?P<owner>[A-Za-z0-9](?:[A-Za-z0-9_-]{0,38}))/(?P<name>[A-Za-z0-9._-]{1,100}?)(?:\.git)?/?",
     re.ASCII,
 )
-_ABOUT = ("description", "homepage", "language", "default_branch", "html_url", "created_at")
+_DETAILS = ("description", "homepage", "language", "default_branch", "html_url", "created_at")
 
 
 def repository_name(text: str) -> str:
@@ -88,9 +88,9 @@ class GithubSource(DocumentSource):
     async def find(self, item: IngestGithub, client: SourceClient) -> FoundDocument:
         path = f"/repos/{quote(item.repository)}"
         answer = await client.get(path, accept=_JSON, conditional=True)
-        about = mapping(answer.json(), "repository", self.label)
+        details = mapping(answer.json(), "repository", self.label)
         try:
-            name = repository_name(str(about.get("full_name")))
+            name = repository_name(str(details.get("full_name")))
         except ValueError as error:
             raise InvalidSourceResponse("GitHub's repository has no name") from error
         readme = await _optional(client, f"{path}/readme", _RAW)
@@ -104,8 +104,8 @@ class GithubSource(DocumentSource):
         return FoundDocument(
             id=name.lower(),
             title=name,
-            text=_text(name, about, readme, newest),
-            metadata=_metadata(name, about, newest),
+            text=_text(name, details, readme, newest),
+            metadata=_metadata(name, details, newest),
         )
 
 
@@ -116,11 +116,13 @@ async def _optional(client: SourceClient, path: str, accept: str) -> str:
         return ""
 
 
-def _text(name: str, about: Mapping[str, Any], readme: str, releases: list[dict[str, Any]]) -> str:
+def _text(
+    name: str, details: Mapping[str, Any], readme: str, releases: list[dict[str, Any]]
+) -> str:
     parts = [f"# {name}"]
-    if is_prose(about.get("description")):
-        parts.append(about["description"].strip())
-    if topics := words(about.get("topics")):
+    if is_prose(details.get("description")):
+        parts.append(details["description"].strip())
+    if topics := words(details.get("topics")):
         parts.append(f"Topics: {', '.join(topics)}")
     if readme.strip():
         parts.append(readme.strip())
@@ -136,17 +138,17 @@ def _text(name: str, about: Mapping[str, Any], readme: str, releases: list[dict[
 
 
 def _metadata(
-    name: str, about: Mapping[str, Any], releases: list[dict[str, Any]]
+    name: str, details: Mapping[str, Any], releases: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    licence = about.get("license")
+    licence = details.get("license")
     metadata: dict[str, Any] = {"repository": name}
-    metadata |= {key: about[key][:2000] for key in _ABOUT if is_prose(about.get(key))}
-    metadata["topics"] = words(about.get("topics"))
+    metadata |= {key: details[key][:2000] for key in _DETAILS if is_prose(details.get(key))}
+    metadata["topics"] = words(details.get("topics"))
     if isinstance(licence, dict) and is_prose(licence.get("spdx_id")):
         metadata["license"] = licence["spdx_id"][:100]
     for flag in ("fork", "archived", "private"):
-        metadata[flag] = about.get(flag) is True
-    if isinstance(stars := about.get("stargazers_count"), int):
+        metadata[flag] = details.get(flag) is True
+    if isinstance(stars := details.get("stargazers_count"), int):
         metadata["stars"] = stars
     metadata["releases"] = [
         {

@@ -30,7 +30,7 @@ _NAME = re.compile(
     re.ASCII,
 )
 _FRONT_MATTER = re.compile(r"\A\ufeff?---[ \t]*\r?\n.*?^---[ \t]*(?:\r?\n|\Z)", re.S | re.M)
-_ABOUT = ("author", "sha", "lastModified", "pipeline_tag", "library_name", "createdAt")
+_DETAILS = ("author", "sha", "lastModified", "pipeline_tag", "library_name", "createdAt")
 
 
 def hub_name(text: str) -> str:
@@ -77,9 +77,9 @@ class HuggingfaceSource(DocumentSource):
 
     async def find(self, item: IngestHuggingface, client: SourceClient) -> FoundDocument:
         answer = await client.get(f"/api/{item.kind}s/{quote(item.id)}", conditional=True)
-        about = mapping(answer.json(), item.kind, self.label)
+        details = mapping(answer.json(), item.kind, self.label)
         try:
-            name = hub_name(str(about.get("id")))
+            name = hub_name(str(details.get("id")))
         except ValueError as error:
             raise InvalidSourceResponse(f"Hugging Face's {item.kind} has no name") from error
         below = "" if item.kind == "model" else "/datasets"
@@ -92,16 +92,16 @@ class HuggingfaceSource(DocumentSource):
         return FoundDocument(
             id=f"{item.kind}/{name}",
             title=name,
-            text=_text(name, about, card),
-            metadata=_metadata(name, item.kind, about),
+            text=_text(name, details, card),
+            metadata=_metadata(name, item.kind, details),
         )
 
 
-def _text(name: str, about: Mapping[str, Any], card: str) -> str:
+def _text(name: str, details: Mapping[str, Any], card: str) -> str:
     parts = [f"# {name}"]
-    if is_prose(about.get("description")):  # data sets have one
-        parts.append(about["description"].strip())
-    if tags := _tags(about):
+    if is_prose(details.get("description")):  # data sets have one
+        parts.append(details["description"].strip())
+    if tags := _tags(details):
         parts.append(f"Tags: {', '.join(tags)}")
     body = _FRONT_MATTER.sub("", card, count=1).strip()
     if body:
@@ -109,16 +109,16 @@ def _text(name: str, about: Mapping[str, Any], card: str) -> str:
     return "\n\n".join(parts)[:MAX_TEXT] + "\n"
 
 
-def _tags(about: Mapping[str, Any]) -> list[str]:
+def _tags(details: Mapping[str, Any]) -> list[str]:
     """Return the tags for people; those with a colon (`license:mit`, `region:us`) are for
     machines."""
-    return [tag for tag in words(about.get("tags")) if ":" not in tag]
+    return [tag for tag in words(details.get("tags")) if ":" not in tag]
 
 
-def _metadata(name: str, kind: Kind, about: Mapping[str, Any]) -> dict[str, Any]:
-    card = about.get("cardData")
-    metadata: dict[str, Any] = {"id": name, "kind": kind, "tags": words(about.get("tags"))}
-    metadata |= {key: about[key][:500] for key in _ABOUT if is_prose(about.get(key))}
+def _metadata(name: str, kind: Kind, details: Mapping[str, Any]) -> dict[str, Any]:
+    card = details.get("cardData")
+    metadata: dict[str, Any] = {"id": name, "kind": kind, "tags": words(details.get("tags"))}
+    metadata |= {key: details[key][:500] for key in _DETAILS if is_prose(details.get(key))}
     for key in ("license", "language", "datasets", "base_model"):
         value = card.get(key) if isinstance(card, dict) else None
         if is_prose(value):
@@ -126,5 +126,5 @@ def _metadata(name: str, kind: Kind, about: Mapping[str, Any]) -> dict[str, Any]
         elif texts := words(value):
             metadata[key] = texts
     for flag in ("private", "gated", "disabled"):
-        metadata[flag] = about.get(flag) not in (None, False)
+        metadata[flag] = details.get(flag) not in (None, False)
     return metadata

@@ -37,7 +37,7 @@ from switchyard.services.pipeline.sources.source_errors import (
 from switchyard.services.pipeline.sources.source_response import (
     SourceResponse,
     SourceResponseCache,
-    conditions,
+    conditional_headers,
 )
 from switchyard.services.pipeline.sources.throttle import FleetThrottle, LocalThrottle, RequestPace
 
@@ -108,10 +108,11 @@ class SourceClient:
         max_wait: float | None = None,
         lane: str = "",
     ) -> AsyncIterator[SourceClient]:
-        """Open a client. A request whose turn is more than `max_wait` seconds away raises
-        SourceBusy. None is for jobs: they wait for two turns at most, and not at all if others wait
-        already. `lane` is the job's; requests of the hot lane come before others. With a ledger,
-        the whole fleet takes turns; without it, this client alone."""
+        """Open a client. With a ledger, the whole fleet takes turns; without it, this client alone.
+
+        A request whose turn is more than `max_wait` seconds away raises SourceBusy. Jobs leave
+        `max_wait` out: then a request waits for two turns at most, and not at all if others are
+        waiting already. `lane` is the job's; requests of the hot lane come before others."""
         await load("switchyard.services.common.files.safe_http")
         from switchyard.services.common.files.safe_http import uncompressed_client
 
@@ -165,14 +166,14 @@ class SourceClient:
         accept: str = "application/json",
         conditional: bool = False,
     ) -> SourceResponse:
-        """Return the server's answer, whatever its status.
+        """Do what `get` does, but return an answer of any status.
 
         Raises SourceBusy, SourceUnavailable, InvalidSourceResponse, LedgerUnavailable; ValueError
         for an address of another server.
         """
         url = requested_url = self._url(path, params)
         stored = await self._cache.find(requested_url, accept) if conditional else None
-        headers = {"Accept": accept, **conditions(stored.headers if stored else {})}
+        headers = {"Accept": accept, **conditional_headers(stored.headers if stored else {})}
         for _ in range(MAX_REDIRECTS + 1):
             answer = await self._fetch_in_turn(url, headers)
             target = answer.headers.get("location", "")

@@ -134,7 +134,7 @@ class SourceResponseCache:
         return f"sources/{self.server}/{content_hash([url, accept])}"
 
 
-def conditions(headers: Mapping[str, object]) -> dict[str, str]:
+def conditional_headers(headers: Mapping[str, object]) -> dict[str, str]:
     """Return the headers of a request for changes since an answer with these headers."""
     values = {asks: headers.get(name) for name, asks in VALIDATORS.items()}
     return {

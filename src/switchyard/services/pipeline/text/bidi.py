@@ -17,7 +17,7 @@ RIGHT_TO_LEFT = re.compile("[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc\U00010800-\
 _STRONG_RTL = frozenset(("R", "AL"))
 _NUMBERS = frozenset(("EN", "AN"))
 _WITHIN_NUMBERS = frozenset(("ES", "CS", "ET"))
-_GAP = 0.2
+_MIN_BLANK_WIDTH = 0.2
 """Two letters at least this far apart (in heights of a letter) have a blank between them, although
 the file has none."""
 _ENDS = frozenset("\u0629\u0649\u05da\u05dd\u05df\u05e3\u05e5")
@@ -103,7 +103,7 @@ def _clusters(glyphs: Sequence[Glyph], size: float) -> list[str]:
             texts[nearest] += mark.text
     spaced: list[str] = []
     for at, text in enumerate(texts):
-        if at and clusters[at].x0 - clusters[at - 1].x1 > _GAP * size:
+        if at and clusters[at].x0 - clusters[at - 1].x1 > _MIN_BLANK_WIDTH * size:
             spaced.append(" ")
         spaced.append(text)
     return spaced

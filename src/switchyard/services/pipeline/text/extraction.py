@@ -21,8 +21,9 @@ from switchyard.services.pipeline.text.plain_text import (
     shorten,
 )
 
-_UNKNOWN = "it can't be read"
-"""Error of a page that an earlier version could not read, which kept no reason."""
+_UNKNOWN_ERROR = "it can't be read"
+"""Error of a page in an output of an earlier version, which did not store why a page can't be
+read."""
 
 
 def extract(
@@ -85,11 +86,9 @@ def with_ocr(
     """
     by_ocr = set(extracted.get("ocr_pages", ()))
     unreadable = set(extracted.get("unreadable_pages", ()))
-    broken, scanned = (
-        set(extracted.get("broken_pages", ())),
-        set(extracted.get("scanned_pages", ())),
-    )
-    problems = extracted.get("page_errors", {})
+    broken = set(extracted.get("broken_pages", ()))
+    scanned = set(extracted.get("scanned_pages", ()))
+    earlier_errors = extracted.get("page_errors", {})
     pages = []
     for page in extracted["pages"]:
         number = page["page"]
@@ -97,12 +96,14 @@ def with_ocr(
         is_read_anew = ocr_text is not None and not is_gibberish(ocr_text)
         is_unreadable = number in unreadable and not (is_read_anew and has_words(ocr_text or ""))
         page_text = page["text"] if ocr_text is None or is_unreadable else ocr_text
-        why = errors.get(number, _UNKNOWN) if number in ocr_texts and ocr_text is None else None
+        error = None
         if number not in ocr_texts and number in broken:
-            why = problems.get(str(number), _UNKNOWN)
-        is_broken = not page_text or number in scanned or number in broken
+            error = earlier_errors.get(str(number), _UNKNOWN_ERROR)
+        elif number in ocr_texts and ocr_text is None:
+            has_full_text = page_text and number not in scanned and number not in broken
+            error = None if has_full_text else errors.get(number, _UNKNOWN_ERROR)
         is_scan = number in scanned and number not in ocr_texts
-        pages.append(PdfPage(number, page_text, why if is_broken else None, is_scan, is_unreadable))
+        pages.append(PdfPage(number, page_text, error, is_scan, is_unreadable))
     texts = [page.text for page in pages]
     if len(texts) and extracted["title"] == _title(None, None, [], filename):
         new_title = _title(title, None, texts, filename)

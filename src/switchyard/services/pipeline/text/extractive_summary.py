@@ -26,12 +26,12 @@ MAX_SENTENCES = 5
 MAX_WORDS = 150
 MAX_CANDIDATES = 2_000
 """Sentences that are compared at most; of a longer text every second, every fourth, and so on."""
-_RELEVANCE = 0.7
+_SCORE_WEIGHT = 0.7
 """Weight of a sentence's own score, from 0 to 1; the rest weighs its likeness to those taken."""
 _MIN_WORDS, _MAX_WORDS_OF_ONE = 5, 60
 _MAX_CHARACTERS_OF_ONE = 1_000
 """A longer sentence is data, with few but endless words."""
-_GLANCE = 10_000
+_MAX_BEGINNING = 10_000
 """Characters that are read to find the beginning of a text without sentences."""
 
 
@@ -51,7 +51,7 @@ def summarize(pages: Sequence[str], title: str | None = None) -> str:
     words."""
     candidates = _candidates(pages)
     if not candidates:
-        beginning = "".join(page + " " for page in pages)[:_GLANCE]
+        beginning = "".join(page + " " for page in pages)[:_MAX_BEGINNING]
         return shorten(" ".join(beginning.split()), 600)
     scores = _scores(candidates, title)
     chosen = _choose(candidates, scores)
@@ -115,7 +115,7 @@ def _choose(candidates: Sequence[_Candidate], scores: Sequence[float]) -> list[_
         # Ties go to the earlier sentence, so the result never depends on the set's order.
         best = max(
             left,
-            key=lambda at: (_RELEVANCE * scores[at] - (1 - _RELEVANCE) * likeness[at], -at),
+            key=lambda at: (_SCORE_WEIGHT * scores[at] - (1 - _SCORE_WEIGHT) * likeness[at], -at),
         )
         left.remove(best)
         candidate = candidates[best]

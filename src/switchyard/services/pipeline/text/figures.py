@@ -51,7 +51,7 @@ _MAX_DRAWINGS = 5_000
 million."""
 _MIN_SIDE = 50.0
 """Smallest width and height of a figure, in points; a smaller one is an ornament."""
-_WHOLE_PAGE = 0.85
+_WHOLE_PAGE_SHARE = 0.85
 """A picture that covers more than this part of the page is the page, scanned."""
 _MAX_CAPTION_DISTANCE = 45.0
 """Largest distance between a figure and its caption, in points."""
@@ -251,7 +251,7 @@ def _drawn_boxes(page: Any, tables: Sequence[Box]) -> list[Box]:
         for box in (*images, *clusters)
         if box[2] - box[0] >= _MIN_SIDE
         and box[3] - box[1] >= _MIN_SIDE
-        and (box[2] - box[0]) * (box[3] - box[1]) <= _WHOLE_PAGE * area
+        and (box[2] - box[0]) * (box[3] - box[1]) <= _WHOLE_PAGE_SHARE * area
         and not any(_shared_part(box, table) > 0.8 for table in tables)
     ]
 

@@ -21,7 +21,7 @@ _MAX_DEPTH = 24
 """Deepest level of divisions within divisions."""
 _MIN_GUTTER = 0.5
 """Smallest width of the space between two columns, in heights of a line."""
-_MAX_CROSSED = 0.6
+_MAX_CROSSED_SHARE = 0.6
 """Lines may cross a gutter for at most this part of the height of its emptier side."""
 _MIN_ROW_OVERLAP = 0.5
 """Two lines are one row if they share at least this part of the smaller height."""
@@ -226,7 +226,7 @@ def gutters(lines: Sequence[Line], *, crossed: float) -> list[tuple[float, float
 def _gutter(lines: Sequence[Line], unit: float) -> float | None:
     """Return the middle of the widest space between two columns that few lines cross; None where
     there is one column."""
-    spaces = sorted(_spaces(lines, unit, _MAX_CROSSED), key=lambda space: -space[2])
+    spaces = sorted(_spaces(lines, unit, _MAX_CROSSED_SHARE), key=lambda space: -space[2])
     return next(((at + until) / 2 for at, until, _ in spaces), None)
 
 

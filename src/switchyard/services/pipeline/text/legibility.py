@@ -2,8 +2,8 @@
 
 Fonts without a map to Unicode give replacement, control or private characters. Wrong maps give
 letters that look like text: in scripts that never stand side by side, in syllables that nobody
-writes, or in a cipher. Only shares are measured that hold for every language, and code, mathematics
-and lists of numbers count as readable as well.
+writes, or in a cipher. The limits below hold for every language; code, mathematics and lists of
+numbers stay below them, and so count as readable.
 """
 
 from __future__ import annotations
@@ -18,30 +18,29 @@ from itertools import pairwise
 from switchyard.services.common.files.charset_choice import is_rare_char
 from switchyard.services.pipeline.text.layout import Line
 
-MAX_UNREADABLE = 0.15
+MAX_UNREADABLE_SHARE = 0.15
 """A page can't be read if this part of its characters, or of the area of its text, is unreadable.
 Bullets and symbols of private fonts take some 3 %."""
 _UNREADABLE_CATEGORIES = frozenset(("Cc", "Cn", "Co", "Cs"))
 _MIN_PAIRS = 120
-"""Pairs of neighbouring letters that a text must have before anything is concluded from them."""
-_MIN_PAIRS_OF_GUESSED = 20
-"""The same number for a short text whose letters were guessed."""
-_MAX_CONSONANT_PAIRS = 0.46
-"""A cipher has more than this part of pairs of letters of Latin words that are two consonants;
-languages have 0.15 to 0.4."""
-_MAX_VOWEL_PAIRS = 0.5
-"""A cipher has more than this part of pairs that are two vowels; languages have up to 0.3."""
-_MAX_CASE_CHANGES = 0.15
-"""A cipher has more than this part of pairs that are a small letter and a capital; programs have up
-to 0.05."""
-_MAX_BEYOND_ASCII = 0.6
-"""Limit for the part of Latin letters that are beyond ASCII: 0.3 in Vietnamese, almost all in a
-text in Cyrillic or Arabic that was taken for Latin."""
-_MAX_MIXED_PAIRS = 0.15
-"""Limit for the part of neighbouring letters that are of two scripts."""
-_MAX_RARE_CHARS = 0.5
-"""Limit for the part of Chinese characters or Korean syllables that are in no list of those in
-use."""
+"""Fewest pairs of neighbouring letters from which a text is judged."""
+_MIN_GUESSED_PAIRS = 20
+"""Fewest pairs of neighbouring letters from which `may_be_language` judges a short text."""
+_MAX_CONSONANT_PAIR_SHARE = 0.46
+"""In Latin words of a language, 0.15 to 0.4 of the pairs of letters are two consonants; in a
+cipher, more than this share."""
+_MAX_VOWEL_PAIR_SHARE = 0.5
+"""In a language, up to 0.3 of the pairs are two vowels; in a cipher, more than this share."""
+_MAX_CASE_CHANGE_SHARE = 0.15
+"""In programs, up to 0.05 of the pairs are a small letter and a capital; in a cipher, more than
+this share."""
+_MAX_NON_ASCII_SHARE = 0.6
+"""Largest share of Latin letters that are not ASCII: 0.3 in Vietnamese, almost all in a text in
+Cyrillic or Arabic that was taken for Latin."""
+_MAX_MIXED_PAIR_SHARE = 0.15
+"""Largest share of pairs of neighbouring letters that are of two scripts."""
+_MAX_RARE_CHAR_SHARE = 0.5
+"""Largest share of Chinese characters or Korean syllables that are in no list of those in use."""
 _VOWELS_BY_SCRIPT = {
     "LATIN": (frozenset("aeiouy"), re.compile("[a-z]{3,30}")),
     "CYRILLIC": (frozenset("аеиоуыэюяієѣ"), re.compile("[а-яѐ-џ]{3,30}")),
@@ -54,20 +53,20 @@ _MIN_WORDS = 30
 _MIN_ALPHABET = 14
 """Smallest number of different letters in a language's text; numbers written with letters have
 fewer."""
-_MIN_ALTERNATION = 0.6
-"""Smallest part of pairs that are a vowel and a consonant: languages have 0.7 to 0.9."""
+_MIN_ALTERNATION_SHARE = 0.6
+"""Smallest share of pairs that are a vowel and a consonant: languages have 0.7 to 0.9."""
 _EXCHANGED_LIMITS = ((0.45, 0.15), (0.6, 0.25))
-"""Pairs of limits; letters are exchanged if both limits of a pair are passed. First: of the letters
-that alternate like vowels, fewer than this part are the script's vowels (0.6 and more in
-languages). Second: the script's vowels alternate less often, by more than this (0 to 0.25 in
-languages)."""
-_MAX_VOWELLESS_WORDS = 0.1
-"""Part of Latin words without a vowel, up to which they may be names in programs."""
+"""Each pair is (`max_shared`, `min_lost`); letters are exchanged if one pair holds. `max_shared`:
+of the letters that alternate like vowels, fewer than this share are the script's vowels (languages
+have 0.6 and more). `min_lost`: the share of pairs that alternate falls by more than this if the
+script's vowels take the place of those letters (languages have 0 to 0.25)."""
+_MAX_VOWELLESS_SHARE = 0.1
+"""Largest share of Latin words without a vowel that names in programs explain."""
 _ONE_BYTE_CHARSETS = ("cp1252", "latin-1", "cp1251", "koi8-r", "cp866", "mac-roman")
 _UTF8 = re.compile(rb"[\xc2-\xdf][\x80-\xbf]|[\xe0-\xef][\x80-\xbf]{2}|[\xf0-\xf4][\x80-\xbf]{3}")
-_MIN_SEQUENCES = 5
+_MIN_UTF8_SEQUENCES = 5
 _MOJIBAKE_SHARE = 0.8
-"""Part of the characters beyond ASCII, from which on they are UTF-8 read in another charset."""
+"""Smallest share of the non-ASCII characters that are UTF-8 read in another charset."""
 _LATIN_RUN = re.compile("[A-Za-z\u00c0-\u024f\u1e00-\u1eff]+")
 _MAX_WORD = 30
 """Longest word, in letters; a longer one is a sequence or a code."""
@@ -91,7 +90,7 @@ def is_unreadable(lines: Sequence[Line]) -> bool:
         bad_area, area = bad_area + size * count / letters, area + size
     if not total:
         return False
-    if bad > MAX_UNREADABLE * total or bad_area > MAX_UNREADABLE * area > 0:
+    if bad > MAX_UNREADABLE_SHARE * total or bad_area > MAX_UNREADABLE_SHARE * area > 0:
         return True
     return is_gibberish(" ".join(line.text for line in lines))
 
@@ -118,13 +117,14 @@ def is_gibberish(text: str, *, min_pairs: int = _MIN_PAIRS) -> bool:
 
 
 def may_be_language(text: str) -> bool:
-    """Return whether a short text in Latin letters, which were guessed, may be in a language."""
+    """Return whether a short text in Latin letters may be in a language. The letters were guessed
+    from the codes of a font without a map to Unicode."""
     pairs = _latin_pairs(text)
     has_unreadable = any(map(_is_unreadable_char, text))
     return (
-        len(pairs) >= _MIN_PAIRS_OF_GUESSED
+        len(pairs) >= _MIN_GUESSED_PAIRS
         and not has_unreadable
-        and not is_gibberish(text, min_pairs=_MIN_PAIRS_OF_GUESSED)
+        and not is_gibberish(text, min_pairs=_MIN_GUESSED_PAIRS)
     )
 
 
@@ -155,9 +155,9 @@ def _is_cipher(text: str, min_pairs: int) -> bool:
     two_vowels = sum(a and b for a, b in vowels)
     case_changes = sum(a.islower() and b.isupper() for a, b in pairs)
     return (
-        two_consonants > _MAX_CONSONANT_PAIRS * len(pairs)
-        or two_vowels > _MAX_VOWEL_PAIRS * len(pairs)
-        or case_changes > _MAX_CASE_CHANGES * len(pairs)
+        two_consonants > _MAX_CONSONANT_PAIR_SHARE * len(pairs)
+        or two_vowels > _MAX_VOWEL_PAIR_SHARE * len(pairs)
+        or case_changes > _MAX_CASE_CHANGE_SHARE * len(pairs)
     )
 
 
@@ -171,7 +171,7 @@ def _has_exchanged_letters(text: str, script: str, min_pairs: int) -> bool:
     words = _distinct_words(text, letters)
     vowelless = sum(vowels.isdisjoint(word) for word in words)
     if len(words) < _MIN_WORDS or (
-        script == "LATIN" and vowelless <= _MAX_VOWELLESS_WORDS * len(words)
+        script == "LATIN" and vowelless <= _MAX_VOWELLESS_SHARE * len(words)
     ):
         return False
     pairs = Counter(pair for word in words for pair in pairwise(word))
@@ -186,7 +186,7 @@ def _has_exchanged_letters(text: str, script: str, min_pairs: int) -> bool:
     shared_part = shared / (sum(frequency[char] for char in alternating) or 1)
     alternation = _alternation(pairs, alternating) / count
     lost_alternation = alternation - _alternation(pairs, vowels) / count
-    return alternation > _MIN_ALTERNATION and any(
+    return alternation > _MIN_ALTERNATION_SHARE and any(
         shared_part < max_shared and lost_alternation > min_lost
         for max_shared, min_lost in _EXCHANGED_LIMITS
     )
@@ -235,7 +235,7 @@ def _is_mojibake(text: str) -> bool:
     for charset in _ONE_BYTE_CHARSETS:
         data = text.encode(charset, "replace")
         lengths = [len(each) for each in _UTF8.findall(data)]
-        if len(lengths) >= _MIN_SEQUENCES and sum(lengths) > _MOJIBAKE_SHARE * beyond_ascii:
+        if len(lengths) >= _MIN_UTF8_SEQUENCES and sum(lengths) > _MOJIBAKE_SHARE * beyond_ascii:
             return True
     return False
 
@@ -246,19 +246,19 @@ def _mixes_scripts(text: str, min_pairs: int) -> bool:
     if text.isascii():
         return False
     latin = [char for char in text if char.isalpha() and "A" <= char < "\u0250"]
-    if len(latin) >= min_pairs and sum(char > "\x7f" for char in latin) > _MAX_BEYOND_ASCII * len(
-        latin
-    ):
+    accented = sum(char > "\x7f" for char in latin)
+    if len(latin) >= min_pairs and accented > _MAX_NON_ASCII_SHARE * len(latin):
         return True
     scripts = [_script(char) if char.isalpha() else "" for char in text]
     pairs = [(a, b) for a, b in pairwise(scripts) if a and b]
     mixed = sum(a != b and not _MIXABLE_SCRIPTS.issuperset((a, b)) for a, b in pairs)
-    return len(pairs) >= min_pairs and mixed > _MAX_MIXED_PAIRS * len(pairs)
+    return len(pairs) >= min_pairs and mixed > _MAX_MIXED_PAIR_SHARE * len(pairs)
 
 
 def _has_rare_chars(text: str, min_pairs: int) -> bool:
     han = [char for char in text if "\u3400" <= char <= "\u9fff" or "\uac00" <= char <= "\ud7a3"]
-    return 2 * len(han) >= min_pairs and sum(map(is_rare_char, han)) > _MAX_RARE_CHARS * len(han)
+    rare = sum(map(is_rare_char, han))
+    return 2 * len(han) >= min_pairs and rare > _MAX_RARE_CHAR_SHARE * len(han)
 
 
 @lru_cache(maxsize=4_096)

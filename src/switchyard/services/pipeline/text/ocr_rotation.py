@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 MIN_CERTAINTY = 0.5
 """Certainty below which a line counts as a pattern, not as text."""
-_MIN_READ = 3
+_MIN_LINES_READ = 3
 """Lines that are read in both directions at first, so that a single one that is upside down decides
 nothing."""
-_MAX_READ = 9
+_MAX_LINES_READ = 9
 """Lines after which reading in both directions ends, even if neither direction is clearly
 better."""
 _CLEAR_LEAD = 4.0
@@ -74,9 +74,9 @@ def _is_upside_down(engine: Any, crops: Sequence[Picture]) -> bool:
     import numpy as np
 
     lead = 0.0
-    longest = sorted(crops, key=lambda crop: -crop.shape[1])[:_MAX_READ]
+    longest = sorted(crops, key=lambda crop: -crop.shape[1])[:_MAX_LINES_READ]
     for number, crop in enumerate(longest):
-        if number >= _MIN_READ and abs(lead) >= _CLEAR_LEAD:
+        if number >= _MIN_LINES_READ and abs(lead) >= _CLEAR_LEAD:
             break
         part = crop[:, : _READ_LENGTH * crop.shape[0]]
         lead += _recognition_score(engine, np.ascontiguousarray(np.rot90(part, 2)))

@@ -9,9 +9,9 @@ from switchyard.services.pipeline.text.layout import Line
 
 _MAX_COPY_DISTANCE = 0.25
 """Largest distance of a copy from its original, in sizes of a letter."""
-_SHARED = 0.6
+_MIN_SHARED_HEIGHT = 0.6
 """A copy shares at least this part of the smaller height with its original."""
-_BEFORE = 12
+_COMPARED_LINES = 12
 """Number of preceding lines, in order of height, among which a line's original is looked for."""
 
 
@@ -39,7 +39,7 @@ def without_copies(lines: Sequence[Line]) -> list[Line]:
                 lines_by_id[other_at] = other
         if line is not None:
             lines_by_id[at] = line
-            recent = [*recent[-_BEFORE:], at]
+            recent = [*recent[-_COMPARED_LINES:], at]
     return [lines_by_id[at] for at in range(len(lines)) if at in lines_by_id]
 
 
@@ -49,7 +49,7 @@ def have_copies(lines: Sequence[Line]) -> bool:
     return any(
         _overlap(line, other)
         for at, line in enumerate(ordered)
-        for other in ordered[max(0, at - _BEFORE) : at]
+        for other in ordered[max(0, at - _COMPARED_LINES) : at]
     )
 
 
@@ -72,7 +72,7 @@ def _overlap(line: Line, other: Line) -> bool:
     if beside <= _MAX_COPY_DISTANCE * other.size:
         return False
     shared = min(line.y1, other.y1) - max(line.y0, other.y0)
-    return shared > _SHARED * min(line.height, other.height) and (
+    return shared > _MIN_SHARED_HEIGHT * min(line.height, other.height) and (
         abs(line.y0 - other.y0) < _MAX_COPY_DISTANCE * other.size
         and 0.9 * other.size < line.size < 1.1 * other.size
     )

@@ -256,8 +256,8 @@ def with_open_pages(data: bytes) -> bytes:
         if not objects:
             return data
         start = objects[-1].end()
-    about = data[start : start + _MAX_ENCRYPTION_BYTES].partition(b"endobj")[0]
-    if _FILTER_VERSION.search(about) is None or _USED_FILTER.search(about) is not None:
+    dictionary = data[start : start + _MAX_ENCRYPTION_BYTES].partition(b"endobj")[0]
+    if _FILTER_VERSION.search(dictionary) is None or _USED_FILTER.search(dictionary) is not None:
         return data
     changed = bytearray(data)
     for each in matches:

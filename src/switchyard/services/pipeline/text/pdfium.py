@@ -55,7 +55,7 @@ _WIDE_LETTER = 0.58
 _WIDER_LETTER = 1.15
 """Wide letters are this many times as wide as those on most lines of the page."""
 _EAST_ASIAN = "\u2e80"
-_NO_WIDTH = 0.01
+_MAX_ZERO_WIDTH = 0.01
 _MAX_RECTANGLES = 200_000
 _MAX_PARTS = 100
 _MAX_NAME = 256
@@ -322,7 +322,7 @@ def _lines_by_glyphs(text: Any, visible: _VisibleArea) -> Iterator[Line]:
             row[-1] = (Glyph(line_text, x0, x1), y0, y1, size)
             continue
         is_blank = char.isspace()
-        if (is_blank and x1 - x0 < _NO_WIDTH) or is_copied((x0, y0), size, seen[char]):
+        if (is_blank and x1 - x0 < _MAX_ZERO_WIDTH) or is_copied((x0, y0), size, seen[char]):
             continue  # the library adds blanks of its own, without a place
         if not is_blank:
             seen[char].add(cell_of((x0, y0), size))

@@ -23,16 +23,16 @@ _BLANK_LINES = re.compile(r"\n[ \t]*(?:\n[ \t]*)+")
 _SPACES = re.compile(r"[ \t\u00a0\u2000-\u200a\u202f\u3000]+")
 _HYPHENATED = re.compile(r"(?<=[^\W_])([-\u2010])\n(?=[^\W_])")
 _ADDRESS = re.compile(r"(?:://|www\.|@)\S*$")
-_MAX_ADDRESS = 200
+_MAX_ADDRESS_LENGTH = 200
 """Characters before a line's end among which an address is looked for."""
 
 _FOREIGN = re.compile(r"[^\x00-\x7f]+")
 """Characters that folding may change."""
-_CHARACTERS = 4_096
+_CACHED_CHARACTERS = 4_096
 """Number of characters whose folded form is cached."""
-_REPLACED = 32
-"""Up to so many different characters, the text is searched for each of them; more are looked up one
-by one, where they stand."""
+_MAX_REPLACEMENTS = 32
+"""Most different characters that are replaced by one pass over the text for each of them. Where
+there are more, one pass looks up every character."""
 
 _CJK_RANGES = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
 _CJK = re.compile(f"[{_CJK_RANGES}]+")
@@ -42,8 +42,8 @@ WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)*")
 _MARK = re.compile("[\u0300-\u036f\u0591-\u05bd\u064b-\u065f\u0670\u0900-\u0dff\u0e31-\u0eff]")
 _RAISED = re.compile("[⁰¹²³⁴-⁹]++")
 _LOWERED_NUMBER = re.compile("[₀-₉]")
-_APART = frozenset("\u00ad\u2060⁰¹²³⁴⁵⁶⁷⁸⁹₀₁₂₃₄₅₆₇₈₉")
-"""Characters that are unseen, raised or lowered."""
+_HIDDEN_OR_SHIFTED = frozenset("\u00ad\u2060⁰¹²³⁴⁵⁶⁷⁸⁹₀₁₂₃₄₅₆₇₈₉")
+"""Soft hyphens and joiners, and raised and lowered numbers."""
 _LOWERED = re.compile(r"(?<![^\W_])([^\W\d_⁰¹²³⁴-⁹₀-₉]++)[₀-₉]++(?![^\W_])")
 
 SENTENCE_ENDS = frozenset(".!?…\u061f\u06d4\u0964\u0965。！？｡")
@@ -60,8 +60,9 @@ _SENTENCE_END = re.compile(
     """,
     re.VERBOSE,
 )
-_TAIL = 24
-"""Characters before a sentence's end that tell whether it is one."""
+_SENTENCE_TAIL = 24
+"""Number of characters before a full stop by which an abbreviation, an initial or an ordinal is
+recognised."""
 _MAX_MARKS = 30
 """Combining marks that one letter may have (Unicode's stream-safe text format)."""
 _NOT_AN_END = re.compile(
@@ -111,7 +112,7 @@ def _hyphen_at_a_line_end(match: re.Match[str]) -> str:
         return match[1]
     if text[end].isupper() and not (text[max(at - 2, 0) : at + 1] + text[end : end + 2]).isupper():
         return match[1]
-    is_address = _ADDRESS.search(text[max(0, at - _MAX_ADDRESS) : at]) is not None
+    is_address = _ADDRESS.search(text[max(0, at - _MAX_ADDRESS_LENGTH) : at]) is not None
     return match[1] if is_address else ""
 
 
@@ -128,7 +129,7 @@ def sentences(paragraph: str) -> list[str]:
     for match in _SENTENCE_END.finditer(paragraph):
         end = match.end()
         # Only the tail is cut out: a list of initials is one sentence with thousands of dots.
-        if _NOT_AN_END.search(paragraph[max(start, end - _TAIL) : end].lstrip()):
+        if _NOT_AN_END.search(paragraph[max(start, end - _SENTENCE_TAIL) : end].lstrip()):
             continue
         sentence_list.append(paragraph[start:end].strip())
         start = end
@@ -148,20 +149,21 @@ def words(text: str) -> list[str]:
 
 
 def accented_words(text: str) -> list[str]:
-    """Return the same words with their accents, by which stemmers recognise endings; without marks
-    where these are vowel marks, which no stemmer needs."""
+    """Return the words of a text as `words` does, but with their accents, by which stemmers
+    recognise endings. A text with vowel marks, which no stemmer needs, loses all its marks."""
     plain = normalised(text)
     return words(text) if has_combining_marks(plain) else _cut(plain)
 
 
 def has_combining_marks(plain: str) -> bool:
-    """Return whether a text has marks that are no letters of their own, so that they would cut a
+    """Return whether a text has marks that are characters of their own, so that they would cut a
     word in two."""
     return not plain.isascii() and _MARK.search(plain) is not None
 
 
 def without_accents(word: str) -> str:
-    """Return a word of `accented_words` as `words` gives it."""
+    """Remove the accents of a word from `accented_words`, so that it equals the word from
+    `words`."""
     return _fold(word, _without_accents)
 
 
@@ -231,7 +233,7 @@ def _fold(text: str, fold: Callable[[str], str]) -> str:
         return text.casefold()
     # Only characters of the text are replaced: searches fold many texts with few of them each.
     foreign = {char for char in set(text) if not char.isascii()}
-    if not foreign.isdisjoint(_APART):
+    if not foreign.isdisjoint(_HIDDEN_OR_SHIFTED):
         text = _numbers_apart(_UNSEEN.sub("", text))
     # Character by character: `normalize` sorts every run of combining marks, by insertion, and in a
     # hostile text such a run can be as long as the text.
@@ -247,7 +249,7 @@ def _fold(text: str, fold: Callable[[str], str]) -> str:
 
 def _replace_chars(text: str, folded: Mapping[str, str]) -> str:
     """Replace characters by their folded forms, which contain none of these characters."""
-    if len(folded) > _REPLACED:
+    if len(folded) > _MAX_REPLACEMENTS:
         by_code = str.maketrans(dict(folded))
         return _FOREIGN.sub(lambda run: run.group().translate(by_code), text)
     for char, other in folded.items():
@@ -255,12 +257,12 @@ def _replace_chars(text: str, folded: Mapping[str, str]) -> str:
     return text
 
 
-@lru_cache(maxsize=_CHARACTERS)
+@lru_cache(maxsize=_CACHED_CHARACTERS)
 def _compatible(char: str) -> str:
     return unicodedata.normalize("NFKC", char)
 
 
-@lru_cache(maxsize=_CHARACTERS)
+@lru_cache(maxsize=_CACHED_CHARACTERS)
 def _without_accents(char: str) -> str:
     decomposed = unicodedata.normalize("NFKD", char)
     # Classes from 10 up are accents and vowel marks; below are signs that Indic scripts need.

@@ -26,12 +26,12 @@ from switchyard.services.pipeline.text.stopwords import (
 )
 
 _FALLBACK = "english"
-_MIN_STOP_WORDS = 0.1
+_MIN_STOP_WORD_SHARE = 0.1
 """Part of a text's words, at least, that are stop words of its language; in most languages they are
 a third and more."""
 _MAX_STEMMED_CHARACTERS = 40
 """Longer runs of letters are not stemmed, as no language inflects them."""
-_KNOWN_STEMS = 100_000
+_CACHED_STEMS = 100_000
 """Pairs of word and language whose stems are cached."""
 
 
@@ -43,7 +43,7 @@ def language_of(text: str) -> str | None:
         return None
     [language] = languages
     number = sum(word in STOP_WORDS_BY_LANGUAGE[language] for word in text_words)
-    return language if number > _MIN_STOP_WORDS * len(text_words) else None
+    return language if number > _MIN_STOP_WORD_SHARE * len(text_words) else None
 
 
 def stems(text: str) -> list[str]:
@@ -96,7 +96,7 @@ def query_words(text: str, limit: int, language: str | None) -> list[tuple[str, 
     return forms
 
 
-@lru_cache(maxsize=_KNOWN_STEMS)
+@lru_cache(maxsize=_CACHED_STEMS)
 def _forms(word: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(_stem(word, language) for language in STOP_WORDS_BY_LANGUAGE))
 
@@ -106,7 +106,7 @@ def _forms_in(word: str, language: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys((_stem(word, language), without_accents(word))))
 
 
-@lru_cache(maxsize=_KNOWN_STEMS)
+@lru_cache(maxsize=_CACHED_STEMS)
 def _stem(word: str, language: str) -> str:
     """Stem a folded word, without accents, as many words are written without. A stemmer has a
     state, so threads must not share one."""

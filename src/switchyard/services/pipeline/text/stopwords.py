@@ -69,19 +69,20 @@ STOP_WORDS_BY_LANGUAGE = {
     "russian": frozenset(_RUSSIAN.split()),
 }
 """By the languages' names in English, in lower case."""
-_ENGLISH_TOO = """
+_CONTENT_WORDS_IN_ENGLISH = """
 ante car comment con den die dos encore era fur han hat hay man mas mit nun par pendant plus pour
 sans sea sera sin solo son sur tout vers war
 """
-"""Stop words of other languages that say something in English: they are left out only of a text
-that is in their language."""
+"""Stop words of other languages that say something in English (`car`, `sea`, `war`). They are
+removed only from a text in their language."""
 _MIN_STOP_WORDS = 2
-"""Different stop words of a language that tell that a text is in it: one may be a word of another,
-as `sea` and `die` are in English, `war` in German and `or` in French."""
+"""Fewest different stop words by which a language is recognised: a single one may be an ordinary
+word of another language, as `sea`, a stop word in Spanish, is in English."""
 
 
 def languages_of(words: Iterable[str]) -> frozenset[str]:
-    """Return the languages of which most stop words are among a text's; none where that is one."""
+    """Return the languages with the most stop words among these words: several if they are equal,
+    none if there are fewer than _MIN_STOP_WORDS."""
     different = frozenset(words)
     counts = {name: len(their & different) for name, their in STOP_WORDS_BY_LANGUAGE.items()}
     most = max(counts.values())
@@ -90,7 +91,8 @@ def languages_of(words: Iterable[str]) -> frozenset[str]:
 
 def stop_words_among(words: Iterable[str]) -> frozenset[str]:
     """Return those of a text's words that say nothing of its subject: the stop words of its
-    language. Where none is told, or English, those of others, too, that say nothing in English."""
+    language. In English, and where the language is not recognised, also those of other languages
+    that say nothing in English."""
     different = frozenset(words)
     languages = languages_of(different)
     if not languages or "english" in languages:
@@ -99,5 +101,6 @@ def stop_words_among(words: Iterable[str]) -> frozenset[str]:
 
 
 _ENGLISH_OR_UNKNOWN = STOP_WORDS_BY_LANGUAGE["english"] | (
-    frozenset[str]().union(*STOP_WORDS_BY_LANGUAGE.values()) - frozenset(_ENGLISH_TOO.split())
+    frozenset[str]().union(*STOP_WORDS_BY_LANGUAGE.values())
+    - frozenset(_CONTENT_WORDS_IN_ENGLISH.split())
 )

@@ -44,7 +44,7 @@ _MIN_BLANKS_BEFORE_NUMBERS = 1.8
 _MIN_SHARE_OF_ROWS = 0.75
 """Smallest share of a river's rows (`_River`) in which the space must look like one between
 cells."""
-_MAX_MEAN_CELL = 28
+_MAX_MEAN_CELL_LETTERS = 28
 """Letters of a cell, on average, up to which lines side by side may be a table."""
 _NUMBER = re.compile(
     r"[-+–−(<>~±$€£¥]*\d[\d.,:/'’%)*†‡°±–-]*[a-z]?|[-–—.$€£¥]|n/?a\.?", re.IGNORECASE
@@ -107,7 +107,7 @@ def _likely_rows(rows: Sequence[list[Line]]) -> list[list[Line]]:
     for row in [*rows, []]:
         is_pair = any(_PAIR.search(line.text) is not None for line in row)
         if is_pair or (
-            len(row) > 1 and sum(len(line.text) for line in row) < _MAX_MEAN_CELL * len(row)
+            len(row) > 1 and sum(len(line.text) for line in row) < _MAX_MEAN_CELL_LETTERS * len(row)
         ):
             run.append(row)
             has_pair = has_pair or is_pair

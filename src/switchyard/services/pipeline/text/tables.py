@@ -9,15 +9,15 @@ from switchyard.services.pipeline.text.layout import MAX_LINES, Line, rows_of
 
 _MIN_ROWS = 3
 _MAX_COLUMNS = 40
-_CELL = 28
+_MIN_PROSE_LETTERS = 28
 """Lines side by side with at least so many letters, on average, are columns of text."""
-_SHORT_CELL = 16
+_MAX_CELL_LETTERS = 16
 """Lines side by side with at most so many letters, on average, are cells of a table."""
 _MIN_JUSTIFIED_SHARE = 0.75
 """Text is justified if at least this part of its rows reach from its left to its right edge."""
 _MIN_ALIGNED_SHARE = 0.7
 """Smallest part of a table's cells that are aligned with others."""
-_ALIGNED = 0.15
+_ALIGNMENT_TOLERANCE = 0.15
 """Two cells are aligned if their edges differ by at most so many sizes of a letter."""
 _MIN_FILLED_SHARE = 0.5
 """Smallest part of the cells of a table that are not empty."""
@@ -77,8 +77,8 @@ def _is_prose(lines: Sequence[Line], columns: Sequence[tuple[float, float]]) -> 
     """Return whether rows are columns of text: their lines are long, or of medium length and most
     of them as wide as their column."""
     letters = sum(len(line.text) for line in lines) / len(lines)
-    if not _SHORT_CELL < letters < _CELL:
-        return letters >= _CELL
+    if not _MAX_CELL_LETTERS < letters < _MIN_PROSE_LETTERS:
+        return letters >= _MIN_PROSE_LETTERS
     width = sum(until - at for at, until in columns) / len(columns)
     full = sum(line.x1 - line.x0 > 0.75 * width for line in lines)
     return full > 0.7 * len(lines)
@@ -100,7 +100,7 @@ def _is_justified(rows: Sequence[Sequence[Line]]) -> bool:
             inner += 1
             aligned += line.text[:1].isdigit() or any(
                 min(abs(x0 - line.x0), abs(x1 - line.x1), abs(x0 + x1 - line.x0 - line.x1) / 2)
-                < _ALIGNED * size
+                < _ALIGNMENT_TOLERANCE * size
                 for x0, x1 in places
             )
     return aligned < _MIN_ALIGNED_SHARE * inner

@@ -56,7 +56,7 @@ def read_page(html: bytes, url: str, charset: str | None = None) -> WebText:
     robots = _directives(tree)
     links = () if "nofollow" in robots else tuple(_links(tree))
     heading = _first(tree.xpath("//title//text()")) or _first(tree.xpath("//h1//text()"))
-    about = extract_metadata(text, default_url=url)
+    metadata = extract_metadata(text, default_url=url)
     page = extract(
         text,
         url=url,
@@ -66,18 +66,18 @@ def read_page(html: bytes, url: str, charset: str | None = None) -> WebText:
         config=config,
     )
     return WebText(
-        title=_tag_content(about.title) or heading,
+        title=_tag_content(metadata.title) or heading,
         text=(page or "")[:MAX_TEXT],
-        author=_tag_content(about.author),
-        date=_tag_content(about.date),
-        language=_tag_content(about.language) or _tag_content(tree.get("lang")),
+        author=_tag_content(metadata.author),
+        date=_tag_content(metadata.date),
+        language=_tag_content(metadata.language) or _tag_content(tree.get("lang")),
         links=links,
         indexed="noindex" not in robots,
     )
 
 
 def _directives(tree: object) -> set[str]:
-    """Return the directives of `<meta name="robots">` and of the element with our name."""
+    """Return the directives of `<meta name="robots">` and `<meta name="switchyard">`."""
     directives: set[str] = set()
     for each in tree.xpath("//meta[@name and @content]")[:200]:  # type: ignore[attr-defined]
         if each.get("name", "").strip().lower() in ("robots", "switchyard"):

@@ -19,8 +19,10 @@ _MAX_DEPTH = 200
 _TEXT_ELEMENTS = frozenset(("text", "exData"))
 """Elements with the text of drawings and of the captions of fields."""
 _SHOWN_ELEMENTS = frozenset(("draw", "caption"))
-_NOT_SHOWN = frozenset(("extras", "items", "assist", "event", "desc"))
-_UNSEEN = frozenset(("hidden", "inactive", "invisible"))
+"""Elements whose text is shown, unless they are within _SILENT_ELEMENTS."""
+_SILENT_ELEMENTS = frozenset(("extras", "items", "assist", "event", "desc"))
+_HIDDEN_PRESENCES = frozenset(("hidden", "inactive", "invisible"))
+"""Values of the attribute `presence` of an element that is not shown."""
 
 
 def text_of_form(packets: Mapping[str, bytes]) -> str:
@@ -44,30 +46,31 @@ class _Reader:
         self.path: list[str] = []
         self.found: list[str] = []
         self._text: list[str] = []
-        self._unseen: int | None = None
+        self._hidden_from: int | None = None
+        """Length of the path of the outermost element that is not shown."""
 
     def start(self, name: str, attributes: Mapping[str, str]) -> None:
         if len(self.path) >= _MAX_DEPTH:
-            raise CorruptDocument("its elements stand in elements without end")
+            raise CorruptDocument("its elements are nested too deep")
         self.path.append(name.rpartition(":")[2])
-        if self._unseen is None and attributes.get("presence") in _UNSEEN:
-            self._unseen = len(self.path)
-        self.begin()
+        if self._hidden_from is None and attributes.get("presence") in _HIDDEN_PRESENCES:
+            self._hidden_from = len(self.path)
+        self.handle_start()
 
     def end(self, _: str) -> None:
-        self.finish()
-        if self._unseen == len(self.path):
-            self._unseen = None
+        self.handle_end()
+        if self._hidden_from == len(self.path):
+            self._hidden_from = None
         self.path.pop()
 
     def data(self, text: str) -> None:
-        if self._unseen is None:
+        if self._hidden_from is None:
             self._text.append(text)
 
-    def begin(self) -> None:
+    def handle_start(self) -> None:
         """Handle the start of an element; called by `start`."""
 
-    def finish(self) -> None:
+    def handle_end(self) -> None:
         """Handle the end of an element; called by `end`."""
 
     def take(self) -> str:
@@ -78,25 +81,26 @@ class _Reader:
 
 
 class _Template(_Reader):
-    def begin(self) -> None:
+    def handle_start(self) -> None:
         if self.path[-1] in _TEXT_ELEMENTS:
             self.take()
 
-    def finish(self) -> None:
+    def handle_end(self) -> None:
         if self.path[-1] == "p":
             self.data(" ")
-        is_shown = not _SHOWN_ELEMENTS.isdisjoint(self.path) and _NOT_SHOWN.isdisjoint(self.path)
-        if self.path[-1] in _TEXT_ELEMENTS and is_shown:
+        is_shown = not _SHOWN_ELEMENTS.isdisjoint(self.path)
+        is_silent = not _SILENT_ELEMENTS.isdisjoint(self.path)
+        if self.path[-1] in _TEXT_ELEMENTS and is_shown and not is_silent:
             text = self.take()
             if text:
                 self.found.append(text)
 
 
 class _Data(_Reader):
-    def begin(self) -> None:
+    def handle_start(self) -> None:
         self.take()
 
-    def finish(self) -> None:
+    def handle_end(self) -> None:
         text = self.take()
         if text and "data" in self.path[:-1]:
             self.found.append(f"{self.path[-1]}: {text}")
@@ -115,4 +119,4 @@ def _read(content: bytes, reader: _Reader) -> Iterator[str]:
 
 
 def _refuse(*_: object) -> None:
-    raise CorruptDocument("it has a document type")
+    raise CorruptDocument("it declares a document type")

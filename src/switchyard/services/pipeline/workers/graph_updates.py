@@ -46,20 +46,20 @@ async def _upsert(ctx: JobContext, files: DocumentFiles, **edges: Any) -> None:
         return
     from switchyard.services.pipeline.graph.upserts import upsert_document
 
-    about, title = await _read_metadata(files)
-    if not about:
+    metadata, title = await _read_metadata(files)
+    if not metadata:
         document = await PipelineLedger(ctx.ledger).documents.get_document(files.document_id)
         if document is not None:
-            about, title = {"source": document.source}, document.title
-    await upsert_document(ctx.ledger, files.document_id, about, title or "", **edges)
+            metadata, title = {"source": document.source}, document.title
+    await upsert_document(ctx.ledger, files.document_id, metadata, title or "", **edges)
 
 
 async def _read_metadata(files: DocumentFiles) -> tuple[Mapping[str, Any], str | None]:
     """Return the metadata that a document's source gives, and its title; from its result where the
     stages' outputs were deleted."""
     try:
-        about = (await files.output_of_async(INGEST)).result
-        return about, (await files.output_of_async(EXTRACT)).result["title"]
+        metadata = (await files.output_of_async(INGEST)).result
+        return metadata, (await files.output_of_async(EXTRACT)).result["title"]
     except MissingOutput:
         result = await stored_result(files.storage, result_key(files.document_id)) or {}
         return result, result.get("title")

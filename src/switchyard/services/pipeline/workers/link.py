@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -16,12 +16,8 @@ from switchyard.services.pipeline.index.open_index import index_of
 from switchyard.services.pipeline.index.similar_documents import TOP_K, similar_documents
 from switchyard.services.pipeline.records.documents import COMPLETED
 from switchyard.services.pipeline.workers.graph_updates import update_similarity
-from switchyard.services.pipeline.workers.stage_outputs import (
-    DocumentFiles,
-    MissingOutput,
-    damage_of,
-    entry_of,
-)
+from switchyard.services.pipeline.workers.ocr import pages_for_ocr
+from switchyard.services.pipeline.workers.stage_outputs import DocumentFiles, MissingOutput
 from switchyard.services.pipeline.workers.stages import (
     CLASSIFY,
     EMBED,
@@ -97,7 +93,7 @@ async def _classes_of(files: DocumentFiles) -> list[dict[str, Any]]:
 
 async def _document_result(files: DocumentFiles, links: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return the document's `result.json`."""
-    about = (await files.output_of_async(INGEST)).result
+    ingested = (await files.output_of_async(INGEST)).result
     text = (await files.output_of_async(EXTRACT)).result
     summary = (await files.output_of_async(SUMMARIZE)).result
     embedded = (await files.output_of_async(EMBED)).result
@@ -105,19 +101,31 @@ async def _document_result(files: DocumentFiles, links: Sequence[dict[str, Any]]
         "document_id": files.document_id,
         "state": COMPLETED,
         "title": text["title"],
-        "source": about["source"],
-        "filename": about["filename"],
-        "media_type": about["media_type"],
-        "size": about["size"],
+        "source": ingested["source"],
+        "filename": ingested["filename"],
+        "media_type": ingested["media_type"],
+        "size": ingested["size"],
         "page_count": text["page_count"],
         "word_count": text["word_count"],
         "pages_without_text": text["pages_without_text"],
-        **damage_of(text),
+        **_damage(text),
         "metadata": text["metadata"],
         "summary": summary,
         "chunks": embedded["chunks"],
         "embedder": embedded["embedder"],
         "classes": await _classes_of(files),
         "links": list(links),
-        **entry_of(about),
+        # Metadata that the source gives: authors, dates, ….
+        **({"entry": ingested["entry"]} if "entry" in ingested else {}),
+    }
+
+
+def _damage(text: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is wrong with the file, by the result of `extract_text`."""
+    broken = text.get("broken_pages", [])  # absent in outputs of an earlier version
+    return {
+        "repaired": text["repaired"],
+        "broken_pages": broken,
+        "page_errors": text.get("page_errors", {}),
+        "unreadable_pages": sorted({*broken, *pages_for_ocr(text)}),
     }

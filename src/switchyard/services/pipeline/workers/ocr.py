@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import Field
 
 from switchyard.broker import patterns
+from switchyard.broker.lanes import BACKFILL
 from switchyard.broker.message import MAX_FIRST_STAGE_PRIORITY
 from switchyard.services.common.errors import PermanentError
 from switchyard.services.common.files.errors import NotStored, PageTooCostly, UnsupportedDocument
@@ -21,11 +22,7 @@ from switchyard.services.engine.jobs.bounded_gather import gather_bounded
 from switchyard.services.engine.jobs.context import JobContext, ProcessCrashed
 from switchyard.services.engine.jobs.outcomes import Done, Job, Next, Outcome
 from switchyard.services.engine.jobs.registry import job
-from switchyard.services.pipeline.workers.stage_outputs import (
-    DocumentFiles,
-    StageOutput,
-    pages_for_ocr,
-)
+from switchyard.services.pipeline.workers.stage_outputs import DocumentFiles, StageOutput
 from switchyard.services.pipeline.workers.stages import (
     EXTRACT,
     INGEST,
@@ -50,6 +47,12 @@ MAX_RANGES = 20
 
 class NoTextFound(PermanentError):
     """OCR has read all pages of a document, and there are no words on them."""
+
+
+def pages_for_ocr(text: Mapping[str, Any]) -> list[int]:
+    """Return the numbers of the pages that OCR has yet to read: scans, and pages whose text can't
+    be read. `text` is the result of `extract_text`."""
+    return sorted({*text.get("scanned_pages", ()), *text.get("unreadable_pages", ())})
 
 
 class OcrPdf(DocumentJob):
@@ -108,7 +111,7 @@ async def ocr_pdf(payload: OcrPdf, ctx: JobContext) -> Outcome:
         ingest_result = (await files.output_of_async(INGEST)).result
         numbers = payload.pages_to_read(text.result)
         try:
-            pages = _PageReader(ctx, payload, files, ingest_result, text.content)
+            reader = _PageReader(ctx, payload, files, ingest_result, text.content)
         except OcrNotInstalled as error:
             if not payload.scanned:
                 raise
@@ -121,13 +124,13 @@ async def ocr_pdf(payload: OcrPdf, ctx: JobContext) -> Outcome:
         if len(numbers) > MAX_UNDIVIDED_PAGES and not payload.divided:
             at.continues = True
             return _divide(payload, numbers, ctx.message.priority)
-        read = await pages.read(numbers)
-        result: dict[str, Any] = {"document_id": document_id, "pages_read": pages.read_count}
-        if len(read) < len(numbers):
+        pages = await reader.read(numbers)
+        result: dict[str, Any] = {"document_id": document_id, "pages_read": reader.read_count}
+        if len(pages) < len(numbers):
             at.continues = True
-            result |= {"pages_done": len(read), "pages": len(numbers)}
+            result |= {"pages_done": len(pages), "pages": len(numbers)}
             return Next([Job("ocr_pdf", payload.as_payload())], result)
-        output = await _insert_texts(files, text, ingest_result, read)
+        output = await _insert_texts(files, text, ingest_result, pages)
     result |= {
         "page_count": output.result["page_count"],
         "word_count": output.result["word_count"],
@@ -151,13 +154,14 @@ async def ocr_pages(payload: OcrPages, ctx: JobContext) -> Outcome:
             f"the document has {len(known_numbers):,} pages, and no page {unknown_number:,}"
         )
     ingest_result = (await files.output_of_async(INGEST)).result
-    pages = _PageReader(ctx, payload, files, ingest_result, text.content)
-    read = await pages.read(payload.pages)
-    result = {"document_id": document_id, "pages": len(read), "pages_read": pages.read_count}
-    left = [number for number in payload.pages if number not in read]
-    if not left:
+    reader = _PageReader(ctx, payload, files, ingest_result, text.content)
+    pages = await reader.read(payload.pages)
+    result = {"document_id": document_id, "pages": len(pages), "pages_read": reader.read_count}
+    unread = [number for number in payload.pages if number not in pages]
+    if not unread:
         return Done(result)
-    return Next([Job("ocr_pages", payload.model_dump(exclude_none=True) | {"pages": left})], result)
+    next_payload = payload.model_dump(exclude_none=True) | {"pages": unread}
+    return Next([Job("ocr_pages", next_payload)], result)
 
 
 def _divide(payload: OcrPdf, numbers: Sequence[int], priority: int) -> Next:
@@ -188,25 +192,23 @@ def _divide(payload: OcrPdf, numbers: Sequence[int], priority: int) -> Next:
 def _next_stage(payload: OcrPdf, ctx: JobContext) -> Job:
     """Return the job of the next stage. A document whose priority is not above that of the backfill
     lane goes on in that lane."""
-    from switchyard.broker.lanes import BACKFILL
-
     lane = "backfill" if ctx.message.priority <= BACKFILL.default_priority else "hot"
-    following = {"document_id": payload.document_id, "force": payload.force}
-    return Job("summarize_content", following, lane=lane)
+    next_payload = {"document_id": payload.document_id, "force": payload.force}
+    return Job("summarize_content", next_payload, lane=lane)
 
 
 async def _insert_texts(
     files: DocumentFiles,
     text: StageOutput,
     ingest_result: Mapping[str, Any],
-    read: Mapping[int, Mapping[str, Any]],
+    pages: Mapping[int, Mapping[str, Any]],
 ) -> StageOutput:
-    """Insert the text of the pages read into the document's text, from which the next stages
-    work."""
+    """Insert the texts of the pages that OCR has read into the document's text, from which the next
+    stages work."""
     from switchyard.services.pipeline.text.extraction import with_ocr
 
-    texts = {number: page["text"] for number, page in read.items()}
-    errors = {number: str(page["error"]) for number, page in read.items() if page.get("error")}
+    texts = {number: page["text"] for number, page in pages.items()}
+    errors = {number: str(page["error"]) for number, page in pages.items() if page.get("error")}
     merged = with_ocr(
         text.result,
         texts,
@@ -215,10 +217,10 @@ async def _insert_texts(
         filename=ingest_result["filename"],
     )
     if not merged["word_count"]:
-        pages = "page" if merged["page_count"] == 1 else f"{merged['page_count']} pages"
-        first = next(iter(errors.values()), "")
-        why = f"; {len(errors):,} can't be read: {first}" if errors else ""
-        raise NoTextFound(f"OCR has found no words on the document's {pages}{why}")
+        which = "page" if merged["page_count"] == 1 else f"{merged['page_count']} pages"
+        first_error = next(iter(errors.values()), "")
+        why = f"; {len(errors):,} can't be read: {first_error}" if errors else ""
+        raise NoTextFound(f"OCR has found no words on the document's {which}{why}")
     return await files.replace_async(EXTRACT, text, merged)
 
 
@@ -244,7 +246,7 @@ class _PageReader:
         self._content = content
         self._source_file = files.source_file(ingest_result, content, ctx.settings)
         self._hash = content_hash([content, OCR_VERSION, payload.language])
-        self._last_start = time.monotonic() + TIME_BUDGET
+        self._time_budget_end = time.monotonic() + TIME_BUDGET
         self._costly_pages = 0
         self.read_count = 0
         """Number of pages that this job has read itself."""
@@ -269,7 +271,7 @@ class _PageReader:
         return min(self._ctx.settings.worker_concurrency, os.cpu_count() or 1)
 
     def _is_time_over(self) -> bool:
-        return time.monotonic() > self._last_start or self._ctx.is_cancelled()
+        return time.monotonic() > self._time_budget_end or self._ctx.is_cancelled()
 
     async def _stored_page(self, number: int) -> Mapping[str, Any] | None:
         """Return the page if it was read before; with `force`, only if this run has read it."""
@@ -307,7 +309,7 @@ class _PageReader:
             error = f"not drawn, as {self._costly_pages} pages of the document take too long"
             return {"text": None, "error": error}
         try:
-            read = await ctx.in_process(
+            page = await ctx.in_process(
                 read_page,
                 self._source_file,
                 number,
@@ -328,10 +330,10 @@ class _PageReader:
                 raise  # it may have been killed from outside
             return {"text": None, "error": f"{type(error).__name__}: {error}"}
         return {
-            "text": read.text,
-            "certainty": read.certainty,
-            "turned": read.turned,
-            "lines": read.lines,
+            "text": page.text,
+            "certainty": page.certainty,
+            "turned": page.turned,
+            "lines": page.lines,
         }
 
     def _key(self, number: int) -> str:

@@ -62,7 +62,8 @@ class MissingOutput(PermanentError):
 
 @dataclass(frozen=True, slots=True)
 class DocumentFiles:
-    """The stored files of one document's stages."""
+    """The stored files of one document's stages. In all methods, `content` is the hash of the first
+    stage's output, by which other content of the document is recognised."""
 
     storage: Storage
     document_id: str
@@ -119,8 +120,7 @@ class DocumentFiles:
         force: bool = False,
     ) -> StageOutput:
         """Return the stored output for this input, or call `compute` and store its result;
-        `content` is the hash of the content from which the input was made. Raises
-        ContentReplaced."""
+        `content` is that from which the input was made. Raises ContentReplaced."""
         try:
             stored = None if force else _parse_output(self.storage.get(self._key(stage)))
         except NotStored:
@@ -166,8 +166,8 @@ class DocumentFiles:
     async def replace_async(
         self, stage: Stage, before: StageOutput, result: Mapping[str, Any]
     ) -> StageOutput:
-        """Store another result of a stage for the same input, completed by a later stage. Raises
-        ContentReplaced."""
+        """Replace the result `before` of an earlier stage by one that a later stage has completed,
+        as OCR does. Raises ContentReplaced."""
         envelope = _envelope(stage, before.input_hash, before.content, result)
         await self.require_content_async(before.content)
         await store_json(self.storage, self._key(stage), envelope)
@@ -226,39 +226,13 @@ class DocumentFiles:
 def drafts_of(
     storage: Storage, folder: str, content: str | None, extractor: str, *, keep: bool, run: str = ""
 ) -> Drafts:
-    """Return the store of pages that were read of a PDF. With `keep`, pages of short documents are
-    kept as well, to look up the places of references in them later. `content` identifies the file's
-    content; `run` is the id of a run that reads it again."""
+    """Return the store of a PDF's pages that were read before its text is complete. With `keep`, it
+    takes pages of short documents as well, in which the places of references are looked up later.
+    `content` identifies the file's content; `run` is the id of a run that reads the file again."""
     from switchyard.services.pipeline.text.partial_results import RANGE, Drafts
 
     hashed = content_hash([content, extractor, run])
     return Drafts(storage, folder, EXTRACT.name, hashed, min_pages=1 if keep else RANGE + 1)
-
-
-def entry_of(ingest_result: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the metadata that the document's source gives (authors, dates, …), for its
-    `result.json`; `ingest_result` is the result of the first stage. Empty where the source gives
-    none."""
-    return {"entry": ingest_result["entry"]} if "entry" in ingest_result else {}
-
-
-def damage_of(text: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the file's damage for the document's `result.json`; `text` is the result of
-    `extract_text`."""
-    # Outputs that an earlier version kept have no lists.
-    broken = text.get("broken_pages", [])
-    return {
-        "repaired": text["repaired"],
-        "broken_pages": broken,
-        "page_errors": text.get("page_errors", {}),
-        "unreadable_pages": sorted({*broken, *pages_for_ocr(text)}),
-    }
-
-
-def pages_for_ocr(text: Mapping[str, Any]) -> list[int]:
-    """Return the numbers of the pages that OCR has yet to read: scans, and pages whose text can't
-    be read. `text` is the result of `extract_text`."""
-    return sorted({*text.get("scanned_pages", ()), *text.get("unreadable_pages", ())})
 
 
 def _envelope(

@@ -38,7 +38,7 @@ MIN_TEXT_BUDGET = 500
 """Fewest characters that must be sent for a summary of the document."""
 CHARACTERS_PER_TOKEN = 3
 INSTRUCTION_TOKENS = 300
-MAX_REASON = 500
+MAX_REASON_LENGTH = 500
 """Characters that are stored of a model's reason to refuse a document."""
 EXTRACTIVE_VERSION = "extractive-2"
 
@@ -88,7 +88,7 @@ async def summarize_content(payload: DocumentJob, ctx: JobContext) -> Outcome:
                 raise
             from switchyard.services.llm.llm_errors import shortened
 
-            reason = shortened(error, MAX_REASON)
+            reason = shortened(error, MAX_REASON_LENGTH)
 
             async def summarize_refused() -> dict[str, Any]:
                 return await _summarize_extractively(ctx, pages, title) | {"refused": reason}

@@ -56,16 +56,15 @@ class Crossref(Catalogue):
 
 def _work_from_record(record: Mapping[str, Any]) -> CitedWork | None:
     dates = list_in(dict_in(record.get("issued")).get("date-parts"))
-    first = list_in(dates[0]) if dates else []
-    people = [dict_in(each) for each in list_in(record.get("author"))[:MAX_AUTHORS]]
-    persons = [
+    year_month_day = list_in(dates[0]) if dates else []
+    authors = [
         Person(text_in(each.get("family")) or text_in(each.get("name")), text_in(each.get("given")))
-        for each in people
+        for each in map(dict_in, list_in(record.get("author"))[:MAX_AUTHORS])
     ]
     return work_or_none(
         title=text_in(next(iter(list_in(record.get("title"))), "")),
-        authors=tuple(person for person in persons if person.family),
-        year=year_in(first[0]) if first else None,
+        authors=tuple(author for author in authors if author.family),
+        year=year_in(year_month_day[0]) if year_month_day else None,
         container=text_in(next(iter(list_in(record.get("container-title"))), "")),
         doi=doi_in(record.get("DOI")),
     )

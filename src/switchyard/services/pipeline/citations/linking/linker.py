@@ -162,11 +162,11 @@ class Linker:
                 claims = await self._answer_repository.claim_catalogue_questions(
                     batch, self._holder, ttl=CLAIM_TTL, max_age=self._max_age
                 )
-                answers |= claims.kept
+                answers |= claims.stored
                 if claims.claimed:
                     claimed = [questions[key] for key in claims.claimed]
                     answers |= await self._ask_claimed(claimed)
-                has_progressed = has_progressed or bool(claims.kept or claims.claimed)
+                has_progressed = has_progressed or bool(claims.stored or claims.claimed)
             open_keys = [key for key in open_keys if key not in answers]
             if open_keys and not has_progressed:
                 self._check_time()

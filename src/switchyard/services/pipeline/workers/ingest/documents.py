@@ -29,11 +29,8 @@ from switchyard.services.pipeline.workers.ingest.incoming_document import (
     is_claim,
     is_taken,
 )
-from switchyard.services.pipeline.workers.stage_outputs import (
-    DocumentFiles,
-    drafts_of,
-    pages_for_ocr,
-)
+from switchyard.services.pipeline.workers.ocr import pages_for_ocr
+from switchyard.services.pipeline.workers.stage_outputs import DocumentFiles, drafts_of
 from switchyard.services.pipeline.workers.stages import (
     EXTRACT,
     INGEST,
@@ -188,10 +185,12 @@ def extract_text(payload: ExtractText, ctx: JobContext) -> Outcome:
     following_payload = {"document_id": payload.document_id, "force": payload.force}
     files = DocumentFiles.for_document(ctx, payload.document_id)
     original = files.output_of(INGEST)
-    about = original.result
+    ingested = original.result
 
     extractor = ctx.settings.pdf_extractor
-    input_hash = content_hash([original.input_hash, about["title"], about["filename"], extractor])
+    input_hash = content_hash(
+        [original.input_hash, ingested["title"], ingested["filename"], extractor]
+    )
     keeps_drafts = ctx.settings.document_references
     drafts = drafts_of(
         files.storage,
@@ -204,10 +203,10 @@ def extract_text(payload: ExtractText, ctx: JobContext) -> Outcome:
 
     def work() -> dict[str, Any]:
         return extract(
-            files.storage.get(about["key"]),
-            about["media_type"],
-            title=about["title"],
-            filename=about["filename"],
+            files.storage.get(ingested["key"]),
+            ingested["media_type"],
+            title=ingested["title"],
+            filename=ingested["filename"],
             extractor=extractor,
             drafts=drafts,
             on_page=_page_progress(ctx),

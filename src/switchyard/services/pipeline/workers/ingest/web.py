@@ -29,7 +29,7 @@ from switchyard.services.engine.jobs.outcomes import Outcome
 from switchyard.services.engine.jobs.registry import job
 from switchyard.services.pipeline.sources.document_source import FoundDocument
 from switchyard.services.pipeline.sources.source_errors import SourceBusy
-from switchyard.services.pipeline.sources.source_response import VALIDATORS, conditions
+from switchyard.services.pipeline.sources.source_response import VALIDATORS, conditional_headers
 from switchyard.services.pipeline.sources.web.web_addresses import page_address
 from switchyard.services.pipeline.sources.web.web_fetcher import FetchedPage, WebFetcher
 from switchyard.services.pipeline.text.web_page_text import MEMORY_MB, TIMEOUT, WebText, read_page
@@ -66,7 +66,7 @@ async def ingest_url(payload: IngestUrl, ctx: JobContext) -> Outcome:
     asked_at = ctx.ledger.clock.time() if ctx.ledger is not None else 0.0
     validators = PageValidators(ctx, payload.url)
     try:
-        only_changed = {} if payload.force else await validators.conditions()
+        only_changed = {} if payload.force else await validators.conditional_headers()
         page = await WebFetcher(ctx).visit(payload.url, only_changed)
     except SourceBusy as busy:
         return snooze_for_turn(busy, ctx)
@@ -147,10 +147,10 @@ class PageValidators:
         self._storage = Storage(ctx.settings.files_url)
         self._key = f"sources/web/{content_hash(url.encode())}"
 
-    async def conditions(self) -> dict[str, str]:
+    async def conditional_headers(self) -> dict[str, str]:
         """Return the headers that ask for a changed page only."""
         try:
-            return conditions(json.loads(await self._storage.get_async(self._key)))
+            return conditional_headers(json.loads(await self._storage.get_async(self._key)))
         except (NotStored, ValueError, AttributeError):  # deleted, or changed by hand
             return {}
 

@@ -22,7 +22,7 @@ class _FromFile(BaseModel):
     text: Text | None = None
 
 
-class ReferencesOf(_FromFile):
+class FindReferences(_FromFile):
     """Payload of `extract_references` and `process_references`: where to find the references. A
     document that was taken in, a text, or the `key` of an upload."""
 
@@ -31,7 +31,7 @@ class ReferencesOf(_FromFile):
     """Run the stages again although their outputs are kept."""
 
     @model_validator(mode="after")
-    def _check_one_given(self) -> ReferencesOf:
+    def _check_one_given(self) -> FindReferences:
         if sum(each is not None for each in (self.document_id, self.key, self.text)) != 1:
             raise ValueError("give one of document_id, text and key")
         return self

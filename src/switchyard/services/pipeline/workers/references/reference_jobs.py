@@ -21,7 +21,7 @@ from switchyard.services.engine.jobs.registry import job
 from switchyard.services.pipeline.sources.source_errors import SourceRefused
 from switchyard.services.pipeline.workers.graph_updates import update_citations
 from switchyard.services.pipeline.workers.references import reference_lists
-from switchyard.services.pipeline.workers.references.payloads import ParseReferences, ReferencesOf
+from switchyard.services.pipeline.workers.references.payloads import FindReferences, ParseReferences
 from switchyard.services.pipeline.workers.references.reference_source import (
     MEMORY_MB,
     READING_TIMEOUT,
@@ -45,7 +45,7 @@ LANES = ("hot", "maintenance")
 
 @job("extract_references", worker="link", lanes=LANES, timeout=300)
 @ends_when_superseded
-async def extract_references(payload: ReferencesOf, ctx: JobContext) -> Outcome:
+async def extract_references(payload: FindReferences, ctx: JobContext) -> Outcome:
     """Find the references of a document, a text or an upload, and cut the list into single
     references; each keeps its label and its page."""
     source = await source_of(payload, ctx)
@@ -69,14 +69,13 @@ async def parse_references(payload: ParseReferences, ctx: JobContext) -> Outcome
 
 @job("process_references", worker="link", lanes=LANES, timeout=600)
 @ends_when_superseded
-async def process_references(payload: ReferencesOf, ctx: JobContext) -> Outcome:
+async def process_references(payload: FindReferences, ctx: JobContext) -> Outcome:
     """Find the references of a document, a text or an upload, cut them into fields, and find which
     markers in the text cite which reference."""
     source = await source_of(payload, ctx)
-    lists = await _find_references(source, payload, ctx)
-    raw_references = lists.result["references"]
+    found = await _find_references(source, payload, ctx)
+    raw_references, body = found.result["references"], found.result["body"]
     fields = await _parse_references(source, raw_references, ctx, force=payload.force)
-    body = lists.result["body"]
     result = await ctx.compute(
         reference_lists.with_citations,
         raw_references,
@@ -84,7 +83,7 @@ async def process_references(payload: ReferencesOf, ctx: JobContext) -> Outcome:
         body,
         characters=sum(map(len, body)),
     )
-    reused = lists.reused and fields.reused
+    reused = found.reused and fields.reused
     if payload.document_id is None:
         return await _store_result(source, ctx, result, reused=reused)
     await source.files.require_content_async(source.text.content)
@@ -92,8 +91,10 @@ async def process_references(payload: ReferencesOf, ctx: JobContext) -> Outcome:
 
 
 async def _find_references(
-    source: ReferenceSource, payload: ReferencesOf, ctx: JobContext
+    source: ReferenceSource, payload: FindReferences, ctx: JobContext
 ) -> StageOutput:
+    """Return the output with `references`, not yet cut into fields, and `body`, the pages' text
+    without them."""
     asks_grobid = "grobid" in ctx.settings.reference_engines
 
     async def work() -> Mapping[str, Any]:
@@ -115,7 +116,7 @@ async def _find_references(
 
 
 async def _with_boxes(
-    lists: Mapping[str, Any], source: ReferenceSource, payload: ReferencesOf, ctx: JobContext
+    lists: Mapping[str, Any], source: ReferenceSource, payload: FindReferences, ctx: JobContext
 ) -> Mapping[str, Any]:
     """Add each reference's boxes, where there is a PDF."""
     references = lists["references"]
@@ -136,7 +137,7 @@ async def _with_boxes(
         )
     except (TimeoutError, MemoryError, PermanentError) as error:
         # Go on without boxes: everything else needs only the text, which was read.
-        structlog.get_logger("citations").warning("no boxes of references", error=str(error))
+        structlog.get_logger("citations").warning("reference boxes missing", error=str(error))
         return lists
     boxed = [
         each | ({"boxes": boxes} if boxes else {})
@@ -146,7 +147,7 @@ async def _with_boxes(
 
 
 async def _find_by_grobid(
-    source: ReferenceSource, payload: ReferencesOf, ctx: JobContext
+    source: ReferenceSource, payload: FindReferences, ctx: JobContext
 ) -> Mapping[str, Any] | None:
     """Find the references of the paper's PDF by GROBID; None where there is no PDF, or GROBID can't
     read it."""
@@ -159,7 +160,7 @@ async def _find_by_grobid(
     try:
         entries = await GrobidEngine(ctx.settings.grobid_url or "").references_of_pdf(pdf)
     except SourceRefused as error:
-        structlog.get_logger("citations").warning("GROBID can't read a PDF", error=str(error))
+        structlog.get_logger("citations").warning("GROBID PDF refused", error=str(error))
         return None
     pages = source.pages
     lists: Mapping[str, Any] = await ctx.compute(
@@ -218,13 +219,14 @@ async def _store_with_document(
     reused: bool,
 ) -> Done | Next:
     key = references_key(document_id)
-    about = {
+    stored = {
         "document_id": document_id,
         "hash": content_hash(job_result),
         "content": source.text.content,
+        **job_result,
     }
     # Written although reused: a stage's output is deleted after a day, this result stays.
-    await store_json(source.files.storage, key, {**about, **job_result})
+    await store_json(source.files.storage, key, stored)
     await update_citations(ctx, document_id)
     await note_completed_stage(ctx, document_id, PROCESS_REFERENCES)
     result = {"document_id": document_id, **_counts(job_result), "result": key, "reused": reused}

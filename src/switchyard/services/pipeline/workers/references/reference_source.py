@@ -13,7 +13,7 @@ from switchyard.services.common.files.storage import Storage
 from switchyard.services.common.files.storage_keys import content_hash, job_folder
 from switchyard.services.engine.jobs.context import JobContext
 from switchyard.services.pipeline.text.plain_text import clean
-from switchyard.services.pipeline.workers.references.payloads import ParseReferences, ReferencesOf
+from switchyard.services.pipeline.workers.references.payloads import FindReferences, ParseReferences
 from switchyard.services.pipeline.workers.stage_outputs import DocumentFiles, StageOutput, drafts_of
 from switchyard.services.pipeline.workers.stages import EXTRACT, INGEST
 
@@ -38,17 +38,17 @@ class ReferenceSource:
         return [page["text"] for page in self.text.result["pages"]]
 
 
-def files_of(payload: ReferencesOf | ParseReferences, ctx: JobContext) -> DocumentFiles:
+def files_of(payload: FindReferences | ParseReferences, ctx: JobContext) -> DocumentFiles:
     """Return the files of the job's stages: the document's, else files under the job's id."""
-    document_id = payload.document_id if isinstance(payload, ReferencesOf) else None
+    document_id = payload.document_id if isinstance(payload, FindReferences) else None
     return DocumentFiles.for_document(ctx, document_id or job_folder(ctx.job_id))
 
 
-async def source_of(payload: ReferencesOf | ParseReferences, ctx: JobContext) -> ReferenceSource:
+async def source_of(payload: FindReferences | ParseReferences, ctx: JobContext) -> ReferenceSource:
     """Read the text in which the job's references stand. Raises NoText, MissingOutput,
     ContentReplaced, and what reading a file raises."""
     files = files_of(payload, ctx)
-    if isinstance(payload, ReferencesOf) and payload.document_id is not None:
+    if isinstance(payload, FindReferences) and payload.document_id is not None:
         return ReferenceSource(files, await files.output_of_async(EXTRACT))
 
     async def work() -> Mapping[str, Any]:
@@ -97,7 +97,7 @@ def read_file(
     )
 
 
-async def pdf_key_of(source: ReferenceSource, payload: ReferencesOf) -> str | None:
+async def pdf_key_of(source: ReferenceSource, payload: FindReferences) -> str | None:
     """Return the key of the PDF in which the references are; None where the file is no PDF, or was
     deleted."""
     if source.text.result.get("media_type") != PDF:
