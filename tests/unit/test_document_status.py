@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from switchyard.services.engine.records.results import Document, JobSummary
+from switchyard.services.engine.records.results import JobSummary
 from switchyard.services.engine.records.states import State
 from switchyard.services.pipeline.documents.document_status import status_of
+from switchyard.services.pipeline.records.documents import Document
 
 DOCUMENT = Document(
     id="a",

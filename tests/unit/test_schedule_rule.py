@@ -19,8 +19,9 @@ from switchyard.services.engine.schedules.rule import (
     InvalidSchedule,
     with_jitter,
 )
-from switchyard.services.engine.schedules.service import DEFAULTS, default_entries
+from switchyard.services.engine.schedules.service import default_entries
 from switchyard.services.engine.wings import job_modules
+from switchyard.services.pipeline.operations import DEFAULT_SCHEDULES
 
 BERLIN = ZoneInfo("Europe/Berlin")
 
@@ -287,7 +288,7 @@ def test_a_year_has_each_night_once_in_every_zone_with_summer_time() -> None:
 def test_all_that_fires_by_itself_can_be_published_as_it_stands() -> None:
     registry = Registry.load(job_modules())
     found = default_entries(registry)
-    assert found == list(DEFAULTS)  # each of their types is there
+    assert found == list(DEFAULT_SCHEDULES)  # each of their types is there
     for each in found:
         each.check(registry, remote=True)
     assert default_entries(Registry.load(REGISTRY)) == []

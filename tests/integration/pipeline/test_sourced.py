@@ -14,8 +14,8 @@ from switchyard.services.common.files.storage_keys import result_key
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.jobs.outcomes import Done, Next, Snooze
 from switchyard.services.engine.jobs.registry import InvalidPayload, Registry
-from switchyard.services.engine.records.results import Document
 from switchyard.services.pipeline.ledger import PipelineLedger
+from switchyard.services.pipeline.records.documents import Document
 from switchyard.services.pipeline.sources.backfill_github import GithubOptions
 from switchyard.services.pipeline.sources.github import repository_name
 from switchyard.services.pipeline.sources.source_errors import (

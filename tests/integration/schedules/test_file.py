@@ -6,8 +6,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from switchyard.services.engine.jobs.registry import Registry
-from switchyard.services.engine.schedules.service import DEFAULTS, ScheduleConflict, Schedules
+from switchyard.services.engine.schedules.service import ScheduleConflict, Schedules
 from switchyard.services.engine.wings import job_modules
+from switchyard.services.pipeline.operations import DEFAULT_SCHEDULES
 from tests.support.schedules import Time, add, book, entry, outcomes, runner
 from tests.support.system import System
 
@@ -75,7 +76,7 @@ async def test_what_fires_by_itself_can_be_had_otherwise(
     everything = Schedules(system.ledger, Registry.load(job_modules()))
     await everything.load(system.settings)
     usual = {each.name: each for each, _ in await everything.list_all()}
-    assert set(usual) == {each.name for each in DEFAULTS}
+    assert set(usual) == {each.name for each in DEFAULT_SCHEDULES}
     assert {each.origin for each in usual.values()} == {"default"}
     with pytest.raises(ScheduleConflict, match="JOBS_DEFAULT_SCHEDULES"):
         await everything.remove("cleanup-expired")

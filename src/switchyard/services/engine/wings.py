@@ -32,8 +32,8 @@ class InvalidWing(Misconfigured):
 
 @dataclass(frozen=True, slots=True)
 class Wing:
-    """Declaration of one wing. The fields below `source_modules` name a function,
-    `module:function`; empty where the wing has none."""
+    """Declaration of one wing. The fields below `source_modules` name a function or a
+    value, `module:name`; empty where the wing has none."""
 
     name: str
     libraries: tuple[str, ...] = ()
@@ -47,6 +47,8 @@ class Wing:
     """Modules with sources of backfills."""
     periodic_duties: str = ""
     """Returns the `scheduler.duties.PeriodicDuty`s of a `DutyContext`."""
+    default_schedules: str = ""
+    """The `schedules.entry.ScheduleEntry`s that are there without being added."""
     doctor_steps: str = ""
     """Returns `monitoring.doctor.DoctorStep`s."""
     metrics: str = ""

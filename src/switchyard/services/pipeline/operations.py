@@ -1,4 +1,5 @@
-"""What the document pipeline adds to running a system: periodic duties and doctor's checks."""
+"""What the document pipeline adds to running a system: periodic duties, default schedules and
+doctor's checks."""
 
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ from switchyard.services.engine.monitoring.checks.doctor_context import DoctorCo
 from switchyard.services.engine.monitoring.doctor import DoctorStep
 from switchyard.services.engine.scheduler.duties import DutyContext, PeriodicDuty
 from switchyard.services.engine.scheduler.small_steps import SmallSteps
+from switchyard.services.engine.schedules.entry import ScheduleEntry
 from switchyard.services.pipeline.classes.class_definitions import BadClasses, read_definitions
 from switchyard.services.pipeline.index.index_check import check_index
 from switchyard.services.pipeline.ledger import PipelineLedger
@@ -30,6 +32,15 @@ _KEY_SETTINGS = {
     "huggingface": "JOBS_HF_TOKEN",
 }
 """The setting of each server's key, with which it answers more requests."""
+
+DEFAULT_SCHEDULES = (
+    ScheduleEntry(
+        name="compute-similarity", cron="0 1 * * *", job="maintenance.compute_similarity"
+    ),
+    ScheduleEntry(name="recompute-graph", cron="30 2 * * *", job="maintenance.recompute_graph"),
+    ScheduleEntry(name="compact-storage", cron="30 3 * * *", job="maintenance.compact_storage"),
+    ScheduleEntry(name="cleanup-expired", cron="0 4 * * *", job="maintenance.cleanup_expired"),
+)
 
 
 def doctor_steps() -> Iterable[DoctorStep]:

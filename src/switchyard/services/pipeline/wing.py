@@ -33,6 +33,7 @@ WING = Wing(
         "switchyard.services.pipeline.sources.backfill_stored",
     ),
     periodic_duties="switchyard.services.pipeline.operations:periodic_duties",
+    default_schedules="switchyard.services.pipeline.operations:DEFAULT_SCHEDULES",
     doctor_steps="switchyard.services.pipeline.operations:doctor_steps",
     cost_estimate="switchyard.services.pipeline.workers.summaries:estimate_summaries",
 )

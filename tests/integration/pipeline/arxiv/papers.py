@@ -6,9 +6,9 @@ import json
 from typing import Any
 
 from switchyard.services.common.files.storage_keys import result_key
-from switchyard.services.engine.records.results import Document
 from switchyard.services.pipeline.index.open_index import open_index
 from switchyard.services.pipeline.ledger import PipelineLedger
+from switchyard.services.pipeline.records.documents import Document
 from tests.integration.pipeline.conftest import Pipeline
 
 JOB = "ingest_arxiv"

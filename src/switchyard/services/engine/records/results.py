@@ -451,23 +451,3 @@ class LoopBlock:
     ended: bool
     """False while the block lasts, and for ever where the worker died of it: then `seconds` is the
     duration until its last report."""
-
-
-@dataclass(frozen=True, slots=True)
-class Document:
-    """A document (an item of the knowledge graph) and how far its pipeline has come."""
-
-    id: str
-    content_hash: str
-    source: str | None
-    filename: str | None
-    title: str | None
-    media_type: str | None
-    size_bytes: int | None
-    pipeline: str | None
-    """Id of the first job of its pipeline."""
-    state: str
-    current_stage: str | None
-    completed_stages: tuple[str, ...]
-    created_at: float
-    updated_at: float

@@ -17,6 +17,7 @@ from switchyard.services.engine.records.schedules import Firing, FiringOutcome, 
 from switchyard.services.engine.schedules.entry import ScheduleEntry
 from switchyard.services.engine.schedules.file import read_file
 from switchyard.services.engine.schedules.rule import with_jitter
+from switchyard.services.engine.wings import load_contributions
 
 MAX_SCHEDULES = 1_000
 """Schedules of one system, at most."""
@@ -202,16 +203,8 @@ class Schedules:
         return now
 
 
-DEFAULTS = (
-    ScheduleEntry(
-        name="compute-similarity", cron="0 1 * * *", job="maintenance.compute_similarity"
-    ),
-    ScheduleEntry(name="recompute-graph", cron="30 2 * * *", job="maintenance.recompute_graph"),
-    ScheduleEntry(name="compact-storage", cron="30 3 * * *", job="maintenance.compact_storage"),
-    ScheduleEntry(name="cleanup-expired", cron="0 4 * * *", job="maintenance.cleanup_expired"),
-)
-
-
 def default_entries(registry: Registry) -> list[ScheduleEntry]:
-    """Return the default entries whose job types this process knows."""
-    return [each for each in DEFAULTS if each.job.partition(".")[2] in registry]
+    """Return the default entries of all wings whose job types this process knows. Raises
+    InvalidWing."""
+    entries = [each for of_wing in load_contributions("default_schedules") for each in of_wing]
+    return [each for each in entries if each.job.partition(".")[2] in registry]

@@ -29,7 +29,7 @@ from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.monitoring.metrics import Metrics
 from switchyard.services.engine.publishing.preparing import JobRequest
 from switchyard.services.engine.publishing.publisher import JobPublisher
-from switchyard.services.engine.records.results import Document, Page
+from switchyard.services.engine.records.results import Page
 from switchyard.services.engine.records.states import State
 from switchyard.services.engine.runtime.inline import InlineRunner
 from switchyard.services.pipeline.citations.stored_references import stored_references
@@ -40,7 +40,7 @@ from switchyard.services.pipeline.documents.pipeline_runs import PipelineRuns, r
 from switchyard.services.pipeline.documents.reference_orders import ReferenceService
 from switchyard.services.pipeline.documents.upload_intake import UploadIntake, UploadMetadata
 from switchyard.services.pipeline.ledger import PipelineLedger
-from switchyard.services.pipeline.records.documents import FAILED, FINISHED_STATES
+from switchyard.services.pipeline.records.documents import FAILED, FINISHED_STATES, Document
 from switchyard.services.pipeline.text.ocr import ReadLine
 from switchyard.services.pipeline.workers.stages import EXTRACT, INGEST, OCR, document_id_of
 

@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from switchyard.services.engine.records.results import Document, JobSummary
+from switchyard.services.engine.records.results import JobSummary
 from switchyard.services.engine.records.states import FINISHED, State
 from switchyard.services.pipeline.records.documents import (
     COMPLETED,
     FAILED,
     FINISHED_STATES,
+    Document,
     DocumentClass,
 )
 from switchyard.services.pipeline.workers.stages import INGEST, PARTS, PIPELINE, Stage

@@ -8,8 +8,9 @@ from uuid import UUID
 
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.job_ids import JobIds
-from switchyard.services.engine.records.results import Document, JobSummary
+from switchyard.services.engine.records.results import JobSummary
 from switchyard.services.engine.records.states import FINISHED, REVOCABLE, State
+from switchyard.services.pipeline.records.documents import Document
 
 _RUNS = UUID("3a8a7c0e-5b0f-5d7e-9e0a-6f1b7c2d9e11")
 _MAX_RUNS = 1_000

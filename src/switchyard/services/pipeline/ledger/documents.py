@@ -26,9 +26,10 @@ from switchyard.services.engine.ledger.sql.dialect import insert_into
 from switchyard.services.engine.ledger.sql.paging import fetch_page
 from switchyard.services.engine.ledger.sql.repository import Repository, read, write
 from switchyard.services.engine.records.requests import DocumentFilter
-from switchyard.services.engine.records.results import Document, Page
+from switchyard.services.engine.records.results import Page
 from switchyard.services.pipeline.ledger.document_classes import in_classes
 from switchyard.services.pipeline.ledger.pipeline_tables import document_classes, documents
+from switchyard.services.pipeline.records.documents import Document
 
 
 class DocumentRepository(Repository):

@@ -47,3 +47,23 @@ class DocumentClass:
     def name(self) -> str:
         """The class as it is written in a filter: `privacy:restricted`."""
         return f"{self.kind}:{self.label}"
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A document (an item of the knowledge graph) and how far its pipeline has come."""
+
+    id: str
+    content_hash: str
+    source: str | None
+    filename: str | None
+    title: str | None
+    media_type: str | None
+    size_bytes: int | None
+    pipeline: str | None
+    """Id of the first job of its pipeline."""
+    state: str
+    current_stage: str | None
+    completed_stages: tuple[str, ...]
+    created_at: float
+    updated_at: float

@@ -28,7 +28,7 @@ from switchyard.services.pipeline.workers.stages import (
 
 if TYPE_CHECKING:
     from switchyard.services.engine.ledger import Ledger
-    from switchyard.services.engine.records.results import Document
+    from switchyard.services.pipeline.records.documents import Document
 
 
 RECHECK_INTERVAL = 1.0
