@@ -13,6 +13,7 @@ from aio_pika.abc import AbstractChannel
 from aio_pika.exceptions import ProbableAuthenticationError
 from aiormq.channel import Channel as Raw
 from aiormq.exceptions import ChannelAccessRefused
+from pamqp.commands import Basic
 from pydantic import SecretStr
 from typer.testing import CliRunner
 
@@ -20,12 +21,15 @@ from switchyard.broker.errors import Unroutable
 from switchyard.broker.lanes import DEAD_QUEUE, retry_name
 from switchyard.broker.management.client import ManagementClient
 from switchyard.broker.management.model import Binding
+from switchyard.broker.message import JobMessage
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.topology import differences
 from switchyard.broker.topology.build import build
+from switchyard.broker.topology.queue_shovel import running_shovel
 from switchyard.broker.topology.reconcile import apply
 from switchyard.broker.topology.system_mark import SystemMark, read_mark, write_mark
 from switchyard.broker.topology.users import ROLES
+from switchyard.broker.wire.channel import open_channel
 from switchyard.broker.wire.connection import connected, underlying
 from switchyard.broker.wire.depths import query_queues
 from switchyard.broker.wire.envelope import Envelope
@@ -375,6 +379,37 @@ async def test_events_that_were_led_into_a_queue_of_jobs_are_led_there_no_more(
         assert led == {"jobs.dead", "hot.llm", "jobs.topic"}
         await apply(client, topology)
         assert differences.diff(topology, await client.fetch()) == []
+
+
+async def test_a_message_that_names_its_user_is_moved_by_another(
+    system: System, users: Users, broker: TestBroker
+) -> None:
+    """As `topology migrate` moves it. The broker takes a user's name from that user alone."""
+    name = users["publisher"].partition("//")[2].partition(":")[0]
+    body = JobMessage(job_id="named", job_type="noop", payload={}).encode()
+    async with channel_of(users["publisher"]) as channel:
+        raw = await channel.get_underlay_channel()
+        for app in ("an app", None):
+            properties = Basic.Properties(
+                message_id="named", headers={"a": 1}, user_id=name, app_id=app
+            )
+            await raw.basic_publish(
+                body, exchange="jobs.topic", routing_key="hot.noop", properties=properties
+            )
+    await system.wait_until_ready("hot.llm", 2)
+    async with connected(broker.amqp_url, "test") as connection:
+        root = await open_channel(underlying(connection), confirms=True)
+        await root.queue_declare("moved", durable=True)
+        await root.exchange_declare("moved", exchange_type="fanout")
+        await root.queue_bind("moved", "moved")
+        async with running_shovel(underlying(connection), "hot.llm", "moved") as shovel:
+            await shovel.wait_until_empty()
+        assert shovel.moved == 2
+        moved = [await root.basic_get("moved", no_ack=True) for _ in range(2)]
+        kept = [each.header.properties for each in moved]
+        assert {each.app_id for each in kept} == {"an app", None}
+        for each in kept:
+            assert (each.message_id, each.headers, each.user_id) == ("named", {"a": 1}, None)
 
 
 def test_again_they_keep_their_passwords_and_with_renew_they_get_others(

@@ -18,7 +18,7 @@ from switchyard.broker.dead.dead_letter_headers import (
 )
 from switchyard.broker.message import JobMessage, Metadata
 from switchyard.broker.publish.outcome import envelope_of
-from switchyard.broker.wire.envelope import Envelope, encode_publish
+from switchyard.broker.wire.envelope import Envelope, Forwarded, encode_publish
 
 FRAME_MAX = 131_072
 SMALLEST_FRAME_MAX = 4_096
@@ -151,3 +151,33 @@ def test_a_job_from_before_1970_can_be_sent() -> None:
         job_type="crawl", payload={}, metadata=Metadata(created_at=datetime(1900, 1, 1, tzinfo=UTC))
     )
     assert encode_publish(1, "x", "y", envelope_of(message), FRAME_MAX)
+
+
+@given(
+    properties=st.fixed_dictionaries(
+        {"user_id": names},
+        optional={
+            "content_type": names,
+            "content_encoding": names,
+            "headers": st.dictionaries(names, header_values, min_size=1, max_size=3),
+            "delivery_mode": st.sampled_from([1, 2]),
+            "priority": st.integers(0, 255),
+            "correlation_id": names,
+            "reply_to": names,
+            "expiration": names,
+            "message_id": names,
+            "timestamp": st.integers(0, LAST_SECOND).map(
+                lambda second: datetime.fromtimestamp(second, UTC)
+            ),
+            "message_type": names,
+            "app_id": names,
+        },
+    )
+)
+def test_a_forwarded_message_loses_the_name_of_its_user_and_nothing_else(
+    properties: dict[str, Any],
+) -> None:
+    made = commands.Basic.Properties(**properties)
+    without = commands.Basic.Properties(**(properties | {"user_id": None}))
+    assert Forwarded(b"", "", made.marshal()).properties() == without.marshal()
+    assert Forwarded(b"", "", without.marshal()).properties() == without.marshal()

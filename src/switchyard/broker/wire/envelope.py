@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,7 +53,8 @@ class Envelope:
 
 @dataclass(frozen=True, slots=True)
 class Forwarded:
-    """A message that is passed on unchanged, with whatever properties it came with."""
+    """A message that is passed on with whatever properties it came with, without the name of the
+    user who published it: the broker takes that name from this user alone."""
 
     body: bytes
     message_id: str
@@ -60,7 +62,27 @@ class Forwarded:
     """Its properties, flags first, as in `Incoming.properties`."""
 
     def properties(self) -> bytes:
-        return self.encoded
+        return _without_user_id(self.encoded)
+
+
+def _without_user_id(encoded: bytes) -> bytes:
+    flags = int.from_bytes(encoded[:2], "big")
+    if not flags & USER_ID:
+        return encoded
+    start = 2
+    for flag, size in _BEFORE_USER_ID.items():
+        if flags & flag:
+            start += size(encoded, start)
+    end = start + _size_of_short_string(encoded, start)
+    return struct.pack(">H", flags & ~USER_ID) + encoded[2:start] + encoded[end:]
+
+
+def _size_of_short_string(encoded: bytes, at: int) -> int:
+    return 1 + encoded[at]
+
+
+def _size_of_table(encoded: bytes, at: int) -> int:
+    return 4 + int.from_bytes(encoded[at : at + 4], "big")
 
 
 def _short_string(text: str) -> bytes:
@@ -142,4 +164,13 @@ PUBLISH, RETURN, DELIVER, ACK, NACK = 40, 50, 60, 80, 120
 # Flags of a message's properties, in the order in which the values are encoded.
 CONTENT_TYPE, CONTENT_ENCODING, HEADERS, DELIVERY_MODE = 1 << 15, 1 << 14, 1 << 13, 1 << 12
 PRIORITY, CORRELATION_ID, REPLY_TO, EXPIRATION = 1 << 11, 1 << 10, 1 << 9, 1 << 8
-MESSAGE_ID, TIMESTAMP, TYPE = 1 << 7, 1 << 6, 1 << 5
+MESSAGE_ID, TIMESTAMP, TYPE, USER_ID = 1 << 7, 1 << 6, 1 << 5, 1 << 4
+_BEFORE_USER_ID: Mapping[int, Callable[[bytes, int], int]] = {
+    **dict.fromkeys((CONTENT_TYPE, CONTENT_ENCODING), _size_of_short_string),
+    HEADERS: _size_of_table,
+    **dict.fromkeys((DELIVERY_MODE, PRIORITY), lambda _, at: 1),
+    **dict.fromkeys((CORRELATION_ID, REPLY_TO, EXPIRATION, MESSAGE_ID), _size_of_short_string),
+    TIMESTAMP: lambda _, at: 8,
+    TYPE: _size_of_short_string,
+}
+"""By flag, in their order, what tells the size of a value that comes before the user's name."""
