@@ -7,7 +7,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from switchyard.services.common.settings import LlmServer, Settings
@@ -62,15 +62,16 @@ NO_REQUESTER = Requester()
 
 @dataclass(frozen=True, slots=True)
 class _ModelRequest:
-    """A request, before a server is chosen for it."""
+    """A request, before a server is chosen for it: the arguments of `ModelClient.ask`."""
 
     chat: Mapping[str, Any]
-    by: Requester
-    keep_all: bool
-    endpoint: Endpoint | None
-    record_soon: bool
-    """Whether the end of the call is recorded with the ledger's next write, for which the caller
-    does not wait."""
+    urgency: Urgency
+    output: OutputStream | None = None
+    by: Requester = NO_REQUESTER
+    model: str | None = None
+    keep_all: bool = False
+    endpoint: Endpoint | None = None
+    record_soon: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,39 +107,32 @@ class ModelClient:
         self._hedges = hedges
         self._collector = collector
 
-    def _servers_for(
-        self, chat: Mapping[str, Any], model: str | None, endpoint: Endpoint | None
-    ) -> list[LlmServer]:
-        """Return the servers that have a model, and whose API can take the request. Raises
+    def _servers_for(self, request: _ModelRequest) -> list[LlmServer]:
+        """Return the servers that have the model, and whose API can take the request. Raises
         LlmRefused if there is none."""
+        model, clients = request.model, self._clients
         serving = [each for each in self._servers if each.serves(model)]
         if not serving:
             raise LlmRefused(
                 f"no server has the model {model!r}: see JOBS_LLM_PROVIDERS", is_missing=True
             )
-        refusals = [self._clients[each.name].refusal(chat, endpoint) for each in serving]
+        refusals = [clients[each.name].refusal(request.chat, request.endpoint) for each in serving]
         able = [each for each, refusal in zip(serving, refusals, strict=True) if refusal is None]
         if not able:
             raise LlmBadRequest(f"{serving[0].name}: {refusals[0]}")
         return able
 
-    def answer_key_fields(
-        self,
-        chat: Mapping[str, Any],
-        model: str | None,
-        keep_all: bool,
-        endpoint: Endpoint | None = None,
-    ) -> dict[str, Any]:
+    def answer_key_fields(self, request: _ModelRequest) -> dict[str, Any]:
         """Return the fields of which the key of a stored answer is made: the chat as `asked`, and
         address and model of the servers of the lowest order. The names of these fields are part
         of stored keys, and of the questions that batches store: do not rename them."""
-        serving = self._servers_for(chat, model, endpoint)
+        serving = self._servers_for(request)
         first = min(each.order for each in serving)
         servers = sorted([each.base_url, each.model] for each in serving if each.order == first)
-        question: dict[str, Any] = {"servers": servers, "asked": chat}
-        if endpoint is not None:
-            question["endpoint"] = endpoint.path
-        return question | {"keeps_all": True} if keep_all else question
+        question: dict[str, Any] = {"servers": servers, "asked": request.chat}
+        if request.endpoint is not None:
+            question["endpoint"] = request.endpoint.path
+        return question | {"keeps_all": True} if request.keep_all else question
 
     @classmethod
     @asynccontextmanager
@@ -185,64 +179,46 @@ class ModelClient:
         """Return the answer to a chat (`messages`, `max_tokens`, …), and whether it was reused:
         unless `fresh`, a question that was asked before, or is being asked, is not paid for again.
 
-        `timeout` is in seconds, the wait for a slot included. `output` gets the text as it comes;
-        the cost is charged to `by`. With `batch`, and neither `fresh` nor `model`, the
+        The other arguments are those of `ask`. With `batch`, and neither `fresh` nor `model`, the
         question is collected for a batch where there is a Batch API, and WaitingForBatch is raised;
-        the job is retried when the batch has ended. Raises what `ask` raises. With a `model`, only
-        servers that have it are asked; with `keep_all`, the answer has a `body` with all fields.
-        With an `endpoint`, `chat` is the body of its request.
+        the job is retried when the batch has ended. With `record_soon`, the record of the answer,
+        too, is committed with the ledger's next write: for a job that ends next, with that end.
 
-        With `record_soon`, the end of the call, its cost and the record of its answer are committed
-        with the ledger's next write: for a job that ends next, with that end.
+        Raises what `ask` raises.
         """
-        question = self.answer_key_fields(chat, model, keep_all, endpoint)
+        request = _ModelRequest(chat, urgency, output, by, model, keep_all, endpoint, record_soon)
+        question = self.answer_key_fields(request)
         collector = self._collector if batch and not fresh and model is None else None
         gate = self._gate if collector is None else None
-        early: _GatedCall | None = None
+        claimed: _GatedCall | None = None
 
         async def claim(wanted: AnswerClaimRequest) -> AnswerClaim | None:
             """Claim the answer, and take a slot with it."""
-            nonlocal early
+            nonlocal claimed
             if gate is None:
                 return None
-            reservation = self._reservations(
-                _ModelRequest(chat, by, keep_all, endpoint, record_soon)
-            )
-            claimed, admission = await gate.claim_and_enter(
-                wanted,
-                urgency,
-                without=self._unable_servers(chat, model, endpoint),
-                reservation=reservation,
+            reservation = self._reservations(request)
+            answer_claim, admission = await gate.claim_and_enter(
+                wanted, urgency, without=self._unable_servers(request), reservation=reservation
             )
             if admission is not None:
-                early = _GatedCall(admission, reservation(admission.server).call)
-            return claimed
+                claimed = _GatedCall(admission, reservation(admission.server).call)
+            return answer_claim
 
         async def ask(left: float) -> Completion:
-            nonlocal early
+            nonlocal claimed
             if collector is not None:
                 await collector.collect(question, by)
-            admitted, early = early, None
-            return await self.ask(
-                chat,
-                urgency=urgency,
-                timeout=left,
-                output=output,
-                by=by,
-                model=model,
-                keep_all=keep_all,
-                endpoint=endpoint,
-                record_soon=record_soon,
-                early=admitted,
-            )
+            gated, claimed = claimed, None
+            return await self._ask(request, left, gated)
 
         try:
             answer, reused = await self._answers.get(
                 question, ask, timeout=timeout, fresh=fresh, record_soon=record_soon, claim=claim
             )
         finally:
-            if gate is not None and early is not None:  # an answer was found after all
-                await asyncio.shield(self._give_back(gate, early))
+            if gate is not None and claimed is not None:  # an answer was found after all
+                await asyncio.shield(self._give_back(gate, claimed))
         came_from_batch = collector is not None and await collector.finish_wait(question, by)
         if reused and not came_from_batch:
             models = [each.model for each in self._servers]
@@ -261,7 +237,9 @@ class ModelClient:
 
     async def forget(self, chat: Mapping[str, Any], *, model: str | None = None) -> None:
         """Delete the stored answer to a question: it can't be used."""
-        await self._answers.forget(self.answer_key_fields(chat, model, keep_all=False))
+        await self._answers.forget(
+            self.answer_key_fields(_ModelRequest(chat, Urgency(), model=model))
+        )
 
     async def ask(
         self,
@@ -275,29 +253,38 @@ class ModelClient:
         keep_all: bool = False,
         endpoint: Endpoint | None = None,
         record_soon: bool = False,
-        early: _GatedCall | None = None,
     ) -> Completion:
         """Ask the first server that can answer a chat, whether or not an answer is stored.
 
-        `timeout` is in seconds, the wait for a slot included; `early` is a slot that the call has
-        already. With `record_soon`, the end of the call and its cost are committed with the
-        ledger's next write. Raises LlmUnavailable, InvalidLlmResponse (try again later; `counts`
-        says whether that is an attempt), LlmRefused, NoBudget, and LedgerError."""
+        `timeout` is in seconds, the wait for a slot included. `output` gets the text as it comes;
+        the cost is charged to `by`. With a `model`, only servers that have it are asked; with
+        `keep_all`, the answer has a `body` with all fields. With an `endpoint`, `chat` is the body
+        of its request. With `record_soon`, the end of the call and its cost are committed with the
+        ledger's next write, for which the caller does not wait.
+
+        Raises LlmUnavailable, InvalidLlmResponse (try again later; `counts` says whether that is an
+        attempt), LlmRefused, NoBudget, and LedgerError."""
+        request = _ModelRequest(chat, urgency, output, by, model, keep_all, endpoint, record_soon)
+        return await self._ask(request, timeout, None)
+
+    async def _ask(
+        self, request: _ModelRequest, timeout: float, claimed: _GatedCall | None
+    ) -> Completion:
+        """Do what `ask` does; `claimed` is a slot that the call has already."""
         deadline = time.monotonic() + timeout
-        excluded = self._unable_servers(chat, model, endpoint)
+        excluded = self._unable_servers(request)
         last_error: LlmUnavailable | InvalidLlmResponse | LlmRefused | NoBudget | None = None
         declined: LlmDeclined | None = None
         for _ in range(MAX_ROUNDS + len(self._clients)):
             left = deadline - time.monotonic()
             if len(excluded) == len(self._clients) or left <= 0:
                 break
-            request = _ModelRequest(chat, by, keep_all, endpoint, record_soon)
             try:
                 # Half of the time is left for the call: a call that begins too late for an answer
                 # would count as a time-out of the server, and use up an attempt of the job.
                 slot_timeout = min(SLOT_TIMEOUT, left / 2)
-                admitted = early or await self._take_slot(urgency, slot_timeout, excluded, request)
-                early = None
+                gated = claimed or await self._take_slot(request, slot_timeout, excluded)
+                claimed = None
             except LlmSaturated as error:
                 if declined is not None:  # to ask again would be declined and charged again
                     raise declined from error
@@ -306,38 +293,37 @@ class ModelClient:
                 # A server's answer says more than that the other servers have no free slot.
                 raise last_error or error from error
             try:
-                return await self._ask_hedged(
-                    admitted, request, deadline - time.monotonic(), output, urgency, excluded
-                )
+                left = deadline - time.monotonic()
+                return await self._ask_hedged(gated, request, left, excluded)
             except (LlmLimited, LlmOverloaded) as error:
                 # This server is paused now, or gets fewer calls; the gate chooses the next one.
                 last_error = error
             except (LlmUnavailable, InvalidLlmResponse, NoBudget) as error:
                 last_error = error
-                excluded.add(admitted.server.name)
+                excluded.add(gated.server.name)
             except LlmRefused as error:
                 last_error = error
-                excluded.add(admitted.server.name)
+                excluded.add(gated.server.name)
                 if isinstance(error, LlmDeclined):
                     declined = declined or error
                 if not error.is_server_specific:
-                    refuser = next(x for x in self._servers if x.name == admitted.server.name)
+                    refuser = next(x for x in self._servers if x.name == gated.server.name)
                     excluded |= {x.name for x in self._servers if not takes_over(x, error, refuser)}
         raise declined or last_error or LlmTimeout(f"no model server answered within {timeout:g} s")
 
     async def _take_slot(
-        self, urgency: Urgency, timeout: float, excluded: set[str], request: _ModelRequest
+        self, request: _ModelRequest, timeout: float, excluded: set[str]
     ) -> _GatedCall:
         """Wait for a slot at a server that is not in `excluded`, and reserve what the call may cost
         there."""
         reservation = self._reservations(request)
         if self._gate is not None:
             admission: Admission | BudgetRefusal = await self._gate.enter(
-                urgency, timeout=timeout, without=excluded, reservation=reservation
+                request.urgency, timeout=timeout, without=excluded, reservation=reservation
             )
         else:
             name = next(name for name in self._clients if name not in excluded)
-            admission = Admission(LlmServer(name=name, base_url=""), "")
+            admission = Admission(LlmServer(name=name, base_url=""), "")  # its name alone is used
         return _GatedCall(admission, reservation(admission.server).call)
 
     def _reservations(self, request: _ModelRequest) -> Callable[[LlmServer], Reservation]:
@@ -353,59 +339,44 @@ class ModelClient:
 
         return reservation
 
-    def _unable_servers(
-        self, chat: Mapping[str, Any], model: str | None, endpoint: Endpoint | None
-    ) -> set[str]:
+    def _unable_servers(self, request: _ModelRequest) -> set[str]:
         """Return the names of the servers that can't take the request. Raises LlmRefused if no
         server can."""
-        serving = {each.name for each in self._servers_for(chat, model, endpoint)}
-        return set(self._clients) - serving
+        return set(self._clients) - {each.name for each in self._servers_for(request)}
 
-    async def _give_back(self, gate: LlmGate, admitted: _GatedCall) -> None:
+    async def _give_back(self, gate: LlmGate, gated: _GatedCall) -> None:
         """Give back the slot of a call that was not made, with its reservation."""
-        if isinstance(admitted.admission, Admission):
-            freed = self._account.ended_calls(admitted.call, CallCharge())
-            await gate.leave(admitted.admission, None, freed)
+        if isinstance(gated.admission, Admission):
+            freed = self._account.ended_calls(gated.call, CallCharge())
+            await gate.leave(gated.admission, None, freed)
 
     async def _ask_hedged(
-        self,
-        admitted: _GatedCall,
-        request: _ModelRequest,
-        timeout: float,
-        output: OutputStream | None,
-        urgency: Urgency,
-        excluded: set[str],
+        self, gated: _GatedCall, request: _ModelRequest, timeout: float, excluded: set[str]
     ) -> Completion:
         """Call the server. If a hot request is late, send it again, and use the answer that begins
         first."""
-        hedge_delay = self._hedges.next_hedge_delay() if urgency.lane == 0 else None
+        hedge_delay = self._hedges.next_hedge_delay() if request.urgency.lane == 0 else None
         if hedge_delay is None:
-            return await self._call(admitted, request, timeout, output)
+            return await self._call(gated, request, timeout)
         deadline = time.monotonic() + timeout
-        others = set(self._clients) - excluded - {admitted.server.name}
+        others = set(self._clients) - excluded - {gated.server.name}
 
-        async def first(hedged_output: OutputStream) -> Completion:
-            return await self._call(admitted, request, timeout, hedged_output)
+        async def first(output: OutputStream) -> Completion:
+            return await self._call(gated, replace(request, output=output), timeout)
 
-        async def second(hedged_output: OutputStream) -> Completion:
-            without = excluded | {admitted.server.name} if others else excluded
+        async def second(output: OutputStream) -> Completion:
+            without = excluded | {gated.server.name} if others else excluded
+            slot_timeout = min(HEDGE_SLOT_TIMEOUT, deadline - time.monotonic())
+            another = await self._take_slot(request, slot_timeout, without)
             left = deadline - time.monotonic()
-            slot_timeout = min(HEDGE_SLOT_TIMEOUT, left)
-            another = await self._take_slot(urgency, slot_timeout, without, request)
-            return await self._call(another, request, deadline - time.monotonic(), hedged_output)
+            return await self._call(another, replace(request, output=output), left)
 
-        return await self._hedges.race(hedge_delay, output, first, second)
+        return await self._hedges.race(hedge_delay, request.output, first, second)
 
-    async def _call(
-        self,
-        admitted: _GatedCall,
-        request: _ModelRequest,
-        timeout: float,
-        output: OutputStream | None,
-    ) -> Completion:
-        admission, charge = admitted.admission, CallCharge()
+    async def _call(self, gated: _GatedCall, request: _ModelRequest, timeout: float) -> Completion:
+        admission, charge, output = gated.admission, CallCharge(), request.output
         if isinstance(admission, BudgetRefusal):
-            raise self._account.no_budget_error(admission.no_budget, admitted.call.model)
+            raise self._account.no_budget_error(admission.no_budget, gated.call.model)
         outcome: CallOutcome | None = None
         failure: LlmUnavailable | InvalidLlmResponse | LlmRefused | None = None
         if output is not None:
@@ -417,7 +388,7 @@ class ModelClient:
                 request.chat,
                 timeout=timeout,
                 on_text=None if output is None else output.write,
-                restart=(output or OutputStream()).begin,
+                restart=lambda: None if output is None else output.begin(),
                 on_broken=charge.count_broken,
                 keep_all=request.keep_all,
                 endpoint=request.endpoint,
@@ -439,7 +410,7 @@ class ModelClient:
             if self._gate is not None:
                 # Also when the job is cancelled: until it is done, other calls wait for the slot,
                 # and can't spend what is reserved.
-                calls = self._account.ended_calls(admitted.call, charge)
+                calls = self._account.ended_calls(gated.call, charge)
                 is_overload = False
                 if request.record_soon and outcome and outcome.ended is CallEnd.ANSWERED:
                     self._gate.leave_answered(admission, outcome, calls)
