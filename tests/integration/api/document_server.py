@@ -29,7 +29,7 @@ Stored = Callable[..., list[Path]]
 
 @asynccontextmanager
 async def serving(settings: Settings) -> AsyncIterator[httpx.AsyncClient]:
-    """The API with these settings on loopback, in this process, and a client of it."""
+    """Serve the API with these settings on loopback, in this process; yields a client of it."""
     await make_ledger(settings.ledger_url)
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
@@ -53,7 +53,7 @@ async def serving(settings: Settings) -> AsyncIterator[httpx.AsyncClient]:
 async def serving_system(
     broker: TestBroker, database_url: str, directory: Path, **options: Any
 ) -> AsyncIterator[tuple[System, httpx.AsyncClient]]:
-    """The same with a broker, where workers do the work."""
+    """Serve the API with a broker, where workers do the work; yields a client of it."""
     async with (
         open_system(
             broker, database_url, modules=job_modules(), data_dir=directory, **options
@@ -64,7 +64,7 @@ async def serving_system(
 
 
 def files_of(settings: Settings, below: str = "") -> list[Path]:
-    """All that is stored."""
+    """Return the paths of all stored files."""
     root = settings.data_dir / "files" / below
     return sorted(path for path in root.rglob("*") if path.is_file() and path.name != MARKER)
 
@@ -77,7 +77,7 @@ async def send(
     to: str = "/documents",
     **fields: str,
 ) -> httpx.Response:
-    """Upload a file, its fields behind it, as a stream where it is one."""
+    """Upload a file, with its fields behind it; content that is a stream is sent as one."""
     return await client.post(
         to,
         content=_form(content, name, fields),
@@ -102,7 +102,7 @@ async def _form(
 
 
 async def ended(client: httpx.AsyncClient, document_id: str, timeout: float = 60) -> dict[str, Any]:
-    """The document's status as soon as nothing happens any more."""
+    """Return the document's status once its pipeline has ended."""
 
     async def status() -> dict[str, Any] | None:
         answer = await client.get(f"/documents/{document_id}")
@@ -115,7 +115,7 @@ async def ended(client: httpx.AsyncClient, document_id: str, timeout: float = 60
 
 
 async def in_parts(content: bytes, size: int, pause: float = 0) -> AsyncIterator[bytes]:
-    """Bytes as a slow sender has them."""
+    """Yield the bytes in parts, as a slow sender sends them."""
     for start in range(0, len(content), size):
         yield content[start : start + size]
         await asyncio.sleep(pause)

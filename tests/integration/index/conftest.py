@@ -9,7 +9,7 @@ import pytest
 
 @pytest.fixture(params=["lancedb", pytest.param("pgvector", marks=pytest.mark.postgres)])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """An address of each kind of index, with nothing there."""
+    """Return the address of an empty index; the tests run once for each kind of index."""
     if request.param == "pgvector":
         return request.getfixturevalue("pgvector_url")
     return str(tmp_path / "index")

@@ -29,7 +29,7 @@ async def test_only_who_has_to_answer_may_be_late(url: str, monkeypatch: pytest.
 
 
 async def test_an_index_that_is_marked_as_a_systems_own_is_empty_still(tmp_path: Path):
-    """Every process of the system marks it when it starts."""
+    """Every process of a system writes the mark into the index when it starts."""
     settings = Settings(data_dir=tmp_path, embed_offline="hashed")
     directory = Path(settings.vectors_url)
     directory.mkdir()

@@ -24,8 +24,8 @@ NOWHERE = [0.0] * DIMENSIONS
 
 @pytest.fixture
 async def index(pgvector_url: str) -> AsyncIterator[ChunkIndex]:
-    """1,200 chunks of 30 documents: `common` is in all, `half` and `tenth` in so many, `rare` in
-    three."""
+    """Yield an index with 1,200 chunks of 30 documents: the word `common` is in all, `half` and
+    `tenth` in those shares, `rare` in three."""
     randomly = random.Random(5)
     async with opened(pgvector_url) as table:
         for number in range(DOCUMENTS):
@@ -45,7 +45,7 @@ async def index(pgvector_url: str) -> AsyncIterator[ChunkIndex]:
 
 @pytest.fixture
 def compared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Of each search, how many chunks it compared."""
+    """Collect, for each search, the number of chunks that it compared."""
     numbers: list[int] = []
     by_relevance = postgres_words._rank_by_relevance
 
@@ -63,11 +63,11 @@ async def test_words_that_all_chunks_have_cost_no_more_than_others(
     found = await index.keyword_search("common rare half", 10)
     first = {match.chunk.document_id for match in found[:3]}
     assert first == {"doc-03", "doc-13", "doc-23"}
-    told = await index.candidates(NOWHERE, "common rare half", 10)
-    known = await index.read_candidates([each.key for each in told])
-    best = max(told, key=lambda each: each.relevance)
-    assert best.text == known[best.key].chunk.text
-    assert {each.text for each in told if each is not best} == {""}
+    candidates = await index.candidates(NOWHERE, "common rare half", 10)
+    found_by_key = await index.read_candidates([each.key for each in candidates])
+    best = max(candidates, key=lambda each: each.relevance)
+    assert best.text == found_by_key[best.key].chunk.text
+    assert {each.text for each in candidates if each is not best} == {""}
     assert len(await index.keyword_search("common", 10)) == 10
     assert max(compared) <= 30
 
@@ -117,14 +117,14 @@ async def test_words_are_found_by_their_index_before_any_compaction_and_behind_i
             (compared, [["common", "rare"], NOWHERE, ["rare common"], None, 9]),
         ):
             plan = await connection.fetch(f"EXPLAIN (ANALYZE) {statement}", *values)
-            told = "\n".join(row[0] for row in plan)
-            assert "Bitmap Index Scan on chunks_words" in told, told
+            text = "\n".join(row[0] for row in plan)
+            assert "Bitmap Index Scan on chunks_words" in text, text
 
 
 async def test_the_first_words_of_a_query_that_is_cut_off_are_looked_for(index: ChunkIndex):
     many = " ".join(["common", *(f"word{number}" for number in range(MAX_QUERY_WORDS))])
-    told = await index.candidates(NOWHERE, many, 10)
-    assert len(told) == 10
+    candidates = await index.candidates(NOWHERE, many, 10)
+    assert len(candidates) == 10
     beyond = " ".join([*(f"word{number}" for number in range(MAX_QUERY_WORDS)), "common"])
     assert await index.candidates(NOWHERE, beyond, 10) == []
 

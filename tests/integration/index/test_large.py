@@ -63,12 +63,12 @@ async def test_as_many_as_are_wanted_are_found_within_a_few_documents(url: str):
 
 
 async def searched(index: ChunkIndex) -> dict[str, int]:
-    """What LanceDB says of a search that it has just done."""
+    """Search once, and return how many parts of the index LanceDB has read for it."""
     assert isinstance(index, LanceTable)
     table: Any = index._table
-    told = await table.query().nearest_to([1.0] * DIMENSIONS).limit(10).analyze_plan()
+    plan = await table.query().nearest_to([1.0] * DIMENSIONS).limit(10).analyze_plan()
     return {
-        name: sum(map(int, re.findall(rf"\b{name}=(\d+)", told)))
+        name: sum(map(int, re.findall(rf"\b{name}=(\d+)", plan)))
         for name in ("parts_loaded", "partitions_searched", "deltas_searched")
     }
 
@@ -125,8 +125,8 @@ async def test_indexes_of_an_earlier_version_are_replaced_or_removed_by_the_next
 
 
 async def expect_a_large_table(url: str, *, walks_on: bool = False) -> None:
-    """PostgreSQL prefers the index of neighbours in this database as it does in a large one, and
-    gives up a walk along it soon, unless it walks on."""
+    """Make PostgreSQL prefer the index of neighbours, as it does in a large database, and end a
+    walk along that index soon, unless the search asks it to walk on."""
     if url.startswith("postgresql"):
         connection: Any = await asyncpg.connect(dsn(url))
         name = url.rpartition("/")[2]
@@ -219,8 +219,8 @@ async def test_an_index_of_neighbours_is_built_in_memory_that_it_fits_in(
             await index.compact()
     finally:
         await home.close()
-    told = log.read_bytes()[before:].decode(errors="replace")
-    assert "no longer fits" not in told
+    logged = log.read_bytes()[before:].decode(errors="replace")
+    assert "no longer fits" not in logged
 
 
 @pytest.mark.postgres

@@ -32,11 +32,11 @@ bytes(16_000_000)  # behind which glibc would take as much from a heap
 large = bytes(8_000_000)
 c = ctypes.CDLL(None)
 c.fopen.restype = ctypes.c_void_p
-told = pathlib.Path(sys.argv[1], "heaps.xml")
-file = ctypes.c_void_p(c.fopen(str(told).encode(), b"w"))
+report = pathlib.Path(sys.argv[1], "heaps.xml")
+file = ctypes.c_void_p(c.fopen(str(report).encode(), b"w"))
 c.malloc_info(0, file)
 c.fclose(file)
-text = told.read_text()
+text = report.read_text()
 outside = re.findall('type="mmap" count="[0-9]+" size="([0-9]+)"', text)
 print(text.count("<heap nr="), int(outside[-1]) >= len(large))
 """
@@ -54,10 +54,10 @@ def resident() -> int:
 def test_threads_share_a_heap_for_each_processor_in_a_process_that_has_loaded_lancedb(
     tmp_path: Path,
 ):
-    told = subprocess.run(
+    report = subprocess.run(
         [sys.executable, "-c", HEAPS, str(tmp_path)], capture_output=True, text=True, check=True
     )
-    heaps, is_large_outside = told.stdout.split()
+    heaps, is_large_outside = report.stdout.split()
     assert int(heaps) <= (os.cpu_count() or 1)
     assert is_large_outside == "True"
 

@@ -25,28 +25,28 @@ def large_from_a_thousand(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(postgres_table, "APPROXIMATE_FROM", LARGE)
 
 
-def made(count: int) -> list[list[float]]:
-    randomly = random.Random(3)
-    return [[randomly.gauss(0, 1) for _ in range(DIMENSIONS)] for _ in range(count)]
+def random_vectors(count: int) -> list[list[float]]:
+    random_numbers = random.Random(3)
+    return [[random_numbers.gauss(0, 1) for _ in range(DIMENSIONS)] for _ in range(count)]
 
 
-async def told(url: str, setting: str) -> None:
-    """The database is, for connections to come."""
+async def set_database_option(url: str, setting: str) -> None:
+    """Set an option of the database for later connections."""
     connection = await asyncpg.connect(dsn(url))
     await connection.execute(f"ALTER DATABASE {url.rpartition('/')[2]} SET {setting}")
     await connection.close()
 
 
-async def indexes(index: ChunkIndex) -> set[str]:
-    """Of neighbours, those that are there."""
+async def neighbour_indexes(index: ChunkIndex) -> set[str]:
+    """Return the names of the indexes of neighbours that the table has."""
     assert isinstance(index, PostgresTable)
     async with index._connect() as connection:
         rows = await connection.fetch("SELECT indexname FROM pg_indexes WHERE tablename = 'chunks'")
     return {row["indexname"] for row in rows} & {GRAPH, LISTS}
 
 
-async def plan(index: ChunkIndex) -> str:
-    """Of a search for the nearest."""
+async def explain_nearest(index: ChunkIndex) -> str:
+    """Return the plan of a search for the nearest chunks."""
     assert isinstance(index, PostgresTable)
     statement = index._nearest("id", "$1::real[]::vector", "$2", "")
     async with index._open_read(search_settings(index._lists)) as connection:
@@ -54,19 +54,21 @@ async def plan(index: ChunkIndex) -> str:
     return "\n".join(row[0] for row in rows)
 
 
-async def first_of(index: ChunkIndex, vectors: list[list[float]]) -> list[str]:
-    """Whom searches and links find for vectors that are there."""
+async def nearest_ids(index: ChunkIndex, vectors: list[list[float]]) -> list[str]:
+    """Return the id of the chunk that a search finds first for each vector."""
     near = await index.neighbours(vectors[:3], 1, excluding="nobody")
     assert [each.document_id for each in near] == ["a"]
     assert near[0].similarity == pytest.approx(1, abs=1e-6)
     return [(await index.nearest(each, 10))[0].chunk.id for each in vectors]
 
 
-async def test_an_index_of_neighbours_is_of_the_kind_for_so_many_chunks_and_replaces_the_other(
+async def test_the_number_of_chunks_decides_the_kind_of_index_which_replaces_the_other_kind(
     pgvector_url: str, monkeypatch: pytest.MonkeyPatch
 ):
-    await told(pgvector_url, "cpu_operator_cost = 1")  # as if to compare all would take long
-    vectors = made(LARGE)
+    await set_database_option(
+        pgvector_url, "cpu_operator_cost = 1"
+    )  # as if comparing all vectors took long
+    vectors = random_vectors(LARGE)
     wanted = [chunk.id for chunk in chunks("a", 20)]
     async with opened(pgvector_url) as before:
         await before.put("Title", chunks("a", LARGE), vectors)
@@ -75,26 +77,26 @@ async def test_an_index_of_neighbours_is_of_the_kind_for_so_many_chunks_and_repl
             await connection.execute(
                 f"CREATE INDEX {GRAPH} ON chunks USING hnsw (vector vector_cosine_ops)"
             )
-        assert GRAPH in await plan(before)
+        assert GRAPH in await explain_nearest(before)
         await before.compact()
-        assert await indexes(before) == {LISTS}
-        assert await first_of(before, vectors[:20]) == wanted
+        assert await neighbour_indexes(before) == {LISTS}
+        assert await nearest_ids(before, vectors[:20]) == wanted
 
         async with opened(pgvector_url) as index:
-            assert f"Index Scan using {LISTS}" in await plan(index)
-            assert await first_of(index, vectors[:20]) == wanted
+            assert f"Index Scan using {LISTS}" in await explain_nearest(index)
+            assert await nearest_ids(index, vectors[:20]) == wanted
             monkeypatch.setattr(postgres_neighbours, "GRAPH_FROM", LARGE)
             await index.compact()
-            assert await indexes(index) == {GRAPH}
-            assert await first_of(index, vectors[:20]) == wanted
+            assert await neighbour_indexes(index) == {GRAPH}
+            assert await nearest_ids(index, vectors[:20]) == wanted
 
     async with opened(pgvector_url) as index:
-        assert f"Index Scan using {GRAPH}" in await plan(index)
-        assert await first_of(index, vectors[:20]) == wanted
+        assert f"Index Scan using {GRAPH}" in await explain_nearest(index)
+        assert await nearest_ids(index, vectors[:20]) == wanted
 
 
 async def test_vectors_of_any_length_fit_into_lists_of_halved_numbers(pgvector_url: str):
-    vectors = made(LARGE)
+    vectors = random_vectors(LARGE)
     async with opened(pgvector_url) as index:
         await index.put("Title", chunks("a", LARGE), vectors)
         await index.compact()
@@ -109,12 +111,12 @@ async def test_vectors_of_any_length_fit_into_lists_of_halved_numbers(pgvector_u
             }
 
 
-async def test_what_is_set_to_build_an_index_is_for_nothing_else(pgvector_url: str):
-    await told(pgvector_url, "maintenance_work_mem = '1MB'")
+async def test_settings_for_building_an_index_end_with_the_build(pgvector_url: str):
+    await set_database_option(pgvector_url, "maintenance_work_mem = '1MB'")
     async with opened(pgvector_url) as index:
         assert isinstance(index, PostgresTable)
-        await index.put("Title", chunks("a", LARGE), made(LARGE))
+        await index.put("Title", chunks("a", LARGE), random_vectors(LARGE))
         await index.compact()
-        assert await indexes(index) == {LISTS}
+        assert await neighbour_indexes(index) == {LISTS}
         async with index._connect() as connection:
             assert await connection.fetchval("SHOW maintenance_work_mem") == "1MB"

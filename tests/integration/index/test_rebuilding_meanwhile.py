@@ -36,7 +36,8 @@ SPAWN = multiprocessing.get_context("spawn")
 async def test_documents_that_come_in_and_change_meanwhile_are_in_it_once(
     url: str, there: int, arriving: int
 ):
-    """Documents arrive, others change, and a search runs all the time."""
+    """While the index is rebuilt, documents arrive, others change, and a search runs all the
+    time."""
     async with opened(url) as index, opened(url) as writing, opened(url) as searching:
         old = [f"old-{n:03}" for n in range(there)]
         await fill(index, old, "first")
@@ -87,7 +88,7 @@ async def test_documents_that_come_in_and_change_meanwhile_are_in_it_once(
 
 
 async def test_who_began_to_write_before_the_building_writes_to_both(url: str):
-    """The catalogue changes while somebody writes, up to the swap."""
+    """The list of generations changes during a write, up to the swap."""
     async with opened(url) as index:
         await write(index, "a", 1, "old")
         written: list[str] = []

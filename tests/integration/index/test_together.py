@@ -65,7 +65,7 @@ def obey(orders: Connection, who: int, barrier: Barrier) -> None:
 
 @pytest.fixture(scope="module")
 def writers_of() -> Iterator[Callable[[int], Writers]]:
-    """So many of them, which the tests of this module share."""
+    """Start this number of processes, which the tests of this module share."""
     with ExitStack() as stack:
         yield cache(lambda number: stack.enter_context(closing(Writers(number))))
 

@@ -32,7 +32,8 @@ def large_from_a_thousand(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def put(url: str, document_id: str, count: int = LARGE) -> None:
-    """`common` is in all of the chunks, `half` and `tenth` in so many, `rare` in three."""
+    """Write chunks: the word `common` is in all, `half` and `tenth` in those shares, `rare` in
+    three."""
     every = {"common": 1, "half": 2, "tenth": 10, "rare": count // 2 - 1}
     chunks = [
         Chunk(
@@ -157,10 +158,10 @@ async def test_of_a_larger_table_some_chunks_tell_for_all(
     monkeypatch.setattr(postgres_counts, "_SAMPLED_CHUNKS", LARGE)
     await put(pgvector_url, "a", 4 * LARGE)
     await compact(pgvector_url)
-    told = await counts(database)
-    assert told["common"] == 1
-    assert told["half"] == pytest.approx(0.5, abs=0.02)
-    assert told["tenth"] == pytest.approx(0.1, abs=0.02)
+    shares = await counts(database)
+    assert shares["common"] == 1
+    assert shares["half"] == pytest.approx(0.5, abs=0.02)
+    assert shares["tenth"] == pytest.approx(0.1, abs=0.02)
 
 
 async def test_two_may_compact_at_once(pgvector_url: str, database: Any):

@@ -25,16 +25,22 @@ from switchyard.services.pipeline.index.search_modes import SearchMode
 from switchyard.services.pipeline.text.chunks import Chunk, chunk_id
 from tests.support.chunk_tables import DIMENSIONS, chunks, opened, put, vector
 
-WORDED = {
+TEXTS = {
     "moon": "The Moon draws the water of the sea, and the tide rises.",
     "bread": "Bread rises when yeast has sugar, water and time.",
     "tea": "Green tea is steeped in water that does not boil.",
     "zh": "月亮引起潮汐，海水每天涨落两次。",
     "mixed": "The tide of the sea rises twice a day, and the tide falls.",
 }
-FIRST = {"moon": "moon", "the tide": "mixed", "YEAST": "bread", "潮汐": "zh", "steeped": "tea"}
+FIRST_BY_QUERY = {
+    "moon": "moon",
+    "the tide": "mixed",
+    "YEAST": "bread",
+    "潮汐": "zh",
+    "steeped": "tea",
+}
 """Queries, and which of these documents comes first."""
-WRITTEN = [
+SPELLINGS = [
     ("day", "Every day¹² counts."),
     ("day¹²", "Every day¹² counts."),
     ("day¹²", "A plain day."),
@@ -67,44 +73,46 @@ WRITTEN = [
 """Queries, and a text of which each finds its words."""
 
 
-async def worded(index: ChunkIndex) -> None:
-    some = [Chunk(chunk_id(name, 0), name, 0, 1, text) for name, text in WORDED.items()]
-    await index.put("Title", some, [vector(1)] * len(some))
+async def put_texts(index: ChunkIndex) -> None:
+    stored_chunks = [Chunk(chunk_id(name, 0), name, 0, 1, text) for name, text in TEXTS.items()]
+    await index.put("Title", stored_chunks, [vector(1)] * len(stored_chunks))
 
 
 async def test_a_chunk_is_found_by_its_words(url: str):
     async with opened(url) as index:
-        await worded(index)
-        for query, first in FIRST.items():
+        await put_texts(index)
+        for query, first in FIRST_BY_QUERY.items():
             found = await index.keyword_search(query, 10)
-            assert found[0].chunk == Chunk(chunk_id(first, 0), first, 0, 1, WORDED[first]), query
+            assert found[0].chunk == Chunk(chunk_id(first, 0), first, 0, 1, TEXTS[first]), query
             assert all(match.relevance > 0 for match in found), query
 
 
 async def test_words_are_found_however_they_are_written(url: str):
     async with opened(url) as index:
-        names = [f"doc-{number}" for number in range(len(WRITTEN))]
-        some = [
+        names = [f"doc-{number}" for number in range(len(SPELLINGS))]
+        stored_chunks = [
             Chunk(chunk_id(name, 0), name, 0, 1, text)
-            for name, (_, text) in zip(names, WRITTEN, strict=True)
+            for name, (_, text) in zip(names, SPELLINGS, strict=True)
         ]
-        await index.put("Title", some, [vector(1)] * len(some))
-        for name, (query, text) in zip(names, WRITTEN, strict=True):
+        await index.put("Title", stored_chunks, [vector(1)] * len(stored_chunks))
+        for name, (query, text) in zip(names, SPELLINGS, strict=True):
             found = await index.keyword_search(query, 10, document_ids=[name])
             assert [match.chunk.text for match in found] == [text], query
 
 
 async def test_candidates_are_near_or_have_the_words_and_all_are_compared_with_the_vector(url: str):
     async with opened(url) as index:
-        said = ["of one tide", "of one tide", "of one tide", "of one tide", "else", "other"]
-        some = [Chunk(chunk_id("a", n), "a", n, 1, text) for n, text in enumerate(said)]
-        angles = [vector(0), vector(1), vector(3), [0.0] * DIMENSIONS, vector(0.5), vector(1.5)]
-        await index.put("Title", some, angles)
-        asked = await index.candidates(vector(0.2), "tide", 4)
-        shown = await index.read_candidates([each.key for each in asked])
-        assert {known.chunk.index: known.chunk for known in shown.values()} == dict(enumerate(some))
-        numbers = {each.key: shown[each.key].chunk.index for each in asked}
-        assert {numbers[each.key]: each.similarity for each in asked} == {
+        texts = ["of one tide", "of one tide", "of one tide", "of one tide", "else", "other"]
+        stored_chunks = [Chunk(chunk_id("a", n), "a", n, 1, text) for n, text in enumerate(texts)]
+        vectors = [vector(0), vector(1), vector(3), [0.0] * DIMENSIONS, vector(0.5), vector(1.5)]
+        await index.put("Title", stored_chunks, vectors)
+        candidates = await index.candidates(vector(0.2), "tide", 4)
+        found_by_key = await index.read_candidates([each.key for each in candidates])
+        assert {found.chunk.index: found.chunk for found in found_by_key.values()} == dict(
+            enumerate(stored_chunks)
+        )
+        numbers = {each.key: found_by_key[each.key].chunk.index for each in candidates}
+        assert {numbers[each.key]: each.similarity for each in candidates} == {
             0: pytest.approx(math.cos(0.2)),
             1: pytest.approx(math.cos(0.8)),
             2: pytest.approx(math.cos(2.8)),
@@ -112,8 +120,8 @@ async def test_candidates_are_near_or_have_the_words_and_all_are_compared_with_t
             4: pytest.approx(math.cos(0.3)),
             5: pytest.approx(math.cos(1.3)),
         }
-        assert {numbers[each.key] for each in asked if each.relevance} == {0, 1, 2, 3}
-        assert len(asked) == 6
+        assert {numbers[each.key] for each in candidates if each.relevance} == {0, 1, 2, 3}
+        assert len(candidates) == 6
         lone = await index.candidates([0.0] * DIMENSIONS, "tide", 10)
         assert [each.similarity for each in lone] == [0.0] * 4
         assert await index.candidates(vector(0), "tide", 10, document_ids=[]) == []
@@ -125,21 +133,21 @@ async def test_candidates_that_were_deleted_meanwhile_are_not_shown(url: str):
     async with opened(url) as index:
         await put(index, "a", 2)
         await put(index, "b", 2)
-        asked = await index.candidates(vector(0), "text", 10)
+        candidates = await index.candidates(vector(0), "text", 10)
         await index.delete_document("a")
-        shown = await index.read_candidates([each.key for each in asked])
-        assert [known.chunk.document_id for known in shown.values()] == ["b", "b"]
+        found_by_key = await index.read_candidates([each.key for each in candidates])
+        assert [found.chunk.document_id for found in found_by_key.values()] == ["b", "b"]
         assert await index.read_candidates([]) == {}
 
 
 async def test_of_chunks_that_are_equally_relevant_the_same_are_found_each_time(tmp_path: Path):
     async with opened(str(tmp_path / "index")) as index:
         for part in range(3):
-            some = [
+            stored_chunks = [
                 Chunk(chunk_id("a", n), "a", n, 1, f"of one tide {'' if n % 7 else 'tide'}")
                 for n in range(part * 60, part * 60 + 60)
             ]
-            await index.put("Title", some, [vector(1)] * len(some))
+            await index.put("Title", stored_chunks, [vector(1)] * len(stored_chunks))
             await index.compact()
         assert isinstance(index, LanceTable)
         rows = await index._table.query().select(["index"]).with_row_id().to_list()
@@ -147,9 +155,9 @@ async def test_of_chunks_that_are_equally_relevant_the_same_are_found_each_time(
         wanted = sorted([*range(0, 180, 7), *[n for n in stored if n % 7][:3]])
         found = await index.keyword_search("tide", len(wanted))
         assert sorted(match.chunk.index for match in found) == wanted
-        asked = await index.candidates([0.0] * DIMENSIONS, "tide", len(wanted))
-        shown = await index.read_candidates([each.key for each in asked])
-        assert sorted(known.chunk.index for known in shown.values()) == wanted
+        candidates = await index.candidates([0.0] * DIMENSIONS, "tide", len(wanted))
+        found_by_key = await index.read_candidates([each.key for each in candidates])
+        assert sorted(found.chunk.index for found in found_by_key.values()) == wanted
 
 
 async def test_others_take_the_place_of_what_is_deleted_amid_a_search(
@@ -174,7 +182,7 @@ async def test_others_take_the_place_of_what_is_deleted_amid_a_search(
 
 async def test_words_are_looked_for_within_some_documents(url: str):
     async with opened(url) as index:
-        await worded(index)
+        await put_texts(index)
         assert {match.chunk.document_id for match in await index.keyword_search("water", 10)} == {
             "moon",
             "bread",
@@ -190,11 +198,11 @@ async def test_words_are_looked_for_within_some_documents(url: str):
         assert await index.keyword_search("…", 10) == []
 
 
-async def test_an_index_from_before_words_were_normalised_is_used_and_told_of(
+async def test_an_index_from_before_words_were_normalised_is_used_and_reported(
     url: str, monkeypatch: pytest.MonkeyPatch
 ):
     settings = Settings(index_url=SecretStr(url), embed_offline="hashed", embed_dimensions=64)
-    made = embedder_for(settings)
+    embedder = embedder_for(settings)
     with monkeypatch.context() as before:
         before.setattr(
             "switchyard.services.pipeline.index.lance_store.table_schema",
@@ -203,19 +211,19 @@ async def test_an_index_from_before_words_were_normalised_is_used_and_told_of(
         before.setattr("switchyard.services.pipeline.index.lance_store.WORDS_COLUMN", "text")
         before.setattr("switchyard.services.pipeline.index.lance_store.TOKENIZER_VERSION", 0)
         before.setattr("switchyard.services.pipeline.index.postgres_table.TOKENIZER_VERSION", 0)
-        async with opened(url, made.name, 64) as index:
+        async with opened(url, embedder.name, 64) as index:
             pass
-    async with opened(url, made.name, 64) as index:
+    async with opened(url, embedder.name, 64) as index:
         one = [Chunk(chunk_id("a", 0), "a", 0, 1, "Every day¹² counts.")]
-        await index.put("Title", one, await made.embed(["Every day¹² counts."]))
+        await index.put("Title", one, await embedder.embed(["Every day¹² counts."]))
         assert len(await index.keyword_search("day", 10)) == 1
     _, check = await check_index(settings)
     assert (check.finding, check.remedy) == (Finding.INDEX_WORDS, "jobctl index rebuild --force")
-    async with open_index(settings) as whole:
-        state = await begin_rebuild(whole, made, force=True)
+    async with open_index(settings) as rebuilt:
+        state = await begin_rebuild(rebuilt, embedder, force=True)
         assert state.building is not None
-        assert await continue_rebuild(whole, state.building, lambda: False)
-        async with whole.open_active() as (index, _):
+        assert await continue_rebuild(rebuilt, state.building, lambda: False)
+        async with rebuilt.open_active() as (index, _):
             assert len(await index.keyword_search("12", 10)) == 1
     (check,) = await check_index(settings)
     assert check.status == "ok"

@@ -51,7 +51,7 @@ class Pipeline:
         lane: str = "hot",
         run_id: str | None = None,
     ) -> Outcome:
-        """The answer of one job."""
+        """Run one job, and return its outcome."""
         declared = self.registry.get(job_type)
         checked = declared.validate(payload)
         if job_type.startswith("ingest_"):
@@ -66,7 +66,8 @@ class Pipeline:
         return outcome
 
     async def run(self, job_type: str, payload: dict[str, Any], lane: str = "hot") -> list[str]:
-        """Run a job and all that follow; gives the job types in the order in which they ran."""
+        """Run a job and all that follow from it. Returns the job types in the order in which they
+        ran."""
         self.ran, run_id = [], str(uuid4())
         waiting = [Job(job_type, payload, lane)]
         joining: list[Job] = []  # each until all others have ended
@@ -82,7 +83,7 @@ class Pipeline:
         return [name for name, _ in self.ran]
 
     def result(self, job_type: str) -> dict[str, Any]:
-        """The result of the job of that type, in the last `run`."""
+        """Return the result of the job of that type in the last `run`."""
         outcome = next(outcome for name, outcome in self.ran if name == job_type)
         return dict(outcome.result)  # type: ignore[union-attr]
 
@@ -120,15 +121,15 @@ def llm() -> Iterator[LlmServer]:
 
 @pytest.fixture
 async def llm_pipeline(pipeline: Pipeline, llm: LlmServer) -> Pipeline:
-    """A pipeline that asks the model server."""
+    """Return a pipeline that calls the test's model server."""
     update = {"llm_base_url": llm.url, "llm_model": "test-model", "llm_timeout": 5.0}
     return replace(pipeline, settings=pipeline.settings.model_copy(update=update))
 
 
 @pytest.fixture(scope="session")
 def in_process() -> Iterator[Callable[..., Any]]:
-    """Does work in a process that can be killed, as a worker does, and gives what it answered or
-    raised. Raises ProcessCrashed and TimeoutError itself."""
+    """Run a function in a process that can be killed, as a worker does. Returns or raises what the
+    function does; raises ProcessCrashed and TimeoutError itself."""
 
     async def outcome(work: Callable[..., Any], *args: Any, timeout: float) -> Any:
         try:

@@ -64,8 +64,8 @@ async def chunk_count(pipeline: Pipeline, document_id: str) -> int:
 async def failing_beside_another(
     llm: LlmServer, answer: Behaviour, job: Coroutine[Any, Any, Any]
 ) -> None:
-    """Run a job whose first question fails while another is under way, which is answered when that
-    has happened. Raises what the job raises."""
+    """Run a job whose first request fails while a second one is under way, which is answered
+    afterwards. Raises what the job raises."""
     goes_on = threading.Event()
     llm.always(held(goes_on, answer))
     llm.next(llm_server.fails(502))

@@ -20,8 +20,8 @@ from tests.support.pdfs import scan, slips
 SLIPS = ("The heron waits in the reeds", "A lantern in the harbour", "Salt upon the window")
 
 
-async def taken_in(pipeline: Pipeline, directory: Path, name: str, content: bytes) -> str:
-    """Run a file through the pipeline; the document's id."""
+async def ingest_file(pipeline: Pipeline, directory: Path, name: str, content: bytes) -> str:
+    """Run a file through the pipeline, and return the document's id."""
     path = directory / name
     path.write_bytes(content)
     await pipeline.run("ingest_document", {"path": str(path)})
@@ -45,7 +45,8 @@ def as_image(content: bytes, kind: str, **saving: Any) -> bytes:
 
 
 def with_scans(texts: Sequence[str], scans: Sequence[int], blank: Sequence[int] = ()) -> bytes:
-    """A slip for each text, some of them scanned, with blank pages before some (all from 1)."""
+    """Return a PDF with a slip for each text. Those in `scans` are pictures, and before those in
+    `blank` stands an empty page (both by number, from 1)."""
     made = pymupdf.open()
     for number, text in enumerate(texts, 1):
         if number in blank:

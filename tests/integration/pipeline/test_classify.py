@@ -31,7 +31,7 @@ keywords = { "wind*" = 1 }
 """
 
 
-async def taken_in(pipeline: Pipeline, tmp_path: Path, text: str, name: str = "a.txt") -> str:
+async def ingest_file(pipeline: Pipeline, tmp_path: Path, text: str, name: str = "a.txt") -> str:
     path = tmp_path / name
     path.write_text(text)
     await pipeline.run("ingest_document", {"path": str(path)})
@@ -45,7 +45,7 @@ def names(classes: tuple[DocumentClass, ...]) -> list[str]:
 async def test_a_document_is_classified_by_its_words_and_by_meaning(
     pipeline: Pipeline, ledger: Ledger, tmp_path: Path
 ):
-    document_id = await taken_in(pipeline, tmp_path, SECRET)
+    document_id = await ingest_file(pipeline, tmp_path, SECRET)
     classes = (await PipelineLedger(ledger).document_classes.classes_of([document_id]))[document_id]
     assert "privacy:restricted" in names(classes)
     assert "industry:energy" in names(classes)
@@ -57,8 +57,8 @@ async def test_a_document_is_classified_by_its_words_and_by_meaning(
 
 
 async def test_documents_are_found_by_class(pipeline: Pipeline, ledger: Ledger, tmp_path: Path):
-    secret = await taken_in(pipeline, tmp_path, SECRET)
-    plain = await taken_in(pipeline, tmp_path, "The piano was played in the evening.", "b.txt")
+    secret = await ingest_file(pipeline, tmp_path, SECRET)
+    plain = await ingest_file(pipeline, tmp_path, "The piano was played in the evening.", "b.txt")
     assert await PipelineLedger(ledger).documents.document_ids(
         DocumentFilter(classes=("privacy:public",))
     ) == {plain}
@@ -81,7 +81,7 @@ async def test_documents_are_found_by_class(pipeline: Pipeline, ledger: Ledger, 
 async def test_a_repeat_is_reused_and_another_file_classifies_anew(
     pipeline: Pipeline, ledger: Ledger, tmp_path: Path
 ):
-    document_id = await taken_in(pipeline, tmp_path, SECRET)
+    document_id = await ingest_file(pipeline, tmp_path, SECRET)
     before = await PipelineLedger(ledger).document_classes.classes_of([document_id])
     again = await pipeline.one("classify_document", {"document_id": document_id})
     assert isinstance(again, Next)
@@ -99,7 +99,7 @@ async def test_a_repeat_is_reused_and_another_file_classifies_anew(
 async def test_a_backfill_classifies_without_filling_the_hot_lane(
     pipeline: Pipeline, tmp_path: Path
 ):
-    document_id = await taken_in(pipeline, tmp_path, SECRET)
+    document_id = await ingest_file(pipeline, tmp_path, SECRET)
     outcome = await pipeline.one("classify_document", {"document_id": document_id}, lane="backfill")
     assert isinstance(outcome, Next)
     assert [(job.job_type, job.lane) for job in outcome.jobs] == [("link_content", "maintenance")]
@@ -112,7 +112,7 @@ async def test_a_bad_file_fails_the_document_and_says_what_is_wrong(
     path.write_text("kinds = 3")
     settings = pipeline.settings.model_copy(update={"classes": path})
     with pytest.raises(BadClasses, match="kinds: Input should be a valid dictionary"):
-        await taken_in(replace(pipeline, settings=settings), tmp_path, SECRET)
+        await ingest_file(replace(pipeline, settings=settings), tmp_path, SECRET)
     failed = (await PipelineLedger(ledger).documents.list_documents()).items[0]
     assert (failed.state, failed.current_stage) == ("failed", "classify_document")
 
@@ -120,7 +120,7 @@ async def test_a_bad_file_fails_the_document_and_says_what_is_wrong(
 async def test_an_index_built_for_another_embedder_classifies_anew(
     pipeline: Pipeline, ledger: Ledger, tmp_path: Path
 ):
-    document_id = await taken_in(pipeline, tmp_path, SECRET)
+    document_id = await ingest_file(pipeline, tmp_path, SECRET)
 
     async def similarity() -> float:
         found = (await PipelineLedger(ledger).document_classes.classes_of([document_id]))[
@@ -139,7 +139,7 @@ async def test_an_index_built_for_another_embedder_classifies_anew(
 async def test_the_classes_of_old_content_are_forgotten(
     pipeline: Pipeline, ledger: Ledger, tmp_path: Path
 ):
-    document_id = await taken_in(pipeline, tmp_path, SECRET)
+    document_id = await ingest_file(pipeline, tmp_path, SECRET)
     known = await PipelineLedger(ledger).documents.get_document(document_id)
     assert known is not None
     renewed = await PipelineLedger(ledger).documents.renew_document(

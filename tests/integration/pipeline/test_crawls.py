@@ -53,7 +53,7 @@ def site() -> Iterator[Site]:
 async def crawling(
     broker: TestBroker, url: str, site: Site, **settings: Any
 ) -> AsyncIterator[System]:
-    """A system with a scheduler, which may visit the site; without a worker yet."""
+    """Yield a system with a scheduler and without a worker, which may visit the site."""
     async with open_system(
         broker,
         url,

@@ -144,7 +144,7 @@ async def test_the_index_may_be_in_postgresql(pipeline: Pipeline, paper: str, pg
     assert not (pipeline.settings.data_dir / "index").exists()
 
 
-async def test_a_database_that_is_away_or_can_not_do_it_is_told(
+async def test_the_error_names_a_database_that_is_away_or_can_not_do_it(
     pipeline: Pipeline, postgres_url: str
 ):
     for url, error, text in (

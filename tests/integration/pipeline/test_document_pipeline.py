@@ -345,7 +345,7 @@ async def test_a_shorter_text_leaves_no_orphan_chunks(
 async def test_a_long_text_is_embedded_batch_by_batch(
     pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """So that the memory it takes does not grow with the text."""
+    """So the memory that it takes does not grow with the text."""
     sizes: list[int] = []
     embed = WordllamaEmbedder.embed
 

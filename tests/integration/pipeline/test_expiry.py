@@ -29,7 +29,7 @@ def storage(tmp_path: Path) -> Storage:
 
 
 def put(storage: Storage, key: str, *, age: float = 2 * DAY) -> str:
-    """A file that was last put so many seconds ago."""
+    """Write a file whose age is so many seconds."""
     storage.put(key, b"content")
     path = Path(storage.url.removeprefix("file://")) / key
     os.utime(path, (time.time() - age,) * 2)
@@ -113,7 +113,7 @@ async def test_documents_files_go_where_a_setting_says_so_and_results_stay(
 
 
 async def test_what_a_job_or_a_dead_letter_names_stays(pipeline: Pipeline, storage: Storage):
-    """By its key, by its document's id, by its own id."""
+    """A job names a file by its key, by its document's id, or by the job's own id."""
     ledger = pipeline.ledger
     assert ledger is not None
     kept = [
@@ -136,7 +136,7 @@ async def test_what_a_job_or_a_dead_letter_names_stays(pipeline: Pipeline, stora
 async def test_a_file_that_is_put_anew_while_others_are_cleaned_away_stays(
     storage: Storage, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As when a document is sent again: its job is not recorded before its file is there."""
+    """A document that is sent again has its file before its job is recorded."""
     key = put(storage, "uploads/doc/input.pdf", age=11 * DAY)
     names_needed = ledger.references.names_needed
 

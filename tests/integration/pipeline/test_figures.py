@@ -30,28 +30,28 @@ from tests.support import llm_server as server
 from tests.support.llm_server import LlmServer
 from tests.support.site import Request
 
-SEEN = "A zeppelin hovers above two bars of a chart."
+DESCRIPTION = "A zeppelin hovers above two bars of a chart."
 
 
 @pytest.fixture
-def seeing(pipeline: Pipeline, llm: LlmServer) -> Pipeline:
-    llm.always(server.answers(SEEN))
+def vision_pipeline(pipeline: Pipeline, llm: LlmServer) -> Pipeline:
+    llm.always(server.answers(DESCRIPTION))
     update = {"vision_base_url": llm.url, "vision_model": "eyes", "llm_timeout": 5.0}
     return replace(pipeline, settings=pipeline.settings.model_copy(update=update))
 
 
-async def taken_in(pipeline: Pipeline, tmp_path: Path, content: bytes, name: str) -> str:
+async def ingest_file(pipeline: Pipeline, tmp_path: Path, content: bytes, name: str) -> str:
     path = tmp_path / name
     path.write_bytes(content)
     await pipeline.run("ingest_document", {"path": str(path)})
     return str(pipeline.result("ingest_document")["document_id"])
 
 
-def with_figures(seed: int = 1):
+def sample_with_figures(seed: int = 1):
     return next(generate(1, seed=seed, kinds=["figures"], languages=["en"]))
 
 
-def kept(pipeline: Pipeline, document_id: str) -> list[dict[str, Any]]:
+def stored_figures(pipeline: Pipeline, document_id: str) -> list[dict[str, Any]]:
     return list(json.loads(pipeline.storage.get(figures_key(document_id)))["figures"])
 
 
@@ -61,218 +61,228 @@ def picture_in(request: Request) -> Image.Image:
 
 
 async def test_figures_are_cut_out_described_and_found(
-    seeing: Pipeline, llm: LlmServer, tmp_path: Path
+    vision_pipeline: Pipeline, llm: LlmServer, tmp_path: Path
 ):
-    sample = with_figures()
-    document_id = await taken_in(seeing, tmp_path, sample.content, sample.filename)
-    before = await chunk_count(seeing, document_id)
-    ran = await seeing.run("describe_figures", {"document_id": document_id}, lane="vlm_ocr")
+    sample = sample_with_figures()
+    document_id = await ingest_file(vision_pipeline, tmp_path, sample.content, sample.filename)
+    before = await chunk_count(vision_pipeline, document_id)
+    ran = await vision_pipeline.run(
+        "describe_figures", {"document_id": document_id}, lane="vlm_ocr"
+    )
     assert ran == ["describe_figures", "embed_content", "classify_document", "link_content"]
-    figures = kept(seeing, document_id)
+    figures = stored_figures(vision_pipeline, document_id)
     captions = [block.text for block in sample.blocks if block.kind == "caption"]
     assert [each["caption"] for each in figures] == captions
-    assert {each["description"] for each in figures} == {SEEN}
+    assert {each["description"] for each in figures} == {DESCRIPTION}
     for each in figures:
-        drawn = Image.open(io.BytesIO(seeing.storage.get(each["key"])))
+        drawn = Image.open(io.BytesIO(vision_pipeline.storage.get(each["key"])))
         assert (drawn.width, drawn.height) == (each["width"], each["height"])
         assert drawn.format == {"image/png": "PNG", "image/jpeg": "JPEG"}[each["media_type"]]
-    asked = {
+    sizes_by_question = {
         request.json["messages"][1]["content"][0]["text"]: picture_in(request).size
         for request in llm.requests
     }
     for each in figures:
-        size = next(size for said, size in asked.items() if each["caption"] in said)
+        size = next(
+            size for question, size in sizes_by_question.items() if each["caption"] in question
+        )
         assert size == (each["width"], each["height"])
-    assert await chunk_count(seeing, document_id) == before + len(figures)
-    hits = await find(seeing, "zeppelin")
+    assert await chunk_count(vision_pipeline, document_id) == before + len(figures)
+    hits = await find(vision_pipeline, "zeppelin")
     assert hits[0].document_id == document_id
-    assert (await document(seeing, document_id)).state == "completed"
+    assert (await document(vision_pipeline, document_id)).state == "completed"
 
 
-async def test_an_equal_picture_is_paid_for_once(seeing: Pipeline, llm: LlmServer, tmp_path: Path):
-    sample = with_figures()
-    document_id = await taken_in(seeing, tmp_path, sample.content, sample.filename)
-    await seeing.run("describe_figures", {"document_id": document_id}, lane="vlm_ocr")
+async def test_an_equal_picture_is_paid_for_once(
+    vision_pipeline: Pipeline, llm: LlmServer, tmp_path: Path
+):
+    sample = sample_with_figures()
+    document_id = await ingest_file(vision_pipeline, tmp_path, sample.content, sample.filename)
+    await vision_pipeline.run("describe_figures", {"document_id": document_id}, lane="vlm_ocr")
     paid = len(llm.requests)
-    await seeing.run("describe_figures", {"document_id": document_id, "force": True})
-    assert len(llm.requests) == paid == len(kept(seeing, document_id))
-    await seeing.run("describe_figures", {"document_id": document_id})
-    assert seeing.result("describe_figures")["reused"] is True
-    assert seeing.result("embed_content")["reused"] is True
+    await vision_pipeline.run("describe_figures", {"document_id": document_id, "force": True})
+    assert len(llm.requests) == paid == len(stored_figures(vision_pipeline, document_id))
+    await vision_pipeline.run("describe_figures", {"document_id": document_id})
+    assert vision_pipeline.result("describe_figures")["reused"] is True
+    assert vision_pipeline.result("embed_content")["reused"] is True
 
 
 async def test_pictures_stay_those_of_their_list_until_others_are_described(
-    seeing: Pipeline, llm: LlmServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    vision_pipeline: Pipeline, llm: LlmServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    sample = with_figures()
-    document_id = await taken_in(seeing, tmp_path, sample.content, sample.filename)
-    await seeing.run("describe_figures", {"document_id": document_id})
-    before = kept(seeing, document_id)
-    pictures = [seeing.storage.get(each["key"]) for each in before]
+    sample = sample_with_figures()
+    document_id = await ingest_file(vision_pipeline, tmp_path, sample.content, sample.filename)
+    await vision_pipeline.run("describe_figures", {"document_id": document_id})
+    before = stored_figures(vision_pipeline, document_id)
+    pictures = [vision_pipeline.storage.get(each["key"]) for each in before]
     assert len(set(pictures)) > 1
     cut = figures.cut
 
-    def otherwise(original: Any) -> figures.CutPictures:
+    def cut_differently(original: Any) -> figures.CutPictures:
         first, *rest = cut(original).pictures
         return figures.CutPictures([*rest, replace(first, caption="Not asked about yet.")], {})
 
-    monkeypatch.setattr(figures, "cut", otherwise)
+    monkeypatch.setattr(figures, "cut", cut_differently)
     monkeypatch.setattr(figures_worker, "_CONCURRENT_ANSWERS", 1)
     llm.always(server.fails(500))
     with pytest.raises(RetryableError):
-        await seeing.one("describe_figures", {"document_id": document_id, "force": True})
-    assert kept(seeing, document_id) == before
-    assert [seeing.storage.get(each["key"]) for each in before] == pictures
+        await vision_pipeline.one("describe_figures", {"document_id": document_id, "force": True})
+    assert stored_figures(vision_pipeline, document_id) == before
+    assert [vision_pipeline.storage.get(each["key"]) for each in before] == pictures
 
 
 async def test_two_jobs_that_cut_a_document_differently_leave_each_other_the_pictures(
-    seeing: Pipeline, llm: LlmServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    vision_pipeline: Pipeline, llm: LlmServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    sample = with_figures()
-    document_id = await taken_in(seeing, tmp_path, sample.content, sample.filename)
+    sample = sample_with_figures()
+    document_id = await ingest_file(vision_pipeline, tmp_path, sample.content, sample.filename)
     again = {"document_id": document_id, "force": True}
-    await seeing.run("describe_figures", again)
+    await vision_pipeline.run("describe_figures", again)
     cut, put_figures = figures.cut, DocumentFiles.put_figures
 
-    def otherwise(original: Any) -> figures.CutPictures:
+    def cut_differently(original: Any) -> figures.CutPictures:
         first = cut(original).pictures[0]
         return figures.CutPictures([replace(first, content=first.content + b" ")], {})
 
     async def after_another(files: DocumentFiles, *args: Any) -> None:
         with monkeypatch.context() as patched:
             patched.setattr(DocumentFiles, "put_figures", put_figures)
-            patched.setattr(figures, "cut", otherwise)
-            await seeing.one("describe_figures", again)
+            patched.setattr(figures, "cut", cut_differently)
+            await vision_pipeline.one("describe_figures", again)
         await put_figures(files, *args)
 
     monkeypatch.setattr(DocumentFiles, "put_figures", after_another)
-    await seeing.one("describe_figures", again)
-    named = {each["key"] for each in kept(seeing, document_id)}
-    folder = seeing.storage.list_async(f"results/{document_id}/figures")
+    await vision_pipeline.one("describe_figures", again)
+    named = {each["key"] for each in stored_figures(vision_pipeline, document_id)}
+    folder = vision_pipeline.storage.list_async(f"results/{document_id}/figures")
     assert named < {stored.key async for stored in folder}
 
 
 async def test_a_picture_that_is_gone_is_cut_out_again(
-    seeing: Pipeline, llm: LlmServer, tmp_path: Path
+    vision_pipeline: Pipeline, llm: LlmServer, tmp_path: Path
 ):
-    sample = with_figures()
-    document_id = await taken_in(seeing, tmp_path, sample.content, sample.filename)
-    await seeing.run("describe_figures", {"document_id": document_id})
+    sample = sample_with_figures()
+    document_id = await ingest_file(vision_pipeline, tmp_path, sample.content, sample.filename)
+    await vision_pipeline.run("describe_figures", {"document_id": document_id})
     paid = len(llm.requests)
-    gone = kept(seeing, document_id)[0]["key"]
-    seeing.storage.delete(gone)
-    await seeing.run("describe_figures", {"document_id": document_id})
-    assert seeing.storage.get(gone)
+    gone = stored_figures(vision_pipeline, document_id)[0]["key"]
+    vision_pipeline.storage.delete(gone)
+    await vision_pipeline.run("describe_figures", {"document_id": document_id})
+    assert vision_pipeline.storage.get(gone)
     assert len(llm.requests) == paid
 
 
-async def test_tables_are_told_from_figures(seeing: Pipeline, tmp_path: Path):
+async def test_tables_are_distinguished_from_figures(vision_pipeline: Pipeline, tmp_path: Path):
     sample = next(generate(1, seed=1, kinds=["tables"], languages=["en"]))
-    document_id = await taken_in(seeing, tmp_path, sample.content, sample.filename)
-    await seeing.run("describe_figures", {"document_id": document_id})
-    figures = kept(seeing, document_id)
+    document_id = await ingest_file(vision_pipeline, tmp_path, sample.content, sample.filename)
+    await vision_pipeline.run("describe_figures", {"document_id": document_id})
+    figures = stored_figures(vision_pipeline, document_id)
     assert {each["kind"] for each in figures} == {"table"}
     assert figures[0]["caption"].startswith("Table 1.")
 
 
 async def test_without_a_model_it_says_what_to_set(pipeline: Pipeline, tmp_path: Path):
-    sample = with_figures()
-    document_id = await taken_in(pipeline, tmp_path, sample.content, sample.filename)
+    sample = sample_with_figures()
+    document_id = await ingest_file(pipeline, tmp_path, sample.content, sample.filename)
     for job_type in ("describe_figures", "analyze_image"):
         with pytest.raises(VisionNotSet, match="JOBS_VISION_MODEL"):
             await pipeline.one(job_type, {"document_id": document_id})
 
 
 async def test_a_model_that_is_away_is_asked_again_later(
-    seeing: Pipeline, llm: LlmServer, tmp_path: Path
+    vision_pipeline: Pipeline, llm: LlmServer, tmp_path: Path
 ):
-    sample = with_figures()
-    document_id = await taken_in(seeing, tmp_path, sample.content, sample.filename)
+    sample = sample_with_figures()
+    document_id = await ingest_file(vision_pipeline, tmp_path, sample.content, sample.filename)
     llm.always(server.fails(500))
     with pytest.raises(RetryableError):
-        await seeing.one("describe_figures", {"document_id": document_id})
-    assert not await seeing.storage.exists_async(figures_key(document_id))
+        await vision_pipeline.one("describe_figures", {"document_id": document_id})
+    assert not await vision_pipeline.storage.exists_async(figures_key(document_id))
 
 
 async def test_an_answer_under_way_is_kept_although_another_picture_fails(
-    seeing: Pipeline, llm: LlmServer, tmp_path: Path
+    vision_pipeline: Pipeline, llm: LlmServer, tmp_path: Path
 ):
-    sample = with_figures()
-    document_id = await taken_in(seeing, tmp_path, sample.content, sample.filename)
-    job = seeing.one("describe_figures", {"document_id": document_id})
+    sample = sample_with_figures()
+    document_id = await ingest_file(vision_pipeline, tmp_path, sample.content, sample.filename)
+    job = vision_pipeline.one("describe_figures", {"document_id": document_id})
     with pytest.raises(RetryableError):
-        await failing_beside_another(llm, server.answers(SEEN), job)
+        await failing_beside_another(llm, server.answers(DESCRIPTION), job)
     paid = len(llm.requests)
-    await seeing.run("describe_figures", {"document_id": document_id})
+    await vision_pipeline.run("describe_figures", {"document_id": document_id})
     assert len(llm.requests) == paid + 1
 
 
 async def test_a_picture_that_the_model_declines_does_not_hold_up_the_others(
-    seeing: Pipeline, llm: LlmServer, tmp_path: Path
+    vision_pipeline: Pipeline, llm: LlmServer, tmp_path: Path
 ):
-    sample = with_figures()
-    document_id = await taken_in(seeing, tmp_path, sample.content, sample.filename)
+    sample = sample_with_figures()
+    document_id = await ingest_file(vision_pipeline, tmp_path, sample.content, sample.filename)
     llm.next(server.answers("", finish_reason="content_filter"))
-    await seeing.run("describe_figures", {"document_id": document_id})
-    found = kept(seeing, document_id)
-    assert sorted({each["description"] for each in found}) == ["", SEEN]
+    await vision_pipeline.run("describe_figures", {"document_id": document_id})
+    found = stored_figures(vision_pipeline, document_id)
+    assert sorted({each["description"] for each in found}) == ["", DESCRIPTION]
     assert ["content filter" in each.get("refused", "") for each in found].count(True) == 1
 
 
-async def test_a_model_that_takes_no_pictures_is_told(
-    seeing: Pipeline, llm: LlmServer, tmp_path: Path
+async def test_the_error_says_that_the_model_takes_no_pictures(
+    vision_pipeline: Pipeline, llm: LlmServer, tmp_path: Path
 ):
-    sample = with_figures()
-    document_id = await taken_in(seeing, tmp_path, sample.content, sample.filename)
+    sample = sample_with_figures()
+    document_id = await ingest_file(vision_pipeline, tmp_path, sample.content, sample.filename)
     llm.always(server.fails(400, "no image input"))
     with pytest.raises(NoPictureTaken, match="no image input"):
-        await seeing.one("describe_figures", {"document_id": document_id})
+        await vision_pipeline.one("describe_figures", {"document_id": document_id})
 
 
 @pytest.mark.parametrize("extractor", ["pymupdf", "pypdfium2"])
-async def test_a_page_that_is_not_there_is_told(seeing: Pipeline, tmp_path: Path, extractor: str):
-    settings = seeing.settings.model_copy(update={"pdf_extractor": extractor})
-    other = replace(seeing, settings=settings)
-    sample = with_figures()
-    document_id = await taken_in(other, tmp_path, sample.content, sample.filename)
+async def test_the_error_names_a_page_that_does_not_exist(
+    vision_pipeline: Pipeline, tmp_path: Path, extractor: str
+):
+    settings = vision_pipeline.settings.model_copy(update={"pdf_extractor": extractor})
+    other = replace(vision_pipeline, settings=settings)
+    sample = sample_with_figures()
+    document_id = await ingest_file(other, tmp_path, sample.content, sample.filename)
     with pytest.raises(NoSuchPage, match=r"no page 99: it has \d"):
         await other.one("analyze_image", {"document_id": document_id, "page": 99})
 
 
-async def test_what_a_shift_leaves_another_job_describes(
-    seeing: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_figures_beyond_the_time_budget_are_left_to_another_job(
+    vision_pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    sample = with_figures()
-    document_id = await taken_in(seeing, tmp_path, sample.content, sample.filename)
+    sample = sample_with_figures()
+    document_id = await ingest_file(vision_pipeline, tmp_path, sample.content, sample.filename)
     monkeypatch.setattr(figures_worker, "TIME_BUDGET", -1.0)
-    outcome = await seeing.one("describe_figures", {"document_id": document_id})
+    outcome = await vision_pipeline.one("describe_figures", {"document_id": document_id})
     assert isinstance(outcome, Next)
     assert [job.job_type for job in outcome.jobs] == ["describe_figures"]
 
 
-async def test_a_page_or_a_figure_is_asked_about(seeing: Pipeline, llm: LlmServer, tmp_path: Path):
-    sample = with_figures()
-    document_id = await taken_in(seeing, tmp_path, sample.content, sample.filename)
+async def test_a_page_or_a_figure_is_asked_about(
+    vision_pipeline: Pipeline, llm: LlmServer, tmp_path: Path
+):
+    sample = sample_with_figures()
+    document_id = await ingest_file(vision_pipeline, tmp_path, sample.content, sample.filename)
     about = {"document_id": document_id, "question": "How many bars are there?"}
-    outcome = await seeing.one("analyze_image", about)
-    assert outcome.result["description"] == SEEN  # type: ignore[union-attr]
+    outcome = await vision_pipeline.one("analyze_image", about)
+    assert outcome.result["description"] == DESCRIPTION  # type: ignore[union-attr]
     assert "How many bars" in llm.requests[-1].json["messages"][1]["content"][0]["text"]
     assert max(picture_in(llm.requests[-1]).size) == 1_500
     with pytest.raises(NoSuchFigure, match="has no figure 1: 0 were cut out"):
-        await seeing.one("analyze_image", {**about, "figure": 1})
-    await seeing.run("describe_figures", {"document_id": document_id})
-    outcome = await seeing.one("analyze_image", {**about, "figure": 1})
+        await vision_pipeline.one("analyze_image", {**about, "figure": 1})
+    await vision_pipeline.run("describe_figures", {"document_id": document_id})
+    outcome = await vision_pipeline.one("analyze_image", {**about, "figure": 1})
     assert outcome.result["figure"] == 1  # type: ignore[union-attr]
 
 
-async def test_plain_text_has_no_figures(seeing: Pipeline, tmp_path: Path):
-    document_id = await taken_in(seeing, tmp_path, b"Just text.", "a.txt")
+async def test_plain_text_has_no_figures(vision_pipeline: Pipeline, tmp_path: Path):
+    document_id = await ingest_file(vision_pipeline, tmp_path, b"Just text.", "a.txt")
     with pytest.raises(UnsupportedDocument, match="no figures"):
-        await seeing.one("describe_figures", {"document_id": document_id})
+        await vision_pipeline.one("describe_figures", {"document_id": document_id})
 
 
 async def test_a_page_that_is_a_drawing_of_thousands_of_lines_is_passed_over(
-    seeing: Pipeline, tmp_path: Path
+    vision_pipeline: Pipeline, tmp_path: Path
 ):
     opened = pymupdf.open()
     page = opened.new_page()
@@ -282,9 +292,9 @@ async def test_a_page_that_is_a_drawing_of_thousands_of_lines_is_passed_over(
         shape.finish(width=0.1 + at % 7)
     shape.commit()
     page.insert_text((50, 700), "A map of many lines.")
-    document_id = await taken_in(seeing, tmp_path, bytes(opened.tobytes()), "map.pdf")
-    await seeing.run("describe_figures", {"document_id": document_id})
-    assert kept(seeing, document_id) == []
+    document_id = await ingest_file(vision_pipeline, tmp_path, bytes(opened.tobytes()), "map.pdf")
+    await vision_pipeline.run("describe_figures", {"document_id": document_id})
+    assert stored_figures(vision_pipeline, document_id) == []
 
 
 def test_a_picture_beside_the_page_does_not_lose_the_others():

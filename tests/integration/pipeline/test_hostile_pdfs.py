@@ -69,7 +69,8 @@ HOSTILE_TO_PDFIUM: dict[str, tuple[Callable[[], bytes], set[str]]] = {
 async def extracted(
     executor: Executor, settings: Settings, name: str, data: bytes, **limits: Any
 ) -> Any:
-    """How extraction of that file ends, and in how many seconds. `limits` are other ones."""
+    """Extract the text of a file, with `limits` in place of those of the job type. Returns how that
+    ended, and the seconds that it took."""
     key = f"{INCOMING}{name}"
     await Storage(settings.files_url).put_async(key, data)
     job_type = replace(Registry.load().get("extract_text"), **{"timeout": LIMIT, **limits})
@@ -81,7 +82,8 @@ async def extracted(
 
 
 async def see_through(settings: Settings, count: int) -> Counter[str]:
-    """Hostile files, an ordinary one beside every tenth; how they ended."""
+    """Run hostile files through the pipeline, with an ordinary one beside every tenth. Returns how
+    each ended."""
     executor = Executor(processes=2)
     slots = asyncio.Semaphore(2)
     ends: Counter[str] = Counter()
@@ -192,7 +194,7 @@ def test_a_crash_of_the_library_at_one_page_leaves_the_others() -> None:
         assert process.run(3) == 3
 
 
-def test_an_error_that_can_not_be_made_again_is_told_by_its_text() -> None:
+def test_an_error_that_can_not_be_rebuilt_is_raised_with_its_text() -> None:
     class Own(Exception):
         pass
 

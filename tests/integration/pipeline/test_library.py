@@ -22,7 +22,8 @@ from tests.support.ledgers import make_ledger
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
-    """All samples, ingested, then linked once more with all of them there; ids by file name."""
+    """Ingest all samples, then link each once more, now that all are there. Returns their ids by
+    file name."""
     folder = tmp_path_factory.mktemp("library")
 
     async def fill() -> dict[str, str]:
@@ -42,7 +43,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]
 
 @pytest.fixture
 def library(kept: tuple[Path, dict[str, str]], settings: Settings) -> dict[str, str]:
-    """A copy, which this test may change."""
+    """Return a copy of the ingested samples, which the test may change."""
     folder, ids = kept
     shutil.copytree(folder, settings.data_dir)
     return ids

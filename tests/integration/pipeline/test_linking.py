@@ -93,7 +93,7 @@ def linking_settings(
 
 
 def cites(work: KnownWork, **said: Any) -> Reference:
-    """A reference as a parser makes it."""
+    """Return a reference as a parser returns it."""
     persons = tuple(Person(name.split()[-1], name[0]) for name in work.authors)
     return Reference(text=work.title, title=work.title, authors=persons, year=work.year, **said)
 
@@ -106,7 +106,7 @@ async def linked(
 
 
 async def at_once(self: Linker, seconds: float, error: Exception) -> None:
-    """In place of a pause."""
+    """Return at once, in the place of a pause."""
 
 
 async def test_by_doi_by_arxiv_id_and_by_search_in_the_order_of_the_settings(
@@ -372,7 +372,8 @@ async def test_a_job_whose_time_is_over_goes_on_later(
 async def test_the_references_of_a_book_are_linked_beside_other_jobs(
     linking_settings: Settings, pipeline: Pipeline, ledger: Ledger
 ):
-    """None of it holds the event loop (loop_guard): there are as many as a document may have."""
+    """A document has as many references as it may have, and linking them never blocks the event
+    loop (`loop_guard`)."""
     authors = tuple(f"A. Author{n}" for n in range(20))
     works = [
         KnownWork(
@@ -507,7 +508,7 @@ async def test_references_are_linked_as_far_as_they_can_be_when_every_catalogue_
 
 
 @pytest.mark.parametrize("answer", [None, fails(404), fails(500), throttled(3)])
-async def test_the_key_of_openalex_is_sent_and_told_nowhere(
+async def test_the_key_of_openalex_is_sent_and_shown_nowhere(
     linking_settings: Settings,
     ledger: Ledger,
     openalex: OpenAlexServer,

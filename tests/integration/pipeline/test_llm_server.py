@@ -124,7 +124,7 @@ async def test_the_answer_is_what_the_model_says_and_not_its_reasoning(
     assert (await ask(asking)).text == "Water."
 
 
-async def test_reasoning_that_has_been_told_is_taken_back_and_is_not_told_again(
+async def test_reasoning_that_was_streamed_is_taken_back_and_is_not_streamed_again(
     llm: LlmServer, asking: Settings
 ):
     told: list[str] = []
@@ -299,7 +299,7 @@ async def test_retry_after_is_handed_on(llm: LlmServer, asking: Settings, status
 
 
 def refuses(*words: str, status: int = 400, **more: str) -> Behaviour:
-    """A model that has no such parameter, and answers well without it."""
+    """Return a model server that refuses this parameter, and answers requests without it."""
 
     def behave(exchange: Exchange, request: Request) -> None:
         for name, message in zip(words[::2], words[1::2], strict=True):
@@ -377,7 +377,7 @@ SCHEMA_CHAT = {
 
 
 def takes_schemas(known: tuple[str, ...], status: int, message: str) -> Behaviour:
-    """A server that knows these types of `response_format` alone."""
+    """Return a model server that accepts only these types of `response_format`."""
 
     def behave(exchange: Exchange, request: Request) -> None:
         form = request.json.get("response_format")
@@ -401,7 +401,7 @@ def takes_schemas(known: tuple[str, ...], status: int, message: str) -> Behaviou
         (takes_schemas((), 500, "Internal Server Error"), None),
     ],
 )
-async def test_a_schema_is_told_as_the_server_takes_it_from_then_on(
+async def test_a_schema_is_sent_in_the_form_that_the_server_has_accepted(
     llm: LlmServer, asking: Settings, behaviour: Behaviour, expected: object
 ):
     llm.always(behaviour)
@@ -584,7 +584,7 @@ async def test_nonsense_is_tried_again_later(
         (b"x" * 1_000, f'not JSON: "{"x" * 100}…"'),
     ],
 )
-async def test_what_was_answered_instead_is_told(
+async def test_the_error_quotes_what_was_answered_instead(
     llm: LlmServer, asking: Settings, embedder: RemoteEmbedder, said: bytes, told: str
 ):
     llm.always(server.says(said))

@@ -22,7 +22,7 @@ TEXTS = [f"This is page {number} of the book." for number in range(1, PAGES + 1)
 
 
 class Died(Exception):
-    """The process, as far as a test without one goes."""
+    """Stands for the death of the process."""
 
 
 @pytest.fixture(scope="module")

@@ -58,7 +58,7 @@ def azure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
 
 @pytest.fixture(params=["s3", "azure"])
 def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
-    """An address in each kind of object store, with nothing there; this process may use it."""
+    """Return an empty address in each kind of object store, which this process may use."""
     for name, value in request.getfixturevalue(request.param).items():
         monkeypatch.setenv(name, value)
     scheme = {"s3": "s3", "azure": "az"}[request.param]
@@ -113,7 +113,7 @@ async def test_an_upload_that_is_too_long_or_cut_off_leaves_nothing(place: str):
 
 
 async def test_a_bucket_that_is_not_there_is_no_file_that_is_not_there(place: str):
-    """Or jobs would be dead of it, as if their documents were gone for good."""
+    """Otherwise jobs would be given up, as if their documents were gone for good."""
     storage = Storage(place.replace(CONTAINER, "nobodys", 1))
     calls: tuple[Callable[[], Awaitable[object]], ...] = (
         lambda: storage.put_async("a", b"one"),
@@ -226,7 +226,7 @@ async def test_processes_that_write_an_index_in_a_store_at_once_lose_and_double_
 async def test_workers_of_several_hosts_share_one_store(
     pipeline: Pipeline, place: str, tmp_path: Path
 ):
-    """Every stage runs on another host: what the one before has left is in the store alone."""
+    """Every stage runs on another host: only the store has what the stage before has written."""
     (tmp_path / "tide.txt").write_text("The Moon draws the water of the sea, and the tide rises.")
     hosts = [
         replace(

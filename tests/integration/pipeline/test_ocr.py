@@ -27,8 +27,8 @@ from tests.integration.pipeline.conftest import Pipeline
 from tests.integration.pipeline.scans import (
     SLIPS,
     as_image,
+    ingest_file,
     picture_of,
-    taken_in,
     text_of,
     with_scans,
 )
@@ -36,7 +36,7 @@ from tests.support.pdfs import TEXT, pdf, scan, scanned, slips
 
 
 async def test_a_scan_is_read_and_found_by_its_words(pipeline: Pipeline, tmp_path: Path):
-    document_id = await taken_in(pipeline, tmp_path, "slips.pdf", scan(slips(SLIPS)))
+    document_id = await ingest_file(pipeline, tmp_path, "slips.pdf", scan(slips(SLIPS)))
     assert [name for name, _ in pipeline.ran] == [
         "ingest_document",
         "extract_text",
@@ -69,7 +69,7 @@ async def test_an_image_is_a_document(
     pipeline: Pipeline, tmp_path: Path, kind: str, media_type: str
 ):
     content = as_image(slips(SLIPS[:1]), kind)
-    document_id = await taken_in(pipeline, tmp_path, f"slip.{kind.lower()}", content)
+    document_id = await ingest_file(pipeline, tmp_path, f"slip.{kind.lower()}", content)
     assert text_of(pipeline, document_id) == [SLIPS[0]]
     assert pipeline.ledger is not None
     known = await PipelineLedger(pipeline.ledger).documents.get_document(document_id)
@@ -82,7 +82,7 @@ async def test_every_page_of_a_tiff_is_one(pipeline: Pipeline, tmp_path: Path):
     first, *others = [Image.fromarray(picture_of(slips(SLIPS), n)) for n in (1, 2, 3)]
     made = io.BytesIO()
     first.save(made, "TIFF", save_all=True, append_images=others)
-    document_id = await taken_in(pipeline, tmp_path, "slips.tif", made.getvalue())
+    document_id = await ingest_file(pipeline, tmp_path, "slips.tif", made.getvalue())
     assert text_of(pipeline, document_id) == list(SLIPS)
 
 
@@ -90,7 +90,7 @@ async def test_scanned_pages_of_a_document_with_text_are_read_and_put_in_their_p
     pipeline: Pipeline, tmp_path: Path, ocr_states: list[str]
 ):
     content = with_scans(SLIPS, scans=[2], blank=[3])
-    document_id = await taken_in(pipeline, tmp_path, "mixed.pdf", content)
+    document_id = await ingest_file(pipeline, tmp_path, "mixed.pdf", content)
     assert [name for name, _ in pipeline.ran][1:5] == [
         "extract_text",
         "await_ocr",
@@ -113,7 +113,7 @@ async def test_scanned_pages_of_a_document_with_text_are_read_and_put_in_their_p
 
 @pytest.fixture
 def ocr_states(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The states in which documents were for the sake of OCR, in their order."""
+    """Collect the states of documents that concern OCR, in their order."""
     states: list[str] = []
     inner = DocumentRepository.set_stage
 
@@ -152,11 +152,11 @@ def test_a_scan_is_a_page_without_words_that_pictures_cover_by_more_than_half(
 async def test_blank_pages_do_not_send_a_document_to_ocr_and_a_setting_keeps_scans_from_it(
     pipeline: Pipeline, tmp_path: Path
 ):
-    await taken_in(pipeline, tmp_path, "blank.pdf", pdf([TEXT, "", TEXT]))
+    await ingest_file(pipeline, tmp_path, "blank.pdf", pdf([TEXT, "", TEXT]))
     assert [name for name, _ in pipeline.ran][2] == "summarize_content"
     update = {"ocr_scanned_pages": False}
     off = replace(pipeline, settings=pipeline.settings.model_copy(update=update))
-    document_id = await taken_in(off, tmp_path, "mixed.pdf", with_scans(SLIPS, scans=[2]))
+    document_id = await ingest_file(off, tmp_path, "mixed.pdf", with_scans(SLIPS, scans=[2]))
     assert [name for name, _ in off.ran][2] == "summarize_content"
     await off.run("ocr_pdf", {"document_id": document_id}, lane="vlm_ocr")
     assert text_of(off, document_id) == list(SLIPS)
@@ -169,7 +169,7 @@ async def test_without_ocr_a_document_goes_on_with_the_text_that_it_has(
         raise OcrNotInstalled("install switchyard[ocr]")
 
     monkeypatch.setattr("switchyard.services.pipeline.text.ocr.require_ocr", missing)
-    document_id = await taken_in(pipeline, tmp_path, "mixed.pdf", with_scans(SLIPS, scans=[2]))
+    document_id = await ingest_file(pipeline, tmp_path, "mixed.pdf", with_scans(SLIPS, scans=[2]))
     assert pipeline.result("ocr_pdf") == {
         "document_id": document_id,
         "pages_left": 1,
@@ -177,11 +177,11 @@ async def test_without_ocr_a_document_goes_on_with_the_text_that_it_has(
     }
     assert pipeline.ran[-1][0] == "link_content"
     with pytest.raises(OcrNotInstalled):
-        await taken_in(pipeline, tmp_path, "scan.pdf", scan(slips(SLIPS[:1])))
+        await ingest_file(pipeline, tmp_path, "scan.pdf", scan(slips(SLIPS[:1])))
 
 
 async def test_a_document_that_was_read_is_not_read_again(pipeline: Pipeline, tmp_path: Path):
-    document_id = await taken_in(pipeline, tmp_path, "slips.pdf", scan(slips(SLIPS)))
+    document_id = await ingest_file(pipeline, tmp_path, "slips.pdf", scan(slips(SLIPS)))
     await pipeline.run("extract_text", {"document_id": document_id})
     assert [name for name, _ in pipeline.ran][:2] == ["extract_text", "summarize_content"]
     assert pipeline.result("extract_text")["reused"]
@@ -190,7 +190,7 @@ async def test_a_document_that_was_read_is_not_read_again(pipeline: Pipeline, tm
 @pytest.mark.long
 async def test_pictures_without_words_end_with_the_reason(pipeline: Pipeline, tmp_path: Path):
     with pytest.raises(NoTextFound, match="no words on the document's 2 pages"):
-        await taken_in(pipeline, tmp_path, "blank.pdf", scanned())
+        await ingest_file(pipeline, tmp_path, "blank.pdf", scanned())
     document_id = str(pipeline.result("ingest_document")["document_id"])
     assert pipeline.ledger is not None
     known = await PipelineLedger(pipeline.ledger).documents.get_document(document_id)
@@ -204,7 +204,7 @@ async def test_a_picture_of_one_line_of_pixels_has_no_words(pipeline: Pipeline, 
     striped.paste(1, (0, 0, 1_000, 100))
     striped.save(strip, "PNG")
     with pytest.raises(NoTextFound, match=r"no words on the document's page$"):
-        await taken_in(pipeline, tmp_path, "strip.png", strip.getvalue())
+        await ingest_file(pipeline, tmp_path, "strip.png", strip.getvalue())
 
 
 async def test_a_picture_that_is_cut_off_fails_for_that_reason(pipeline: Pipeline, tmp_path: Path):
@@ -212,7 +212,7 @@ async def test_a_picture_that_is_cut_off_fails_for_that_reason(pipeline: Pipelin
     Image.effect_noise((300, 200), 50).save(whole, "PNG")
     half = whole.getvalue()[: len(whole.getvalue()) // 2]
     with pytest.raises(NoTextFound, match=r"1 can't be read: .* image file is truncated"):
-        await taken_in(pipeline, tmp_path, "half.png", half)
+        await ingest_file(pipeline, tmp_path, "half.png", half)
 
 
 async def test_one_page_that_stops_the_reading_does_so_with_its_own_error(
@@ -223,7 +223,7 @@ async def test_one_page_that_stops_the_reading_does_so_with_its_own_error(
 
     monkeypatch.setattr(ocr_worker._PageReader, "_recognise", recognised)
     with pytest.raises(OcrNotInstalled):
-        await taken_in(pipeline, tmp_path, "slips.pdf", scan(slips(SLIPS)))
+        await ingest_file(pipeline, tmp_path, "slips.pdf", scan(slips(SLIPS)))
 
 
 async def test_a_page_that_can_not_be_read_does_not_hold_up_the_others(
@@ -237,7 +237,7 @@ async def test_a_page_that_can_not_be_read_does_not_hold_up_the_others(
         return await inner(pages, number)
 
     monkeypatch.setattr(ocr_worker._PageReader, "_recognise", recognised)
-    document_id = await taken_in(pipeline, tmp_path, "slips.pdf", scan(slips(SLIPS)))
+    document_id = await ingest_file(pipeline, tmp_path, "slips.pdf", scan(slips(SLIPS)))
     assert text_of(pipeline, document_id) == [SLIPS[0], "", SLIPS[2]]
     assert pipeline.result("ocr_pdf")["broken_pages"] == [2]
     kept = json.loads(pipeline.storage.get(page_key(document_id, "ocr_pdf", 2)))
@@ -255,7 +255,7 @@ async def test_of_a_document_of_costly_pages_only_some_are_tried(
         tried.append(number)
         raise PageTooCostly(f"page {number} of the PDF takes more than 10 s of processor time")
 
-    document_id = await taken_in(pipeline, tmp_path, "long.pdf", slips([SLIPS[0]] * 8))
+    document_id = await ingest_file(pipeline, tmp_path, "long.pdf", slips([SLIPS[0]] * 8))
     monkeypatch.setattr("switchyard.services.pipeline.text.ocr.read_page", read_page)
     monkeypatch.setattr(ocr_worker._PageReader, "_concurrency", lambda _: 1)
     again = {"document_id": document_id, "force": True}
@@ -273,14 +273,14 @@ async def test_a_page_that_can_not_be_read_again_keeps_its_text(
         return {"text": text, "error": "TimeoutError: too slow"}
 
     monkeypatch.setattr(ocr_worker._PageReader, "_recognise", recognised)
-    document_id = await taken_in(pipeline, tmp_path, "slips.pdf", slips(SLIPS))
+    document_id = await ingest_file(pipeline, tmp_path, "slips.pdf", slips(SLIPS))
     await pipeline.run("ocr_pdf", {"document_id": document_id, "force": True}, lane="vlm_ocr")
     assert text_of(pipeline, document_id) == ["What stands there", *SLIPS[1:]]
     assert pipeline.result("ocr_pdf")["broken_pages"] == []
 
 
 async def test_plain_text_has_no_pages_for_ocr(pipeline: Pipeline, tmp_path: Path):
-    document_id = await taken_in(pipeline, tmp_path, "slip.txt", SLIPS[0].encode())
+    document_id = await ingest_file(pipeline, tmp_path, "slip.txt", SLIPS[0].encode())
     wanted = {"document_id": document_id, "force": True}
     with pytest.raises(UnsupportedDocument, match="plain text has no pages"):
         await pipeline.run("ocr_pdf", wanted, lane="vlm_ocr")
@@ -288,7 +288,7 @@ async def test_plain_text_has_no_pages_for_ocr(pipeline: Pipeline, tmp_path: Pat
 
 
 async def test_a_language_without_a_model_is_refused(pipeline: Pipeline, tmp_path: Path):
-    document_id = await taken_in(pipeline, tmp_path, "slip.pdf", pdf(["some text"]))
+    document_id = await ingest_file(pipeline, tmp_path, "slip.pdf", pdf(["some text"]))
     wanted = {"document_id": document_id, "language": "ar", "force": True}
     with pytest.raises(UnknownLanguage, match=r"ar\.onnx .* JOBS_OCR_MODELS"):
         await pipeline.run("ocr_pdf", wanted, lane="vlm_ocr")

@@ -14,12 +14,12 @@ from switchyard.services.engine.jobs.outcomes import Next
 from switchyard.services.pipeline.ledger import PipelineLedger
 from switchyard.services.pipeline.workers import ocr as ocr_worker
 from tests.integration.pipeline.conftest import Pipeline
-from tests.integration.pipeline.scans import SLIPS, taken_in, text_of
+from tests.integration.pipeline.scans import SLIPS, ingest_file, text_of
 from tests.support.pdfs import scan, slips
 
 
 async def extracted_slips(pipeline: Pipeline, tmp_path: Path) -> dict[str, str]:
-    """The payload that names a scan whose pages are still to be read."""
+    """Ingest a scan whose pages are still to be read. Returns the payload that names it."""
     path = tmp_path / "slips.pdf"
     path.write_bytes(scan(slips(SLIPS)))
     ingested = await pipeline.one("ingest_document", {"path": str(path)})
@@ -28,7 +28,7 @@ async def extracted_slips(pipeline: Pipeline, tmp_path: Path) -> dict[str, str]:
     return document
 
 
-async def test_a_job_whose_shift_is_over_hands_on_to_another(
+async def test_a_job_leaves_pages_beyond_its_time_budget_to_another(
     pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(ocr_worker, "TIME_BUDGET", -1.0)
@@ -50,7 +50,7 @@ async def test_the_pages_of_a_long_scan_are_read_by_several_jobs_and_put_togethe
 ):
     monkeypatch.setattr(ocr_worker, "MAX_UNDIVIDED_PAGES", 2)
     monkeypatch.setattr(ocr_worker, "MIN_RANGE", 2)
-    document_id = await taken_in(pipeline, tmp_path, "slips.pdf", scan(slips(SLIPS)))
+    document_id = await ingest_file(pipeline, tmp_path, "slips.pdf", scan(slips(SLIPS)))
     names = [name for name, _ in pipeline.ran]
     assert names[3:8] == ["ocr_pdf", "ocr_pages", "ocr_pages", "ocr_pdf", "summarize_content"]
     answers = [outcome.result for _, outcome in pipeline.ran]  # type: ignore[union-attr]
@@ -111,7 +111,7 @@ async def test_pages_that_were_read_before_a_death_are_kept(
     monkeypatch.setattr(ocr_worker._PageReader, "_recognise", recognised)
     one = replace(pipeline, settings=pipeline.settings.model_copy(update={"worker_concurrency": 1}))
     with pytest.raises(ConnectionError):
-        await taken_in(one, tmp_path, "slips.pdf", scan(slips(SLIPS)))
+        await ingest_file(one, tmp_path, "slips.pdf", scan(slips(SLIPS)))
     fails.clear()
     document_id = str(one.result("ingest_document")["document_id"])
     await one.run("ocr_pdf", {"document_id": document_id}, lane="vlm_ocr")

@@ -84,7 +84,7 @@ def test_cells_that_blanks_set_apart_are_a_table(extractor: ExtractorName, font:
     ],
     ids=["amounts", "empty cells"],
 )
-def test_padded_cells_of_one_word_are_told_apart(
+def test_padded_cells_of_one_word_are_separate_cells(
     extractor: ExtractorName, rows: list[tuple[str, ...]]
 ):
     text = text_of(printed([f"{a:<12}{b:<10}{c}" for a, b, c in rows], "cour"), extractor)
@@ -156,7 +156,7 @@ def test_a_table_over_a_wide_page_stays_whole(extractor: ExtractorName):
 
 
 def justified(text: str, columns: int, width: float) -> bytes:
-    """As typesetters do it: each word placed for itself."""
+    """Return a page of justified text, each word placed by itself, as typesetters do it."""
     font, size = pymupdf.Font("helv"), 10
     document = pymupdf.open()
     page = document.new_page()
@@ -172,7 +172,8 @@ def justified(text: str, columns: int, width: float) -> bytes:
 
 
 def filled(text: str, columns: int) -> list[str]:
-    """As printers of plain text do it: with further blanks between some of the words."""
+    """Justify lines with further blanks between some of the words, as printers of plain text do
+    it."""
     picked = random.Random(1)
     lines = []
     for line in wrap(text, columns):

@@ -173,7 +173,7 @@ def test_headings_have_levels_and_the_outline_is_kept(extractor: ExtractorName):
 
 
 @both
-def test_damage_is_told_alike(extractor: ExtractorName):
+def test_both_extractors_report_damage_alike(extractor: ExtractorName):
     whole = pdf([TEXT] * 5)
     for data in (b"", whole[: len(whole) // 2], whole[:9]):
         with pytest.raises(CorruptDocument):

@@ -336,7 +336,7 @@ def test_a_text_about_pdfs_is_a_text():
 
 
 def test_no_image_is_decoded_for_the_sake_of_the_title():
-    """360 million pixels that take a few kilobytes, on the first page."""
+    """The first page has 360 million pixels in a few kilobytes."""
     document = pymupdf.open()
     page = document.new_page()
     for shade in range(10):

@@ -180,7 +180,7 @@ async def test_a_pdf_whose_list_we_don_t_find_goes_to_grobid_as_a_whole(
 
 
 def answers_references(leaving_out: int | None = None) -> Behaviour:
-    """A model that knows authors, year and title of references in our form."""
+    """Answer as a model that recognises authors, year and title of references in our form."""
 
     def behave(exchange: Any, request: Any) -> None:
         shown = request.json["messages"][-1]["content"]

@@ -216,7 +216,7 @@ RAISED_LIST = """References
 
 
 @pytest.mark.parametrize("extractor", ["pymupdf", "pypdfium2"])
-async def test_raised_numbers_are_told_by_their_size_and_place_and_tied_to_the_list(
+async def test_raised_numbers_are_recognised_by_size_and_place_and_tied_to_the_list(
     pipeline: Pipeline, tmp_path: Path, extractor: str
 ):
     opened = pymupdf.open(stream=pdf([LISTED]), filetype="pdf")

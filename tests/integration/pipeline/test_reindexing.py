@@ -31,7 +31,7 @@ async def test_a_document_is_reindexed_and_its_state_stays(pipeline: Pipeline, t
     assert document.state == "completed"
 
 
-async def test_the_job_builds_in_shifts_and_the_next_one_goes_on(
+async def test_a_job_ends_with_its_time_budget_and_the_next_one_goes_on(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ):
     pipeline.settings = pipeline.settings.model_copy(

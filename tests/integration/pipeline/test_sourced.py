@@ -70,7 +70,7 @@ async def whole_result(pipeline: Pipeline) -> dict[str, Any]:
 
 
 async def claim(pipeline: Pipeline, source: str, text: str, **more: str) -> Document:
-    """Send a document that says it comes from there."""
+    """Send a document that claims to come from that source."""
     key = "uploads/incoming/0123456789abcdef0123456789abcdef"
     pipeline.storage.put(key, text.encode())
     await pipeline.run("ingest_document", {"key": key, "source": source, **more})
@@ -162,7 +162,7 @@ async def test_a_repository_may_have_next_to_nothing(sourced: Pipeline, site: Gi
 async def test_what_was_fetched_before_somebody_elses_does_not_replace_it(
     sourced: Pipeline, site: GithubSite
 ) -> None:
-    """Both find the repository new; the one that asked first is slow to come back."""
+    """Two jobs find a repository that is new; the one that asked first gets its answer last."""
     await sourced.run("ingest_github", REPOSITORY)
     again = replace(sourced)
     site.put(description="The old words.")
@@ -276,8 +276,8 @@ async def test_a_limit_of_githubs_uses_up_no_attempt(
 async def test_the_requests_of_one_repository_come_in_a_row(
     sourced: Pipeline, site: GithubSite
 ) -> None:
-    """Or those who need three turns would hardly ever get the third. A hot job would wait for its
-    turn, and not snooze."""
+    """Otherwise a job that needs three turns would hardly ever get the third. A hot job waits for
+    its turn, and does not snooze."""
     careful = sourced.settings.model_copy(update={"github_interval": 0.05})
     sourced = replace(sourced, settings=careful)
     site.put("a/b")

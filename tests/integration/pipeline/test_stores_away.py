@@ -48,7 +48,7 @@ AWAY = "s3://switchyard/index"
 
 @pytest.fixture(autouse=True)
 def nobody_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An S3 server at a port where nobody listens, that is not asked for long."""
+    """Configure an S3 server on a port where nobody listens; requests to it end soon."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{LOOPBACK}:{free_port()}")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "tester")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "of-this-test-alone")
@@ -59,7 +59,7 @@ def nobody_there(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def while_it_runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A server that is there within the block."""
+    """Run a server within the block."""
     try:
         with s3_server() as environment:
             for name, value in environment.items():
@@ -147,7 +147,7 @@ async def test_what_is_slow_is_waited_for_and_a_store_asked_whether_it_answers(
     asked = asyncio.Event()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """A slow store takes a file only when it was asked for another in the meantime."""
+        """Answer the write of a file only after a request for another file."""
         head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
         size = int(head.partition("content-length: ")[2].partition("\r")[0] or 0)
         await reader.readexactly(size)
@@ -200,7 +200,7 @@ async def test_a_process_starts_while_the_stores_are_away(ledger: Ledger, tmp_pa
     assert passed_over == ["file storage", "index"]
 
 
-async def test_a_search_is_told_to_come_again_and_the_doctor_says_why(
+async def test_a_search_is_asked_to_come_again_and_the_doctor_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     settings = Settings(

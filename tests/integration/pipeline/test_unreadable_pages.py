@@ -16,7 +16,7 @@ from switchyard.services.common.files.storage_keys import result_key
 from switchyard.services.pipeline.text.ocr import OcrNotInstalled, read_picture
 from switchyard.services.pipeline.text.pdf import ExtractorName, read_pdf
 from tests.integration.pipeline.conftest import Pipeline
-from tests.integration.pipeline.scans import SLIPS, taken_in, text_of
+from tests.integration.pipeline.scans import SLIPS, ingest_file, text_of
 from tests.support.pdfs import TEXT, pdf, scan, slips
 
 both = pytest.mark.parametrize("extractor", ["pymupdf", "pypdfium2"])
@@ -29,7 +29,8 @@ LONG = (
 
 
 def without_unicode(text: str, *, before: str = "", size: float = 220) -> bytes:
-    """A page whose font does not say which letters its glyphs are, behind one with text."""
+    """Return a PDF with a page of text, and a page whose font does not say which letters its glyphs
+    are."""
     document = pymupdf.open(stream=slips([before]), filetype="pdf") if before else pymupdf.open()
     page = document.new_page(width=size, height=size)
     writer = pymupdf.TextWriter(page.rect)
@@ -43,7 +44,7 @@ def without_unicode(text: str, *, before: str = "", size: float = 220) -> bytes:
 
 
 def on_scan(text: str, draw: Callable[[Any], None]) -> bytes:
-    """A scanned slip, and what is drawn upon it."""
+    """Return a scanned slip with text drawn upon it."""
     document = pymupdf.open(stream=scan(slips([text])), filetype="pdf")
     draw(document[0])
     return bytes(document.tobytes())
@@ -128,7 +129,7 @@ async def test_a_scan_with_a_typed_date_is_read_and_keeps_the_date_once(
     pipeline: Pipeline, tmp_path: Path
 ):
     content = on_scan(SLIPS[0], lambda page: page.insert_text((40, 150), "2021 3 31", fontsize=12))
-    document_id = await taken_in(pipeline, tmp_path, "dated.pdf", content)
+    document_id = await ingest_file(pipeline, tmp_path, "dated.pdf", content)
     (text,) = text_of(pipeline, document_id)
     assert text.split() == [*SLIPS[0].split(), "2021", "3", "31"]
     result = json.loads(pipeline.storage.get(result_key(document_id)))
@@ -147,7 +148,7 @@ def test_typed_text_that_ocr_does_not_see_is_kept():
 
 async def test_unreadable_pages_are_read_by_ocr(pipeline: Pipeline, tmp_path: Path):
     content = without_unicode(LONG[:58], before=SLIPS[0])
-    document_id = await taken_in(pipeline, tmp_path, "coded.pdf", content)
+    document_id = await ingest_file(pipeline, tmp_path, "coded.pdf", content)
     assert pipeline.result("ocr_pdf")["pages_read"] == 1
     assert text_of(pipeline, document_id) == [SLIPS[0], LONG[:57]]
     result = json.loads(pipeline.storage.get(result_key(document_id)))
@@ -155,7 +156,7 @@ async def test_unreadable_pages_are_read_by_ocr(pipeline: Pipeline, tmp_path: Pa
 
 
 @pytest.mark.parametrize("why", ["not installed", "switched off"])
-async def test_what_stays_unreadable_is_told_in_the_result(
+async def test_the_result_names_the_pages_that_stay_unreadable(
     pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str
 ):
     def missing(*_: Any) -> None:
@@ -166,7 +167,7 @@ async def test_what_stays_unreadable_is_told_in_the_result(
         update = {"ocr_scanned_pages": False}
         pipeline = replace(pipeline, settings=pipeline.settings.model_copy(update=update))
     content = without_unicode(LONG, before=SLIPS[0])
-    document_id = await taken_in(pipeline, tmp_path, "coded.pdf", content)
+    document_id = await ingest_file(pipeline, tmp_path, "coded.pdf", content)
     result = json.loads(pipeline.storage.get(result_key(document_id)))
     assert (result["state"], result["unreadable_pages"]) == ("completed", [2])
 

@@ -65,7 +65,7 @@ def test_what_is_said_twice_at_different_places_is_read_twice(extractor: Extract
 
 
 def form(template: str, data: str) -> bytes:
-    """A form as Adobe's designer makes it: one page that says to wait."""
+    """Return an XFA form as Adobe's designer writes it: its one page only asks to wait."""
     document = pymupdf.open()
     document.new_page().insert_text((50, 100), "Please wait...", fontsize=11)
     parts = []

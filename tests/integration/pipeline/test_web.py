@@ -112,7 +112,7 @@ async def test_a_page_and_a_text_are_read_in_the_charset_that_their_server_names
 async def test_a_file_is_decoded_and_hashed_off_the_event_loop(
     web: Pipeline, site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may be as large as any document."""
+    """The file may be as large as any document."""
     threads: dict[str, int] = {}
     for module, name in ((ingest_web, "decode_text"), (source_jobs, "identify")):
         monkeypatch.setattr(module, name, _noting_thread(getattr(module, name), threads))
@@ -194,7 +194,7 @@ async def test_rules_that_take_too_long_to_read_forbid(
 
 
 class _Hurried:
-    """A context whose processes have no time."""
+    """A context whose processes time out at once."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         from switchyard.services.engine.jobs.context import JobContext

@@ -31,7 +31,7 @@ IN_TURN = zip(cycle(KINDS), languages(), strict=False)
     ("kind", "language"), [*IN_TURN, *((kind, "en") for kind in KINDS if kind != "text")]
 )
 def test_what_a_document_says_is_what_the_truth_says(kind: str, language: str):
-    """Each kind in English, and each language once."""
+    """Each kind is tested in English, and each language once."""
     sample = one(kind, language)
     read = {word for page in read_pdf(sample.content).pages for word in words(page.text)}
     truth = {word for block in sample.blocks for word in words(block.text)}

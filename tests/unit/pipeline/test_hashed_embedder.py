@@ -42,7 +42,7 @@ def test_vectors_are_the_same_in_another_process_with_another_hash_seed(seed: st
 
 
 def test_vectors_are_those_of_yesterday():
-    """A change here makes every index that exists worthless: give the embedder a new name."""
+    """A change here makes every existing index worthless: give the embedder a new name."""
     assert HashedEmbedder(64).name == "hashed-2-64"
     assert fingerprint() == "e111bd7c8d6cd5fe11aab66d0df23d6887b2fca7c0494cb1abfbc75a674888a6"
 

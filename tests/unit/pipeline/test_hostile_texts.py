@@ -19,7 +19,7 @@ pytestmark = pytest.mark.timeout(WITHIN + 60)
 
 
 def cost(*sizes: int, shapes: tuple[str, ...] = ()) -> dict[str, list[float]]:
-    """Processor seconds for each shape, or for these, by number of characters."""
+    """Return the processor seconds for each shape of text, by its number of characters."""
     done = subprocess.run(
         [*CALL, ",".join(map(str, sizes)), *shapes], capture_output=True, timeout=WITHIN, check=True
     )
@@ -38,7 +38,7 @@ def test_no_text_takes_more_than_seconds(characters: int, most: float) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("shape", SHAPES)
 def test_four_times_the_text_takes_about_four_times_as_long(shape: str) -> None:
-    """What grew with the square would take 16 times as long."""
+    """Time that grows with the square would be 16 times as long."""
     less, more = cost(80_000, 320_000, shapes=(shape,))[shape]
     assert more < 9 * max(less, 0.05)
 

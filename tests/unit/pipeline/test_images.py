@@ -32,13 +32,15 @@ def test_an_image_of_too_many_pixels_is_refused_with_their_number() -> None:
 
 
 def test_an_image_without_a_readable_head_is_refused_with_the_same_words_each_time() -> None:
-    """Pillow names the place of the file in memory: no two dead letters would be alike."""
+    """Pillow's error has the file's address in memory, so that no two dead letters would be
+    alike."""
     with pytest.raises(CorruptDocument, match=r"^the image is corrupt: its head can't be read$"):
         images.count_pages(png_that_says(0, 0), pixels=200_000_000, pages=1)
 
 
 def tiff_that_says(*compressions: int, big: bool = False) -> bytes:
-    """A page for each, compressed as it says of itself."""
+    """Return a TIFF with a page for each compression. Only its header names the compressions: the
+    data is as Pillow wrote it."""
     content = io.BytesIO()
     first, *others = [Image.new("L", (8, 8), 255) for _ in compressions]
     first.save(content, "TIFF", save_all=True, append_images=others, big_tiff=big)
@@ -79,7 +81,7 @@ def test_a_damaged_tiff_of_a_known_compression_is_corrupt() -> None:
 
 
 def drawn(image: Image.Image, file_format: str) -> set[tuple[int, ...]]:
-    """The colours of an image that is sent in."""
+    """Return the colours of an image as OCR gets it."""
     content = io.BytesIO()
     image.save(content, file_format)
     found = images.draw(content.getvalue(), 1, pixels=1_000, side=8).getcolors()

@@ -1,5 +1,4 @@
-"""Lines of a page are put into the order in which a person reads them, whatever order they come
-in, and in time."""
+"""Lines of a page, in any order, are put into the order in which a person reads them, quickly."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ HEIGHT, STEP = 10.0, 13.0
 
 
 def column(name: str, x: float, width: float, rows: int, top: float = 100.0) -> list[Line]:
-    """Lines of text below one another; the last is short."""
+    """Return lines of text below one another, the last one short."""
     return [
         Line(
             x,
@@ -40,20 +39,22 @@ def read(lines: list[Line], seed: int = 7) -> str:
     return " ".join(line.text for block in reading_order(shuffled) for line in block)
 
 
-def named(*columns: list[Line]) -> str:
+def names_of(*columns: list[Line]) -> str:
     return " ".join(line.text for each in columns for line in each)
 
 
 def test_one_column_is_read_from_top_to_bottom():
     only = column("a", 50, 400, 20)
-    assert read(only) == named(only)
+    assert read(only) == names_of(only)
 
 
 @pytest.mark.parametrize("columns", [2, 3])
 def test_columns_are_read_one_after_the_other(columns: int):
     width = 480 / columns - 14
-    made = [column("abc"[n], 50 + n * 480 / columns, width, 20 + n) for n in range(columns)]
-    assert read([line for each in made for line in each]) == named(*made)
+    columns_of_lines = [
+        column("abc"[n], 50 + n * 480 / columns, width, 20 + n) for n in range(columns)
+    ]
+    assert read([line for each in columns_of_lines for line in each]) == names_of(*columns_of_lines)
 
 
 def test_a_headline_over_both_columns_stands_before_them_and_divides_them():
@@ -62,7 +63,7 @@ def test_a_headline_over_both_columns_stands_before_them_and_divides_them():
     middle = [Line(60, 290, 500, 304, "middle", 14)]
     low = [column("c", 50, 220, 12, 330), column("d", 290, 220, 12, 330)]
     lines = [*title, *top[0], *top[1], *middle, *low[0], *low[1]]
-    assert read(lines) == named(title, *top, middle, *low)
+    assert read(lines) == names_of(title, *top, middle, *low)
 
 
 def test_a_title_and_a_box_over_half_the_height_of_two_columns_divide_them():
@@ -70,21 +71,21 @@ def test_a_title_and_a_box_over_half_the_height_of_two_columns_divide_them():
     upper = [column("a", 50, 220, 4), column("b", 300, 220, 4)]
     box = column("x", 50, 480, 4, top=170)
     lower = [column("c", 50, 220, 3, top=240), column("d", 300, 220, 3, top=240)]
-    made = [title, *upper, box, *lower]
-    assert read([line for each in made for line in each]) == named(*made)
+    columns_of_lines = [title, *upper, box, *lower]
+    assert read([line for each in columns_of_lines for line in each]) == names_of(*columns_of_lines)
 
 
 def test_paragraphs_that_end_at_the_same_height_do_not_cut_columns():
     left = column("a", 50, 220, 8) + column("b", 50, 220, 8, 230)
     right = column("c", 290, 220, 8) + column("d", 290, 220, 8, 230)
-    assert read(left + right) == named(left, right)
+    assert read(left + right) == names_of(left, right)
 
 
 def test_labels_and_values_are_read_row_by_row():
     labels = [Line(50, 100 + n * STEP, 90, 110 + n * STEP, f"l{n}", HEIGHT) for n in range(6)]
     values = [Line(150, 100 + n * STEP, 210, 110 + n * STEP, f"v{n}", HEIGHT) for n in range(6)]
     both = [line for pair in zip(labels, values, strict=True) for line in pair]
-    assert read(labels + values) == named(both)
+    assert read(labels + values) == names_of(both)
 
 
 def test_a_wider_space_and_other_letters_begin_a_paragraph():

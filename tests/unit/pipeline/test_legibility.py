@@ -64,7 +64,7 @@ def lines_of(text: str) -> list[Line]:
 
 
 def shifted(text: str, by: int) -> str:
-    """What a font without a map gives whose codes are the numbers of its letters."""
+    """Return the text that a font without a map gives if its codes are the letters' numbers."""
     return "".join(chr(ord(char) + by) if " " <= char < "\x7f" else char for char in text)
 
 
@@ -107,7 +107,7 @@ READABLE |= {"long English": LONG_ENGLISH, "long Russian": LONG_RUSSIAN, "Greek"
 
 
 def enciphered(text: str, alphabet: str) -> str:
-    """With another letter of the alphabet for each."""
+    """Return the text with each letter replaced by another one of the alphabet."""
     others = list(alphabet)
     random.Random(11).shuffle(others)
     key = str.maketrans(alphabet + alphabet.upper(), "".join(others) + "".join(others).upper())
@@ -157,7 +157,7 @@ def test_bullets_of_a_private_font_and_lone_controls_harm_no_page():
     assert mark_controls("\x01\x02\x03ab") == "\ufffd\ufffd\ufffdab"
 
 
-def test_nine_of_ten_ciphers_of_a_page_are_told():
+def test_nine_of_ten_ciphers_of_a_page_are_recognised():
     alphabet = "abcdefghijklmnopqrstuvwxyz"
     picked = random.Random(5)
     found = 0

@@ -55,7 +55,7 @@ def with_tokenizer(folder: Path, **config: Any) -> Path:
 
 
 def small_bert(folder: Path, *, seed: int = 1, prefix: str = "") -> dict[str, Any]:
-    """Write a BERT of a few numbers; gives its weights."""
+    """Write a BERT with few weights, and return the weights."""
     chance = np.random.default_rng(seed)
     shapes = {
         "embeddings.word_embeddings.weight": (len(WORDS), SIZE),
@@ -89,7 +89,7 @@ def small_bert(folder: Path, *, seed: int = 1, prefix: str = "") -> dict[str, An
 
 
 def vector_by_hand(weights: dict[str, Any], tokens: list[int]) -> list[float]:
-    """What a small BERT makes of these tokens, number by number as the paper has it."""
+    """Compute the vector of a small BERT for these tokens, step by step as in the paper."""
 
     def mapped(row: list[float], name: str) -> list[float]:
         table, bias = weights[f"{name}.weight"], weights[f"{name}.bias"]
@@ -196,7 +196,7 @@ async def test_models_have_names_of_their_own_by_their_weights(tmp_path: Path) -
     assert "JOBS_EMBED_OFFLINE to its model's folder" in recovery_hint(one.name, SIZE)
 
 
-def test_a_model_that_can_not_be_used_is_told_with_what_to_change(
+def test_the_error_for_an_unusable_model_says_what_to_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small_bert(tmp_path / "whole")
@@ -224,7 +224,7 @@ def test_a_model_that_can_not_be_used_is_told_with_what_to_change(
 
 
 def _field(number: int, value: int | bytes) -> bytes:
-    """A field of a protocol buffer."""
+    """Encode a field of a protocol buffer."""
 
     def varint(rest: int) -> bytes:
         return bytes([rest]) if rest < 128 else bytes([rest & 127 | 128]) + varint(rest >> 7)
@@ -235,7 +235,7 @@ def _field(number: int, value: int | bytes) -> bytes:
 
 
 def small_onnx(table: Any) -> bytes:
-    """A model in ONNX that gives the row of a table for each token."""
+    """Make a model in ONNX that returns the row of a table for each token."""
 
     def tensor(name: bytes, kind: int, dims: int) -> bytes:
         shape = _field(2, b"".join(_field(1, _field(2, b"d%d" % at)) for at in range(dims)))

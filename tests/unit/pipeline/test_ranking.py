@@ -23,7 +23,8 @@ WEIGHT = 0.6
 
 
 class Likenesses:
-    """An index that knows how similar its chunks are to the best ones, and what it was asked."""
+    """An index that knows how similar its chunks are to the best ones, and records what it was
+    asked for."""
 
     def __init__(self, known: dict[Key, float]) -> None:
         self.known = known

@@ -14,7 +14,7 @@ BODY = "A text of its own on every page, and long enough to be one."
 
 
 def page(*placed: tuple[float, str]) -> PageLines:
-    """A page with its body in the middle, and each text at that height."""
+    """Return a page with its body in the middle, and each text at that height."""
     lines = [
         Line(50, y, 50 + 5 * len(text), y + 10, text, 10) for y, text in [*placed, (400, BODY)]
     ]

@@ -37,7 +37,7 @@ def test_samples_have_the_same_bytes_in_every_run():
     assert done.stdout.strip() == str([content_hash(made.content) for made in samples()])
 
 
-def test_any_number_of_different_samples_can_be_had():
+def test_any_number_of_different_samples_can_be_made():
     made = list(samples(20))
     assert len({each.content for each in made}) == 20
     assert len({each.filename for each in made}) == 20

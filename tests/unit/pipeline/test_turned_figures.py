@@ -26,7 +26,7 @@ def four_colours() -> bytes:
 
 
 def drawn() -> pymupdf.Document:
-    """A page with a picture, a table and a drawing."""
+    """Return a page with a picture, a table and a drawing."""
     opened = pymupdf.open()
     page = opened.new_page(width=600, height=800)
     page.insert_image((100, 100, 400, 300), stream=four_colours())
@@ -42,7 +42,7 @@ def drawn() -> pymupdf.Document:
 
 
 def turned(degrees: int) -> pymupdf.Document:
-    """The same lying turned in the file, and shown upright by /Rotate."""
+    """Return the same page, turned in the file and shown upright by /Rotate."""
     made = pymupdf.open()
     width, height = (600, 800) if degrees % 180 == 0 else (800, 600)
     page = made.new_page(width=width, height=height)

@@ -15,7 +15,7 @@ ENCODING = "UniJIS-UTF16-V"
 
 
 def written_down(columns: tuple[str, ...]) -> bytes:
-    """A page in a font that every reader of Japanese has."""
+    """Return a page in a font that every Japanese reader has."""
     document = pymupdf.open()
     page = document.new_page()
 
@@ -50,7 +50,7 @@ def written_down(columns: tuple[str, ...]) -> bytes:
 
 
 def column(x: float, texts: str | tuple[str, ...], step: float = 20.0) -> list[Line]:
-    """Letters placed one by one."""
+    """Return letters that are placed one by one."""
     return [
         Line(x, 80 + at * step, x + 16, 96 + at * step, text, 16) for at, text in enumerate(texts)
     ]

@@ -22,7 +22,7 @@ def cosine(one: str, other: str) -> float:
 
 
 def test_vectors_are_those_of_yesterday():
-    """Others make every index that exists worthless: give the embedder a new name."""
+    """A change here makes every existing index worthless: give the embedder a new name."""
     assert WordllamaEmbedder(256).name == "wordllama-1-256"
     vector = WordllamaEmbedder(256).embed_now([TEXT])[0]
     assert vector[:4] == pytest.approx(FIRST, abs=1e-5)
@@ -70,7 +70,7 @@ def test_more_dimensions_than_there_are_are_refused_with_the_settings_to_change(
         embedder_for(Settings(embed_dimensions=512))
 
 
-def test_a_missing_package_is_told(monkeypatch: pytest.MonkeyPatch):
+def test_the_error_names_a_missing_package(monkeypatch: pytest.MonkeyPatch):
     module = "switchyard.services.pipeline.index.wordllama"
     monkeypatch.setattr(f"{module}.find_spec", lambda name: None)
     monkeypatch.setattr(f"{module}._load_model", _fresh_model())

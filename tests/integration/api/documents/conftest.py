@@ -26,15 +26,15 @@ def _address(settings: Settings) -> Iterator[str]:
 
 @pytest.fixture
 async def client(_address: str) -> AsyncIterator[httpx.AsyncClient]:
-    """Of an API without a broker that the tests of a module share, each with documents whose
-    content and source no other one sends."""
+    """Yield a client of an API without a broker. The tests of a module share it: each sends
+    documents whose content and source no other test sends."""
     async with client_of(_address) as opened:
         yield opened
 
 
 @pytest.fixture
 def stored(settings: Settings) -> Stored:
-    """The files that it has stored since the test began."""
+    """Return a function that lists the files that were stored since the test began."""
     before = set(files_of(settings))
 
     def since(below: str = "") -> list[Path]:
@@ -50,6 +50,6 @@ def own_settings(tmp_path: Path) -> Settings:
 
 @pytest.fixture
 async def own_client(own_settings: Settings) -> AsyncIterator[httpx.AsyncClient]:
-    """Of an API where there is no document but the test's own."""
+    """Yield a client of an API that has no documents but the test's own."""
     async with serving(own_settings) as opened:
         yield opened

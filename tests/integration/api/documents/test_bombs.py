@@ -14,7 +14,7 @@ from tests.support.pdfs import pdf
 
 
 def repeated(block: bytes, times: int, begin: bytes = b"") -> bytes:
-    """A zlib stream of that block again and again, which is packed once."""
+    """Return a zlib stream of the block, repeated; the block is compressed once."""
     packer = zlib.compressobj(9)
     packed = packer.compress(begin) + packer.flush(zlib.Z_FULL_FLUSH)
     packed += (packer.compress(block) + packer.flush(zlib.Z_FULL_FLUSH)) * times
@@ -25,7 +25,7 @@ def repeated(block: bytes, times: int, begin: bytes = b"") -> bytes:
 
 
 def page_of(content: bytes, resources: bytes, *more: bytes) -> bytes:
-    """A PDF of one page with this packed content, and more objects, from 5 on."""
+    """Return a PDF of one page with this compressed content, and more objects, numbered from 5."""
     objects = [
         b"<</Type/Catalog/Pages 2 0 R>>",
         b"<</Type/Pages/Kids[3 0 R]/Count 1>>",
@@ -50,7 +50,7 @@ def stream(words: bytes, packed: bytes) -> bytes:
 
 
 def huge_image() -> bytes:
-    """20,000 by 20,000 pixels, packed into some hundred kilobytes."""
+    """Return an image of 20,000 by 20,000 pixels, compressed into some hundred kilobytes."""
     words = b"/Type/XObject/Subtype/Image/Width 20000/Height 20000/ColorSpace/DeviceGray"
     image = stream(words + b"/BitsPerComponent 8", repeated(b"\xc8" * 1_000_000, 400))
     content = zlib.compress(b"q 150 0 0 150 20 20 cm /I Do Q")
@@ -65,7 +65,7 @@ def many_pages() -> bytes:
 
 
 def bloated_text() -> bytes:
-    """A page whose content is 300 MB of blanks and some letters, in a small file."""
+    """Return a small file with a page whose content is 300 MB of blanks and some letters."""
     letters = b"BT /F1 12 Tf 10 10 Td (hello there) Tj ET\n"
     font = b"/Font<</F1<</Type/Font/Subtype/Type1/BaseFont/Helvetica>>>>"
     return page_of(repeated(b" " * 1_000_000, 300, letters), font)

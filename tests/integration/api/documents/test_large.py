@@ -24,7 +24,7 @@ MOST = 150 * MEGABYTE
 
 
 def peak_of(pid: int) -> int:
-    """The most memory that a process ever had, in bytes."""
+    """Return a process's peak memory in bytes."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
@@ -35,7 +35,7 @@ def peak_of(pid: int) -> int:
 async def server_process(
     directory: Path, amqp_url: str | None, **env: str
 ) -> AsyncIterator[tuple[int, httpx.AsyncClient]]:
-    """The API in a process of its own; its id, and a client."""
+    """Run the API in a process of its own; yields its process id and a client."""
     await make_ledger(Settings(data_dir=directory).ledger_url)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))

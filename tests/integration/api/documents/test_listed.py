@@ -51,9 +51,11 @@ async def test_a_class_is_asked_for_in_every_look_for_documents_of_a_state(
 async def test_a_state_in_which_no_document_can_be_is_an_error_and_no_empty_list(
     own_client: httpx.AsyncClient,
 ):
-    told = problem(await own_client.get("/documents", params={"state": "complete"}), 422, "invalid")
-    assert "no document state 'complete': did you mean 'completed'?" in told["detail"]
-    assert "needs_ocr" in told["detail"]
+    refused = problem(
+        await own_client.get("/documents", params={"state": "complete"}), 422, "invalid"
+    )
+    assert "no document state 'complete': did you mean 'completed'?" in refused["detail"]
+    assert "needs_ocr" in refused["detail"]
     answer = await own_client.get("/documents", params={"state": "needs_ocr"})
     assert answer.json()["documents"] == []
 

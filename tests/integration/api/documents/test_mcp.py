@@ -28,7 +28,7 @@ READING = {
 
 @asynccontextmanager
 async def agent(url: str, *arguments: str, key: str = "") -> AsyncIterator[Client]:
-    """A client of the command, which is a process of its own."""
+    """Yield a client of the command, which runs as a process of its own."""
     command = StdioServerParameters(
         command=sys.executable,
         args=["-m", "switchyard.cli.main", "mcp", *arguments],

@@ -23,7 +23,7 @@ SECRET = "The owner's secret: the tide of the moon rises."
 
 @dataclass(frozen=True, slots=True)
 class Clients:
-    """One API, three keys."""
+    """Clients of one API with three keys."""
 
     owner: httpx.AsyncClient
     """May publish and read."""
@@ -48,7 +48,8 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 async def clients(address: str) -> AsyncIterator[Clients]:
-    """Of an API that the tests share, each with contents and sources that no other one sends."""
+    """Yield clients of an API that the tests share: each sends contents and sources that no other
+    test sends."""
     async with (
         client_of(address) as owner,
         client_of(address) as sender,
@@ -59,8 +60,8 @@ async def clients(address: str) -> AsyncIterator[Clients]:
         yield Clients(owner, sender, reader)
 
 
-def told(answer: httpx.Response) -> set[str]:
-    """The fields that say something."""
+def filled_fields(answer: httpx.Response) -> set[str]:
+    """Return the names of the fields of an answer that are not empty."""
     return {name for name, value in answer.json().items() if value not in (None, [], {})}
 
 
@@ -91,7 +92,7 @@ async def test_of_what_was_sent_before_it_gets_id_and_state(clients: Clients, sa
     sent = content if same == "content" else pdf(["Something else."])
     again = await send(clients.sender, sent, **fields)
     assert again.status_code == 200, again.text
-    assert told(again) <= RECEIPT
+    assert filled_fields(again) <= RECEIPT
     assert (again.json()["document_id"], again.json()["state"], again.json()["duplicate"]) == (
         first.json()["document_id"],
         "completed",
@@ -102,14 +103,14 @@ async def test_of_what_was_sent_before_it_gets_id_and_state(clients: Clients, sa
     assert whole.json()["result"]["title"] == "A secret title"
 
 
-async def test_of_one_that_failed_before_it_is_not_told_what_its_first_sender_said(
+async def test_a_document_that_failed_before_hides_its_first_sender_s_metadata(
     clients: Clients,
 ) -> None:
     content = encrypted("again")
     await send(clients.owner, content, name="secret.pdf", title="A secret title", source="s")
     again = await send(clients.sender, content, name="mine.pdf")
     assert again.json()["state"] == "failed", again.text
-    assert told(again) <= RECEIPT
+    assert filled_fields(again) <= RECEIPT
     assert "ecret" not in again.text
 
 
@@ -124,13 +125,13 @@ async def test_it_gets_references_of_its_own_text_and_not_those_of_a_document(
     wanted = {"document_id": first.json()["document_id"]}
     answer = await clients.sender.post(path, json=wanted)
     assert answer.status_code == 200, answer.text
-    assert told(answer) == {"job_id"}
+    assert filled_fields(answer) == {"job_id"}
     whole = await clients.reader.post(path, json=wanted)
     assert "On secrets" in whole.text
     own = await clients.sender.post(path, json={"text": f"It rises [1].\n{listed}"})
     assert "On secrets" in own.text
     unknown = await clients.sender.post(path, json={"document_id": "doc-0000"})
-    assert told(unknown) == {"job_id"}, unknown.text
+    assert filled_fields(unknown) == {"job_id"}, unknown.text
 
 
 async def test_its_text_is_its_own_whoever_has_sent_the_same_before(clients: Clients) -> None:

@@ -209,7 +209,7 @@ async def _is_at_ocr(client: httpx.AsyncClient, address: str) -> bool:
     return bool((await client.get(address)).json()["current_stage"] == "ocr_pdf")
 
 
-async def test_the_text_alone_is_had_by_its_job(
+async def test_the_text_alone_is_read_by_its_job_id(
     broker310: TestBroker, database_url: str, tmp_path: Path
 ):
     async with serving_system(broker310, database_url, tmp_path) as (system, client):

@@ -32,7 +32,7 @@ def titles(made: dict[str, Any]) -> list[str]:
     return [each["title"] for each in made["references"]]
 
 
-async def test_a_paper_s_references_are_found_cut_and_told_in_each_format(
+async def test_a_paper_s_references_are_found_cut_and_served_in_each_format(
     client: httpx.AsyncClient,
 ):
     answer = await send(client, PAPER, to="/process/references")

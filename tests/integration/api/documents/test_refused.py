@@ -1,4 +1,4 @@
-"""What is no document, no form, or too much: told by its content, and nothing is kept of it."""
+"""What is no document, no form or too much is refused by its content, and nothing of it stays."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support.pdfs import encrypted, pdf, sized
         (bytes(range(256)) * 40, "notes.txt", "binary"),
     ],
 )
-async def test_what_is_no_document_is_told_by_its_content(
+async def test_what_is_no_document_is_recognised_by_its_content(
     client: httpx.AsyncClient, stored: Stored, content: bytes, name: str, said: str
 ):
     answer = await send(client, content, name=name)

@@ -1,4 +1,4 @@
-"""What an upload without a broker is answered with, and what can be asked about it later."""
+"""The answer to an upload without a broker, and the requests for its results later."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def test_the_stages_are_in_the_metrics_although_no_worker_runs_them(
     assert shown.value("switchyard_job_duration_seconds_count") == len(STAGES)
 
 
-async def test_references_are_told_once_they_were_looked_for(
+async def test_references_are_served_once_they_were_looked_for(
     client: httpx.AsyncClient, settings: Settings
 ):
     document = (await send(client, pdf(["one page"]))).json()
@@ -73,7 +73,7 @@ async def test_references_are_told_once_they_were_looked_for(
         ("tei", "application/tei+xml", "<?xml"),
     ],
 )
-async def test_references_are_had_in_the_format_that_is_asked_for(
+async def test_references_are_served_in_the_requested_format(
     client: httpx.AsyncClient, settings: Settings, named: str, media_type: str, begins: str
 ):
     document_id = (await send(client, pdf(["a text"]))).json()["document_id"]
@@ -114,7 +114,7 @@ async def test_the_result_has_the_text_on_request(client: httpx.AsyncClient):
     }
 
 
-async def test_pages_are_had_one_by_one(client: httpx.AsyncClient):
+async def test_pages_are_served_one_by_one(client: httpx.AsyncClient):
     document = (await send(client, pdf(["The first page.", "", "The third."]))).json()
     address = f"/documents/{document['document_id']}/pages"
     assert (await client.get(f"{address}/1")).json() == {
@@ -131,7 +131,7 @@ async def test_pages_are_had_one_by_one(client: httpx.AsyncClient):
     assert (await client.get("/documents/nothing/pages/1")).status_code == 404
 
 
-async def test_a_page_that_ocr_has_read_is_had_before_all_the_others_are(
+async def test_a_page_is_served_as_soon_as_ocr_has_read_it(
     client: httpx.AsyncClient, settings: Settings
 ):
     document_id = (await send(client, pdf(["The first page.", ""]))).json()["document_id"]
@@ -178,7 +178,7 @@ async def test_the_text_alone_is_answered_at_once(client: httpx.AsyncClient, sto
     assert json.loads(stored()[0].read_bytes()) == result
 
 
-async def test_text_that_can_not_be_had_is_refused_with_the_reason(client: httpx.AsyncClient):
+async def test_text_that_can_not_be_extracted_is_refused_with_the_reason(client: httpx.AsyncClient):
     answer = await send(client, encrypted("secret"), to="/extract/text")
     assert (answer.status_code, answer.json()["error_type"]) == (422, "EncryptedDocument")
     assert (await send(client, b"\x89PNG" + bytes(50), to="/extract/text")).status_code == 415
@@ -210,7 +210,7 @@ async def test_samples_of_an_unknown_kind_are_refused(client: httpx.AsyncClient)
     )
 
 
-async def test_unreadable_pages_are_told_of_the_document_and_of_each_hit(
+async def test_the_document_and_each_hit_name_its_unreadable_pages(
     client: httpx.AsyncClient, settings: Settings
 ):
     document = (await send(client, pdf(["The cormorant dries its wings."]))).json()
@@ -222,12 +222,12 @@ async def test_unreadable_pages_are_told_of_the_document_and_of_each_hit(
         "page_errors": {"4": "too costly"},
     }
     await storage.put_async(key, json.dumps(result).encode())
-    told = (await client.get(f"/documents/{document['document_id']}")).json()
-    assert told["unreadable_pages"] == [3, 4, 5]
-    assert told["page_errors"] == {"4": "too costly"}
+    status = (await client.get(f"/documents/{document['document_id']}")).json()
+    assert status["unreadable_pages"] == [3, 4, 5]
+    assert status["page_errors"] == {"4": "too costly"}
     found = (await client.post("/search", json={"query": "cormorant"})).json()
-    told = [hit for hit in found["hits"] if hit["document_id"] == document["document_id"]]
-    assert [hit["unreadable_pages"] for hit in told] == [[3, 4, 5]]
+    hits = [hit for hit in found["hits"] if hit["document_id"] == document["document_id"]]
+    assert [hit["unreadable_pages"] for hit in hits] == [[3, 4, 5]]
 
 
 async def test_a_text_is_read_in_the_charset_that_its_sender_names(

@@ -20,6 +20,6 @@ def site() -> Iterator[ArxivServer]:
 
 @pytest.fixture
 def arxiv(pipeline: Pipeline, site: ArxivServer) -> Pipeline:
-    """A pipeline that asks that server, without its rules."""
+    """Return a pipeline whose arXiv is the test's server, without arXiv's limits on requests."""
     update = {"arxiv_base_url": site.url, "arxiv_interval": 0.0}
     return replace(pipeline, settings=pipeline.settings.model_copy(update=update))

@@ -24,7 +24,7 @@ ID = "1605.08386"
 
 
 async def the_document(arxiv: Pipeline) -> Document:
-    """The only one."""
+    """Return the only document."""
     assert arxiv.ledger is not None
     [found] = (await PipelineLedger(arxiv.ledger).documents.list_documents()).items
     return found
@@ -36,7 +36,7 @@ async def whole_result(arxiv: Pipeline) -> dict[str, Any]:
 
 
 async def indexed(arxiv: Pipeline) -> list[list[float]]:
-    """The vectors of the only document."""
+    """Return the vectors of the only document."""
     async with open_index(arxiv.settings) as home, home.open_active() as (index, _):
         document_id = (await the_document(arxiv)).id
         return await index.vectors_at(document_id, range(100))

@@ -41,7 +41,7 @@ def site() -> Iterator[ArxivServer]:
 
 @pytest.fixture
 def hasty(settings: Settings, site: ArxivServer) -> Settings:
-    """Settings for that server, without its rules."""
+    """Return settings for the test's server, without arXiv's limits on requests."""
     return settings.model_copy(update={"arxiv_base_url": site.url, "arxiv_interval": 0.0})
 
 
@@ -259,7 +259,7 @@ async def test_a_server_that_is_too_slow_is_given_up(
 async def test_requests_keep_their_distance_in_all_processes_together(
     hasty: Settings, ledger: Ledger, site: ArxivServer
 ) -> None:
-    """Two ledgers are what two processes have."""
+    """Two ledgers stand for two processes."""
     careful = hasty.model_copy(update={"arxiv_interval": 1.0})
     async with (
         await Ledger.open(careful.ledger_url) as other,
@@ -293,7 +293,7 @@ async def test_requests_never_overlap_however_long_one_takes(
 async def test_two_wait_for_their_turn_and_all_others_are_sent_away(
     hasty: Settings, ledger: Ledger, site: ArxivServer
 ) -> None:
-    """So that waiting takes two slots of all workers together, and no turn is lost."""
+    """So waiting takes two slots of all workers together, and no turn is lost."""
     careful = hasty.model_copy(update={"arxiv_interval": 0.5})
     async with ArxivClient.connect(careful, ledger) as client:
         asked = time.monotonic()

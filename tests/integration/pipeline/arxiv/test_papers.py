@@ -69,7 +69,7 @@ async def test_force_runs_every_stage_again(arxiv: Pipeline) -> None:
 
 
 async def test_a_job_delivered_again_goes_on_where_it_was(arxiv: Pipeline) -> None:
-    """Its worker was killed behind the document's record."""
+    """The worker was killed after it had written the document's record."""
     first = await arxiv.one(JOB, {"id": ID})
     assert isinstance(first, Next)
     again = await arxiv.one(JOB, {"id": ID}, attempt=2)
@@ -88,7 +88,8 @@ async def test_two_papers_with_the_same_words_are_one_document(
 
 @pytest.mark.parametrize("text", ["# Lies\n\nA text of my own.", None])
 async def test_nobody_takes_the_place_of_a_paper(arxiv: Pipeline, text: str | None) -> None:
-    """Not with a text of his own, and not with the paper's, which becomes the paper's document."""
+    """A file that claims the paper's source does not become the paper: neither one with another
+    text, nor one with the paper's own text, which becomes the paper's document."""
     paper = f"# {Paper(ID).title}\n\n{Paper(ID).abstract}\n"
     key = "uploads/incoming/0123456789abcdef0123456789abcdef"
     arxiv.storage.put(key, (text or paper).encode())

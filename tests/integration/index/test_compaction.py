@@ -1,4 +1,4 @@
-"""Writers keep an index in LanceDB in few pieces, and are in nobody's way."""
+"""Writers compact an index in LanceDB without holding up other writers or searches."""
 
 from __future__ import annotations
 
@@ -104,19 +104,19 @@ async def test_a_table_that_another_process_compacts_is_left_to_it(
 async def test_a_process_that_was_killed_while_it_compacted_holds_nobody_up(
     index: OpenIndex, tmp_path: Path
 ):
-    home = index.store
-    assert isinstance(home, LanceStore)
+    store = index.store
+    assert isinstance(store, LanceStore)
     (generation,) = (await index.generations()).write_targets
     marker = tmp_path / "index" / f"{generation.table}.compacting"
     await write(index, "doc")
     marker.touch()
-    async with home.compacting(generation) as is_ours:
+    async with store.compacting(generation) as is_ours:
         assert not is_ours
-    for another_hour in (-3600, 3600):  # of the future: the clock was set back since
+    for offset in (-3600, 3600):  # seconds; in the future where the clock was set back since
         marker.touch()
-        at = datetime.now(UTC).timestamp() + another_hour
+        at = datetime.now(UTC).timestamp() + offset
         os.utime(marker, (at, at))
-        async with home.compacting(generation) as is_ours:
+        async with store.compacting(generation) as is_ours:
             assert is_ours
         assert not marker.exists()
     assert not [each for each in marker.parent.iterdir() if each.suffix == ".clock"]

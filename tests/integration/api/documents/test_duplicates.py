@@ -1,4 +1,4 @@
-"""What was sent before: the same content, the same source, at the same time, or failed."""
+"""A file that was sent before: the same content or source, at the same time, or after a failure."""
 
 from __future__ import annotations
 
@@ -111,11 +111,11 @@ async def test_a_file_that_lost_its_source_to_another_is_a_document_by_itself(
         assert (await client.get(f"/documents/{document_id}")).json()["document_id"] == document_id
 
 
-async def test_a_run_that_found_its_document_known_does_not_hide_that_it_has_failed(
+async def test_a_repeated_run_that_did_nothing_does_not_hide_the_failure(
     client: httpx.AsyncClient, settings: Settings
 ):
-    """As when a letter of the first run was redriven before the second one began, and died again:
-    the file was there, and nothing came of it."""
+    """A dead letter of the first run was redriven, and died again. Before that, a second run began:
+    it found the file, counted it as a duplicate and ran no stage."""
     content = encrypted("redriven")
     failed = (await send(client, content)).json()
     address = f"/documents/{failed['document_id']}"
@@ -123,16 +123,16 @@ async def test_a_run_that_found_its_document_known_does_not_hide_that_it_has_fai
     async with await Ledger.open(settings.ledger_url) as ledger:
         ids = await ledger.system.job_ids()
         next_run = run_id(ids, failed["document_id"], after=first["job_id"])
-        idle = made.new_job(made.message(next_run))
-        await ledger.jobs.record(idle)
-        await ledger.jobs.claim(made.claim(idle.message))
+        second_run = made.new_job(made.message(next_run))
+        await ledger.jobs.record(second_run)
+        await ledger.jobs.claim(made.claim(second_run.message))
         result = {"document_id": failed["document_id"], "duplicate": True}
-        await ledger.jobs.finish(made.finish(job_id=idle.message.job_id, result=result))
+        await ledger.jobs.finish(made.finish(job_id=second_run.message.job_id, result=result))
     now = (await client.get(address)).json()
     assert (now["state"], now["error"]) == ("failed", first["error"])
     again = await send(client, content)
     assert again.status_code == 422
-    assert again.json()["job_id"] not in (failed["job_id"], idle.message.job_id)
+    assert again.json()["job_id"] not in (failed["job_id"], second_run.message.job_id)
 
 
 async def test_a_pipeline_that_the_process_did_not_finish_goes_on_with_the_next_upload(
