@@ -23,6 +23,7 @@ from switchyard.services.engine.monitoring.lane_report import make_lane_report
 from switchyard.services.engine.publishing.preparing import JobRequest
 from switchyard.services.engine.publishing.publisher import JobPublisher
 from switchyard.services.engine.records.limits import LimitSize, PermitDemand, PermitRequest
+from switchyard.services.engine.records.pauses import NewPause, PauseScope
 from switchyard.services.engine.records.states import Pressure
 from tests.support.eventually import MAX_WAIT, eventually
 from tests.support.system import System
@@ -197,3 +198,11 @@ async def test_operators_see_a_queue_as_full_as_publishers_do(
     assert full.remedy is not None
     assert "jobctl llm status" in full.remedy
     assert "--concurrency" not in full.remedy, "more workers would wait for the same servers"
+    pause = await system.ledger.pauses.pause(NewPause(PauseScope.LANE, "backfill", "me"))
+    checks = await lanes(DoctorContext(settings, system.registry, ledger=system.ledger))
+    (full,) = (each for each in checks if each.finding is Finding.LANE_FULL)
+    assert full.remedy.startswith("lane backfill is paused"), "more room comes when it goes on"
+    assert pause.remedy in full.remedy
+    context = DoctorContext(settings, system.registry, found={Finding.LEDGER_LOCKED})
+    (full,) = (each for each in await lanes(context) if each.finding is Finding.LANE_FULL)
+    assert full.remedy.startswith("first mend what is reported above of the ledger")

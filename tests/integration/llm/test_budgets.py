@@ -11,11 +11,16 @@ from typing import Any, get_args
 import pytest
 
 from switchyard.cli.llm.app import SpendBy
+from switchyard.services.engine.access.api_keys import Scope, create_key
 from switchyard.services.engine.backfill.spec import parse_spec
+from switchyard.services.engine.monitoring.check import Finding
+from switchyard.services.engine.monitoring.checks.doctor_context import DoctorContext
 from switchyard.services.engine.records.states import State
+from switchyard.services.engine.records.system import KeyLimits
 from switchyard.services.llm import budget_account
 from switchyard.services.llm.ledger import LlmLedger
-from switchyard.services.llm.records.llm_spend import SpentBy
+from switchyard.services.llm.operations import budgets
+from switchyard.services.llm.records.llm_spend import BudgetState, SpentBy
 from tests.support import commands, llm_server
 from tests.support.api_server import serving
 from tests.support.backfills import BackfillUser
@@ -97,6 +102,34 @@ async def test_a_job_without_a_budget_waits_without_an_attempt_and_says_so(
     assert (row["name"], row["calls"], row["cost"]) == ("classify", 1, 18)
     assert report["currency"] == "USD"
     assert "18.00 USD" in await jobctl(system, "spend")
+
+
+async def test_the_doctor_names_a_spent_budget_of_a_key_and_the_command_that_raises_it(
+    system: System,
+) -> None:
+    limits = KeyLimits(budget_per_day=5.0, budget_per_month=1_000.0)
+    key = await create_key(system.ledger, "shop", [Scope.PUBLISH], limits)
+    context = DoctorContext(system.settings, system.registry, ledger=system.ledger)
+    assert await budgets(context) == []
+    await system.start_worker("llm")
+    job_id = await system.publish("hot.classify", CLASSIFY, source=f"api:{key.id}")
+    record = await system.wait_for_state(job_id, State.RETRYING)
+    command = f"jobctl keys limit {key.id} --budget-per-day AMOUNT"
+    assert f"It goes on when that is raised: {command}" in (record.error_message or "")
+    (found,) = await budgets(context)
+    assert found.finding is Finding.BUDGET_SPENT
+    assert f"the budget of the API key {key.id} for 20" in found.detail
+    assert "0.00 of 5.00 USD spent" in found.detail
+    assert f"`{command}`" in found.remedy
+
+
+def test_each_budget_names_what_raises_it() -> None:
+    def raised_by(key: str) -> str:
+        return BudgetState(key, 1.0, 0.0, 0.0).raised_by
+
+    assert raised_by("day:2026-11-22") == "JOBS_LLM_BUDGET_PER_DAY"
+    assert raised_by("key:ab/2026-11") == "jobctl keys limit ab --budget-per-month AMOUNT"
+    assert raised_by("backfill:b-1") == "jobctl backfill set b-1 --budget AMOUNT"
 
 
 @pytest.mark.long

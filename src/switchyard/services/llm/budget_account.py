@@ -304,9 +304,8 @@ def amount(value: float, currency: str) -> str:
 
 def _advice(budget: BudgetState) -> str:
     if budget.key.startswith("day:"):
-        return "It goes on at 00:00 UTC, or when JOBS_LLM_BUDGET_PER_DAY is raised"
-    name = budget.key.partition(":")[2]
-    return f"It goes on when that is raised: jobctl backfill set {name} --budget AMOUNT"
+        return f"It goes on at 00:00 UTC, or when {budget.raised_by} is raised"
+    return f"It goes on when that is raised: {budget.raised_by}"
 
 
 def _may_have_cost(error: BaseException) -> bool:

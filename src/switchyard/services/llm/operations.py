@@ -15,7 +15,14 @@ from switchyard.services.common.settings import Settings
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.ledger.lane_history import MINUTE
 from switchyard.services.engine.monitoring import metric_names as names
-from switchyard.services.engine.monitoring.check import Diagnostic, Finding, failure, ok, warning
+from switchyard.services.engine.monitoring.check import (
+    Diagnostic,
+    Finding,
+    failure,
+    first_few,
+    ok,
+    warning,
+)
 from switchyard.services.engine.monitoring.checks.doctor_context import DoctorContext
 from switchyard.services.engine.monitoring.doctor import DoctorStep
 from switchyard.services.engine.monitoring.metric_names import Metric, Samples
@@ -26,7 +33,7 @@ from switchyard.services.engine.scheduler.duties import (
     PeriodicDuty,
 )
 from switchyard.services.llm.batch_runner import BatchRunner
-from switchyard.services.llm.budget_account import clean_up_spending
+from switchyard.services.llm.budget_account import clean_up_spending, format_budget
 from switchyard.services.llm.gate import calls_allowed
 from switchyard.services.llm.ledger import LlmLedger
 from switchyard.services.llm.openai_batches import OpenAiBatches
@@ -71,8 +78,8 @@ async def model_servers(system: DoctorContext) -> list[Diagnostic]:
             Finding.MODEL_SERVER_FAILS,
             f"server {each.name} has failed {each.state.failures:,} times in a row: "
             f"{each.state.pause_reason or 'no reason is known'}",
-            "see its log, and start it where it is down; where its address, model or key is wrong, "
-            "correct that and restart the workers; "
+            "see its log; start it where it is down, and restart it where it hangs; where its "
+            "address, model or key is wrong, correct that and restart the workers; "
             "`jobctl llm status`",
         )
         for each in failing
@@ -94,9 +101,26 @@ async def model_servers(system: DoctorContext) -> list[Diagnostic]:
     return [ok("model servers", f"{len(known):,} of {len(names):,} called, and none fails")]
 
 
+async def budgets(system: DoctorContext) -> list[Diagnostic]:
+    """Check for budgets of the day, of API keys and of backfills that have too little left for the
+    next call."""
+    spending, settings = LlmLedger(system.need_ledger()).spending, system.settings
+    open_budgets = await spending.llm_budgets(per_day=settings.llm_budget_per_day)
+    short = [each for each in open_budgets if each.is_short] + await spending.short_key_budgets()
+    if not short:
+        return []
+    texts = [f"{each.name}: {format_budget(each, settings.prices.currency)}" for each in short]
+    remedy = (
+        "nothing, if its jobs may wait until the budget begins anew; else raise it: "
+        f"`{short[0].raised_by}`; `jobctl llm spend` shows for what it went"
+    )
+    detail = f"too little is left for the next call of {first_few(texts)}"
+    return [warning("budgets", Finding.BUDGET_SPENT, detail, remedy)]
+
+
 def doctor_steps() -> Iterable[DoctorStep]:
     """Return the checks that this wing adds to the doctor's."""
-    return [DoctorStep(model_servers, ledger=True)]
+    return [DoctorStep(model_servers, ledger=True), DoctorStep(budgets, ledger=True)]
 
 
 async def delayed_jobs(settings: Settings, ledger: Ledger) -> Mapping[str, int]:

@@ -69,6 +69,7 @@ class Finding(StrEnum):
     """The file of JOBS_CLASSES is missing or invalid."""
     MODEL_SERVER_FAILS = "model-server-fails"
     MODEL_SERVER_PAUSED = "model-server-paused"
+    BUDGET_SPENT = "budget-spent"
     SOURCE_PAUSED = "source-paused"
     PAUSED = "paused"
     RETENTION_BEHIND = "retention-behind"

@@ -27,7 +27,7 @@ from switchyard.services.engine.ledger.sql.dialect import (
 )
 from switchyard.services.engine.ledger.sql.repository import Repository, read, write, write_soon
 from switchyard.services.engine.ledger.sql.stopwatch import Stopwatch
-from switchyard.services.engine.ledger.sql.tables import bulk_operations
+from switchyard.services.engine.ledger.sql.tables import api_keys, bulk_operations
 from switchyard.services.engine.records.bulk import ENDED
 from switchyard.services.engine.records.retention import Removal
 from switchyard.services.engine.records.system import KeyLimits
@@ -147,6 +147,25 @@ class LlmSpendRepository(Repository):
             (_budget_state(rows.get(key), limit, key), _seconds_left(key, now) or 0.0)
             for key, limit in budgets.items()
         ]
+
+    @read
+    def short_key_budgets(self, connection: Connection) -> list[BudgetState]:
+        """Return the budgets of API keys that have too little left for the last call for which they
+        were asked, or nothing."""
+        day = _day_at(db_now(connection))
+        query = select(api_keys.c.id, api_keys.c.limits).where(
+            api_keys.c.limits.is_not(None), api_keys.c.revoked_at.is_(None)
+        )
+        limits: dict[str, float] = {}
+        for row in connection.execute(query):
+            limits |= _api_key_budgets(row.id, KeyLimits.from_json(json.loads(row.limits)), day)
+        accounts = select(llm_accounts).where(llm_accounts.c.key.like("key:%/" + day[:7] + "%"))
+        budgets = [
+            _budget_state(row, limits[row.key])
+            for row in connection.execute(accounts)
+            if row.key in limits
+        ]
+        return [each for each in budgets if each.is_short or each.left <= 0]
 
     @read
     def llm_spent_today(self, connection: Connection) -> dict[str, SpendRow]:

@@ -105,6 +105,18 @@ class BudgetState:
             return f"the budget of the API key {key_id} for {time}"
         return f"the budget of {rest if kind == 'backfill' else f'the day {rest}'}"
 
+    @property
+    def raised_by(self) -> str:
+        """The command that raises the budget, or the setting of which it is made."""
+        kind, _, rest = self.key.partition(":")
+        if kind == "day":
+            return "JOBS_LLM_BUDGET_PER_DAY"
+        if kind == "key":
+            key_id, _, time = rest.partition("/")
+            span = "day" if time.count("-") == 2 else "month"
+            return f"jobctl keys limit {key_id} --budget-per-{span} AMOUNT"
+        return f"jobctl backfill set {rest} --budget AMOUNT"
+
 
 @dataclass(frozen=True, slots=True)
 class NoBudgetLeft:

@@ -28,7 +28,7 @@ from switchyard.services.engine.monitoring.schedule_status import lateness
 from switchyard.services.engine.records.bulk import BulkState
 from switchyard.services.engine.records.pauses import PauseRecord
 from switchyard.services.engine.records.requests import DeadLetterFilter, JobFilter
-from switchyard.services.engine.records.results import JobSummary
+from switchyard.services.engine.records.results import DeadGroup, JobSummary
 from switchyard.services.engine.records.retention import RetentionAges
 from switchyard.services.engine.records.schedules import FiringOutcome
 from switchyard.services.engine.records.states import State
@@ -329,14 +329,21 @@ async def _waiting_letters(
     detail = f"{waiting:,} {'waits' if waiting == 1 else 'wait'} for somebody"
     if is_growing:
         [largest] = await ledger.dead_letters.dead_groups(letter_filter=recent, limit=1)
-        cause = largest.sample.error_type or largest.sample.reason
         remedy = (
             "their causes: `jobctl dead groups`; mend the first, then `jobctl dead redrive --group "
             f"{largest.fingerprint}`"
         )
         detail = (
             f"{recent_count:,} jobs died within a quarter of an hour, {largest.count:,} of them "
-            f"{largest.sample.job_type or 'of an unknown type'} with {cause}; {detail}"
+            f"{_describe_group(largest)}; {detail}"
+        )
+    elif largest_waiting := await _largest_group(ledger):
+        first = duration_text(ledger.clock.time() - largest_waiting.first_at)
+        number = "all" if largest_waiting.count == waiting else f"{largest_waiting.count:,}"
+        detail += f": {number} {_describe_group(largest_waiting)}, the first {first} ago"
+        remedy = (
+            "look: `jobctl dead groups`; mend the cause, then send them back: `jobctl dead redrive "
+            f"--group {largest_waiting.fingerprint}`"
         )
     letter_count = waiting + displaced
     # A message may have been indexed twice: the broker's number counts where it is smaller.
@@ -355,6 +362,20 @@ async def _waiting_letters(
     if is_growing:
         return failure("dead letters", Finding.DEAD_GROWING, detail, remedy)
     return warning("dead letters", Finding.DEAD_WAITING, detail, remedy)
+
+
+async def _largest_group(ledger: Ledger) -> DeadGroup | None:
+    """Return the largest group of letters that wait for an operator; None where there is none."""
+    groups = await ledger.dead_letters.dead_groups(
+        letter_filter=DeadLetterFilter(state="waiting"), limit=3
+    )
+    of_others = (Reason.DISPLACED, Reason.REFUSED)  # reported by checks of their own
+    return next((each for each in groups if each.sample.reason not in of_others), None)
+
+
+def _describe_group(group: DeadGroup) -> str:
+    job_type = f"of {group.sample.job_type}" if group.sample.job_type else "of an unknown type"
+    return f"{job_type} with {group.sample.error_type or group.sample.reason}"
 
 
 def _unlisted_letters(number: int) -> Diagnostic:

@@ -21,7 +21,11 @@ from switchyard.services.engine.monitoring.check import (
     warning,
 )
 from switchyard.services.engine.monitoring.checks.doctor_context import DoctorContext
-from switchyard.services.engine.monitoring.checks.workers import advice, advise_on_held_jobs
+from switchyard.services.engine.monitoring.checks.workers import (
+    advice,
+    advise_on_causes,
+    advise_on_held_jobs,
+)
 from switchyard.services.engine.monitoring.lane_report import (
     LanesReport,
     QueueReport,
@@ -41,7 +45,7 @@ async def lanes(context: DoctorContext) -> list[Diagnostic]:
     report = await make_lane_report(context.settings, context.registry, None, clock=context.now)
     queues = [queue for lane in report.lanes if lane.priority is not None for queue in lane.queues]
     diagnostics = (
-        _check_full(queues)
+        await _check_full(context, queues)
         + await _check_unworked(context, queues)
         + await missing_jobs(context, report)
     )
@@ -50,7 +54,7 @@ async def lanes(context: DoctorContext) -> list[Diagnostic]:
     return diagnostics or [ok("lanes", f"{_count_waiting(waiting)}, there is room{worked}")]
 
 
-def _check_full(queues: list[QueueReport]) -> list[Diagnostic]:
+async def _check_full(context: DoctorContext, queues: list[QueueReport]) -> list[Diagnostic]:
     checks = []
     full = [queue for queue in queues if (queue.percent_full or 0) >= 100]
     filling = [queue for queue in queues if FILLING_PERCENT <= (queue.percent_full or 0) < 100]
@@ -62,8 +66,25 @@ def _check_full(queues: list[QueueReport]) -> list[Diagnostic]:
             detail = first_few(
                 [f"{each.name} {what}: {each.ready:,} of {each.limit:,}" for each in affected]
             )
-            checks.append(diagnose("lanes", finding, detail, _advise_on_room(affected)))
+            # More workers do not help where nothing can run.
+            remedy = (
+                advise_on_causes(context)
+                or await _advise_on_pauses(context, affected)
+                or _advise_on_room(affected)
+            )
+            checks.append(diagnose("lanes", finding, detail, remedy))
     return checks
+
+
+async def _advise_on_pauses(context: DoctorContext, queues: list[QueueReport]) -> str | None:
+    """Return the advice where one of these queues, or its lane, is paused."""
+    if context.ledger is None:
+        return None
+    names = {name for each in queues for name in (each.name, each.name.partition(".")[0])}
+    for pause in (await context.ledger.pauses.active()).pauses:
+        if pause.target in names:
+            return f"{pause} is paused: as soon as it need not be any more, {pause.remedy}"
+    return None
 
 
 def _advise_on_room(queues: list[QueueReport]) -> str:

@@ -9,6 +9,7 @@ from urllib.parse import unquote, urlsplit
 from switchyard.broker.errors import BrokerUnavailable, WrongSystem
 from switchyard.broker.topology.system_mark import MarkUnreadable
 from switchyard.services.common.durations import duration_text
+from switchyard.services.common.file_locks import find_writers
 from switchyard.services.engine.identity.broker import read_broker, require_same_system
 from switchyard.services.engine.jobs.registered_types import learn_types
 from switchyard.services.engine.ledger import Ledger
@@ -41,6 +42,8 @@ from switchyard.services.engine.records.errors import (
 HOLDER = "doctor"
 LOCKED_TEXTS = ("locked", "does not answer")
 """Texts in the error of a database that is there and held by another process."""
+WAL_WRITE_LOCK = 120
+"""Byte of the file `-shm` that whoever writes has locked (SQLite's "WAL-Index Format")."""
 NO_PRIMARY_TEXT = "takes writes"
 """Text in the error where several servers are named and none of them is a primary that answers."""
 
@@ -124,9 +127,7 @@ def _remedy(context: DoctorContext, error: LedgerError) -> tuple[Finding, str]:
             )
         case LedgerUnavailable() if any(each in str(error) for each in LOCKED_TEXTS):
             return Finding.LEDGER_LOCKED, (
-                f"`fuser -v {file}` shows who has it open: a backup or upgrade ends by itself, a "
-                "process that was stopped goes on after `kill -CONT PID`; end only one that hangs, "
-                "after its log was read"
+                _advise_on_lock(Path(file))
                 if is_sqlite
                 else "where it answers `psql -c 'SELECT pid, state, query FROM pg_stat_activity'`, "
                 "that shows who holds what; where it does not, the server is frozen or cut off: "
@@ -144,6 +145,29 @@ def _remedy(context: DoctorContext, error: LedgerError) -> tuple[Finding, str]:
                 else certificate_remedy(error, "JOBS_DATABASE_URL")
                 or "start the database, or correct JOBS_DATABASE_URL"
             )
+
+
+def _advise_on_lock(file: Path) -> str:
+    """Return the advice for a file of SQLite that another process has locked."""
+    holders = find_writers(Path(f"{file}-shm"), first_byte=WAL_WRITE_LOCK) or find_writers(file)
+    if not holders:
+        return (
+            f"`fuser -v {file}` shows who has it open: a backup or upgrade ends by itself, a "
+            "process that was stopped goes on after `kill -CONT PID`; end only one that hangs, "
+            "after its log was read"
+        )
+    holder = holders[0]
+    name = f" ({holder.name})" if holder.name else ""
+    if holder.is_stopped:
+        return (
+            f"process {holder.pid}{name} holds the lock, and was stopped by a signal: "
+            f"`kill -CONT {holder.pid}` lets it go on; `ps -fp {holder.pid}` says what it is"
+        )
+    return (
+        f"process {holder.pid}{name} holds the lock: `ps -fp {holder.pid}` says what it is; a "
+        f"backup or upgrade ends by itself; `kill {holder.pid}` only where it hangs, after its log "
+        "was read"
+    )
 
 
 def _quoted_database(context: DoctorContext) -> str:

@@ -156,22 +156,28 @@ async def blocked(context: DoctorContext) -> list[Diagnostic]:
         by_type.setdefault(block.job_type or "", []).append(block)
     examples = first_few([_describe_blocks(name, blocks, now) for name, blocks in by_type.items()])
     longest_of_a_job = next((each for each in recent_blocks if each.job_id is not None), None)
-    remedy = (
-        "a worker with a blocked loop sends no heartbeat and starts no hot job: move what computes "
-        'or waits there into `ctx.compute` or a thread, or give its @job isolation="process": '
-        "docs/python.md"
-    )
-    if longest_of_a_job is not None:
-        remedy += f"; the longest: `jobctl jobs show {longest_of_a_job.job_id}`"
+    if longest_of_a_job is None:
+        remedy = (
+            "nothing, if it stays rare: where no job ran, mostly the machine had no time for the "
+            "process (`uptime`), or its disk was slow; otherwise what is named there computes or "
+            "waits in the event loop"
+        )
+    else:
+        remedy = (
+            "a worker with a blocked loop sends no heartbeat and starts no hot job: move what "
+            "computes or waits there into `ctx.compute` or a thread, or give its @job "
+            'isolation="process": docs/python.md; '
+            f"the longest: `jobctl jobs show {longest_of_a_job.job_id}`"
+        )
     return [warning("event loops", Finding.LOOP_BLOCKED, examples, remedy)]
 
 
 def _describe_blocks(job_type: str, blocks: list[LoopBlock], now: float) -> str:
     longest = blocks[0]
-    what = f"{job_type} (job {longest.job_id})" if job_type else "no known job"
+    what = f"by {job_type} (job {longest.job_id})" if job_type else "while no job ran there,"
     return (
         f"the event loop of {longest.worker_id} was blocked for {duration_text(longest.seconds)}"
-        f"{'' if longest.ended else ' and more'} by {what} at {longest.place}, "
+        f"{'' if longest.ended else ' and more'} {what} at {longest.place}, "
         f"{duration_text(now - longest.began_at)} ago"
         + (f"; {pluralize(len(blocks), 'time')} within a day" if len(blocks) > 1 else "")
     )
@@ -187,6 +193,8 @@ async def consuming(context: DoctorContext) -> list[Diagnostic]:
         for worker in alive
         if context.now() - worker.started_at > CONSUMERS_LISTED_AFTER
         and busy[worker.worker_id] < worker.concurrency
+        # Of one that has just ended, `workers` and `killed` tell more.
+        and state_of_process(worker.pid, worker.mark) is not ProcessState.GONE
         and not any(tag.startswith(f"{worker.worker_id}.") for tag in tags)
     ]
     if not lost:
@@ -304,7 +312,7 @@ async def advice(
     """Return the advice for workers that seem not to work; with `start`, also how to start others.
     Waits up to MAX_HEARTBEAT_WAIT seconds to see whether they send a heartbeat. Raises
     LedgerError."""
-    if causes := _advise_on_causes(context):
+    if causes := advise_on_causes(context):
         return causes
     named = workers[:MAX_ADVISED]
     states = {each.worker_id: state_of_process(each.pid, each.mark) for each in named}
@@ -325,13 +333,13 @@ async def advice(
 def advise_on_held_jobs(context: DoctorContext, kinds: str) -> str:
     """Return the advice for jobs that wait for workers of which `workers` reports that they are
     silent."""
-    return _advise_on_causes(context) or (
+    return advise_on_causes(context) or (
         f"start `jobctl worker {kinds}`: it takes the jobs that wait; those that a silent process "
         f"holds come back when it goes on or ends, as `{Finding.WORKERS_SILENT}` advises"
     )
 
 
-def _advise_on_causes(context: DoctorContext) -> str | None:
+def advise_on_causes(context: DoctorContext) -> str | None:
     """Return the advice where something else stops the workers."""
     causes = list(dict.fromkeys(CAUSES[each] for each in CAUSES if each in context.found))
     if not causes:
@@ -355,7 +363,8 @@ async def _advise_on_running(
     block = await _current_block(context, worker)
     if block is not None:
         job = f"{block.job_type} {block.job_id}" if block.job_id else "what is no job"
-        work = f"its event loop is blocked by {job} at {block.place}; {work}"
+        others = "" if work == f"it runs {job}" else f"; {work}"
+        work = f"its event loop is blocked by {job} at {block.place}{others}"
     return (
         f"{name} lives and sends no heartbeat: {work}; its log says whether it will go on; if not, "
         f"`kill -9 {worker.pid}`: other workers run that again"
