@@ -123,10 +123,11 @@ class ApiKeyRepository(Repository):
         query = select(api_keys).order_by(api_keys.c.created_at.desc(), api_keys.c.id)
         return [_key(row) for row in connection.execute(query)]
 
-    async def has_api_keys(self) -> bool:
+    @read
+    def has_api_keys(self, connection: Connection) -> bool:
         """Tell whether there is a key at all, revoked ones included."""
         query = select(exists(select(api_keys.c.id)))
-        return await self._database.read(lambda connection: bool(connection.scalar(query)))
+        return bool(connection.scalar(query))
 
     @write
     def revoke_api_key(self, connection: Connection, key_id: str, now: float) -> bool:

@@ -41,7 +41,10 @@ class BulkJobRepository(Repository):
                 numbers[State(name)] = numbers.get(State(name), 0) + number
         return own, followers
 
-    async def count_open_bulk_jobs(self, operation_id: str, *, at_most: int) -> int:
+    @read
+    def count_open_bulk_jobs(
+        self, connection: Connection, operation_id: str, *, at_most: int
+    ) -> int:
         """Count an operation's unfinished jobs, follow-up jobs included, up to `at_most`. The time
         depends on that number alone, not on the operation's size."""
         open_jobs = (
@@ -50,10 +53,11 @@ class BulkJobRepository(Repository):
             .limit(at_most)
         )
         query = select(func.count()).select_from(open_jobs.subquery())
-        return await self._database.read(lambda connection: connection.scalar(query) or 0)
+        return connection.scalar(query) or 0
 
-    async def count_queued_bulk_jobs(
-        self, operation_id: str, lane: str, worker: str, *, at_most: int
+    @read
+    def count_queued_bulk_jobs(
+        self, connection: Connection, operation_id: str, lane: str, worker: str, *, at_most: int
     ) -> int:
         """Count an operation's jobs that wait in one queue, up to `at_most`."""
         waiting = [State.PENDING.value, State.PAUSED.value, State.QUEUED.value]
@@ -68,10 +72,11 @@ class BulkJobRepository(Repository):
             .limit(at_most)
         )
         query = select(func.count()).select_from(queued_jobs.subquery())
-        return await self._database.read(lambda connection: connection.scalar(query) or 0)
+        return connection.scalar(query) or 0
 
-    async def bulk_jobs(
-        self, operation_id: str, states: Collection[State], *, limit: int
+    @read
+    def bulk_jobs(
+        self, connection: Connection, operation_id: str, states: Collection[State], *, limit: int
     ) -> list[str]:
         """Return ids of an operation's jobs in one of the states."""
         query = (
@@ -82,11 +87,12 @@ class BulkJobRepository(Repository):
             )
             .limit(limit)
         )
-        return await self._database.read(
-            lambda connection: list(connection.execute(query).scalars())
-        )
+        return list(connection.execute(query).scalars())
 
-    async def bulk_deaths(self, operation_id: str, *, limit: int = 20) -> list[BulkDeaths]:
+    @read
+    def bulk_deaths(
+        self, connection: Connection, operation_id: str, *, limit: int = 20
+    ) -> list[BulkDeaths]:
         """Return the dead jobs of an operation by cause, the most frequent first."""
         number = func.count()
         query = (
@@ -103,6 +109,4 @@ class BulkJobRepository(Repository):
             .order_by(number.desc(), jobs.c.job_type)
             .limit(limit)
         )
-        return await self._database.read(
-            lambda connection: [BulkDeaths(*row) for row in connection.execute(query)]
-        )
+        return [BulkDeaths(*row) for row in connection.execute(query)]

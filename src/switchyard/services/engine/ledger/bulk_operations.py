@@ -95,12 +95,15 @@ class BulkRepository(Repository):
             self._writer.run(connection, [ops.InsertJob(notice)])
         return self._take(connection, operation_id, hold) or _operation(row)
 
-    async def get_bulk(self, operation_id: str) -> BulkOperation | None:
+    @read
+    def get_bulk(self, connection: Connection, operation_id: str) -> BulkOperation | None:
         """Return one operation."""
-        return await self._database.read(lambda connection: _fetch(connection, operation_id))
+        return _fetch(connection, operation_id)
 
-    async def list_bulk(
+    @read
+    def list_bulk(
         self,
+        connection: Connection,
         *kinds: str,
         states: Collection[BulkState] = (),
         limit: int = 50,
@@ -114,9 +117,7 @@ class BulkRepository(Repository):
         if states:
             query = query.where(bulk_operations.c.state.in_([state.value for state in states]))
         at, key = bulk_operations.c.created_at, bulk_operations.c.id
-        return await self._database.read(
-            lambda connection: fetch_page(connection, query, at, key, _operation, limit, cursor)
-        )
+        return fetch_page(connection, query, at, key, _operation, limit, cursor)
 
     @read
     def has_free_bulk(self, connection: Connection) -> bool:
@@ -218,14 +219,15 @@ class BulkRepository(Repository):
         self._notify(connection, changed_row)
         return _operation(changed_row)
 
-    async def release_bulk(self, operation_id: str, holder: str) -> None:
+    @write
+    def release_bulk(self, connection: Connection, operation_id: str, holder: str) -> None:
         """Give an operation back; another process may take it at once."""
         statement = (
             update(bulk_operations)
             .where(bulk_operations.c.id == operation_id, bulk_operations.c.holder == holder)
             .values(holder=None, lease_until=None)
         )
-        await self._database.write(lambda connection: connection.execute(statement))
+        connection.execute(statement)
 
     @write
     def move_bulk(

@@ -12,6 +12,7 @@ from switchyard.services.engine.ledger.dead_letters import (
     filter_letters,
     to_letter,
 )
+from switchyard.services.engine.ledger.sql.repository import read, write
 from switchyard.services.engine.ledger.sql.tables import dead_letters
 from switchyard.services.engine.records.requests import DeadLetterFilter
 from switchyard.services.engine.records.results import DeadGroup, DeadLetter
@@ -112,19 +113,20 @@ class DeadLetterRepository(DeadLetterIndex):
             grouped += batch
         return grouped
 
-    async def drop_expired_letters(self, indexed_before: float) -> int:
+    @write
+    def drop_expired_letters(self, connection: Connection, indexed_before: float) -> int:
         """Mark waiting letters that were indexed before that time as dropped: their time on the
         broker is over. Returns their number."""
         statement = text(
             "UPDATE dead_letters SET state = 'dropped' "
             "WHERE state = 'waiting' AND updated_at < :before"
         )
-        return await self._database.write(
-            lambda connection: connection.execute(statement, {"before": indexed_before}).rowcount
-        )
+        return connection.execute(statement, {"before": indexed_before}).rowcount
 
-    async def letters_in(
+    @read
+    def letters_in(
         self,
+        connection: Connection,
         letter_filter: DeadLetterFilter,
         *,
         states: Collection[str],
@@ -139,6 +141,4 @@ class DeadLetterRepository(DeadLetterIndex):
         if after is not None:
             query = query.where(tuple_(at, key) > tuple_(*after))
         query = query.order_by(at, key).limit(limit)
-        return await self._database.read(
-            lambda connection: [to_letter(row) for row in connection.execute(query)]
-        )
+        return [to_letter(row) for row in connection.execute(query)]

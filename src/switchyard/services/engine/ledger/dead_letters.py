@@ -20,7 +20,7 @@ from switchyard.services.engine.ledger.sql.dialect import (
 )
 from switchyard.services.engine.ledger.sql.job_content import JobContent, load_edits, load_recorded
 from switchyard.services.engine.ledger.sql.paging import fetch_page
-from switchyard.services.engine.ledger.sql.repository import Repository, read
+from switchyard.services.engine.ledger.sql.repository import Repository, read, write
 from switchyard.services.engine.ledger.sql.tables import IS_WAITING, dead_letters, jobs
 from switchyard.services.engine.records.errors import RowRejected, UnknownDeadLetter
 from switchyard.services.engine.records.requests import (
@@ -90,7 +90,10 @@ class DeadLetterIndex(Repository):
                 lambda connection: self._writer.run(connection, mark_dead_operations)
             )
 
-    async def record_returned(self, letter_ids: Sequence[str], now: float) -> None:
+    @write
+    def record_returned(
+        self, connection: Connection, letter_ids: Sequence[str], now: float
+    ) -> None:
         """Record that displaced jobs were returned to their queues unchanged."""
         dialect = self._database.dialect
         # A job that has died again meanwhile has another letter, which stays as it is.
@@ -103,7 +106,7 @@ class DeadLetterIndex(Repository):
             "reason": rules.DISPLACED,
             **keys_parameter(dialect, letter_ids),
         }
-        await self._database.write(lambda connection: connection.execute(statement, parameters))
+        connection.execute(statement, parameters)
 
     async def record_not_displaced(self, letters: Sequence[DeadLetterRecord]) -> None:
         """Record that displaced letters are not returned to their queues after all: their jobs are
@@ -158,8 +161,10 @@ class DeadLetterIndex(Repository):
 
         return await self._database.read(work) if contents else set()
 
-    async def list_dead(
+    @read
+    def list_dead(
         self,
+        connection: Connection,
         letter_filter: DeadLetterFilter | None = None,
         *,
         limit: int = 50,
@@ -170,16 +175,15 @@ class DeadLetterIndex(Repository):
         letter_filter = letter_filter or DeadLetterFilter()
         query = filter_letters(select(dead_letters), letter_filter, self._database.dialect)
         at, key = dead_letters.c.dead_at, dead_letters.c.id
-        return await self._database.read(
-            lambda connection: fetch_page(connection, query, at, key, to_letter, limit, cursor)
-        )
+        return fetch_page(connection, query, at, key, to_letter, limit, cursor)
 
-    async def count_dead(self, letter_filter: DeadLetterFilter) -> int:
+    @read
+    def count_dead(self, connection: Connection, letter_filter: DeadLetterFilter) -> int:
         """Count the dead letters that match."""
         query = filter_letters(
             select(func.count()).select_from(dead_letters), letter_filter, self._database.dialect
         )
-        return await self._database.read(lambda connection: connection.scalar(query) or 0)
+        return connection.scalar(query) or 0
 
     async def count_messages(self) -> int:
         """Return the number of messages that `jobs.dead` must have according to the index. Letters
@@ -219,8 +223,9 @@ class DeadLetterIndex(Repository):
             raise UnknownDeadLetter(letter_id)
         return letter
 
-    async def mark_dead_state(
-        self, letter_ids: Sequence[str], state: DeadLetterState, now: float
+    @write
+    def mark_dead_state(
+        self, connection: Connection, letter_ids: Sequence[str], state: DeadLetterState, now: float
     ) -> int:
         """Record a new state of letters; return the number of letters found. For a redrive, see
         `record_redriven`."""
@@ -234,9 +239,7 @@ class DeadLetterIndex(Repository):
             "now": now,
             **keys_parameter(dialect, letter_ids),
         }
-        return await self._database.write(
-            lambda connection: len(connection.execute(statement, parameters).all())
-        )
+        return len(connection.execute(statement, parameters).all())
 
 
 def _content_of(message: JobMessage) -> JobContent | None:

@@ -107,6 +107,8 @@ EXAMINED_JOBS = 20_000
 of a second; to examine millions would take many seconds."""
 FIRST_EXAMINED_PAGES = 10
 """Lengths of a page that are examined at first."""
+MAX_RUN_JOBS = 1_000
+"""Jobs of one run of a pipeline that are read, beside its first."""
 _IDS_PAGE = 10_000
 """Ids that are read in one transaction."""
 
@@ -161,8 +163,10 @@ class JobReads(Repository):
                 yield each
             after = page[-1] if len(page) == _IDS_PAGE else None
 
-    async def list_jobs(
+    @read
+    def list_jobs(
         self,
+        connection: Connection,
         job_filter: JobFilter | None = None,
         *,
         limit: int = 50,
@@ -197,18 +201,15 @@ class JobReads(Repository):
                 next_cursor = cursor_before(bound)
             return JobListing(_with_tags(connection, page.items), next_cursor, bound)
 
-        def read_listing(connection: Connection) -> JobListing:
-            if examined is None or not job_filter.is_scan:
-                return read_page(connection, None)
-            # Usually, a page is filled from the newest jobs. To find these is quicker than even to
-            # count 20,000 jobs.
-            first = min(FIRST_EXAMINED_PAGES * limit, examined)
-            page = read_page(connection, first)
-            if page.examined_since is None or len(page.items) == limit or first == examined:
-                return page
-            return read_page(connection, examined)
-
-        return await self._database.read(read_listing)
+        if examined is None or not job_filter.is_scan:
+            return read_page(connection, None)
+        # Usually, a page is filled from the newest jobs. To find these is quicker than even to
+        # count 20,000 jobs.
+        first = min(FIRST_EXAMINED_PAGES * limit, examined)
+        page = read_page(connection, first)
+        if page.examined_since is None or len(page.items) == limit or first == examined:
+            return page
+        return read_page(connection, examined)
 
     @read
     def find_bound(
@@ -394,7 +395,10 @@ class JobReads(Repository):
                 number_by_type[job_type] += number
         return dict(number_by_type.most_common())
 
-    async def ignored_cancels(self, before: float, limit: int) -> list[JobSummary]:
+    @read
+    def ignored_cancels(
+        self, connection: Connection, before: float, limit: int
+    ) -> list[JobSummary]:
         """Return jobs that still run although their cancellation was requested before that time;
         the oldest request first."""
         query = (
@@ -403,29 +407,24 @@ class JobReads(Repository):
             .order_by(jobs.c.cancel_asked_at, jobs.c.id)
             .limit(limit)
         )
-        return await self._database.read(
-            lambda connection: [_to_summary(row) for row in connection.execute(query)]
-        )
+        return [_to_summary(row) for row in connection.execute(query)]
 
     @read
-    def pipeline(
-        self, connection: Connection, pipeline_id: str, *, limit: int = 1_000
-    ) -> list[JobSummary]:
-        """Return the jobs of one run of a pipeline, oldest first, its first job included."""
+    def pipeline(self, connection: Connection, pipeline_id: str) -> list[JobSummary]:
+        """Return the jobs of one run of a pipeline, oldest first: its first job, and of the others
+        the first MAX_RUN_JOBS."""
         root = _summaries().where(jobs.c.id == pipeline_id)
         others = (
             _summaries()
             .where(jobs.c.pipeline == pipeline_id, jobs.c.id != pipeline_id)
             .order_by(jobs.c.created_at, jobs.c.id)
-            .limit(limit)
+            .limit(MAX_RUN_JOBS)
         )
         rows = [*connection.execute(root), *connection.execute(others)]
         return [_to_summary(row) for row in rows]
 
     @read
-    def run_versions(
-        self, connection: Connection, job_ids: Collection[str], *, limit: int = 1_000
-    ) -> dict[str, Hashable]:
+    def run_versions(self, connection: Connection, job_ids: Collection[str]) -> dict[str, Hashable]:
         """Return a value by job id that changes whenever the job, its dead letter or another job of
         its run (`pipeline`) has changed, or a bulk action has done something with it. Cheap enough
         to be read every few seconds for many jobs. Unknown ids are left out."""
@@ -436,7 +435,7 @@ class JobReads(Repository):
             select(other.c.updated_at)
             .where(other.c.pipeline == root_id)
             .order_by(other.c.created_at, other.c.id)
-            .limit(limit)
+            .limit(MAX_RUN_JOBS)
             .correlate(jobs)
             .subquery()
         )
@@ -492,7 +491,10 @@ class JobReads(Repository):
         )
         return await self._records(query)
 
-    async def late_pending(self, older_than: float) -> list[tuple[str, int, float]]:
+    @read
+    def late_pending(
+        self, connection: Connection, older_than: float
+    ) -> list[tuple[str, int, float]]:
         """Count jobs still `pending` and last touched before `older_than`, by routing key, with the
         time of the oldest; the largest number first."""
         query = (
@@ -501,9 +503,7 @@ class JobReads(Repository):
             .group_by(jobs.c.routing_key)
             .order_by(func.count().desc(), jobs.c.routing_key)
         )
-        return await self._database.read(
-            lambda connection: [(key, number, at) for key, number, at in connection.execute(query)]
-        )
+        return [(key, number, at) for key, number, at in connection.execute(query)]
 
     async def due_scheduled(
         self, now: float, limit: int, *, without: Collection[tuple[str, str]] = ()
@@ -542,10 +542,9 @@ class JobReads(Repository):
         )
         return [to_record(row) for row in connection.execute(query, {"silent_for": silent_for})]
 
-    async def _records(self, query: Select[Any]) -> list[JobRecord]:
-        return await self._database.read(
-            lambda connection: [to_record(row) for row in connection.execute(query)]
-        )
+    @read
+    def _records(self, connection: Connection, query: Select[Any]) -> list[JobRecord]:
+        return [to_record(row) for row in connection.execute(query)]
 
 
 def _fetch_ids(connection: Connection, query: Select[Any]) -> list[str]:

@@ -13,7 +13,7 @@ from switchyard.services.engine.ledger.sql.codec import to_json
 from switchyard.services.engine.ledger.sql.dead_letter_ops import MarkOverflowed
 from switchyard.services.engine.ledger.sql.dialect import keys_condition, keys_parameter
 from switchyard.services.engine.ledger.sql.job_content import JobContent
-from switchyard.services.engine.ledger.sql.repository import Repository, write
+from switchyard.services.engine.ledger.sql.repository import Repository, read, write
 from switchyard.services.engine.ledger.sql.tables import attempts, jobs
 from switchyard.services.engine.records.errors import IdempotencyConflict
 from switchyard.services.engine.records.requests import ClaimRequest, FinishRequest, NewJob
@@ -59,7 +59,8 @@ class JobRepository(Repository):
             recorded.append(result)
         return recorded
 
-    async def requeue_all(self, lane: str | None = None) -> int:
+    @write
+    def requeue_all(self, connection: Connection, lane: str | None = None) -> int:
         """Make queued jobs pending again, all or those of a lane, after the broker has lost them:
         the scheduler publishes them. Returns the number of jobs. If the broker has a copy after
         all, only one of the two runs."""
@@ -70,9 +71,10 @@ class JobRepository(Repository):
         )
         if lane is not None:
             statement = statement.where(jobs.c.lane == lane)
-        return await self._database.write(lambda connection: connection.execute(statement).rowcount)
+        return connection.execute(statement).rowcount
 
-    async def requeue(self, job_ids: Sequence[str]) -> int:
+    @write
+    def requeue(self, connection: Connection, job_ids: Sequence[str]) -> int:
         """Make these queued jobs pending again, as `requeue_all` does."""
         dialect = self._database.dialect
         states = ", ".join(f"'{state}'" for state in sorted(IN_QUEUES))
@@ -81,9 +83,7 @@ class JobRepository(Repository):
             f"WHERE {keys_condition(dialect, 'id')} AND state IN ({states})"
         ).execution_options(preserve_rowcount=True)
         keys = keys_parameter(dialect, sorted(job_ids))
-        return await self._database.write(
-            lambda connection: connection.execute(statement, keys).rowcount
-        )
+        return connection.execute(statement, keys).rowcount
 
     async def mark_queued(self, job_ids: Sequence[str], queued_at: float) -> None:
         """Mark jobs queued that the broker has confirmed; a job that a worker was faster to claim
@@ -137,14 +137,13 @@ class JobRepository(Repository):
         that the job never begins again."""
         return await self._committer.submit(Cancel(job_id, now))
 
-    async def running_claims(self, worker_id: str) -> list[tuple[str, str]]:
+    @read
+    def running_claims(self, connection: Connection, worker_id: str) -> list[tuple[str, str]]:
         """Return job id and claim id of all jobs that the worker runs according to the ledger."""
         query = select(jobs.c.id, jobs.c.claim_id).where(
             jobs.c.state == State.RUNNING, jobs.c.worker_id == worker_id
         )
-        return await self._database.read(
-            lambda connection: [(row.id, row.claim_id or "") for row in connection.execute(query)]
-        )
+        return [(row.id, row.claim_id or "") for row in connection.execute(query)]
 
     async def release_all(self, worker_id: str, now: float) -> int:
         """Give back the jobs that a worker runs, when it stops or has lost the broker. This counts

@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, and_, or_, select
 
 from switchyard.services.engine.ledger.sql import job_operations as ops
-from switchyard.services.engine.ledger.sql.repository import Repository, read
+from switchyard.services.engine.ledger.sql.repository import Repository, read, write
 from switchyard.services.engine.ledger.sql.tables import jobs, joins
 from switchyard.services.engine.records.errors import LedgerError
 from switchyard.services.engine.records.joins import JoinedJob, JoinRecord, WhenDead
@@ -52,16 +52,15 @@ class JoinRepository(Repository):
             recorded.append(result)
         return recorded
 
-    async def seal(
-        self, join_id: str, now: float, *, when_dead: WhenDead | None = None
+    @write
+    def seal(
+        self, connection: Connection, join_id: str, now: float, *, when_dead: WhenDead | None = None
     ) -> bool | None:
         """Seal a join whose jobs are all recorded: no more are added. `when_dead` replaces the
         join's own. Return whether the waiting job is `pending` now; None where no such join
         waits."""
         settle = self._writer.joins.settle
-        return await self._database.write(
-            lambda connection: settle(connection, join_id, now, when_dead=when_dead)
-        )
+        return settle(connection, join_id, now, when_dead=when_dead)
 
     @read
     def join(self, connection: Connection, join_id: str) -> JoinRecord | None:
@@ -69,7 +68,8 @@ class JoinRepository(Repository):
         row = connection.execute(select(joins).where(joins.c.id == join_id)).one_or_none()
         return None if row is None else _record(row)
 
-    async def stuck_joins(self, limit: int) -> list[JoinRecord]:
+    @read
+    def stuck_joins(self, connection: Connection, limit: int) -> list[JoinRecord]:
         """Return the joins that wait only for dead jobs: all others have ended."""
         waits = select(jobs.c.id).where(jobs.c.id == joins.c.id, jobs.c.state == State.JOINING)
         query = (
@@ -84,12 +84,12 @@ class JoinRepository(Repository):
             .order_by(joins.c.made_at, joins.c.id)
             .limit(limit)
         )
-        return await self._database.read(
-            lambda connection: [_record(row) for row in connection.execute(query)]
-        )
+        return [_record(row) for row in connection.execute(query)]
 
-    async def joined_jobs(
+    @read
+    def joined_jobs(
         self,
+        connection: Connection,
         join_id: str,
         *,
         after: tuple[float, str] | None = None,
@@ -110,15 +110,9 @@ class JoinRepository(Repository):
                 )
             )
         query = query.order_by(jobs.c.created_at, jobs.c.id).limit(limit)
-
-        def work(
-            connection: Connection,
-        ) -> tuple[list[JoinedJob], tuple[float, str] | None]:
-            rows = connection.execute(query).all()
-            next_position = (rows[-1].created_at, rows[-1].id) if len(rows) == limit else None
-            return [_joined_job(row) for row in rows], next_position
-
-        return await self._database.read(work)
+        rows = connection.execute(query).all()
+        next_position = (rows[-1].created_at, rows[-1].id) if len(rows) == limit else None
+        return [_joined_job(row) for row in rows], next_position
 
 
 def _record(row: Row[Any]) -> JoinRecord:

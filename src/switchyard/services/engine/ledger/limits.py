@@ -66,11 +66,12 @@ class LimitRepository(Repository):
         # A cast, as the committer is declared for changes of jobs, and does not look into them.
         return await self._permit_committer.submit(cast("JobChange[PermitAnswer]", change))
 
-    async def wake_waiting(self, at_most: int = 100) -> list[WokenJob]:
+    @write
+    def wake_waiting(self, connection: Connection, at_most: int = 100) -> list[WokenJob]:
         """Wake jobs that may run now although no permit was returned: the minute of a rate, or the
         lease of a dead worker is over. Also wake jobs that have expired. The caller must send all
         of them to their queues. Examines `at_most` limits."""
-        return await self._database.write(lambda connection: wake_waiting(connection, at_most))
+        return wake_waiting(connection, at_most)
 
     @write
     def renew_permits(self, connection: Connection, holds: Sequence[str], ttl: float) -> int:
@@ -114,9 +115,45 @@ class LimitRepository(Repository):
         rows = connection.execute(delayed.group_by(limit_waits.c.queue))
         return {row[0]: int(row[1]) for row in rows}
 
-    async def limit_reports(self, at_most: int = 1000) -> list[LimitReport]:
+    @read
+    def limit_reports(self, connection: Connection, at_most: int = 1000) -> list[LimitReport]:
         """Report the limits as they are now, by name and key: those in use or waited for first."""
-        return await self._database.read(lambda connection: _reports(connection, at_most))
+        now = db_now(connection)
+        by_limit = (limit_holds.c.name, limit_holds.c.key)
+        held = select(*by_limit, func.count()).where(limit_holds.c.expires_at > now)
+        in_use = {
+            (row[0], row[1]): int(row[2]) for row in connection.execute(held.group_by(*by_limit))
+        }
+        condition = (limit_waits.c.name == limits.c.name, limit_waits.c.key == limits.c.key)
+        waiting = select(func.count()).where(*condition).scalar_subquery()
+        next_tokens = select(limit_waits.c.tokens).where(*condition).order_by(*IN_ORDER).limit(1)
+        reports = []
+        query = select(
+            limits, waiting.label("waiting"), next_tokens.scalar_subquery().label("needs_tokens")
+        )
+        query = query.order_by(limits.c.updated_at.desc()).limit(at_most)
+        for row in connection.execute(query):
+            size = LimitSize(row.concurrency, row.per_minute, row.tokens_per_minute)
+            window = RateWindow.load(row.bins, now)
+            used = in_use.get((row.name, row.key), 0)
+            # Where no job waits: one token, the least that a job may need.
+            tokens = 1 if row.needs_tokens is None else row.needs_tokens
+            next_room: float | None = window.wait(now, size, 1, tokens)
+            if size.concurrency is not None and used >= size.concurrency:
+                next_room = None
+            reports.append(
+                LimitReport(
+                    name=row.name,
+                    key=row.key,
+                    size=size,
+                    in_use=used,
+                    last_minute=window.jobs,
+                    tokens_last_minute=window.tokens,
+                    waiting=row.waiting,
+                    next_room=next_room,
+                )
+            )
+        return sorted(reports, key=lambda each: (each.name, each.key))
 
     @write
     def forget_idle_limits(self, connection: Connection, *, limit: int) -> Removal:
@@ -145,40 +182,3 @@ class LimitRepository(Repository):
             removed[table.name] = deleted.rowcount
         is_complete = max(removed.values()) < limit
         return Removal(+removed, is_complete, watch.seconds())
-
-
-def _reports(connection: Connection, at_most: int) -> list[LimitReport]:
-    now = db_now(connection)
-    by_limit = (limit_holds.c.name, limit_holds.c.key)
-    held = select(*by_limit, func.count()).where(limit_holds.c.expires_at > now)
-    in_use = {(row[0], row[1]): int(row[2]) for row in connection.execute(held.group_by(*by_limit))}
-    condition = (limit_waits.c.name == limits.c.name, limit_waits.c.key == limits.c.key)
-    waiting = select(func.count()).where(*condition).scalar_subquery()
-    next_tokens = select(limit_waits.c.tokens).where(*condition).order_by(*IN_ORDER).limit(1)
-    reports = []
-    query = select(
-        limits, waiting.label("waiting"), next_tokens.scalar_subquery().label("needs_tokens")
-    )
-    query = query.order_by(limits.c.updated_at.desc()).limit(at_most)
-    for row in connection.execute(query):
-        size = LimitSize(row.concurrency, row.per_minute, row.tokens_per_minute)
-        window = RateWindow.load(row.bins, now)
-        used = in_use.get((row.name, row.key), 0)
-        # Where no job waits: one token, the least that a job may need.
-        tokens = 1 if row.needs_tokens is None else row.needs_tokens
-        next_room: float | None = window.wait(now, size, 1, tokens)
-        if size.concurrency is not None and used >= size.concurrency:
-            next_room = None
-        reports.append(
-            LimitReport(
-                name=row.name,
-                key=row.key,
-                size=size,
-                in_use=used,
-                last_minute=window.jobs,
-                tokens_last_minute=window.tokens,
-                waiting=row.waiting,
-                next_room=next_room,
-            )
-        )
-    return sorted(reports, key=lambda each: (each.name, each.key))

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, select
 from switchyard.broker.message import JobMessage
 from switchyard.services.engine.ledger.sql.codec import fingerprint, to_json
 from switchyard.services.engine.ledger.sql.progress_ops import SaveProgress
-from switchyard.services.engine.ledger.sql.repository import Repository
+from switchyard.services.engine.ledger.sql.repository import Repository, read
 from switchyard.services.engine.ledger.sql.tables import job_checkpoints, job_progress, jobs
 from switchyard.services.engine.records.progress import ProgressRecord, ProgressRequest
 
@@ -23,7 +23,8 @@ class ProgressRepository(Repository):
         somebody has taken the job over, or it has ended: nothing is changed then."""
         return await self._committer.submit(SaveProgress(request))
 
-    async def progress(self, job_ids: Sequence[str]) -> dict[str, ProgressRecord]:
+    @read
+    def progress(self, connection: Connection, job_ids: Sequence[str]) -> dict[str, ProgressRecord]:
         """Return the last progress of each of these jobs that has reported any."""
         query = select(
             job_progress.c.job_id,
@@ -35,13 +36,10 @@ class ProgressRepository(Repository):
             job_progress.c.claim_id == jobs.c.claim_id,
             job_progress.c.job_id == jobs.c.id,
         )
+        return {row[0]: ProgressRecord(*row[1:]) for row in connection.execute(query)}
 
-        def read(connection: Connection) -> dict[str, ProgressRecord]:
-            return {row[0]: ProgressRecord(*row[1:]) for row in connection.execute(query)}
-
-        return await self._database.read(read)
-
-    async def last_checkpoint(self, message: JobMessage) -> str | None:
+    @read
+    def last_checkpoint(self, connection: Connection, message: JobMessage) -> str | None:
         """Return the checkpoint, JSON, that an earlier attempt at this job has kept; None where
         there is none, or where it belongs to another payload, as a redrive may have changed
         it."""
@@ -49,9 +47,5 @@ class ProgressRepository(Repository):
         query = select(job_checkpoints.c.data).where(
             job_checkpoints.c.job_id == message.job_id, job_checkpoints.c.work == content_hash
         )
-
-        def read(connection: Connection) -> str | None:
-            data: str | None = connection.scalar(query)
-            return data
-
-        return await self._database.read(read)
+        data: str | None = connection.scalar(query)
+        return data

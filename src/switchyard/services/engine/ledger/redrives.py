@@ -258,8 +258,14 @@ class RedriveRepository(Repository):
             for each, number in connection.execute(query)
         }
 
-    async def redriven_letters(
-        self, operation_id: str, outcome: RedriveOutcome | None, *, limit: int
+    @read
+    def redriven_letters(
+        self,
+        connection: Connection,
+        operation_id: str,
+        outcome: RedriveOutcome | None,
+        *,
+        limit: int,
     ) -> list[str]:
         """Return ids of an operation's letters with that outcome; None: letters without an outcome
         yet."""
@@ -272,14 +278,18 @@ class RedriveRepository(Repository):
             .order_by(redriven_letters.c.letter_id)
             .limit(limit)
         )
-        return await self._database.read(
-            lambda connection: list(connection.execute(query).scalars())
-        )
+        return list(connection.execute(query).scalars())
 
     # --- edits ------------------------------------------------------------------------------
 
-    async def letter_edits(
-        self, *, letter_id: str | None = None, operation_id: str | None = None, limit: int = 1_000
+    @read
+    def letter_edits(
+        self,
+        connection: Connection,
+        *,
+        letter_id: str | None = None,
+        operation_id: str | None = None,
+        limit: int = 1_000,
     ) -> list[LetterEdit]:
         """Return the edits of one letter, or of one operation, latest first."""
         query = select(letter_edits)
@@ -292,9 +302,7 @@ class RedriveRepository(Repository):
             letter_edits.c.letter_id,
             letter_edits.c.redrives.desc(),
         ).limit(limit)
-        return await self._database.read(
-            lambda connection: [_to_edit(row) for row in connection.execute(query)]
-        )
+        return [_to_edit(row) for row in connection.execute(query)]
 
     @write
     def undo_edit(
@@ -325,7 +333,8 @@ class RedriveRepository(Repository):
         )
         return True
 
-    async def mark_restored(self, edit: LetterEdit, now: float) -> None:
+    @write
+    def mark_restored(self, connection: Connection, edit: LetterEdit, now: float) -> None:
         """Record that the original of an undone edit is in `jobs.dead` again."""
         statement = (
             update(letter_edits)
@@ -335,12 +344,13 @@ class RedriveRepository(Repository):
             )
             .values(restored_at=now)
         )
-        await self._database.write(lambda connection: connection.execute(statement))
+        connection.execute(statement)
 
     # --- jobs whose letter nobody has -------------------------------------------------------
 
-    async def dead_jobs_without_letter(
-        self, *, after: str = "", limit: int = 500
+    @read
+    def dead_jobs_without_letter(
+        self, connection: Connection, *, after: str = "", limit: int = 500
     ) -> list[JobRecord]:
         """Return dead jobs of which the index has no letter, in the order of ids, from behind
         `after`."""
@@ -351,9 +361,7 @@ class RedriveRepository(Repository):
             .order_by(jobs.c.id)
             .limit(limit)
         )
-        return await self._database.read(
-            lambda connection: [to_record(row) for row in connection.execute(query)]
-        )
+        return [to_record(row) for row in connection.execute(query)]
 
 
 def _add_leftovers(connection: Connection, leftovers: Sequence[LeftoverLetter]) -> None:

@@ -35,12 +35,11 @@ class ScheduleRepository(Repository):
     """Stores schedules and their firings. All methods raise LedgerUnavailable when the database is
     away."""
 
-    async def schedules(self) -> list[ScheduleRecord]:
+    @read
+    def schedules(self, connection: Connection) -> list[ScheduleRecord]:
         """Return all schedules, by name."""
         query = select(schedules).order_by(schedules.c.name)
-        return await self._database.read(
-            lambda connection: [_to_schedule(row) for row in connection.execute(query)]
-        )
+        return [_to_schedule(row) for row in connection.execute(query)]
 
     @read
     def schedule(self, connection: Connection, name: str) -> ScheduleRecord | None:
@@ -92,11 +91,10 @@ class ScheduleRepository(Repository):
         for name in removed_names:
             _delete_schedule(connection, name, origin)
 
-    async def remove_schedule(self, name: str, origin: str) -> bool:
+    @write
+    def remove_schedule(self, connection: Connection, name: str, origin: str) -> bool:
         """Remove a schedule of that origin, with its history. False where there is none."""
-        return await self._database.write(
-            lambda connection: _delete_schedule(connection, name, origin)
-        )
+        return _delete_schedule(connection, name, origin)
 
     @write
     def set_pause(
@@ -204,7 +202,8 @@ class ScheduleRepository(Repository):
         )
         connection.execute(change)
 
-    async def firings(self, name: str, limit: int) -> list[Firing]:
+    @read
+    def firings(self, connection: Connection, name: str, limit: int) -> list[Firing]:
         """Return the firings of a schedule, the latest first."""
         query = (
             select(schedule_firings)
@@ -212,9 +211,7 @@ class ScheduleRepository(Repository):
             .order_by(schedule_firings.c.due_at.desc())
             .limit(limit)
         )
-        return await self._database.read(
-            lambda connection: [_to_firing(row) for row in connection.execute(query)]
-        )
+        return [_to_firing(row) for row in connection.execute(query)]
 
     async def last_firings(self, *, settled: bool = False) -> dict[str, Firing]:
         """Return the latest firing of each schedule that has any; with `settled`, the latest whose

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from sqlalchemy import Connection, delete, insert, select
 
-from switchyard.services.engine.ledger.sql.repository import Repository
+from switchyard.services.engine.ledger.sql.repository import Repository, read, write
 from switchyard.services.engine.ledger.sql.tables import alerts
 
 
@@ -14,29 +14,30 @@ class SentAlerts(Repository):
     """Stores which alerts were sent. All methods raise LedgerUnavailable when the database is
     away."""
 
-    async def sent_alerts(self) -> dict[str, float]:
+    @read
+    def sent_alerts(self, connection: Connection) -> dict[str, float]:
         """Return when each remembered alert was sent, in seconds since the epoch."""
         query = select(alerts.c.key, alerts.c.told_at)
+        return {row.key: row.told_at for row in connection.execute(query)}
 
-        def read(connection: Connection) -> dict[str, float]:
-            return {row.key: row.told_at for row in connection.execute(query)}
-
-        return await self._database.read(read)
-
-    async def remember_alert(self, key: str, now: float) -> None:
+    @write
+    def remember_alert(self, connection: Connection, key: str, now: float) -> None:
         """Record that an alert was sent."""
         forget = delete(alerts).where(alerts.c.key == key)
         keep = insert(alerts).values(key=key, told_at=now)
-        await self._database.write(
-            lambda connection: (connection.execute(forget), connection.execute(keep))
-        )
+        connection.execute(forget)
+        connection.execute(keep)
 
-    async def forget_alert(self, key: str) -> None:
+    @write
+    def forget_alert(self, connection: Connection, key: str) -> None:
         """Forget an alert that is over: it may be sent again."""
         statement = delete(alerts).where(alerts.c.key == key)
-        await self._database.write(lambda connection: connection.execute(statement))
+        connection.execute(statement)
 
-    async def forget_alerts_before(self, moment: float, *, keep: Collection[str]) -> None:
+    @write
+    def forget_alerts_before(
+        self, connection: Connection, moment: float, *, keep: Collection[str]
+    ) -> None:
         """Forget alerts sent before a time, except those named, which are not over."""
         statement = delete(alerts).where(alerts.c.told_at < moment, alerts.c.key.not_in(keep))
-        await self._database.write(lambda connection: connection.execute(statement))
+        connection.execute(statement)

@@ -120,13 +120,14 @@ class WorkerRepository(Repository):
         )
         return connection.scalar(stop, {"worker_id": worker_id}) is not None
 
-    async def worker_beat(self, worker_id: str) -> int | None:
+    @read
+    def worker_beat(self, connection: Connection, worker_id: str) -> int | None:
         """Return a worker's beat counter; None when it has stopped or was never registered. A
         counter that stands still between two readings means that the worker is dead."""
         query = select(workers.c.beat).where(
             workers.c.worker_id == worker_id, workers.c.stopped_at.is_(None)
         )
-        return await self._database.read(lambda connection: connection.scalar(query))
+        return connection.scalar(query)
 
     @read
     def list_workers(self, connection: Connection) -> list[WorkerRecord]:
