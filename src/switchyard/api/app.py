@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from importlib.metadata import version
 
 from fastapi import FastAPI
 
@@ -40,7 +41,6 @@ from switchyard.services.common.tracing import tracer
 from switchyard.services.engine.access.rate_limit import RateLimiter
 from switchyard.services.engine.monitoring.loop_watch import LoopWatch, save_in_ledger
 from switchyard.services.engine.monitoring.sibling_metrics import Siblings
-from switchyard.services.engine.publishing.asyncapi import version
 from switchyard.services.pipeline.documents.document_service import open_document_services
 
 ROUTERS = (
@@ -111,7 +111,7 @@ def create_app(settings: Settings | None = None, siblings: Siblings | None = Non
 
     app = FastAPI(
         title="Switchyard",
-        version=version(),
+        version=version("switchyard"),
         description=DESCRIPTION,
         lifespan=lifespan,
         docs_url=None,  # its page loads scripts from elsewhere

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -123,7 +123,6 @@ async def make_users(
     client: ManagementClient,
     prefix: str,
     *,
-    roles: Sequence[Role] = ROLES,
     renew: bool = False,
     passwords: Mapping[str, str] = MappingProxyType({}),
 ) -> list[BrokerUser]:
@@ -133,7 +132,7 @@ async def make_users(
     that are there get new passwords, too. Needs the tag `administrator`. Raises ManagementError.
     """
     users = []
-    for role in roles:
+    for role in ROLES:
         name = f"{prefix}-{role.name}"
         password = None
         if role.name not in passwords and (renew or not await client.has_user(name)):

@@ -253,10 +253,10 @@ class LocalNode:
                     process.stdin.close()
         self._reaper = self._broker = self._epmd = None
 
-    def restart(self, timeout: float = START_TIMEOUT) -> None:
+    def restart(self) -> None:
         """Stop if need be, and start again on the same ports with the same data."""
         self.stop()
-        self.start(timeout)
+        self.start()
 
     def rabbitmqctl(self, *arguments: str, timeout: float = 60.0) -> str:
         """Run a command of rabbitmqctl and return its output. Raises CommandError, also after

@@ -106,14 +106,14 @@ class Backfills:
         source = self.sources.get(spec.source)
         return Plan.from_spec(operation_id, spec, source, self.registry, ids)
 
-    async def preview(self, spec: BackfillSpec, *, operation_id: str = "preview") -> Preview:
+    async def preview(self, spec: BackfillSpec) -> Preview:
         """Read the first items and make their jobs, without publishing them.
 
         Raises InvalidBackfill, also when none of the first items can be made into a job, or there
         are none; SourceUnreachable.
         """
         source = self.open_source(spec, self.ledger.clock.time())
-        plan = await self._make_plan(operation_id, spec)
+        plan = await self._make_plan("preview", spec)
         if spec.until is not None and spec.until.timestamp() <= self.ledger.clock.time():
             raise InvalidBackfill("its end lies in the past")
         jobs: list[NewJob] = []

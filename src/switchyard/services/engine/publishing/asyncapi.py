@@ -5,8 +5,8 @@ For programs that publish to `jobs.topic` themselves, in whatever language.
 
 from __future__ import annotations
 
-import importlib.metadata
 from collections.abc import Mapping
+from importlib.metadata import version
 from typing import Any
 
 from switchyard.broker.lanes import JOBS_EXCHANGE, lane_named
@@ -14,11 +14,6 @@ from switchyard.broker.message import JobMessage
 from switchyard.services.engine.jobs.registry import JobType, Registry
 
 JSON_SCHEMA = "https://json-schema.org/draft/2020-12/schema"
-
-
-def version() -> str:
-    """Return this program's version."""
-    return importlib.metadata.version("switchyard")
 
 
 def payload_schema(job_type: JobType) -> dict[str, Any]:
@@ -80,7 +75,7 @@ def asyncapi(registry: Registry) -> dict[str, Any]:
         "asyncapi": "3.0.0",
         "info": {
             "title": "Switchyard jobs",
-            "version": version(),
+            "version": version("switchyard"),
             "description": "Publish persistent JSON with `message_id` = `job_id`, with publisher "
             "confirms and `mandatory`.",
         },

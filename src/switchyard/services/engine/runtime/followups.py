@@ -100,19 +100,13 @@ class FollowUpPublisher:
             await self._retry(job, ending)
 
     async def delay(
-        self,
-        delivery: Delivery,
-        message: JobMessage,
-        level: float,
-        *,
-        ages: bool = False,
-        until: datetime | None = None,
+        self, delivery: Delivery, message: JobMessage, level: float, *, ages: bool = False
     ) -> None:
         """Send the job through a retry level, back to the queue that it came from. Only with `ages`
-        does the time in the level, or until `until`, count towards the job's age in its lane. A job
-        that has become too large for the broker is sent unchanged. Raises NeverTaken."""
+        does the time in the level count towards the job's age in its lane. A job that has become
+        too large for the broker is sent unchanged. Raises NeverTaken."""
         try:
-            await self._delay(delivery, message, level, ages=ages, until=until)
+            await self._delay(delivery, message, level, ages=ages)
         except NeverTaken as error:
             self._log.warning("job delayed unchanged", error=str(error))
             await self.delay_for_limit(delivery, message, level)
@@ -124,8 +118,10 @@ class FollowUpPublisher:
         level: float,
         *,
         ages: bool,
-        until: datetime | None,
+        until: datetime | None = None,
     ) -> None:
+        """Send the job through a retry level. Its age counts from `until`, or from the end of the
+        level, unless it `ages` meanwhile."""
         if not ages:
             back_at = self.attempt_writer.ledger.clock.now() + timedelta(seconds=level)
             message = message.with_metadata(queued_at=until or back_at)

@@ -12,7 +12,6 @@ from functools import partial
 import structlog
 
 from switchyard.broker.errors import BrokerUnavailable, WrongSystem
-from switchyard.broker.lanes import LANES, Lane
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.wire.reconnector import Reconnector
 from switchyard.services.common.files.errors import StorageError
@@ -104,7 +103,6 @@ class DutyContext:
     ledger: Ledger
     publisher: Publisher
     intervals: SchedulerIntervals
-    lanes: tuple[Lane, ...] = LANES
     on_wrong_system: Callable[[WrongSystem], None] = lambda _: None
     """Stops the scheduler, as broker and ledger do not belong together."""
     due: DueSignals = field(default_factory=DueSignals)
@@ -155,7 +153,7 @@ def engine_duties(context: DutyContext) -> Iterator[PeriodicDuty]:
     publisher, intervals = context.publisher, context.intervals
     indexer = DeadLetterIndexer(settings, ledger, registry)
     returner = DisplacedJobReturner(
-        settings, registry, ledger, publisher, context.lanes, interval=intervals.displaced
+        settings, registry, ledger, publisher, interval=intervals.displaced
     )
     schedules = ScheduleRunner(
         settings,

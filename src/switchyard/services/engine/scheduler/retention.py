@@ -70,7 +70,6 @@ class Pruner:
         ledger: Ledger,
         ages: RetentionAges,
         *,
-        traffic: HotTraffic | None = None,
         removed: Counter[str] | None = None,
         archiver: JobArchiver | None = None,
     ) -> None:
@@ -80,7 +79,7 @@ class Pruner:
         """Ids of the jobs for the next file of the archive, in the order of their removal."""
         self._retention = ledger.retention
         self._ages = ages
-        traffic = traffic or HotTraffic(ledger.workers)
+        traffic = HotTraffic(ledger.workers)
         self._removed: Counter[str] = Counter() if removed is None else removed
         """Rows removed since this process began, by table."""
         is_sqlite = ledger.core.database.dialect == "sqlite"

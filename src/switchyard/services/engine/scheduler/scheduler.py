@@ -16,7 +16,6 @@ from functools import partial
 import structlog
 
 from switchyard.broker.errors import BrokerUnavailable, WrongSystem
-from switchyard.broker.lanes import LANES, Lane
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.task_supervisor import TaskSupervisor
 from switchyard.services.common.instance_ids import new_instance_id
@@ -78,7 +77,6 @@ class Scheduler:
         *,
         intervals: SchedulerIntervals | None = None,
         metrics: Metrics | None = None,
-        lanes: tuple[Lane, ...] = LANES,
     ) -> None:
         self.holder = new_instance_id()
         self.is_active = asyncio.Event()
@@ -93,7 +91,6 @@ class Scheduler:
             ledger,
             self._publisher,
             self._intervals,
-            lanes,
             self._stop_for_wrong_system,
         )
         self._pruned = context.pruned
