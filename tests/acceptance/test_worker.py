@@ -42,9 +42,10 @@ def test_sigterm_lets_a_job_finish_within_the_grace(jobctl: CommandLine, tmp_pat
     assert jobctl.state(job_id) == "succeeded"
 
 
-def test_a_signal_that_comes_twice_as_by_timeout_is_one(
+def test_a_second_signal_right_after_the_first_is_ignored(
     jobctl: CommandLine, tmp_path: Path
 ) -> None:
+    """GNU `timeout` signals its command and then the process group: two signals, one meaning."""
     jobctl.environment["JOBS_SHUTDOWN_GRACE"] = "40"
     with jobctl.worker() as process:
         job_id = jobctl.publish(until=str(tmp_path / "free"))
@@ -128,10 +129,10 @@ def test_all_kinds_in_one_process(jobctl: CommandLine) -> None:
 
 def test_scheduler_publishes_what_is_due_and_stops_in_order(jobctl: CommandLine) -> None:
     with jobctl.worker(), jobctl.started("scheduler") as scheduler:
-        job_id = jobctl.ok(
+        output = jobctl.ok(
             "publish", "hot.work", "--payload", "{}", "--delay", "500ms", "--wait", "--json"
         )
-        assert '"state": "succeeded"' in job_id
+        assert '"state": "succeeded"' in output
         os.kill(scheduler.pid, signal.SIGTERM)
         assert scheduler.wait(20) == 0
 

@@ -26,17 +26,17 @@ async def system(broker310: TestBroker, database_url: str, tmp_path: Path) -> As
 
 
 async def gathered(system: System, fan_id: str, *states: State) -> JobRecord:
-    then = await system.stage_id(fan_id, "gather", THEN)
-    return await system.wait_for_state(then, *(states or (State.SUCCEEDED,)))
+    then_id = await system.stage_id(fan_id, "gather", THEN)
+    return await system.wait_for_state(then_id, *(states or (State.SUCCEEDED,)))
 
 
 async def gathered_by(system: System, fan_id: str) -> list[str]:
     """Runs of the job that waited for a fan's jobs."""
-    then = await system.stage_id(fan_id, "gather", THEN)
-    return [each for each in Effects(system.settings.data_dir).ids("gathered") if each == then]
+    then_id = await system.stage_id(fan_id, "gather", THEN)
+    return [each for each in Effects(system.settings.data_dir).ids("gathered") if each == then_id]
 
 
-async def test_what_waits_runs_once_when_all_have_ended_and_is_told_what_they_came_to(
+async def test_the_waiting_job_runs_once_after_all_others_and_gets_their_results(
     system: System,
 ) -> None:
     fan_id = await system.publish("hot.fan", {"leaves": 40})
@@ -49,7 +49,7 @@ async def test_what_waits_runs_once_when_all_have_ended_and_is_told_what_they_ca
     assert (join.total, join.succeeded, join.open) == (40, 40, 0)
 
 
-async def test_what_followed_from_the_jobs_is_waited_for_as_well(system: System) -> None:
+async def test_the_waiting_job_waits_for_follow_up_jobs_as_well(system: System) -> None:
     fan_id = await system.publish("hot.fan", {"leaves": 3, "follow": 2})
     result = (await gathered(system, fan_id)).result or {}
     assert result["states"] == {"succeeded": 9}
@@ -64,26 +64,28 @@ async def test_joins_within_joins_end_from_the_inside(system: System) -> None:
     assert len(Effects(system.settings.data_dir).ids("gathered")) == 1 + 3 + 9
 
 
-async def test_nothing_to_wait_for_is_no_wait(system: System) -> None:
+async def test_a_join_of_no_jobs_runs_at_once(system: System) -> None:
     fan_id = await system.publish("hot.fan", {"leaves": 0})
     then = await gathered(system, fan_id)
     assert (then.result or {})["states"] == {}
 
 
-async def test_it_waits_for_dead_jobs_until_they_were_redriven(system: System) -> None:
+async def test_the_waiting_job_waits_until_dead_jobs_were_redriven(system: System) -> None:
     fan_id = await system.publish("hot.fan", {"leaves": 4, "dead": 2})
     dead = [await system.stage_id(fan_id, "leaf", number) for number in range(2)]
     await system.wait_until_all(dead, State.DEAD)
     others = [await system.stage_id(fan_id, "leaf", number) for number in range(2, 4)]
     await system.wait_until_all(others, State.SUCCEEDED)
-    then = await system.stage_id(fan_id, "gather", THEN)
-    assert await system.state(then) is State.JOINING
+    then_id = await system.stage_id(fan_id, "gather", THEN)
+    assert await system.state(then_id) is State.JOINING
     await redrive(system, LetterFilter(ids=frozenset(dead)))
     assert ((await gathered(system, fan_id)).result or {})["states"] == {"succeeded": 4}
-    assert await gathered_by(system, fan_id) == [then]
+    assert await gathered_by(system, fan_id) == [then_id]
 
 
-async def test_it_goes_on_without_the_dead_and_knows_which(system: System) -> None:
+async def test_with_go_on_the_waiting_job_runs_and_knows_which_are_dead(
+    system: System,
+) -> None:
     fan_id = await system.publish("hot.fan", {"leaves": 4, "dead": 1, "when_dead": "go_on"})
     then = await gathered(system, fan_id)
     assert (then.result or {})["states"] == {"dead": 1, "succeeded": 3}
@@ -93,7 +95,7 @@ async def test_it_goes_on_without_the_dead_and_knows_which(system: System) -> No
     assert await gathered_by(system, fan_id) == [then.id]
 
 
-async def test_it_dies_with_the_dead_and_runs_when_it_is_redriven_after_them(
+async def test_with_fail_the_waiting_job_dies_and_runs_when_it_is_redriven_after_them(
     system: System,
 ) -> None:
     fan_id = await system.publish("hot.fan", {"leaves": 2, "dead": 1, "when_dead": "fail"})
@@ -106,7 +108,7 @@ async def test_it_dies_with_the_dead_and_runs_when_it_is_redriven_after_them(
     assert ((await gathered(system, fan_id)).result or {})["states"] == {"succeeded": 2}
 
 
-async def test_what_the_broker_gives_up_counts_as_dead(
+async def test_a_job_that_expires_on_the_broker_counts_as_dead(
     broker310: TestBroker, sqlite_url: str, tmp_path: Path
 ) -> None:
     lanes = lanes_with(ttl_seconds={"backfill": 1})
@@ -125,7 +127,7 @@ async def test_what_the_broker_gives_up_counts_as_dead(
         assert leaf.reason == "expired"
 
 
-async def test_cancelled_jobs_have_ended(
+async def test_a_cancelled_job_counts_as_ended(
     broker310: TestBroker, sqlite_url: str, tmp_path: Path
 ) -> None:
     async with (
@@ -140,7 +142,7 @@ async def test_cancelled_jobs_have_ended(
         assert ((await gathered(system, fan_id)).result or {})["states"] == {"cancelled": 2}
 
 
-async def test_a_handler_that_answers_nonsense_as_its_join_is_dead(system: System) -> None:
+async def test_a_job_whose_handler_returns_an_invalid_join_is_dead(system: System) -> None:
     fan_id = await system.publish("hot.fan", {"answer": "nonsense"})
     fan = await system.wait_for_state(fan_id, State.DEAD)
     assert fan.error_type == "InvalidOutcome"

@@ -30,7 +30,7 @@ from switchyard.services.engine.records.schedules import FiringOutcome
 from switchyard.services.engine.records.states import State
 from switchyard.services.engine.scheduler.duties import SchedulerIntervals
 from switchyard.services.engine.scheduler.scheduler import Scheduler, TurnCounts
-from tests.support.api_server import connected, serving
+from tests.support.api_server import serving, until_connected
 from tests.support.backfills import opened
 from tests.support.brokers import SMALL, TestBroker
 from tests.support.jobs import journal
@@ -245,7 +245,7 @@ async def test_a_backfill_skips_the_item_that_is_too_large(
 
 async def test_the_api_answers_413_and_serves_others_meanwhile(system: System) -> None:
     async with serving(system.settings) as api:
-        await connected(api)
+        await until_connected(api)
         body = {"routing_key": "hot.noop", "payload": LARGE}
         for _ in range(2):  # when the limit is not known, and when it is
             answer = await api.client.post("/jobs", json=body)

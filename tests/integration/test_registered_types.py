@@ -39,7 +39,7 @@ from switchyard.services.engine.publishing.publisher import JobPublisher
 from switchyard.services.engine.records.job_types import MAX_JOB_TYPES, MAX_SCHEMA_BYTES, TYPE_TTL
 from switchyard.services.engine.records.states import State
 from switchyard.services.engine.wings import job_modules
-from tests.support.api_server import connected, problem, serving
+from tests.support.api_server import problem, serving, until_connected
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.system import System, open_system
@@ -130,7 +130,7 @@ async def test_the_api_takes_and_shows_types_whose_modules_it_lacks(system: Syst
     await system.start_worker("llm")
     settings = system.settings.model_copy(update={"modules": []})
     async with serving(settings) as api:
-        await connected(api)
+        await until_connected(api)
         answer = await api.client.post(
             "/jobs", json={"routing_key": "hot.weigh", "payload": {"weight": 2}}
         )

@@ -25,7 +25,7 @@ from switchyard.services.engine.wings import job_modules
 from switchyard.services.llm.ledger import LlmLedger
 from switchyard.services.llm.llm_queue import LlmResult, LlmStatus
 from switchyard.services.llm.server_probe import ServerProbe, probe_server
-from tests.support.api_server import client_of, connected, serving
+from tests.support.api_server import client_of, serving, until_connected
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.real_llm_servers import ALIAS, E5_DIMENSIONS, RealServer
@@ -134,7 +134,7 @@ async def test_a_document_is_summarised_by_the_model_and_found_by_its_meaning(
         "kneads flour with water, waits an hour, and heats the oven.",
     }
     async with serving(system.settings) as api, AsyncClient(api.url, timeout=120) as client:
-        await connected(api)
+        await until_connected(api)
         ids = {}
         for name, text in papers.items():
             path = tmp_path / name
@@ -184,7 +184,7 @@ async def test_a_cancelled_answer_frees_the_server(
         took = time.monotonic() - took
         assert result.status == LlmStatus.COMPLETED
     async with serving(system.settings) as api, AsyncClient(api.url) as client:
-        await connected(api)
+        await until_connected(api)
         async with aclosing(client.stream_llm(question("long", LONG_ANSWER))) as events:
             async for event in events:
                 if event.name == "accepted":
@@ -253,7 +253,7 @@ async def test_the_openai_package_is_answered_by_the_server_behind_the_lanes(
 ) -> None:
     await system.start_worker("llm")
     async with serving(system.settings) as api, client_of(api) as given:
-        await connected(api)
+        await until_connected(api)
         client = given.with_options(timeout=CALL)
         assert ALIAS in {each.id async for each in client.models.list()}
         chat: Any = question("whole")["messages"]

@@ -73,7 +73,7 @@ async def serving(settings: Settings, **changes: Any) -> AsyncIterator[RunningAp
             await api.stop()
 
 
-async def connected(api: RunningApi) -> None:
+async def until_connected(api: RunningApi) -> None:
     """Wait until it has its connections to the broker, which it opens by itself."""
     broker = api.state.broker
     await eventually(lambda: broker.publisher.is_connected, what="the publisher's connection")

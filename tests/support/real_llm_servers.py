@@ -30,7 +30,7 @@ LOADING = 180.0
 """Seconds in which a server has loaded its model."""
 _LLAMA_SERVER = Path(__file__).with_name("llama_server.py")
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
-"""The threads of one token wait for each other, in vain on a busy machine."""
+"""One thread: on a busy machine, several wait for each other more than they compute."""
 
 
 @dataclass(frozen=True)

@@ -37,12 +37,12 @@ def test_names_follow_the_rules_of_prometheus() -> None:
         assert re.fullmatch(r"(switchyard|llm)_[a-z_]+", each.name)
         assert (each.kind == "counter") == each.name.endswith("_total")
         assert (each.kind == "histogram") == bool(each.buckets)
-        # Its name and label are asked for so.
+        # This name and its label `worker_id` were specified from outside.
         if each is not names.LLM_CONCURRENCY:
             assert "id" not in {part for label in each.labels for part in label.split("_")}
 
 
-async def test_what_is_counted_is_shown() -> None:
+async def test_counts_are_shown() -> None:
     metrics = Metrics()
     ended = watch_ledger(metrics)
     ended("read", 0.003, True)
@@ -128,7 +128,7 @@ async def test_what_two_parts_of_a_process_count_is_one_metric() -> None:
         assert samples["switchyard_ledger_failures_total", ("read",)] == 1
 
 
-async def test_a_look_that_fails_or_hangs_leaves_the_other_metrics(monkeypatch) -> None:
+async def test_a_refresh_that_fails_or_hangs_leaves_the_other_metrics(monkeypatch) -> None:
     monkeypatch.setattr("switchyard.services.engine.monitoring.metrics.REFRESH_TIMEOUT", 0.01)
 
     async def fails() -> None:

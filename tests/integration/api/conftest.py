@@ -2,8 +2,8 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from tests.integration.api.standing import MODULES, open_api, standing, with_own_client
-from tests.support.api_server import RunningApi, connected, serving
+from tests.integration.api.background_api import MODULES, in_background, open_api, with_own_client
+from tests.support.api_server import RunningApi, serving, until_connected
 from tests.support.brokers import TestBroker
 from tests.support.system import System, open_system
 
@@ -22,18 +22,18 @@ async def system(
 async def api(system: System) -> AsyncIterator[RunningApi]:
     """The API of that system; nobody needs a key."""
     async with serving(system.settings) as running:
-        await connected(running)
+        await until_connected(running)
         yield running
 
 
 @pytest.fixture(scope="module")
-def _standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningApi]:
-    with standing(open_api(tmp_path_factory.mktemp("standing"))) as running:
+def _background_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningApi]:
+    with in_background(open_api(tmp_path_factory.mktemp("background"))) as running:
         yield running
 
 
 @pytest.fixture
-async def shared_api(_standing: RunningApi) -> AsyncIterator[RunningApi]:
+async def shared_api(_background_api: RunningApi) -> AsyncIterator[RunningApi]:
     """An API that the tests of a module share, each with a client of its own."""
-    async with with_own_client(_standing) as running:
+    async with with_own_client(_background_api) as running:
         yield running

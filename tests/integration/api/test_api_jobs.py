@@ -16,7 +16,7 @@ from switchyard.services.engine.ledger.sql.tables import jobs
 from switchyard.services.engine.publishing.preparing import JobRequest
 from switchyard.services.engine.records.joins import Joining
 from switchyard.services.engine.records.states import State
-from tests.support.api_server import RunningApi, connected, environment_of, problem, serving
+from tests.support.api_server import RunningApi, environment_of, problem, serving, until_connected
 from tests.support.brokers import TestBroker
 from tests.support.commands import jobctl
 from tests.support.eventually import eventually
@@ -36,7 +36,7 @@ async def both(
         open_system(broker310, database_url, data_dir=data_dir) as system,
         serving(system.settings) as api,
     ):
-        await connected(api)
+        await until_connected(api)
         yield system, api
 
 
@@ -284,7 +284,7 @@ async def test_a_full_lane_refuses_and_keeps_nothing(
         open_system(broker310, sqlite_url, lanes=lanes, data_dir=tmp_path) as system,
         serving(system.settings) as api,
     ):
-        await connected(api)
+        await until_connected(api)
         pressures = []
         for _ in range(4):
             await eventually_fresh(api)

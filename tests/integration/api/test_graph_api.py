@@ -16,8 +16,8 @@ from switchyard.api.client import AsyncClient, NotFound
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.pipeline.graph.upserts import upsert_document
+from tests.integration.api.background_api import client_of, in_background
 from tests.integration.api.document_server import send, serving
-from tests.integration.api.standing import client_of, standing
 from tests.support.commands import jobctl
 
 EVIL = '</text><script>alert("x")</script> & \x1b[2J of waves on water'
@@ -35,7 +35,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
 
 @pytest.fixture(scope="module")
 def _address(settings: Settings) -> Iterator[str]:
-    with standing(_with_papers(settings)) as opened:
+    with in_background(_with_papers(settings)) as opened:
         yield str(opened.base_url)
 
 

@@ -23,7 +23,7 @@ from switchyard.services.engine.records.states import State
 from switchyard.services.engine.redrive.handler import RedriveHandler
 from switchyard.services.engine.wings import job_modules
 from switchyard.services.pipeline.ledger import PipelineLedger
-from tests.integration.api.standing import open_api, standing, with_own_client
+from tests.integration.api.background_api import in_background, open_api, with_own_client
 from tests.support.api_server import RunningApi, problem, serving
 from tests.support.brokers import TestBroker
 from tests.support.system import System, open_system
@@ -77,7 +77,7 @@ async def client(system: System) -> AsyncIterator[httpx.AsyncClient]:
 
 @pytest.fixture(scope="module")
 def _standing_client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningApi]:
-    with standing(open_api(tmp_path_factory.mktemp("local"), modules=MODULES)) as running:
+    with in_background(open_api(tmp_path_factory.mktemp("local"), modules=MODULES)) as running:
         yield running
 
 

@@ -14,8 +14,8 @@ import pytest
 from switchyard.services.common.settings import Settings
 from switchyard.services.pipeline.index.generations import Generation
 from switchyard.services.pipeline.index.open_index import open_index
+from tests.integration.api.background_api import client_of, in_background
 from tests.integration.api.document_server import send, serving
-from tests.integration.api.standing import client_of, standing
 
 TEXTS = {
     "tides": "# Tides\n\nThe tide rises twice a day. The Moon pulls at the water of the ocean.",
@@ -32,7 +32,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def _address(directory: Path) -> Iterator[str]:
-    with standing(_with_texts(directory)) as opened:
+    with in_background(_with_texts(directory)) as opened:
         yield str(opened.base_url)
 
 

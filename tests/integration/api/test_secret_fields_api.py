@@ -23,8 +23,8 @@ from switchyard.services.engine.records.states import State
 from switchyard.services.engine.redrive.handler import RedriveHandler
 from switchyard.services.engine.schedules.entry import ScheduleEntry
 from switchyard.services.engine.schedules.service import Schedules
-from tests.integration.api.standing import MODULES
-from tests.support.api_server import RunningApi, connected, environment_of, serving
+from tests.integration.api.background_api import MODULES
+from tests.support.api_server import RunningApi, environment_of, serving, until_connected
 from tests.support.brokers import TestBroker
 from tests.support.commands import jobctl
 from tests.support.system import System, open_system
@@ -61,7 +61,7 @@ async def system(broker310: TestBroker, sqlite_url: str, tmp_path: Path) -> Asyn
 @pytest.fixture
 async def api(system: System) -> AsyncIterator[RunningApi]:
     async with serving(system.settings) as running:
-        await connected(running)
+        await until_connected(running)
         yield running
 
 

@@ -31,9 +31,9 @@ from switchyard.services.engine.webhooks.deliveries import (
 from switchyard.services.engine.webhooks.sources import InvalidWebhooks, WebhookSources
 from switchyard.services.engine.wings import job_modules
 from switchyard.services.pipeline.ledger import PipelineLedger
+from tests.integration.api.background_api import in_background, open_api, with_own_client
 from tests.integration.api.document_server import WORKERS
-from tests.integration.api.standing import open_api, standing, with_own_client
-from tests.support.api_server import RunningApi, connected, problem, serving
+from tests.support.api_server import RunningApi, problem, serving, until_connected
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.hosts import GithubSite
@@ -115,7 +115,7 @@ def secrets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]
 @pytest.fixture
 async def hooked(system: System, secrets: dict[str, Any]) -> AsyncIterator[RunningApi]:
     async with serving(system.settings, **secrets) as running:
-        await connected(running)
+        await until_connected(running)
         yield running
 
 
@@ -123,7 +123,7 @@ async def hooked(system: System, secrets: dict[str, Any]) -> AsyncIterator[Runni
 def _standing_hooked(
     secrets: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[RunningApi]:
-    with standing(open_api(tmp_path_factory.mktemp("hooked"), **secrets)) as running:
+    with in_background(open_api(tmp_path_factory.mktemp("hooked"), **secrets)) as running:
         yield running
 
 
@@ -432,7 +432,7 @@ async def test_one_webhook_makes_a_document_that_is_searched_and_linked(
             await system.start_worker(*WORKERS, github_base_url=site.origin, github_interval=0.0)
             secret = SecretStr(SECRET)
             async with serving(system.settings, github_webhook_secret=secret) as api:
-                await connected(api)
+                await until_connected(api)
                 for name in ("psf/requests-harbour", "psf/requests"):
                     assert (await deliver(api.client, release(name))).status_code == 202
 

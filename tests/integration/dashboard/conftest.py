@@ -3,8 +3,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.integration.api.standing import MODULES
-from tests.support.api_server import RunningApi, connected, serving
+from tests.integration.api.background_api import MODULES
+from tests.support.api_server import RunningApi, serving, until_connected
 from tests.support.brokers import TestBroker
 from tests.support.browser import Browser, cleared, opened_browser
 from tests.support.system import System, open_system
@@ -40,5 +40,5 @@ async def system(
 async def api(system: System) -> AsyncIterator[RunningApi]:
     """The API of that system; nobody needs a key."""
     async with serving(system.settings) as running:
-        await connected(running)
+        await until_connected(running)
         yield running

@@ -15,7 +15,7 @@ from switchyard.services.engine.schedules.service import Schedules
 from switchyard.services.llm.ledger import LlmLedger
 from switchyard.services.llm.records.llm_servers import LlmMinute
 from tests.integration.dashboard.test_documents_view import completed
-from tests.support.api_server import RunningApi, connected, serving
+from tests.support.api_server import RunningApi, serving, until_connected
 from tests.support.browser import MIDDLE, NARROW, WIDE, Browser
 from tests.support.pdfs import scan, slips
 from tests.support.redrives import bury
@@ -123,7 +123,7 @@ async def test_no_view_has_a_serious_finding_light_dark_or_narrow(
 
     changes = {"llm_base_url": "http://127.0.0.1:9/v1", "llm_model": "a-model"}
     async with serving(system.settings, **changes) as api:
-        await connected(api)
+        await until_connected(api)
         await asyncio.to_thread(examine_all, api.url, await _filled(system, api))
         await create_key(system.ledger, "somebody", [Scope.ADMIN])
         asked = partial(is_asked_for_a_key, api.url)

@@ -15,7 +15,7 @@ from switchyard.api.dashboard import jobs
 from switchyard.api.http.event_stream import MEDIA_TYPE
 from switchyard.services.engine.ledger.job_reads import JobReads
 from switchyard.services.engine.records.states import State
-from tests.support.api_server import RunningApi, connected, serving
+from tests.support.api_server import RunningApi, serving, until_connected
 from tests.support.browser import Browser
 from tests.support.eventually import eventually
 from tests.support.jobs import journal
@@ -317,7 +317,7 @@ async def test_buttons_are_for_those_who_may(system: System) -> None:
     reader, publisher = "reader-of-32-characters-00000000", "publisher-of-32-characters-00000"
     keys = SecretStr(f"{reader}:read,{publisher}:publish")
     async with serving(system.settings, api_keys=keys) as api:
-        await connected(api)
+        await until_connected(api)
         api.client.headers["X-API-Key"] = publisher
         job_id = await published(api, {}, source=None)
         login = await api.client.post("/dashboard/login", data={"key": reader})

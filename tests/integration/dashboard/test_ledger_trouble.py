@@ -7,10 +7,10 @@ import re
 import pytest
 
 from switchyard.services.engine.access.api_keys import Scope, create_key
-from tests.integration.api.standing import MODULES
+from tests.integration.api.background_api import MODULES
 from tests.integration.dashboard.test_signing_in import sign_in
 from tests.integration.dashboard.test_views import _add_schedule
-from tests.support.api_server import connected, serving
+from tests.support.api_server import serving, until_connected
 from tests.support.brokers import TestBroker
 from tests.support.browser import Browser
 from tests.support.eventually import eventually
@@ -46,7 +46,7 @@ async def test_a_ledger_that_takes_no_writes_is_shown_and_refuses_actions_with_w
         open_system(broker310, url, modules=MODULES) as system,
         serving(system.settings) as api,
     ):
-        await connected(api)
+        await until_connected(api)
         job_id = await system.publish("hot.noop")
         await bury(system, "dead-1", "hot.noop", {"n": 1})
         await _add_schedule(system)
@@ -86,7 +86,7 @@ async def test_an_open_page_says_that_it_is_not_up_to_date_while_the_ledger_is_a
         open_system(broker310, url, modules=MODULES) as system,
         serving(system.settings) as api,
     ):
-        await connected(api)
+        await until_connected(api)
 
         def look() -> None:
             browser.open(f"{api.url}/dashboard/jobs")

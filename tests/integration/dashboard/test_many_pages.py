@@ -13,7 +13,7 @@ from switchyard.api.http import event_stream
 from switchyard.services.engine.access import api_keys
 from switchyard.services.engine.access.api_keys import Scope, create_key
 from tests.integration.dashboard.test_signing_in import sign_in
-from tests.support.api_server import RunningApi, connected, serving
+from tests.support.api_server import RunningApi, serving, until_connected
 from tests.support.eventually import eventually
 from tests.support.made import message, new_job
 from tests.support.system import System
@@ -28,7 +28,7 @@ async def api(system: System) -> AsyncIterator[RunningApi]:
     """An API with room for all streams; somebody has a key."""
     await create_key(system.ledger, "somebody", [Scope.READ])
     async with serving(system.settings, api_max_streams=4 * MANY) as running:
-        await connected(running)
+        await until_connected(running)
         yield running
 
 

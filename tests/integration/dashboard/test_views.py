@@ -12,7 +12,7 @@ from switchyard.services.engine.schedules.service import Schedules
 from switchyard.services.llm.ledger import LlmLedger
 from switchyard.services.llm.records.llm_servers import LlmMinute
 from tests.integration.dashboard.test_signing_in import sign_in
-from tests.support.api_server import RunningApi, connected, serving
+from tests.support.api_server import RunningApi, serving, until_connected
 from tests.support.browser import Browser
 from tests.support.eventually import eventually
 from tests.support.jobs import journal
@@ -115,7 +115,7 @@ async def test_limits_are_filtered_and_models_shown_where_there_are_servers(
     assert "/dashboard/llm" not in (await api.client.get("/dashboard")).text
     changes = {"llm_base_url": "http://127.0.0.1:9/v1", "llm_model": "a-model"}
     async with serving(system.settings, **changes) as other:
-        await connected(other)
+        await until_connected(other)
         page = (await other.client.get("/dashboard/llm")).text
         assert "ready" in page
         assert "/dashboard/llm" in page

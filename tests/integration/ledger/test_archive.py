@@ -150,7 +150,7 @@ async def killed(*_: Any, **__: Any) -> Any:
     raise Killed
 
 
-async def killed_after_one(remove: Callable[..., Any]) -> Callable[..., Any]:
+def killed_after_one(remove: Callable[..., Any]) -> Callable[..., Any]:
     calls = 0
 
     async def removing(*arguments: Any, **options: Any) -> Any:
@@ -163,7 +163,7 @@ async def killed_after_one(remove: Callable[..., Any]) -> Callable[..., Any]:
     return removing
 
 
-@pytest.mark.parametrize("place", ["register", "remove_jobs", "between", "settle"])
+@pytest.mark.parametrize("place", ["register", "remove_jobs", "second removal", "settle"])
 async def test_a_kill_at_any_step_loses_no_job_and_shows_none_twice(
     archive: Archive, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,9 +173,9 @@ async def test_a_kill_at_any_step_loses_no_job_and_shows_none_twice(
         await ended(ledger, job_id)
     pruner = Pruner(ledger, AGES, archiver=archive.archiver())
     with monkeypatch.context() as patch:
-        if place == "between":
+        if place == "second removal":
             pruner._removing.size.rows = 20
-            remove = await killed_after_one(ledger.retention.remove_jobs)
+            remove = killed_after_one(ledger.retention.remove_jobs)
             patch.setattr(ledger.retention, "remove_jobs", remove)
         else:
             owner = ledger.retention if place == "remove_jobs" else ledger.archive
@@ -183,7 +183,9 @@ async def test_a_kill_at_any_step_loses_no_job_and_shows_none_twice(
         with pytest.raises(Killed):
             await pruner.prune()
     left = await known(ledger)
-    assert len(left) == {"register": 30, "remove_jobs": 30, "between": 10, "settle": 0}[place]
+    assert (
+        len(left) == {"register": 30, "remove_jobs": 30, "second removal": 10, "settle": 0}[place]
+    )
     assert await archive.ids() == everything
     assert await archive.ids(with_ledger=False) == sorted(set(everything) - left)
     leftovers = (await read_contents(ledger, archive.storage)).leftovers
@@ -229,7 +231,7 @@ async def test_two_processes_that_archive_at_once_put_no_job_into_two_files(
     assert (await read_contents(archive.ledger, archive.storage)).leftovers == ()
 
 
-async def test_who_was_overtaken_removes_nothing_for_a_settled_file(archive: Archive) -> None:
+async def test_a_late_process_removes_nothing_for_a_settled_file(archive: Archive) -> None:
     ledger = archive.ledger
     await ended(ledger, "job-1")
     written, _ = await archive.archiver().write(

@@ -36,7 +36,7 @@ from tests.support.anthropic_server import (
     thinking,
     tool_use,
 )
-from tests.support.api_server import client_of, connected, serving
+from tests.support.api_server import client_of, serving, until_connected
 from tests.support.llm_server import LlmServer
 from tests.support.llm_server import answers as openai_answers
 from tests.support.site import Behaviour, cut_in_the_middle, says
@@ -229,7 +229,7 @@ async def test_unchanged_programs_of_openais_client_ask_it(
         answers(text("Look: "), tool_use("t1", "tide_at", port="Brest"), stop_reason="tool_use")
     )
     async with serving(system.settings) as api, client_of(api) as client:
-        await connected(api)
+        await until_connected(api)
         async with client.chat.completions.stream(
             model=MODEL, messages=CHAT, tools=[TOOL], stream_options={"include_usage": True}
         ) as events:

@@ -14,7 +14,7 @@ from switchyard.services.engine.monitoring.lane_pressure import LanePressure, Qu
 from switchyard.services.engine.records.results import JobRecord
 from switchyard.services.engine.records.states import Pressure, State
 from switchyard.services.llm.ledger import LlmLedger
-from tests.support.api_server import client_of, connected, serving
+from tests.support.api_server import client_of, serving, until_connected
 from tests.support.eventually import eventually
 from tests.support.llm_server import ANSWER, MODEL, LlmServer, answers, fails
 from tests.support.site import Exchange, held, slow
@@ -38,7 +38,7 @@ async def jobs_of(system: System) -> list[JobRecord]:
 
 async def test_without_a_job_that_waits_the_api_asks_itself(system: System, llm: LlmServer) -> None:
     async with serving(system.settings, llm_direct_calls=2) as api, client_of(api) as client:
-        await connected(api)  # no worker is there
+        await until_connected(api)  # no worker is there
         answer = await ask(client)
         assert answer.choices[0].message.content == ANSWER
         (job,) = await jobs_of(system)
@@ -53,7 +53,7 @@ async def test_behind_a_job_that_waits_and_in_backfill_requests_wait_in_the_lane
     await system.publish("hot.chat_completion", WAITING)
     await system.wait_until_ready("hot.llm", 1)
     async with serving(system.settings, llm_direct_calls=2) as api, client_of(api) as client:
-        await connected(api)  # it knows how many wait
+        await until_connected(api)  # it knows how many wait
         later = asyncio.create_task(ask(client))
         await system.wait_until_ready("hot.llm", 2)
         bulk = asyncio.create_task(ask(client, OTHER, **{"X-Job-Lane": "backfill"}))
@@ -71,7 +71,7 @@ async def test_beyond_their_number_requests_wait_in_the_lanes(
     until = threading.Event()
     llm.next(held(until, answers("the first")))
     async with serving(system.settings, llm_direct_calls=1) as api, client_of(api) as client:
-        await connected(api)
+        await until_connected(api)
         first = asyncio.create_task(ask(client))
         await eventually(lambda: llm.requests, what="the first call")
         second = asyncio.create_task(ask(client, OTHER))
@@ -90,7 +90,7 @@ async def test_while_one_waits_for_a_slot_further_requests_wait_in_the_lanes(
     until = threading.Event()
     llm.next(held(until, answers("the first")))
     async with serving(system.settings, **given) as api, client_of(api) as client:
-        await connected(api)
+        await until_connected(api)
         asking = [asyncio.create_task(ask(client))]
         await eventually(lambda: llm.requests, what="the first call")
         asking.append(asyncio.create_task(ask(client, OTHER)))
@@ -125,7 +125,7 @@ async def test_where_jobs_may_wait_outside_the_lane_or_are_not_counted_requests_
 
     monkeypatch.setattr(LanePressure, "get_soon", get_soon)
     async with serving(system.settings, llm_direct_calls=2) as api, client_of(api) as client:
-        await connected(api)
+        await until_connected(api)
         asking = asyncio.create_task(ask(client))
         await system.wait_until_ready("hot.llm", 1)
         await system.start_worker("llm")
@@ -136,7 +136,7 @@ async def test_requests_in_the_services_own_form_take_the_lanes(
     system: System, llm: LlmServer
 ) -> None:
     async with serving(system.settings, llm_direct_calls=2) as api:
-        await connected(api)
+        await until_connected(api)
         await api.client.post("/llm/requests", json={"payload": WAITING})
         await system.wait_until_ready("hot.llm", 1)
         assert llm.requests == []
@@ -147,7 +147,7 @@ async def test_what_must_be_asked_again_is_asked_by_a_worker(
 ) -> None:
     llm.next(fails(500))
     async with serving(system.settings, llm_direct_calls=2) as api, client_of(api) as client:
-        await connected(api)
+        await until_connected(api)
         asking = asyncio.create_task(ask(client))
         await system.wait_until_ready("hot.llm", 1)
         (job,) = await jobs_of(system)
@@ -163,7 +163,7 @@ async def test_what_runs_when_the_api_stops_is_answered_by_a_worker(
 ) -> None:
     llm.next(slow(30))
     async with serving(system.settings, llm_direct_calls=2) as api, client_of(api) as client:
-        await connected(api)
+        await until_connected(api)
         asking = asyncio.create_task(ask(client, **{"X-Job-Background": "true"}))
         await eventually(lambda: llm.requests, what="the call")
         await api.stop()
@@ -186,7 +186,7 @@ async def test_a_client_that_hangs_up_ends_the_call(
 
     llm.next(until_gone)
     async with serving(system.settings, **setting) as api, client_of(api) as client:
-        await connected(api)
+        await until_connected(api)
         asking = asyncio.create_task(ask(client))
         await eventually(lambda: llm.requests, what="the call")
         asking.cancel()
@@ -200,7 +200,7 @@ async def test_a_refused_request_is_a_dead_letter_of_the_ledger(
 ) -> None:
     llm.next(fails(400, "no such format"))
     async with serving(system.settings, llm_direct_calls=2) as api, client_of(api) as client:
-        await connected(api)
+        await until_connected(api)
         with pytest.raises(openai.BadRequestError):
             await ask(client)
     (job,) = await jobs_of(system)

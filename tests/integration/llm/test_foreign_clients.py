@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.api_server import connected, serving
+from tests.support.api_server import serving, until_connected
 from tests.support.llm_server import ANSWER, DIMENSIONS, MODEL, LlmServer, answers, embeds, streams
 from tests.support.site import Exchange, Request
 from tests.support.system import System
@@ -46,7 +46,7 @@ async def test_unchanged_programs_of_other_clients_are_answered(
     llm.always(answer_as_asked)
     await system.start_worker("llm")
     async with serving(system.settings) as api:
-        await connected(api)
+        await until_connected(api)
         arguments = (str(PROGRAM), f"{api.url}/v1", "a-key", MODEL)
         program = await asyncio.create_subprocess_exec(
             os.environ[PYTHON], *arguments, stdout=asyncio.subprocess.PIPE

@@ -15,7 +15,7 @@ from switchyard.services.engine.records.system import KeyLimits
 from switchyard.services.llm.ledger import LlmLedger
 from switchyard.services.llm.openai_batches import OpenAiBatches
 from switchyard.services.llm.records.llm_spend import CallState, LlmCall, NoBudgetLeft, Requester
-from tests.support.api_server import RunningApi, client_of, connected, problem, serving
+from tests.support.api_server import RunningApi, client_of, problem, serving, until_connected
 from tests.support.eventually import eventually
 from tests.support.llm_server import MODEL, LlmServer
 from tests.support.system import System
@@ -28,7 +28,7 @@ CHAT: Any = [{"role": "user", "content": "What is a tide?"}]
 async def api(system: System) -> AsyncIterator[RunningApi]:
     await system.start_worker("llm")
     async with serving(system.settings) as api:
-        await connected(api)
+        await until_connected(api)
         yield api
 
 
@@ -113,7 +113,7 @@ async def test_a_key_uses_its_tokens_a_minute_by_what_answers_have_used(
 async def test_a_request_that_is_refused_uses_up_nothing_of_its_key(system: System) -> None:
     # BerriAI/litellm #39309: requests beyond the number that may run at once use up the rate.
     async with serving(system.settings, api_max_streams=1) as api:
-        await connected(api)
+        await until_connected(api)
         assert api.state.streams.take("somebody", 1)
         async with await limited(
             system, api, requests_per_minute=10, tokens_per_minute=1000
@@ -129,7 +129,7 @@ async def test_a_request_that_is_refused_uses_up_nothing_of_its_key(system: Syst
 
 async def test_a_request_that_finds_its_lane_full_uses_up_no_tokens(system: System) -> None:
     async with serving(system.settings, llm_full_at=1, llm_slow_at=1, llm_ok_below=1) as api:
-        await connected(api)
+        await until_connected(api)
         await system.publish("hot.chat_completion", {"messages": CHAT})
 
         async def full() -> bool:

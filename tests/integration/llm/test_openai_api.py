@@ -19,7 +19,7 @@ from switchyard.services.common.settings.llm import LlmServer as Provider
 from switchyard.services.engine.ledger.job_reads import JobReads
 from switchyard.services.engine.records.results import JobRecord
 from switchyard.services.engine.records.states import State
-from tests.support.api_server import RunningApi, client_of, connected, serving
+from tests.support.api_server import RunningApi, client_of, serving, until_connected
 from tests.support.eventually import eventually
 from tests.support.llm_server import ANSWER, MODEL, LlmServer, answers, fails, says, streams
 from tests.support.site import Behaviour, Exchange, Request
@@ -65,7 +65,7 @@ async def served(system: System, *, direct: bool = False, **more: Any) -> AsyncI
     if not direct:
         await system.start_worker("llm")
     async with serving(system.settings, llm_direct=direct, **more) as api:
-        await connected(api)
+        await until_connected(api)
         yield api
 
 
@@ -345,7 +345,7 @@ async def test_what_a_server_refuses_is_an_error_of_openais_kind(
 
 async def test_a_request_without_an_answer_in_its_time_is_a_timeout(system: System) -> None:
     async with serving(system.settings) as api, client_of(api) as client:
-        await connected(api)  # no worker is there
+        await until_connected(api)  # no worker is there
         with pytest.raises(openai.InternalServerError) as caught:
             await client.chat.completions.create(
                 model=MODEL, messages=CHAT, extra_headers={"X-Job-Expires-In": "0.5"}
@@ -425,7 +425,7 @@ async def test_lane_priority_and_source_are_the_jobs(system: System) -> None:
         serving(system.settings, api_keys=SecretStr(f"{KEY}:publish")) as api,
         client_of(api, KEY) as client,
     ):
-        await connected(api)
+        await until_connected(api)
         headers = {"X-Job-Expires-In": "0.5", "X-Job-Background": "true"}
         for lane, given, priority in (("backfill", "3", 3), ("backfill", "", 1), ("hot", "", 5)):
             wanted = headers | {"X-Job-Lane": lane} | ({"X-Job-Priority": given} if given else {})
@@ -447,7 +447,7 @@ async def test_lane_priority_and_source_are_the_jobs(system: System) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_client_that_hangs_up_cancels_its_request(system: System, stream: bool) -> None:
     async with serving(system.settings) as api:
-        await connected(api)
+        await until_connected(api)
 
         async def states() -> list[State]:
             page = await system.ledger.job_reads.list_jobs(limit=10)

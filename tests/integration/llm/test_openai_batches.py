@@ -21,7 +21,7 @@ from switchyard.services.engine.bulk.runner import BulkRunner
 from switchyard.services.llm import openai_batch_input
 from switchyard.services.llm.openai_batch_input import raw_lines
 from switchyard.services.llm.openai_batches import OpenAiBatches
-from tests.support.api_server import RunningApi, client_of, connected, serving
+from tests.support.api_server import RunningApi, client_of, serving, until_connected
 from tests.support.eventually import MAX_WAIT, eventually
 from tests.support.llm_server import MODEL, LlmServer, answers, fails, says
 from tests.support.system import System
@@ -46,7 +46,7 @@ def jsonl(*lines: Any) -> bytes:
 @pytest.fixture
 async def api(system: System) -> AsyncIterator[RunningApi]:
     async with serving(system.settings, api_keys=KEYS) as api:
-        await connected(api)
+        await until_connected(api)
         yield api
 
 

@@ -28,7 +28,7 @@ from switchyard.services.llm import llm_queue
 from switchyard.services.llm.ledger import LlmLedger
 from switchyard.services.llm.llm_queue import LlmResult, LlmStatus, UnknownLlmRequest
 from tests.support import llm_server
-from tests.support.api_server import connected, serving
+from tests.support.api_server import serving, until_connected
 from tests.support.brokers import TestBroker
 from tests.support.commands import jobctl
 from tests.support.eventually import eventually
@@ -227,7 +227,7 @@ async def test_a_stream_whose_time_is_over_says_so(system: System, queue: LLMQue
 
 async def test_over_http_a_stream_whose_time_is_over_says_so(system: System) -> None:
     async with serving(system.settings) as api, AsyncClient(api.url) as client:
-        await connected(api)
+        await until_connected(api)
         said = [each async for each in client.stream_llm(CLASSIFY, type="classify", expires_in=0.3)]
         assert [each.name for each in said] == ["accepted", "end"]
         assert said[-1].data["status"] == "timeout"
@@ -314,7 +314,7 @@ async def test_over_http_an_answer_comes_with_the_request_that_waits(
     await system.start_worker("llm")
     llm.next(SEA)
     async with serving(system.settings) as api:
-        await connected(api)
+        await until_connected(api)
         await eventually(lambda: api.state.broker.feed.is_listening.is_set())
         asked = {"type": "classify", "payload": CLASSIFY}
         answer = await api.client.post("/llm/requests", json={**asked, "wait": 30})
@@ -337,7 +337,7 @@ async def test_over_http_what_is_asked_wrongly_is_said(system: System) -> None:
         return answer
 
     async with serving(system.settings) as api:
-        await connected(api)
+        await until_connected(api)
         assert (await refused(api, type="classify", payload={})).status_code == 422
         assert (await refused(api, type="summarize", payload=CLASSIFY)).status_code == 422
         assert (await refused(api, type="classify", payload=CLASSIFY, wait=3600)).status_code == 422
@@ -363,7 +363,7 @@ async def test_the_same_key_is_the_same_question(system: System) -> None:
     asked = {"type": "classify", "payload": CLASSIFY, "expires_in": 600}
     key = {"Idempotency-Key": "question-1"}
     async with serving(system.settings) as api:
-        await connected(api)
+        await until_connected(api)
         first = await api.client.post("/llm/requests", json=asked, headers=key)
         again = await api.client.post("/llm/requests", json=asked, headers=key)
         assert (again.status_code, again.headers["idempotency-replayed"]) == (202, "true")

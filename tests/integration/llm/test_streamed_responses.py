@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from switchyard.services.common.settings.llm import LlmServer as Provider
-from tests.support.api_server import RunningApi, client_of, connected, serving
+from tests.support.api_server import RunningApi, client_of, serving, until_connected
 from tests.support.llm_server import MODEL, LlmServer, cut_in_the_middle, fails, says
 from tests.support.site import Behaviour, Exchange, Request
 from tests.support.system import System
@@ -92,7 +92,7 @@ async def api(
     if not request.param:
         await system.start_worker("llm")
     async with serving(system.settings, llm_direct=request.param) as opened:
-        await connected(opened)
+        await until_connected(opened)
         yield opened
 
 
@@ -169,7 +169,7 @@ async def test_a_stream_without_end_ends_at_the_time_limit(system: System, llm: 
     never = threading.Event()
     llm.always(streams(*BEGIN, wait=never))
     async with serving(system.settings, llm_direct=True) as api:
-        await connected(api)
+        await until_connected(api)
         async with client_of(api) as client:
             began = time.monotonic()
             events = await client.responses.create(

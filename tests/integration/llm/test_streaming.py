@@ -14,7 +14,7 @@ from switchyard import LLMQueue
 from switchyard.api.client import AsyncClient
 from switchyard.services.engine.records.errors import LedgerUnavailable
 from switchyard.services.llm.llm_queue import LlmResult
-from tests.support.api_server import connected, serving
+from tests.support.api_server import serving, until_connected
 from tests.support.brokers import TestBroker
 from tests.support.llm_server import LlmServer
 from tests.support.site import Behaviour, Exchange, Request
@@ -101,7 +101,7 @@ async def test_an_answer_is_streamed_over_http_and_goes_on_without_its_reader(
         serving(system.settings, llm_direct=direct) as api,
         AsyncClient(api.url) as client,
     ):
-        await connected(api)
+        await until_connected(api)
         seen = threading.Event()
         llm.next(writes(seen))
         came = []
@@ -136,7 +136,7 @@ async def test_a_stream_ends_in_order_where_the_ledger_is_away_at_its_end(
 
     monkeypatch.setattr(LLMQueue, "wait_for_end", away)
     async with serving(system.settings) as api, AsyncClient(api.url) as client:
-        await connected(api)
+        await until_connected(api)
         async with aclosing(client.stream_llm(CHAT)) as events:
             came = [event async for event in events]
     assert [each.name for each in came] == ["accepted", "end"]
@@ -148,7 +148,7 @@ async def test_a_request_that_can_not_be_taken_is_refused_before_the_stream_begi
     system: System,
 ) -> None:
     async with serving(system.settings) as api:
-        await connected(api)
+        await until_connected(api)
         accepts = {"Accept": "text/event-stream"}
         wrong = {"type": "classify", "payload": {"text": "x"}}
         answer = await api.client.post("/llm/requests", json=wrong, headers=accepts)

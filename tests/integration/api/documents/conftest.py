@@ -5,8 +5,8 @@ import httpx
 import pytest
 
 from switchyard.services.common.settings import Settings
+from tests.integration.api.background_api import client_of, in_background
 from tests.integration.api.document_server import Stored, files_of, serving
-from tests.integration.api.standing import client_of, standing
 
 
 def _without_a_broker(directory: Path) -> Settings:
@@ -20,7 +20,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
 
 @pytest.fixture(scope="module")
 def _address(settings: Settings) -> Iterator[str]:
-    with standing(serving(settings)) as client:
+    with in_background(serving(settings)) as client:
         yield str(client.base_url)
 
 

@@ -12,8 +12,8 @@ from pydantic import SecretStr
 
 from switchyard.services.common.settings import Settings
 from switchyard.services.pipeline.samples.articles import sample
+from tests.integration.api.background_api import client_of, in_background
 from tests.integration.api.document_server import send, serving
-from tests.integration.api.standing import client_of, standing
 from tests.support.pdfs import encrypted, pdf
 
 OWNER, SENDER, READER = ("owner-key-" + "x" * 24, "sender-key-" + "x" * 24, "reader-" + "x" * 24)
@@ -42,7 +42,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         retry_delays=(0.05, 0.1),
         api_keys=SecretStr(keys),
     )
-    with standing(serving(settings)) as client:
+    with in_background(serving(settings)) as client:
         yield str(client.base_url)
 
 

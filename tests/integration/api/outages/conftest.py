@@ -5,7 +5,7 @@ import pytest
 
 from switchyard.cli.system.rabbitmq_node import LocalNode
 from tests.integration.api.outages.answers import NOOP
-from tests.support.api_server import RunningApi, connected, serving
+from tests.support.api_server import RunningApi, serving, until_connected
 from tests.support.brokers import TestBroker
 from tests.support.system import System, open_system
 
@@ -21,6 +21,6 @@ async def mortal(
         open_system(broker, sqlite_url, data_dir=tmp_path) as system,
         serving(system.settings) as api,
     ):
-        await connected(api)
+        await until_connected(api)
         assert (await api.client.post("/jobs", json=NOOP)).status_code == 202
         yield node, system, api

@@ -15,7 +15,7 @@ from switchyard.services.engine.scheduler.duties import SchedulerIntervals
 from switchyard.services.engine.scheduler.scheduler import Scheduler
 from tests.integration.api.outages.answers import AT_MOST, NOOP, assert_prompt, heal, timed_publish
 from tests.support import peers
-from tests.support.api_server import RunningApi, connected, problem, serving
+from tests.support.api_server import RunningApi, problem, serving, until_connected
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.system import System, open_system
@@ -28,7 +28,7 @@ async def test_the_first_request_finds_a_connection_and_so_does_the_first_after_
     async with TcpProxy("127.0.0.1", broker310.node.amqp_port) as proxy:
         url = SecretStr(proxy.url(broker310.amqp_url))
         async with serving(system.settings, amqp_url=url) as api:
-            await connected(api)  # nobody has asked for anything yet
+            await until_connected(api)  # nobody has asked for anything yet
             publisher = api.state.broker.publisher
             before = proxy.connections
             proxy.cut()

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from switchyard.cli.system.rabbitmq_node import LocalNode
+from tests.integration.api.background_api import MODULES
 from tests.integration.api.outages.answers import NOOP, alarm
-from tests.integration.api.standing import MODULES
 from tests.support.api_server import problem, serving
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually

@@ -16,7 +16,7 @@ import httpx
 
 from switchyard.services.engine.wings import job_modules
 from tests.conftest import broker_of
-from tests.support.api_server import RunningApi, connected, serving
+from tests.support.api_server import RunningApi, serving, until_connected
 from tests.support.system import JOB_MODULES, open_system
 
 MODULES = (*job_modules(), *JOB_MODULES)  # the API takes documents, too: they need queues
@@ -25,7 +25,7 @@ Opened = TypeVar("Opened")
 
 
 @contextmanager
-def standing(opening: AbstractAsyncContextManager[Opened]) -> Iterator[Opened]:
+def in_background(opening: AbstractAsyncContextManager[Opened]) -> Iterator[Opened]:
     """Keep it open in a thread, whose loop outlives those of the tests."""
     ready: Future[Opened] = Future()
     over = threading.Event()
@@ -52,15 +52,15 @@ def standing(opening: AbstractAsyncContextManager[Opened]) -> Iterator[Opened]:
 async def open_api(
     directory: Path, *, modules: tuple[str, ...] = MODULES, **changes: Any
 ) -> AsyncIterator[RunningApi]:
-    """An API with a broker, for `standing`; its files are below the directory, and `changes` are to
-    its settings. Nobody needs a key."""
+    """An API with a broker, for `in_background`; its files are below the directory, and `changes`
+    are to its settings. Nobody needs a key."""
     url = f"sqlite+aiosqlite:///{directory / 'ledger.db'}"
     with contextmanager(broker_of)("3.10", "classic") as broker:
         async with (
             open_system(broker, url, modules=modules, data_dir=directory / "data") as opened,
             serving(opened.settings, **changes) as running,
         ):
-            await connected(running)
+            await until_connected(running)
             yield running
 
 
