@@ -365,10 +365,10 @@ async def test_neighbourhoods_paths_and_works_in_common(ledger: Ledger) -> None:
     assert rest.next_cursor is None
     works = await PipelineLedger(ledger).graph_reads.graph_cited(kind=NodeKind.WORK)
     assert {node.key for node in works.items} == {"doi:10.1234/d", "doi:10.1234/e"}
-    assert await PipelineLedger(ledger).graph_reads.graph_documents_by(
+    assert await PipelineLedger(ledger).graph_reads.documents_by_citation(
         "doi:10.1234/d", cites=True
     ) == {"b", "c"}
-    assert await PipelineLedger(ledger).graph_reads.graph_documents_by("a", cites=False) == {
+    assert await PipelineLedger(ledger).graph_reads.documents_by_citation("a", cites=False) == {
         "b",
         "c",
     }

@@ -12,7 +12,7 @@ import numpy as np
 import pymupdf
 from PIL import Image
 
-from switchyard.services.pipeline.text.pdf import draw_page
+from switchyard.services.pipeline.text.pdf import draw_page_with_text
 from switchyard.services.pipeline.text.pdf_pages import Limits
 from tests.integration.pipeline.conftest import Pipeline
 from tests.support.pdfs import scan, slips
@@ -35,7 +35,8 @@ def text_of(pipeline: Pipeline, document_id: str) -> list[str]:
 
 
 def picture_of(content: bytes, number: int = 1) -> np.ndarray:
-    return np.asarray(draw_page(content, number, dpi=150, side=3000, limits=Limits()))
+    _, picture = draw_page_with_text(content, number, dpi=150, side=3000, limits=Limits())
+    return np.asarray(picture)
 
 
 def as_image(content: bytes, kind: str, **saving: Any) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from switchyard.services.common.files.errors import CorruptDocument, EncryptedDocument
 from switchyard.services.engine.jobs.outcomes import Next
-from switchyard.services.pipeline.text.pdf import ExtractorName, draw_page, read_pdf
+from switchyard.services.pipeline.text.pdf import ExtractorName, draw_page_with_text, read_pdf
 from switchyard.services.pipeline.text.pdf_pages import Limits
 from tests.integration.pipeline.conftest import Pipeline
 from tests.support.pdfs import TEXT, encrypted, pdf
@@ -185,10 +186,10 @@ def test_both_extractors_report_damage_alike(extractor: ExtractorName):
 
 @both
 def test_a_page_is_drawn_at_its_resolution_and_never_too_large(extractor: ExtractorName):
-    content = pdf([TEXT])
-    drawn = draw_page(content, 1, dpi=72, side=3000, limits=Limits(), extractor=extractor)
+    draw = partial(draw_page_with_text, pdf([TEXT]), 1, limits=Limits(), extractor=extractor)
+    _, drawn = draw(dpi=72, side=3000)
     assert drawn.shape in ((842, 595, 3), (842, 596, 3))
-    small = draw_page(content, 1, dpi=150, side=100, limits=Limits(), extractor=extractor)
+    _, small = draw(dpi=150, side=100)
     assert max(small.shape) in (100, 101)
 
 

@@ -14,13 +14,11 @@ from switchyard.api.state import Shared
 from switchyard.broker import patterns
 from switchyard.services.engine.access.api_keys import Scope
 from switchyard.services.pipeline.ledger import PipelineLedger
-from switchyard.services.pipeline.ledger.graph_walks import (
+from switchyard.services.pipeline.records.graph import (
     MAX_DEPTH,
     MAX_NEARBY_NODES,
     MAX_PATH_EDGES,
     MAX_PATHS,
-)
-from switchyard.services.pipeline.records.graph import (
     Direction,
     EdgeKind,
     NodeKind,

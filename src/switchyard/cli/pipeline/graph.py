@@ -23,7 +23,14 @@ from switchyard.cli.base.output import (
     table,
 )
 from switchyard.cli.base.shared_options import LimitOption
-from switchyard.services.pipeline.records.graph import Direction, EdgeKind
+from switchyard.services.pipeline.records.graph import (
+    MAX_DEPTH,
+    MAX_NEARBY_NODES,
+    MAX_PATH_EDGES,
+    MAX_PATHS,
+    Direction,
+    EdgeKind,
+)
 
 if TYPE_CHECKING:
     from switchyard.api.models import graph as models
@@ -52,6 +59,9 @@ KindOption = Annotated[
 ]
 DirectionOption = Annotated[
     Direction, typer.Option("--direction", help="Direction in which edges are followed.")
+]
+DepthOption = Annotated[
+    int, typer.Option("--depth", min=1, max=MAX_DEPTH, help="Maximum distance in edges.")
 ]
 
 
@@ -96,8 +106,10 @@ def neighbours(
     node: NodeArgument,
     kind: KindOption = None,
     direction: DirectionOption = Direction.BOTH,
-    depth: Annotated[int, typer.Option(min=1, max=4, help="Maximum distance in edges.")] = 1,
-    limit: Annotated[int, typer.Option(min=1, max=500, help="Maximum number of results.")] = 100,
+    depth: DepthOption = 1,
+    limit: Annotated[
+        int, typer.Option(min=1, max=MAX_NEARBY_NODES, help="Maximum number of results.")
+    ] = 100,
     as_json: JsonOption = False,
 ) -> None:
     """List the neighbours of a node: works it cites, works that cite it, its authors.
@@ -144,9 +156,9 @@ def path(
     kind: KindOption = None,
     direction: DirectionOption = Direction.BOTH,
     longest: Annotated[
-        int, typer.Option(min=1, max=8, help="Maximum length of a path in edges.")
+        int, typer.Option(min=1, max=MAX_PATH_EDGES, help="Maximum length of a path in edges.")
     ] = 6,
-    limit: Annotated[int, typer.Option(min=1, max=10, help="Maximum number of paths.")] = 3,
+    limit: Annotated[int, typer.Option(min=1, max=MAX_PATHS, help="Maximum number of paths.")] = 3,
     as_json: JsonOption = False,
 ) -> None:
     """List the shortest paths between two nodes.
@@ -256,8 +268,10 @@ def draw(
     ],
     kind: KindOption = None,
     direction: DirectionOption = Direction.BOTH,
-    depth: Annotated[int, typer.Option(min=1, max=4, help="Maximum distance in edges.")] = 1,
-    limit: Annotated[int, typer.Option(min=1, max=500, help="Maximum number of nodes.")] = 60,
+    depth: DepthOption = 1,
+    limit: Annotated[
+        int, typer.Option(min=1, max=MAX_NEARBY_NODES, help="Maximum number of nodes.")
+    ] = 60,
 ) -> None:
     """Draw the neighbourhood of a node as an SVG image."""
     from switchyard.services.pipeline.graph.svg import draw as draw_svg

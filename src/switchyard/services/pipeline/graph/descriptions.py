@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
 from typing import Any
 
+from switchyard.services.common.json_values import list_in
 from switchyard.services.pipeline.ledger.graph_identity import identifies_work
 from switchyard.services.pipeline.records.graph import (
     EdgeKind,
@@ -98,7 +99,7 @@ def describe_document(
     entry = entry or {}
     source_key = arxiv_key(source) if str(source or "").startswith("arxiv:") else None
     keys = _distinct_keys([source_key, arxiv_key(entry.get("id")), doi_key(entry.get("doi"))])
-    names = [tidy(name) for name in _as_list(entry.get("authors"))[: 10 * MAX_AUTHORS]]
+    names = [tidy(name) for name in list_in(entry.get("authors"))[: 10 * MAX_AUTHORS]]
     people = [person for name in names if (person := _author(*_name_parts(name))) is not None]
     label = tidy(title)
     year = _year(str(entry.get("published") or "")[:4])
@@ -106,7 +107,7 @@ def describe_document(
     edges = [NewEdge(EdgeKind.WRITTEN_BY, person, provenance="metadata") for person in people]
     if venue := _venue(tidy(entry.get("journal_ref"))):
         edges.append(NewEdge(EdgeKind.PUBLISHED_IN, venue, provenance="metadata"))
-    for topic in _as_list(entry.get("categories"))[:MAX_TOPICS]:
+    for topic in list_in(entry.get("categories"))[:MAX_TOPICS]:
         if name := tidy(topic, MAX_KEY_LENGTH):
             key = bounded_key("topic", name.casefold())
             node = NodeDescription(NodeKind.TOPIC, name, (key,))
@@ -134,7 +135,7 @@ def citation_edges(
     work are left out."""
     citation_counts: dict[int, int] = {}
     for citation in citations:
-        for index in _as_list(citation.get("references")):
+        for index in list_in(citation.get("references")):
             if isinstance(index, int):
                 citation_counts[index] = citation_counts.get(index, 0) + 1
     edges = []
@@ -168,7 +169,7 @@ def describe_work(
         ]
     )
     title, year = tidy(reference.get("title")), _year(reference.get("year"))
-    people = [each for each in _as_list(reference.get("authors")) if isinstance(each, Mapping)]
+    people = [each for each in list_in(reference.get("authors")) if isinstance(each, Mapping)]
     names = [(tidy(each.get("family")), tidy(each.get("given"))) for each in people[:MAX_AUTHORS]]
     family = normalize_name(names[0][0]) if names else ""
     normal_title = normalize_name(title)
@@ -260,10 +261,6 @@ def _year(value: object) -> int | None:
     except ValueError:
         return None
     return year if year in YEARS else None
-
-
-def _as_list(value: object) -> list[Any]:
-    return list(value) if isinstance(value, list | tuple) else []
 
 
 def _distinct_keys(keys: Iterable[str | None]) -> tuple[str, ...]:

@@ -140,7 +140,9 @@ async def _filtered_ids(ledger: Ledger, filters: Filters) -> set[str] | None:
         document_ids = ids if document_ids is None else document_ids & ids
     for name, key in (("cites", filters.cites), ("cited_by", filters.cited_by)):
         if key is not None:
-            related = await repositories.graph_reads.graph_documents_by(key, cites=name == "cites")
+            related = await repositories.graph_reads.documents_by_citation(
+                key, cites=name == "cites"
+            )
             if related is None:
                 raise UnknownWork(name, key)
             document_ids = related if document_ids is None else document_ids & related

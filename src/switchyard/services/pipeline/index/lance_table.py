@@ -413,8 +413,8 @@ def _chunk(row: Mapping[str, Any]) -> Chunk:
     return Chunk(row["id"], row["document_id"], row["index"], row["page"], row["text"])
 
 
-def _is_in(ids: Collection[str], column: str = "document_id") -> str:
-    return f"{column} IN ({', '.join(map(_quote, sorted(set(ids))))})"
+def _is_in(ids: Collection[str]) -> str:
+    return f"document_id IN ({', '.join(map(_quote, sorted(set(ids))))})"
 
 
 def _quote(text: str) -> str:

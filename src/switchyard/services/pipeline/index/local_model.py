@@ -82,11 +82,6 @@ class LocalModelEmbedder:
         return [model.vector(text) for text in texts]
 
 
-def is_minilm_installed() -> bool:
-    """Return whether the package of all-MiniLM-L6-v2 is installed."""
-    return find_spec(_MINILM_PACKAGE) is not None
-
-
 def model_folder(setting: str) -> Path:
     """Return the folder of the model that JOBS_EMBED_OFFLINE names: `minilm`, or a path. Raises
     PermanentError where it is not there."""

@@ -8,7 +8,7 @@ import json
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, select
+from sqlalchemy import Connection, Row, Select, func, select
 
 from switchyard.services.engine.ledger.sql.dialect import among
 from switchyard.services.engine.ledger.sql.paging import MAX_PAGE
@@ -21,7 +21,25 @@ from switchyard.services.pipeline.ledger.pipeline_tables import (
     graph_nodes,
     graph_ranks,
 )
-from switchyard.services.pipeline.records.graph import EdgeKind, GraphEdge, GraphNode, NodeKind
+from switchyard.services.pipeline.records.graph import (
+    Direction,
+    EdgeKind,
+    GraphEdge,
+    GraphNode,
+    NodeKind,
+)
+
+WAYS = (
+    (Direction.OUT, graph_edges.c.source, graph_edges.c.target),
+    (Direction.IN, graph_edges.c.target, graph_edges.c.source),
+)
+"""The directions in which edges are followed, each with the columns of their near and far ends."""
+MERGED_EDGE = (
+    func.max(graph_edges.c.weight).label("weight"),
+    func.min(graph_edges.c.provenance).label("provenance"),
+)
+"""Weight and provenance of a group of edges that counts as one: two documents of one work may both
+have an edge."""
 
 
 def node_of(connection: Connection, key: str) -> int | None:

@@ -19,6 +19,8 @@ from switchyard.services.engine.ledger.sql.dialect import among
 from switchyard.services.engine.ledger.sql.repository import Repository, read
 from switchyard.services.engine.records.results import Page
 from switchyard.services.pipeline.ledger.graph_lookup import (
+    MERGED_EDGE,
+    WAYS,
     check_limit,
     decode_cursor,
     edge_between,
@@ -53,6 +55,8 @@ MAX_SAMPLED_WORKS = 2_000
 """Most works citing a work, or cited by it, that a comparison reads."""
 MAX_SAMPLED_EDGES = 100_000
 """Most citations that a comparison reads."""
+MAX_CITING_DOCUMENTS = 10_000
+"""Most documents that one work cites, or that cite it, by which a search is filtered."""
 
 _CITES = str(EdgeKind.CITES)
 
@@ -150,11 +154,11 @@ class GraphReads(Repository):
         return await self._related_works(key, graph_edges.c.target, graph_edges.c.source, limit)
 
     @read
-    def graph_documents_by(
-        self, connection: Connection, key: str, *, cites: bool, limit: int = 10_000
+    def documents_by_citation(
+        self, connection: Connection, key: str, *, cites: bool
     ) -> set[str] | None:
-        """Return documents that cite the work; without `cites`, documents that the work cites.
-        Returns only `limit` of them if there are more."""
+        """Return the documents that cite the work; without `cites`, those that the work cites. At
+        most MAX_CITING_DOCUMENTS."""
         near, far = (
             (graph_edges.c.target, graph_edges.c.source)
             if cites
@@ -168,7 +172,7 @@ class GraphReads(Repository):
             .distinct()
             .join(graph_edges, far == graph_documents.c.node_id)
             .where(near == node_id, graph_edges.c.kind == _CITES)
-            .limit(limit)
+            .limit(MAX_CITING_DOCUMENTS)
         )
         return set(connection.scalars(query))
 
@@ -270,26 +274,19 @@ def _neighbour_rows(
     limit: int,
     after: Sequence[Any] | None,
 ) -> Sequence[Row[Any]]:
-    """Read one row for each neighbour and kind, first those to which edges of the node lead."""
+    """Read one row for each neighbour and kind, first those to which edges of the node lead; `way`
+    is the index in WAYS."""
     parts = []
-    for way, near, far in (
-        (0, graph_edges.c.source, graph_edges.c.target),
-        (1, graph_edges.c.target, graph_edges.c.source),
-    ):
-        if direction is not Direction.BOTH and (direction is Direction.IN) != bool(way):
+    for index, (way, near, far) in enumerate(WAYS):
+        if direction not in (way, Direction.BOTH):
             continue
-        if after is not None and after[0] > way:
+        if after is not None and after[0] > index:
             continue
         query = select(
-            literal(way).label("way"),
-            graph_edges.c.kind,
-            far.label("other"),
-            # Two documents of one work may both have an edge, which counts once.
-            func.max(graph_edges.c.weight).label("weight"),
-            func.min(graph_edges.c.provenance).label("provenance"),
+            literal(index).label("way"), graph_edges.c.kind, far.label("other"), *MERGED_EDGE
         ).where(near == node_id)
         query = filter_kinds(query, kinds)
-        if after is not None and after[0] == way:
+        if after is not None and after[0] == index:
             query = query.where(tuple_(graph_edges.c.kind, far) > tuple_(*after[1:]))
         grouped = query.group_by(graph_edges.c.kind, far).order_by(graph_edges.c.kind, far)
         parts.append(select(grouped.limit(limit).subquery()))
@@ -306,6 +303,6 @@ def _neighbour_rows(
 
 def _neighbour(nodes: dict[int, GraphNode], node_id: int, row: Row[Any]) -> Neighbour:
     here, there = nodes[node_id].key, nodes[row.other].key
-    source, target = (there, here) if row.way else (here, there)
-    edge = edge_between(source, target, row)
-    return Neighbour(nodes[row.other], edge, Direction.IN if row.way else Direction.OUT)
+    way = WAYS[row.way][0]
+    source, target = (here, there) if way is Direction.OUT else (there, here)
+    return Neighbour(nodes[row.other], edge_between(source, target, row), way)

@@ -7,11 +7,13 @@ from collections.abc import Collection, Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
-from sqlalchemy import Connection, Row, func, select
+from sqlalchemy import Connection, Row, select
 
 from switchyard.services.engine.ledger.sql.dialect import among
 from switchyard.services.engine.ledger.sql.repository import Repository, read
 from switchyard.services.pipeline.ledger.graph_lookup import (
+    MERGED_EDGE,
+    WAYS,
     edge_between,
     filter_kinds,
     node_of,
@@ -19,6 +21,10 @@ from switchyard.services.pipeline.ledger.graph_lookup import (
 )
 from switchyard.services.pipeline.ledger.pipeline_tables import graph_edges
 from switchyard.services.pipeline.records.graph import (
+    MAX_DEPTH,
+    MAX_NEARBY_NODES,
+    MAX_PATH_EDGES,
+    MAX_PATHS,
     Direction,
     EdgeKind,
     GraphEdge,
@@ -28,15 +34,8 @@ from switchyard.services.pipeline.records.graph import (
     Neighbourhood,
 )
 
-MAX_DEPTH = 4
-"""Most edges between a node and the farthest node of its neighbourhood."""
-MAX_NEARBY_NODES = 500
-"""Most nodes of a neighbourhood."""
 MAX_EDGES_PER_NODE = 200
 """Edges that are followed from one node of a neighbourhood."""
-MAX_PATH_EDGES = 8
-"""Most edges of a path."""
-MAX_PATHS = 10
 MAX_SEARCHED_EDGES = 50_000
 """Most edges in each direction that one level of the search for a path reads."""
 MAX_SHOWN_EDGES = 5_000
@@ -215,11 +214,7 @@ def _steps(
     """Return steps from these nodes to others, up to `limit` in each direction."""
     nodes = list(frontier)
     steps: list[Step] = []
-    edges = graph_edges.c
-    for way, here, there in (
-        (Direction.OUT, edges.source, edges.target),
-        (Direction.IN, edges.target, edges.source),
-    ):
+    for way, here, there in WAYS:
         if direction not in (way, Direction.BOTH):
             continue
         query = filter_kinds(select(here, there).where(among(connection, here, nodes)), kinds)
@@ -233,13 +228,7 @@ def _edges_between(
     """Read the edges between these nodes."""
     nodes = list(ids)
     edges = graph_edges.c
-    query = select(
-        edges.source,
-        edges.target,
-        edges.kind,
-        func.max(edges.weight).label("weight"),
-        func.min(edges.provenance).label("provenance"),
-    ).where(
+    query = select(edges.source, edges.target, edges.kind, *MERGED_EDGE).where(
         among(connection, edges.source, nodes),
         # A sum has no index: a work that a million others cite is not read from that end.
         among(connection, edges.target + 0, nodes),

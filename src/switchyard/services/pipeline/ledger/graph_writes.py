@@ -106,10 +106,10 @@ class GraphWrites(Repository):
         return True
 
     @read
-    def graph_strays(self, connection: Connection, limit: int = 100) -> list[str]:
-        """List documents in the graph that were deleted from the ledger."""
+    def graph_strays(self, connection: Connection) -> list[str]:
+        """List up to 100 documents in the graph that were deleted from the ledger."""
         in_ledger = select(documents.c.id).where(documents.c.id == graph_documents.c.document_id)
-        query = select(graph_documents.c.document_id).where(~in_ledger.exists()).limit(limit)
+        query = select(graph_documents.c.document_id).where(~in_ledger.exists()).limit(100)
         return list(connection.scalars(query))
 
 

@@ -7,6 +7,14 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
+MAX_DEPTH = 4
+"""Most edges between a node and the farthest node of its neighbourhood."""
+MAX_NEARBY_NODES = 500
+"""Most nodes of a neighbourhood."""
+MAX_PATH_EDGES = 8
+"""Most edges of a path."""
+MAX_PATHS = 10
+
 
 class NodeKind(StrEnum):
     """What a node stands for."""

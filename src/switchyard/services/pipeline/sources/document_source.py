@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from switchyard.services.common.json_values import list_in
 from switchyard.services.common.printable import quoted_answer
 from switchyard.services.pipeline.sources.source_client import SourceClient, SourceServer
 
@@ -106,7 +107,6 @@ def mapping(value: object, what: str, label: str) -> Mapping[str, Any]:
     return value
 
 
-def words(value: object, *, max_words: int = 100) -> list[str]:
-    """Return the texts of a foreign list: topics, tags."""
-    texts = value if isinstance(value, list) else []
-    return [each[:200] for each in texts if isinstance(each, str)][:max_words]
+def words(value: object) -> list[str]:
+    """Return the first 100 texts of a foreign list (topics, tags), each cut to 200 characters."""
+    return [each[:200] for each in list_in(value) if isinstance(each, str)][:100]

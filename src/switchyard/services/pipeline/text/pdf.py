@@ -214,21 +214,6 @@ def _characters(page: PageLines | str) -> int:
     return 0 if isinstance(page, str) else sum([len(line.text) for line in page.lines])
 
 
-def draw_page(
-    data: bytes,
-    number: int,
-    *,
-    dpi: int,
-    side: int,
-    area: int = 0,
-    limits: Limits,
-    extractor: ExtractorName = "pymupdf",
-) -> Any:
-    """Draw a page, as OpenPdf.draw does. Raises what OpenPdf.draw and Extractor.opening raise."""
-    with opening(data, limits, extractor) as pdf:
-        return pdf.draw(number, dpi=dpi, side=side, area=area)
-
-
 def draw_page_with_text(
     data: bytes,
     number: int,
@@ -239,8 +224,8 @@ def draw_page_with_text(
     limits: Limits,
     extractor: ExtractorName = "pymupdf",
 ) -> tuple[PageLines | None, Any]:
-    """Draw a page as `draw_page` does, and return also the text that the file has of it; None where
-    the text can't be read."""
+    """Return the text that the file has of a page (None where it can't be read), and the page as
+    `OpenPdf.draw` draws it. Raises what OpenPdf.draw and Extractor.opening raise."""
     with opening(data, limits, extractor) as pdf:
         try:
             page = pdf.page(number)
