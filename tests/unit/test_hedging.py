@@ -25,14 +25,14 @@ class Runs:
     def run(self, name: str, error: Exception | None = None) -> Run:
         begin = self.begin[name] = asyncio.Event()
 
-        async def ask(told: OutputStream) -> str:
+        async def ask(output: OutputStream) -> str:
             self.asked.append(name)
-            told.begin()
+            output.begin()
             try:
                 await begin.wait()
                 if error is not None:
                     raise error
-                told.write(f"{name} begins")
+                output.write(f"{name} begins")
                 await asyncio.sleep(0)
             except asyncio.CancelledError:
                 self.broken_off.append(name)
@@ -160,14 +160,14 @@ async def test_the_loser_is_broken_off_while_the_winner_still_writes(winner: int
     begin, broken_off = asyncio.Event(), asyncio.Event()
 
     def run(number: int) -> Run:
-        async def ask(told: OutputStream) -> str:
+        async def ask(output: OutputStream) -> str:
             if number != winner:
                 try:
                     await asyncio.Event().wait()
                 finally:
                     broken_off.set()
             await begin.wait()
-            told.write("it begins")
+            output.write("it begins")
             await broken_off.wait()  # it ends only then
             return str(number)
 

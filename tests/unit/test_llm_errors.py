@@ -1,4 +1,4 @@
-"""Every error of the `openai` package means something for a job; and what servers say of limits."""
+"""Translate every error of the `openai` package, and read a server's rate limits."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def status_error(
 
 
 def classes() -> Iterator[type[openai.OpenAIError]]:
-    """All that the package may raise of its own, wherever in it they are."""
+    """Yield all error classes of the package."""
     waiting = [openai.OpenAIError]
     while waiting:
         each = waiting.pop()
@@ -52,7 +52,7 @@ def classes() -> Iterator[type[openai.OpenAIError]]:
 
 
 def made(kind: type[openai.OpenAIError]) -> openai.OpenAIError:
-    """An error of that class, without the trouble of a server that provokes it."""
+    """Make an error of a class without its constructor."""
     error = kind.__new__(kind)
     Exception.__init__(error, "no luck")
     error.__dict__.update(message="no luck", body=None, code=None, request=REQUEST)
@@ -79,7 +79,7 @@ def test_every_status_has_one_meaning(status: int) -> None:
     assert (isinstance(meaning, RetryableError) and meaning.counts) == (status in AGAIN)
 
 
-def test_only_what_another_server_may_have_is_asked_elsewhere() -> None:
+def test_only_server_specific_refusals_are_asked_elsewhere() -> None:
     refusals = [translate(status_error(openai.APIStatusError, each)) for each in (400, 401, 404)]
     assert [each.is_server_specific for each in refusals if isinstance(each, LlmRefused)] == [
         False,
@@ -88,7 +88,7 @@ def test_only_what_another_server_may_have_is_asked_elsewhere() -> None:
     ]
 
 
-def test_an_empty_account_is_left_alone_for_long() -> None:
+def test_a_server_whose_account_is_empty_is_paused_for_long() -> None:
     error = status_error(openai.RateLimitError, 429, retry_after="1")
     error.__dict__["code"] = "insufficient_quota"
     meaning = translate(error)
@@ -117,7 +117,7 @@ def test_whether_the_server_was_reached_decides_about_the_attempt(
         assert meaning.counts == (expected is not LlmUnreachable)
 
 
-def test_a_time_out_is_one() -> None:
+def test_a_timeout_of_the_sdk_is_an_llm_timeout() -> None:
     assert type(translate(openai.APITimeoutError(request=REQUEST))) is LlmTimeout
 
 
@@ -137,12 +137,13 @@ def test_a_time_out_is_one() -> None:
         ({"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "1" * 5000}, 0),
     ],
 )
-def test_what_is_left_is_read_from_the_headers(headers: dict[str, str], wait: float) -> None:
+def test_the_rest_of_a_rate_limit_is_read_from_the_headers(
+    headers: dict[str, str], wait: float
+) -> None:
     assert ModelApi().quota_wait(headers) == wait
 
 
-def test_errors_of_requests_that_wait_for_a_server_are_known_by_name() -> None:
-    """To the ledger, which counts them."""
+def test_the_ledger_knows_the_errors_of_requests_that_wait_for_a_server() -> None:
     waiting = {each.__name__ for each in LlmUnavailable.__subclasses__() if not each("").counts}
     assert waiting == set(WAIT_FOR_SERVER)
 
@@ -164,7 +165,7 @@ def test_errors_of_requests_that_wait_for_a_server_are_known_by_name() -> None:
         (check_completions, {"choices": [{"text": "a"}, {"text": None}]}, '{"text": null}'),
     ],
 )
-def test_what_is_no_answer_is_quoted(check: Any, answer: Any, words: str) -> None:
+def test_an_unusable_answer_is_quoted(check: Any, answer: Any, words: str) -> None:
     with pytest.raises(InvalidLlmResponse) as caught:
         check(answer, 2)
     assert words in str(caught.value)

@@ -52,13 +52,13 @@ async def system(
     modules = ("switchyard.services.llm.job_types",)
     async with open_system(broker310, sqlite_url, data_dir=tmp_path, modules=modules) as opened:
         own = Provider(name="own", base_url=llm.url, model=MODEL, aliases=("small", "org/small"))
-        given = {"llm_providers": (own,), "llm_timeout": 60.0}
-        opened.settings = opened.settings.model_copy(update=given)
+        overrides = {"llm_providers": (own,), "llm_timeout": 60.0}
+        opened.settings = opened.settings.model_copy(update=overrides)
         yield opened
 
 
 @pytest.fixture
-def given(tmp_path: Path, llm: LlmServer, quick: None) -> Settings:
+def settings(tmp_path: Path, llm: LlmServer, quick: None) -> Settings:
     """Of a system without a broker whose questions go by batches to that server."""
     nowhere = {"amqp_url": "amqp://127.0.0.1:1", "data_dir": tmp_path}
     return Settings.model_validate(with_batches(llm.url, tmp_path) | nowhere)

@@ -1,4 +1,4 @@
-"""What was asked once is not paid for twice: not later, not at the same moment, not by others."""
+"""Stored answers: a question is paid for once, whoever asks it again, later or meanwhile."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ from tests.support.tcp_proxy import TcpProxy
 QUESTION = {"servers": [["http://there/v1", "m"]], "asked": {"messages": ["hello"]}}
 
 
-class Asked:
-    """A server's part: says something else each time, and counts."""
+class CountingServer:
+    """Answer like a server, with another text each time, and count the calls."""
 
     def __init__(self, *, until: asyncio.Event | None = None) -> None:
         self.times = 0
@@ -62,7 +62,7 @@ class Asked:
 
 @pytest.fixture
 def open_answers(ledger: Ledger, tmp_path: Path) -> Callable[..., StoredAnswers]:
-    """The answers of one more process."""
+    """Open the stored answers as one more process does."""
 
     def open_(max_age: float = 3600.0) -> StoredAnswers:
         return StoredAnswers(Storage(tmp_path.as_uri()), ledger, max_age=max_age)
@@ -78,7 +78,7 @@ async def get(
 
 
 async def test_a_question_is_paid_for_once(open_answers: Callable[..., StoredAnswers]) -> None:
-    ask = Asked()
+    ask = CountingServer()
     assert await get(open_answers(), ask) == "answer 1"
     assert await get(open_answers(), ask) == "answer 1 again"
     assert await get(open_answers(), ask, fresh=True) == "answer 2"
@@ -95,33 +95,33 @@ async def test_a_question_is_paid_for_once(open_answers: Callable[..., StoredAns
     ],
     ids=["with reasoning", "reasoning alone", "a stream without an end"],
 )
-async def test_what_earlier_versions_kept_wrongly_is_not_reused(
+async def test_a_wrong_answer_that_an_earlier_version_stored_is_not_reused(
     open_answers: Callable[..., StoredAnswers], kept: Completion, found: str
 ) -> None:
     await open_answers().keep(QUESTION, kept)
-    assert await get(open_answers(), Asked()) == found
+    assert await get(open_answers(), CountingServer()) == found
 
 
 async def test_equal_questions_at_once_are_one_call(
     open_answers: Callable[..., StoredAnswers],
 ) -> None:
     until = asyncio.Event()
-    ask = Asked(until=until)
+    ask = CountingServer(until=until)
     one, other = open_answers(), open_answers()
     waiting = [asyncio.create_task(get(each, ask)) for each in [one, other] * 10]
     await eventually(lambda: ask.times)
     until.set()
-    said = await asyncio.gather(*waiting)
-    assert sorted(said) == ["answer 1"] + ["answer 1 again"] * 19
+    texts = await asyncio.gather(*waiting)
+    assert sorted(texts) == ["answer 1"] + ["answer 1 again"] * 19
     assert ask.times == 1
     assert not one._locks
     assert not other._locks
 
 
-async def test_a_question_that_failed_is_asked_by_the_next(
+async def test_a_question_that_failed_is_asked_by_the_next_caller(
     open_answers: Callable[..., StoredAnswers],
 ) -> None:
-    ask = Asked()
+    ask = CountingServer()
 
     async def fail(timeout: float) -> Completion:
         raise LlmUnavailable("no luck")
@@ -131,13 +131,13 @@ async def test_a_question_that_failed_is_asked_by_the_next(
     assert await get(open_answers(), ask) == "answer 1"
 
 
-async def test_a_cancelled_question_is_asked_by_the_next(
+async def test_a_cancelled_question_is_asked_by_the_next_caller(
     open_answers: Callable[..., StoredAnswers],
 ) -> None:
-    held = Asked(until=asyncio.Event())
-    first = asyncio.create_task(get(open_answers(), held))
-    await eventually(lambda: held.times)
-    second = asyncio.create_task(get(open_answers(), ask := Asked()))
+    blocked = CountingServer(until=asyncio.Event())
+    first = asyncio.create_task(get(open_answers(), blocked))
+    await eventually(lambda: blocked.times)
+    second = asyncio.create_task(get(open_answers(), ask := CountingServer()))
     first.cancel()
     with pytest.raises(asyncio.CancelledError):
         await first
@@ -153,25 +153,25 @@ async def test_the_question_of_a_killed_worker_is_asked_by_another(
         AnswerClaimRequest(key, "killed", ttl=0.4, max_age=60)
     )
     assert claim == LeaseAcquired()
-    assert await get(open_answers(), Asked()) == "answer 1"
+    assert await get(open_answers(), CountingServer()) == "answer 1"
 
 
-async def test_an_answer_kept_by_a_worker_killed_at_once_is_found(
+async def test_an_answer_whose_writer_was_killed_before_the_record_is_found(
     open_answers: Callable[..., StoredAnswers], ledger: Ledger
 ) -> None:
-    """Killed between the file and the ledger's word of it."""
+    """The file is written, and the ledger has no record of it."""
     answers = open_answers()
     await answers.keep(QUESTION, Completion("paid", "m", "stop", {}))
     records = LlmLedger(ledger).answers
     page = await records.examine_llm_answers(max_age=0, max_bytes=0, after=None, limit=9)
     assert (await records.drop_llm_answers(page.superfluous))[0] == [content_hash(QUESTION)]
-    assert await get(answers, Asked()) == "paid again"
+    assert await get(answers, CountingServer()) == "paid again"
 
 
-async def test_an_answer_that_the_storage_does_not_take_is_kept_until_it_does(
+async def test_an_answer_is_held_in_memory_until_the_storage_takes_it(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In its process; others wait for it."""
+    """Other processes wait for it meanwhile."""
     monkeypatch.setattr(module, "CLAIM_TTL", 3.0)
     with s3_server() as environment:
         host, _, port = environment["AWS_ENDPOINT_URL"].removeprefix("http://").partition(":")
@@ -179,7 +179,7 @@ async def test_an_answer_that_the_storage_does_not_take_is_kept_until_it_does(
             environment["AWS_ENDPOINT_URL"] = f"http://127.0.0.1:{proxy.port}"
             for name, value in environment.items():
                 monkeypatch.setenv(name, value)
-            ask = Asked()
+            ask = CountingServer()
 
             async def ask_as_it_goes_away(timeout: float) -> Completion:
                 proxy.refuse()
@@ -198,21 +198,21 @@ async def test_an_answer_that_the_storage_does_not_take_is_kept_until_it_does(
             assert ask.times == 1
 
 
-async def test_who_waits_too_long_for_anothers_answer_goes_back(
+async def test_waiting_too_long_for_the_answer_of_another_process_is_no_attempt(
     open_answers: Callable[..., StoredAnswers], ledger: Ledger
 ) -> None:
     await LlmLedger(ledger).answers.claim_llm_answer(
         AnswerClaimRequest(content_hash(QUESTION), "slow", ttl=60, max_age=60)
     )
     with pytest.raises(LlmSaturated, match="already sending this request") as raised:
-        await get(open_answers(), Asked(), timeout=0.3)
+        await get(open_answers(), CountingServer(), timeout=0.3)
     assert not raised.value.counts
 
 
-async def test_a_deleted_or_spoiled_file_is_asked_for_again(
+async def test_a_question_whose_file_is_deleted_or_damaged_is_asked_again(
     open_answers: Callable[..., StoredAnswers], tmp_path: Path
 ) -> None:
-    ask = Asked()
+    ask = CountingServer()
     await get(open_answers(), ask)
     (file,) = (tmp_path / "llm").iterdir()
     file.write_text("{")
@@ -228,16 +228,16 @@ async def test_an_answer_whose_writer_died_before_its_record_is_found_and_record
     await StoredAnswers(Storage(tmp_path.as_uri()), None, max_age=60).keep(
         QUESTION, Completion("paid for", "m", "stop", {})
     )
-    assert await get(open_answers(), Asked()) == "paid for again"
+    assert await get(open_answers(), CountingServer()) == "paid for again"
     records = LlmLedger(ledger).answers
     page = await records.examine_llm_answers(max_age=0, max_bytes=0, after=None, limit=9)
     assert list(page.superfluous) == [content_hash(QUESTION)]
 
 
-async def test_files_of_answers_without_a_record_go_after_a_day(
+async def test_files_of_answers_without_a_record_are_deleted_after_a_day(
     ledger: Ledger, tmp_path: Path
 ) -> None:
-    given = Settings(storage_url=tmp_path.as_uri())
+    settings = Settings(storage_url=tmp_path.as_uri())
     storage, records = Storage(tmp_path.as_uri()), LlmLedger(ledger).answers
     for number in range(250):
         await storage.put_async(f"llm/left-{number}.json", b"x")
@@ -248,43 +248,45 @@ async def test_files_of_answers_without_a_record_go_after_a_day(
     for path in (tmp_path / "llm").iterdir():
         if path.stem != "young":
             os.utime(path, (time.time() - 2 * DAY,) * 2)
-    assert await drop_unrecorded_answers(given, ledger) == 250
+    assert await drop_unrecorded_answers(settings, ledger) == 250
     left = sorted(path.stem for path in (tmp_path / "llm").iterdir())
     assert left == ["asked", "recorded", "young"]
 
 
-async def test_claims_are_for_one(ledger: Ledger) -> None:
+async def test_one_process_gets_the_claim(ledger: Ledger) -> None:
     async def claim(holder: str) -> object:
         return await LlmLedger(ledger).answers.claim_llm_answer(
             AnswerClaimRequest("k", holder, ttl=60, max_age=60)
         )
 
-    said = await asyncio.gather(*(claim(f"worker {n}") for n in range(8)))
-    assert said.count(LeaseAcquired()) == 1
-    assert said.count(LeaseHeld()) == 7
+    claims = await asyncio.gather(*(claim(f"worker {n}") for n in range(8)))
+    assert claims.count(LeaseAcquired()) == 1
+    assert claims.count(LeaseHeld()) == 7
     await LlmLedger(ledger).answers.keep_llm_answer("k", 10)
     assert isinstance(await claim("late"), CacheHit)
 
 
-async def test_old_answers_go_and_those_that_nobody_uses(
+async def test_old_and_unused_answers_are_deleted(
     ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MIB", 1)
-    given = Settings(storage_url=tmp_path.as_uri(), llm_answers_days=1, llm_answers_mb=250)
+    settings = Settings(storage_url=tmp_path.as_uri(), llm_answers_days=1, llm_answers_mb=250)
     storage = Storage(tmp_path.as_uri())
     for number in range(5):
         await storage.put_async(f"llm/k{number}.json", b"x" * 100)
         await LlmLedger(ledger).answers.keep_llm_answer(f"k{number}", 100)
-    assert await drop_old_answers(given, ledger) == 3
+    assert await drop_old_answers(settings, ledger) == 3
     left = sorted(path.name for path in (tmp_path / "llm").iterdir())
-    assert left == ["k3.json", "k4.json"], "the last ones"
-    assert await drop_old_answers(given, ledger) == 0
-    none = given.model_copy(update={"llm_answers_days": 0})
-    assert await drop_old_answers(none, ledger) == 2
-    assert await drop_old_answers(none, ledger) == 0
+    assert left == ["k3.json", "k4.json"], "the latest ones"
+    assert await drop_old_answers(settings, ledger) == 0
+    store_nothing = settings.model_copy(update={"llm_answers_days": 0})
+    assert await drop_old_answers(store_nothing, ledger) == 2
+    assert await drop_old_answers(store_nothing, ledger) == 0
 
 
-async def test_old_answers_go_in_steps_and_one_that_is_used_meanwhile_stays(ledger: Ledger) -> None:
+async def test_old_answers_are_deleted_in_steps_unless_they_are_used_meanwhile(
+    ledger: Ledger,
+) -> None:
     records = LlmLedger(ledger).answers
     for number in range(7):
         await records.keep_llm_answer(f"k{number}", 100)
@@ -301,7 +303,7 @@ async def test_old_answers_go_in_steps_and_one_that_is_used_meanwhile_stays(ledg
     assert keys == [[], ["k3"], [], ["k0"]]
 
 
-async def test_claims_of_the_dead_go_in_steps(
+async def test_claims_of_dead_processes_are_deleted_in_steps(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     records = LlmLedger(ledger).answers
@@ -318,7 +320,7 @@ async def test_claims_of_the_dead_go_in_steps(
 async def test_equal_questions_over_several_processes_are_one_call(
     ledger: Ledger, database_url: str, tmp_path: Path, processes: int
 ) -> None:
-    """Fifty, or a hundred."""
+    """25 equal questions in each process."""
     with serving(Machine(tokens=40, scale=4)) as (url, app):
         environment = {
             "JOBS_LLM_BASE_URL": url,
@@ -327,9 +329,9 @@ async def test_equal_questions_over_several_processes_are_one_call(
         }
         same = ["the same"] * 25
         with ExitStack() as started:
-            those = [started.enter_context(asking(environment, same)) for _ in range(processes)]
-            for process in those:
+            askers = [started.enter_context(asking(environment, same)) for _ in range(processes)]
+            for process in askers:
                 process.go()
-            for process in those:
+            for process in askers:
                 assert await process.answers() == ["word0"] * 25
         assert list(app.counts.by_question.values()) == [1]

@@ -53,18 +53,18 @@ def claude() -> Iterator[AnthropicServer]:
 
 
 def provider(claude: AnthropicServer, **more: Any) -> Provider:
-    given = {"name": "claude", "api": "anthropic", "model": MODEL, "api_key": SecretStr(KEY)}
-    return Provider.model_validate({**given, "base_url": claude.url, **more})
+    defaults = {"name": "claude", "api": "anthropic", "model": MODEL, "api_key": SecretStr(KEY)}
+    return Provider.model_validate({**defaults, "base_url": claude.url, **more})
 
 
 async def ask(
-    claude: AnthropicServer, *, keep_all: bool = False, told: list[str] | None = None, **chat: Any
+    claude: AnthropicServer, *, keep_all: bool = False, pieces: list[str] | None = None, **chat: Any
 ) -> Completion:
     server = provider(claude, stream=chat.pop("streams", None))
-    on_text = None if told is None else told.append
+    on_text = None if pieces is None else pieces.append
     async with ServerClient.connect(server, 5) as client:
-        asked = {"messages": CHAT, **chat}
-        response = await client.ask(asked, timeout=10, on_text=on_text, keep_all=keep_all)
+        fields = {"messages": CHAT, **chat}
+        response = await client.ask(fields, timeout=10, on_text=on_text, keep_all=keep_all)
     return response.answer
 
 
@@ -107,10 +107,10 @@ async def test_calls_of_tools_and_reasoning_are_part_of_the_whole(
 
 
 async def test_text_is_told_while_it_is_written(claude: AnthropicServer) -> None:
-    told: list[str] = []
-    await ask(claude, told=told)
-    assert len(told) > 1
-    assert "".join(told) == ANSWER
+    pieces: list[str] = []
+    await ask(claude, pieces=pieces)
+    assert len(pieces) > 1
+    assert "".join(pieces) == ANSWER
 
 
 @pytest.mark.parametrize("reason", ["max_tokens", "model_context_window_exceeded"])

@@ -1,4 +1,4 @@
-"""Questions for Batch APIs that no job has come for, and their batches."""
+"""Delete questions for Batch APIs that no job waits for, and old batches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.made import new_job
 from tests.support.small_steps import removed
 
 
-async def test_what_no_job_comes_for_goes_in_steps_and_frees_what_was_set_aside(
+async def test_abandoned_questions_are_deleted_in_steps_and_their_reservations_end(
     ledger: Ledger,
 ) -> None:
     records = LlmLedger(ledger).batches
@@ -28,17 +28,17 @@ async def test_what_no_job_comes_for_goes_in_steps_and_frees_what_was_set_aside(
         await records.collect_llm_question(item, f"job-{number}", size=10)
     freed: list[str] = []
 
-    async def tidy(max_age: float, limit: int) -> Removal:
+    async def clean_up(max_age: float, limit: int) -> Removal:
         calls, removal = await records.delete_old_llm_batches(max_age=max_age, limit=limit)
         freed.extend(each.id for each in calls)
         return removal
 
-    assert (await removed(lambda limit: tidy(60, limit))).total() == 0
+    assert (await removed(lambda limit: clean_up(60, limit))).total() == 0
     await ledger.jobs.record(new_job("job-0"))
     await records.open_llm_batch(
         "batch-1", "p", max_wait=0, max_questions=1, max_bytes=1000
     )  # sends one
-    rows = await removed(lambda limit: tidy(-60, limit))
+    rows = await removed(lambda limit: clean_up(-60, limit))
     assert rows == {"llm_batch_items": 5, "llm_batch_waits": 5}
     assert len(freed) == 5
-    assert await ledger.core.database.read(count) == [1, 1, 1], "what is under way stays"
+    assert await ledger.core.database.read(count) == [1, 1, 1], "the question that was sent stays"

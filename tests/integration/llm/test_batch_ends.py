@@ -34,8 +34,8 @@ def _no_fence(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def answered(ledger: Ledger, settings: Settings) -> list[bool]:
-    async with ModelClient.open(settings, ledger) as lane:
-        return [await answer(lane, n) for n in range(QUESTIONS)]
+    async with ModelClient.open(settings, ledger) as client:
+        return [await answer(client, n) for n in range(QUESTIONS)]
 
 
 async def states(ledger: Ledger) -> dict[str, int]:
@@ -49,10 +49,10 @@ async def states(ledger: Ledger) -> dict[str, int]:
 
 
 async def test_questions_of_a_provider_that_gets_no_batches_any_more_are_asked_live_at_once(
-    ledger: Ledger, given: Settings, llm: LlmServer
+    ledger: Ledger, settings: Settings, llm: LlmServer
 ) -> None:
-    await collect(ledger, given.model_copy(update={"llm_batch_wait": 600.0}), QUESTIONS)
-    without = given.model_copy(update={"llm_batch": False})
+    await collect(ledger, settings.model_copy(update={"llm_batch_wait": 600.0}), QUESTIONS)
+    without = settings.model_copy(update={"llm_batch": False})
     await new_batch_runner(ledger, without).turn()
     assert await states(ledger) == {ItemState.LIVE: QUESTIONS}
     assert await LlmLedger(ledger).spending.llm_spend("model") == [], (
@@ -63,39 +63,39 @@ async def test_questions_of_a_provider_that_gets_no_batches_any_more_are_asked_l
 
 
 async def test_a_batch_that_could_not_be_sent_before_they_were_switched_off_is_given_up(
-    plain_ledger: Ledger, given: Settings, llm: LlmServer
+    plain_ledger: Ledger, settings: Settings, llm: LlmServer
 ) -> None:
-    await collect(plain_ledger, given, QUESTIONS)
+    await collect(plain_ledger, settings, QUESTIONS)
     llm.batches.fail_next = [lambda exchange: exchange.send_json(503, {})] * 3
-    await new_batch_runner(plain_ledger, given).turn()
+    await new_batch_runner(plain_ledger, settings).turn()
     assert await states(plain_ledger) == {ItemState.SENT: QUESTIONS}
     llm.batches.fail_next = []
-    await new_batch_runner(plain_ledger, given.model_copy(update={"llm_batch": False})).turn()
+    await new_batch_runner(plain_ledger, settings.model_copy(update={"llm_batch": False})).turn()
     assert await states(plain_ledger) == {ItemState.LIVE: QUESTIONS}
     assert llm.batches.batches == {}
 
 
 async def test_a_batch_whose_server_is_away_is_tried_until_the_server_would_have_ended_it(
-    plain_ledger: Ledger, given: Settings, llm: LlmServer, monkeypatch: pytest.MonkeyPatch
+    plain_ledger: Ledger, settings: Settings, llm: LlmServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await collect(plain_ledger, given, QUESTIONS)
+    await collect(plain_ledger, settings, QUESTIONS)
     llm.batches.fail_next = [Exchange.reset] * 100
     monkeypatch.setattr(batch_runner, "MAX_SENDING_AGE", 0.0)
-    await new_batch_runner(plain_ledger, given).turn()
+    await new_batch_runner(plain_ledger, settings).turn()
     assert await states(plain_ledger) == {ItemState.SENT: QUESTIONS}
     monkeypatch.setattr(batch_runner, "BATCH_TIMEOUT", 0.0)
-    await new_batch_runner(plain_ledger, given).turn()
+    await new_batch_runner(plain_ledger, settings).turn()
     assert await states(plain_ledger) == {ItemState.LIVE: QUESTIONS}
 
 
 @pytest.mark.parametrize(("spare", "goes"), [(-60.0, "live"), (60.0, "sent")])
 async def test_a_question_whose_job_would_end_before_its_batch_must_is_asked_live(
-    plain_ledger: Ledger, given: Settings, spare: float, goes: str
+    plain_ledger: Ledger, settings: Settings, spare: float, goes: str
 ) -> None:
     """The scheduler may have been away since it was collected."""
     ends = plain_ledger.clock.now() + timedelta(seconds=MAX_BATCH_WAIT + spare)
-    await collect(plain_ledger, given, QUESTIONS, expires_at=ends)
-    await new_batch_runner(plain_ledger, given).turn()
+    await collect(plain_ledger, settings, QUESTIONS, expires_at=ends)
+    await new_batch_runner(plain_ledger, settings).turn()
     assert await states(plain_ledger) == {goes: QUESTIONS}
 
 
@@ -151,13 +151,13 @@ class _Unheard:
 
 
 async def test_a_sender_killed_at_any_step_leaves_one_batch_one_price_and_no_file(
-    plain_ledger: Ledger, tmp_path: Path, given: Settings
+    plain_ledger: Ledger, tmp_path: Path, settings: Settings
 ) -> None:
     """Step by step: after the first request, after the second, … until it is through unharmed."""
     steps = itertools.count(1)
     for step in steps:
         with LlmServer() as llm:
-            settings = given.model_copy(
+            settings = settings.model_copy(
                 update={
                     "llm_base_url": llm.url,
                     "data_dir": tmp_path / str(step),
@@ -187,10 +187,10 @@ async def _through(ledger: Ledger, settings: Settings, llm: LlmServer, step: int
     if step == 1:
         for n in range(QUESTIONS):
             await ledger.jobs.record(new_job(f"job-{n}"))
-    async with ModelClient.open(settings, ledger) as lane:
+    async with ModelClient.open(settings, ledger) as client:
         for n in range(QUESTIONS):
             with pytest.raises(WaitingForBatch):
-                await answer(lane, n)
+                await answer(client, n)
     killer = Killer(llm, step)
     killed = await killer.turns(new_batch_runner(ledger, settings))
     await new_batch_runner(ledger, settings).turn()

@@ -27,11 +27,11 @@ from tests.support.llm_server import LlmServer
 
 
 async def test_two_batch_runners_at_once_send_each_question_once(
-    ledger: Ledger, database_url: str, given: Settings, llm: LlmServer
+    ledger: Ledger, database_url: str, settings: Settings, llm: LlmServer
 ) -> None:
-    await collect(ledger, given, 5)
+    await collect(ledger, settings, 5)
     async with await Ledger.open(database_url) as second:
-        batch_runners = [new_batch_runner(each, given) for each in (ledger, second, ledger)]
+        batch_runners = [new_batch_runner(each, settings) for each in (ledger, second, ledger)]
         await asyncio.gather(*(each.turn() for each in batch_runners))
     sent = [q for each in llm.batches.batches.values() for q in llm.batches.questions(each)]
     assert all(llm.batches.questions(each) for each in llm.batches.batches.values())
@@ -42,14 +42,14 @@ async def test_two_batch_runners_at_once_send_each_question_once(
 @pytest.mark.parametrize("point", ["before", "upload", "create", "recorded"])
 async def test_a_sender_that_is_killed_while_it_sends_is_followed_by_one_that_sends_the_rest(
     ledger: Ledger,
-    given: Settings,
+    settings: Settings,
     llm: LlmServer,
     monkeypatch: pytest.MonkeyPatch,
     point: str,
 ) -> None:
     monkeypatch.setattr(batch_runner, "FENCE_TTL", 600.0)
-    await collect(ledger, given, 2)
-    killed = new_batch_runner(ledger, given)
+    await collect(ledger, settings, 2)
+    killed = new_batch_runner(ledger, settings)
     if point == "before":
         monkeypatch.setattr(killed, "_send", killed_here)
     elif point == "upload":
@@ -67,11 +67,11 @@ async def test_a_sender_that_is_killed_while_it_sends_is_followed_by_one_that_se
     except asyncio.CancelledError:
         monkeypatch.undo()
     llm.batches.fail_next = []
-    await new_batch_runner(ledger, given).turn()
+    await new_batch_runner(ledger, settings).turn()
     (ours,) = await LlmLedger(ledger).batches.llm_batches()
     assert ours.remote_id is None, "the other may be sending it yet"
     await fence_is_over(ledger)
-    await new_batch_runner(ledger, given).turn()
+    await new_batch_runner(ledger, settings).turn()
     (ours,) = await LlmLedger(ledger).batches.llm_batches()
     assert ours.remote_id == only(llm).id
     assert len(llm.batches.questions(only(llm))) == 2
@@ -93,20 +93,20 @@ def only_of(ledger: Ledger, name: str, instead: Any) -> Any:
 async def test_a_sender_that_was_frozen_changes_nothing_of_what_another_has_sent_meanwhile(
     ledger: Ledger,
     database_url: str,
-    given: Settings,
+    settings: Settings,
     llm: LlmServer,
     monkeypatch: pytest.MonkeyPatch,
     found: str,
 ) -> None:
-    await collect(ledger, given, 2)
+    await collect(ledger, settings, 2)
     async with await Ledger.open(database_url) as other:
-        frozen = new_batch_runner(other, given)
+        frozen = new_batch_runner(other, settings)
         await LlmLedger(other).batches.open_llm_batch(
             "ours", "default", max_wait=0, max_questions=9, max_bytes=10_000
         )
         as_read = await LlmLedger(other).batches.llm_batches()
         items_read = [await LlmLedger(other).batches.open_llm_questions(as_read[0])]
-        await new_batch_runner(ledger, given).turn()
+        await new_batch_runner(ledger, settings).turn()
         await fence_is_over(ledger)
 
         async def read_before(*_: Any) -> Any:
@@ -133,7 +133,7 @@ async def test_a_sender_that_was_frozen_changes_nothing_of_what_another_has_sent
         }[found]
         if found == "an ending":
             llm.batches.finish(only(llm))
-            await new_batch_runner(ledger, given).turn()
+            await new_batch_runner(ledger, settings).turn()
         await frozen.turn()
     first, *second = llm.batches.batches.values()
     assert [each.status for each in second] == ["cancelling"] * (found == "nothing")
@@ -141,19 +141,19 @@ async def test_a_sender_that_was_frozen_changes_nothing_of_what_another_has_sent
     assert left == ([] if found == "an ending" else [(first.id, "sent")])
     if left:
         llm.batches.finish(first)
-        await new_batch_runner(ledger, given).turn()
-    async with ModelClient.open(given, ledger) as lane:
-        assert [await answer(lane, n) for n in range(2)] == [True] * 2
+        await new_batch_runner(ledger, settings).turn()
+    async with ModelClient.open(settings, ledger) as client:
+        assert [await answer(client, n) for n in range(2)] == [True] * 2
     (row,) = await LlmLedger(ledger).spending.llm_spend("model")
     assert (row.calls, row.cost, row.reserved) == (2, 18, 0)
     assert llm.requests == []
 
 
 async def test_a_sender_that_is_killed_while_it_concludes_pays_and_answers_once(
-    ledger: Ledger, given: Settings, llm: LlmServer, monkeypatch: pytest.MonkeyPatch
+    ledger: Ledger, settings: Settings, llm: LlmServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await collect(ledger, given, 3)
-    killed = new_batch_runner(ledger, given)
+    await collect(ledger, settings, 3)
+    killed = new_batch_runner(ledger, settings)
     await killed.turn()
     llm.batches.finish(only(llm))
     conclude, done = LlmBatchRepository.finish_llm_question, 0
@@ -168,10 +168,10 @@ async def test_a_sender_that_is_killed_while_it_concludes_pays_and_answers_once(
         await killed.turn()
     monkeypatch.setattr(LlmBatchRepository, "finish_llm_question", conclude)
     monkeypatch.setattr(batch_runner, "BATCH_POLL_INTERVAL", 0.0)
-    await new_batch_runner(ledger, given).turn()
+    await new_batch_runner(ledger, settings).turn()
     assert await LlmLedger(ledger).batches.llm_batches() == []
-    async with ModelClient.open(given, ledger) as lane:
-        assert [await answer(lane, n) for n in range(3)] == [True] * 3
+    async with ModelClient.open(settings, ledger) as client:
+        assert [await answer(client, n) for n in range(3)] == [True] * 3
     (row,) = await LlmLedger(ledger).spending.llm_spend("model")
     assert (row.calls, row.saved_calls, row.cost, row.reserved) == (3, 0, 27, 0)
     assert llm.requests == []

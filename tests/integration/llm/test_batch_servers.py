@@ -20,47 +20,47 @@ from tests.support.llm_server import LlmServer
 
 @pytest.mark.parametrize("status", ["failed", "cancelled", "expired"])
 async def test_a_batch_that_ends_without_answers_frees_all_its_questions(
-    plain_ledger: Ledger, given: Settings, llm: LlmServer, status: str
+    plain_ledger: Ledger, settings: Settings, llm: LlmServer, status: str
 ) -> None:
-    await collect(plain_ledger, given, 2)
-    batch_runner = new_batch_runner(plain_ledger, given)
+    await collect(plain_ledger, settings, 2)
+    batch_runner = new_batch_runner(plain_ledger, settings)
     await batch_runner.turn()
     only(llm).status = status
     await batch_runner.turn()
-    async with ModelClient.open(given, plain_ledger) as lane:
-        assert [await answer(lane, n) for n in range(2)] == [False] * 2
+    async with ModelClient.open(settings, plain_ledger) as client:
+        assert [await answer(client, n) for n in range(2)] == [False] * 2
     (row,) = await LlmLedger(plain_ledger).spending.llm_spend("model")
     assert (row.calls, row.cost, row.reserved) == (2, 36, 0)
 
 
 async def test_a_batch_that_is_refused_or_never_ends_is_given_up_in_time(
-    plain_ledger: Ledger, given: Settings, llm: LlmServer, monkeypatch: pytest.MonkeyPatch
+    plain_ledger: Ledger, settings: Settings, llm: LlmServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await collect(plain_ledger, given, 1)
+    await collect(plain_ledger, settings, 1)
     llm.batches.fail_next = [list_of_none, list_of_none, refusal(400)]
-    await new_batch_runner(plain_ledger, given).turn()
+    await new_batch_runner(plain_ledger, settings).turn()
     assert await LlmLedger(plain_ledger).batches.llm_batches() == []
-    async with ModelClient.open(given, plain_ledger) as lane:
-        assert await answer(lane, 0) is False
-    await collect(plain_ledger, given, 1, 77)
-    await new_batch_runner(plain_ledger, given).turn()
+    async with ModelClient.open(settings, plain_ledger) as client:
+        assert await answer(client, 0) is False
+    await collect(plain_ledger, settings, 1, 77)
+    await new_batch_runner(plain_ledger, settings).turn()
     monkeypatch.setattr(batch_runner, "BATCH_TIMEOUT", -1.0)
-    await new_batch_runner(plain_ledger, given).turn()
+    await new_batch_runner(plain_ledger, settings).turn()
     assert only(llm).status == "cancelling"
     assert len(await LlmLedger(plain_ledger).batches.llm_batches()) == 1, (
         "what it has answered may come yet"
     )
     monkeypatch.setattr(batch_runner, "CANCEL_TIMEOUT", 0.0)
-    await new_batch_runner(plain_ledger, given).turn()
+    await new_batch_runner(plain_ledger, settings).turn()
     assert await LlmLedger(plain_ledger).batches.llm_batches() == []
-    async with ModelClient.open(given, plain_ledger) as lane:
-        assert await answer(lane, 77) is False
+    async with ModelClient.open(settings, plain_ledger) as client:
+        assert await answer(client, 77) is False
 
 
 async def test_a_batch_whose_answers_can_not_be_kept_holds_up_no_other(
-    plain_ledger: Ledger, given: Settings, llm: LlmServer, monkeypatch: pytest.MonkeyPatch
+    plain_ledger: Ledger, settings: Settings, llm: LlmServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = given.model_copy(update={"llm_batch_size": 1})
+    settings = settings.model_copy(update={"llm_batch_size": 1})
     await collect(plain_ledger, settings, 2)
     batch_runner = new_batch_runner(plain_ledger, settings)
     await batch_runner.turn()
@@ -82,15 +82,15 @@ async def test_a_batch_whose_answers_can_not_be_kept_holds_up_no_other(
     assert waiting.note == "the file storage does not answer"
     await batch_runner.turn()
     assert await LlmLedger(plain_ledger).batches.llm_batches() == []
-    async with ModelClient.open(settings, plain_ledger) as lane:
-        assert [await answer(lane, n) for n in range(2)] == [True] * 2
+    async with ModelClient.open(settings, plain_ledger) as client:
+        assert [await answer(client, n) for n in range(2)] == [True] * 2
 
 
 async def test_an_answer_that_can_not_be_written_as_it_is_keeps_no_batch_waiting(
-    plain_ledger: Ledger, given: Settings, llm: LlmServer
+    plain_ledger: Ledger, settings: Settings, llm: LlmServer
 ) -> None:
-    await collect(plain_ledger, given, 2)
-    batch_runner = new_batch_runner(plain_ledger, given)
+    await collect(plain_ledger, settings, 2)
+    batch_runner = new_batch_runner(plain_ledger, settings)
     await batch_runner.turn()
     keys = [each["custom_id"] for each in llm.batches.questions(only(llm))]
     lines = []
@@ -100,37 +100,37 @@ async def test_an_answer_that_can_not_be_written_as_it_is_keeps_no_batch_waiting
     llm.batches.finish(only(llm), without=2, more=b"\n".join(json.dumps(x).encode() for x in lines))
     await batch_runner.turn()
     assert await LlmLedger(plain_ledger).batches.llm_batches() == []
-    async with ModelClient.open(given, plain_ledger) as lane:
-        assert [await answer(lane, n) for n in range(2)] == [True] * 2
+    async with ModelClient.open(settings, plain_ledger) as client:
+        assert [await answer(client, n) for n in range(2)] == [True] * 2
 
 
 async def test_a_server_without_a_batch_api_keeps_no_question_waiting(
-    plain_ledger: Ledger, given: Settings, llm: LlmServer
+    plain_ledger: Ledger, settings: Settings, llm: LlmServer
 ) -> None:
-    await collect(plain_ledger, given, 1)
+    await collect(plain_ledger, settings, 1)
     llm.batches.fail_next = [refusal(404)]
-    await new_batch_runner(plain_ledger, given).turn()
-    async with ModelClient.open(given, plain_ledger) as lane:
-        assert await answer(lane, 0) is False
+    await new_batch_runner(plain_ledger, settings).turn()
+    async with ModelClient.open(settings, plain_ledger) as client:
+        assert await answer(client, 0) is False
 
 
 async def test_ids_of_a_server_are_no_addresses(
-    plain_ledger: Ledger, given: Settings, llm: LlmServer
+    plain_ledger: Ledger, settings: Settings, llm: LlmServer
 ) -> None:
-    await collect(plain_ledger, given, 1)
+    await collect(plain_ledger, settings, 1)
     llm.batches.fail_next = [
         list_of_none,
         list_of_none,
         lambda exchange: exchange.send_json(200, {"id": "../../admin", "object": "file"}),
     ]
-    await new_batch_runner(plain_ledger, given).turn()
+    await new_batch_runner(plain_ledger, settings).turn()
     (ours,) = await LlmLedger(plain_ledger).batches.llm_batches()
     assert ours.remote_id is None
     assert "an invalid id" in (ours.note or "")
 
 
 async def test_a_file_of_answers_without_an_end_of_lines_is_not_all_read(
-    plain_ledger: Ledger, given: Settings, llm: LlmServer, monkeypatch: pytest.MonkeyPatch
+    plain_ledger: Ledger, settings: Settings, llm: LlmServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[bytes] = []
     monkeypatch.setattr(batch_api, "MAX_LINE_BYTES", 2_000)
@@ -140,30 +140,30 @@ async def test_a_file_of_answers_without_an_end_of_lines_is_not_all_read(
         return json.loads(line)
 
     monkeypatch.setattr(batch_api, "_json_or_none", noted)
-    await collect(plain_ledger, given, 2)
-    await new_batch_runner(plain_ledger, given).turn()
+    await collect(plain_ledger, settings, 2)
+    await new_batch_runner(plain_ledger, settings).turn()
     llm.batches.finish(only(llm), without=1)
-    asked = llm.batches.questions(only(llm))  # in any order
-    first = 0 if "Question 0?" in json.dumps(asked[0]) else 1
-    key = asked[1]["custom_id"]
+    questions = llm.batches.questions(only(llm))  # in any order
+    first = 0 if "Question 0?" in json.dumps(questions[0]) else 1
+    key = questions[1]["custom_id"]
     too_long = json.dumps({"custom_id": key, "response": "x" * 2_000}).encode() + b"\n"
     output = only(llm).output_file_id
     assert output is not None
     llm.batches.files[output] = too_long + llm.batches.files[output] + b"{}\n" * 100_000
-    await new_batch_runner(plain_ledger, given).turn()
+    await new_batch_runner(plain_ledger, settings).turn()
     assert len(read) == 3  # of four lines for two questions, one is too long
-    async with ModelClient.open(given, plain_ledger) as lane:
-        assert await answer(lane, first) is True  # kept
-        assert await answer(lane, 1 - first) is False  # asked live
+    async with ModelClient.open(settings, plain_ledger) as client:
+        assert await answer(client, first) is True  # kept
+        assert await answer(client, 1 - first) is False  # asked live
 
 
 async def test_a_list_of_batches_without_an_end_holds_nobody_up(
-    plain_ledger: Ledger, given: Settings, llm: LlmServer
+    plain_ledger: Ledger, settings: Settings, llm: LlmServer
 ) -> None:
-    await collect(plain_ledger, given, 1)
+    await collect(plain_ledger, settings, 1)
     page = {"object": "list", "has_more": True, "data": [{}] * 200_000}
     llm.batches.fail_next = [lambda exchange: exchange.send_json(200, page)]
     began = time.monotonic()
-    await new_batch_runner(plain_ledger, given).turn()
+    await new_batch_runner(plain_ledger, settings).turn()
     assert time.monotonic() - began < 5
     assert only(llm).status == "in_progress"

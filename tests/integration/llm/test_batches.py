@@ -55,9 +55,9 @@ async def test_backfilled_questions_go_together_and_come_back_one_by_one_at_half
 ) -> None:
     job_ids = await collected(system, 3)
     await batch_runner.turn()
-    asked = llm.batches.questions(only(llm))
-    assert len({each["custom_id"] for each in asked}) == 3
-    assert asked[0]["body"]["model"] == "m"
+    questions = llm.batches.questions(only(llm))
+    assert len({each["custom_id"] for each in questions}) == 3
+    assert questions[0]["body"]["model"] == "m"
     hot = await system.publish("hot.chat_completion", chat("Question 0?"))
     await system.wait_for_state(hot, State.SUCCEEDED)
     assert len(llm.requests) == 1, "who is in a hurry does not wait for a batch"
@@ -83,12 +83,12 @@ async def test_what_a_batch_does_not_answer_is_asked_live(
 ) -> None:
     job_ids = await collected(system, 4)
     await batch_runner.turn()
-    asked = llm.batches.questions(only(llm))
-    known = {"custom_id": asked[1]["custom_id"], "response": {"status_code": 200, "body": {}}}
+    questions = llm.batches.questions(only(llm))
+    known = {"custom_id": questions[1]["custom_id"], "response": {"status_code": 200, "body": {}}}
     foreign = {"custom_id": "../../x", "response": {"status_code": 200, "body": {}}}
     odd = [b"no json", b"[]", b'{"custom_id": 7}', json.dumps(foreign).encode()]
     more = b"\n".join([*odd, json.dumps(known).encode()])
-    failed = {asked[0]["custom_id"]: 500}
+    failed = {questions[0]["custom_id"]: 500}
     llm.batches.finish(only(llm), "expired", without=2, failed=failed, more=more)
     await batch_runner.turn()
     for each in job_ids:
@@ -108,8 +108,8 @@ async def test_who_is_near_its_end_or_cancelled_is_not_sent(
     await system.wait_for_state(near, State.SUCCEEDED)
     assert len(llm.requests) == 1
     await batch_runner.turn()
-    (asked,) = llm.batches.questions(only(llm))
-    assert asked["body"]["messages"][0]["content"] == "Question 1?"
+    (question,) = llm.batches.questions(only(llm))
+    assert question["body"]["messages"][0]["content"] == "Question 1?"
     llm.batches.finish(only(llm))
     await batch_runner.turn()
     await system.wait_for_state(second, State.SUCCEEDED)

@@ -51,13 +51,13 @@ async def system(
     (tmp_path / "prices.toml").write_text("[models.m]\ninput = 1000000\noutput = 1000000")
     modules = ("switchyard.services.llm.job_types",)
     async with open_system(broker310, sqlite_url, data_dir=tmp_path, modules=modules) as opened:
-        given = {
+        overrides = {
             "llm_base_url": llm.url,
             "llm_model": "m",
             "llm_timeout": 20.0,
             "llm_prices": tmp_path / "prices.toml",
         }
-        opened.settings = opened.settings.model_copy(update=given)
+        opened.settings = opened.settings.model_copy(update=overrides)
         yield opened
 
 

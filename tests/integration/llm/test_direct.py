@@ -96,8 +96,8 @@ async def test_nothing_is_published(
     the process for no worker."""
     modules = ("switchyard.services.llm.job_types",)
     async with open_system(broker310, sqlite_url, data_dir=tmp_path, modules=modules) as system:
-        given = {"llm_base_url": settings.llm_base_url, "llm_direct": True}
-        both = system.settings.model_copy(update=given)
+        overrides = {"llm_base_url": settings.llm_base_url, "llm_direct": True}
+        both = system.settings.model_copy(update=overrides)
         async with LLMQueue.open(both) as queue:
             assert (await queue.call("chat_completion", chat("?"))).status is LlmStatus.COMPLETED
             (known,) = await system.ledger.workers.list_workers()
@@ -144,8 +144,8 @@ async def test_two_processes_together_keep_the_limit_and_ask_the_same_once(
     ):
         one.go()
         other.go()
-        said = await asyncio.gather(one.answers(), other.answers())
-    assert [each.count("completed") for each in said] == [10, 10]
+        outcomes = await asyncio.gather(one.answers(), other.answers())
+    assert [each.count("completed") for each in outcomes] == [10, 10]
     assert len(llm.requests) == 15, "equal questions are one call"
     assert busy.most == 3, "never more than the limit, and the limit is used"
 
@@ -233,12 +233,12 @@ async def test_the_end_of_the_process_cancels_what_is_under_way(
 ) -> None:
     llm.next(slow(30))
     async with LLMQueue.open(settings) as queue:
-        asked = await queue.submit("classify", CLASSIFY)
+        asked_id = await queue.submit("classify", CLASSIFY)
         await eventually(lambda: llm.requests)
         llm.always(llm_server.rate_limited(120))
         waits = await queue.submit("chat_completion", chat("?"))
         await eventually(lambda: _state(plain_ledger, waits, State.RETRYING))
-    for job_id in (asked, waits):
+    for job_id in (asked_id, waits):
         assert await _state(plain_ledger, job_id, State.CANCELLED)
 
 
@@ -272,16 +272,16 @@ async def test_over_http_an_answer_comes_without_a_broker(
     settings: Settings, llm: LlmServer
 ) -> None:
     llm.next(SEA)
-    asked = {"type": "classify", "payload": CLASSIFY}
+    request_fields = {"type": "classify", "payload": CLASSIFY}
     async with serving(settings) as api:
-        answer = await api.client.post("/llm/requests", json={**asked, "wait": 30})
+        answer = await api.client.post("/llm/requests", json={**request_fields, "wait": 30})
         assert answer.status_code == 200, answer.text
         assert answer.json()["result"]["value"] == {"label": "sea"}
-        later = await api.client.post("/llm/requests", json=asked)
+        later = await api.client.post("/llm/requests", json=request_fields)
         assert (later.status_code, later.json()["status"]) == (202, "waiting")
         found = await api.client.get(later.headers["location"], params={"wait": 30})
         assert (found.status_code, found.json()["status"]) == (200, "completed")
-        wrong = await api.client.post("/llm/requests", json={**asked, "payload": {}})
+        wrong = await api.client.post("/llm/requests", json={**request_fields, "payload": {}})
         assert wrong.status_code == 422
         assert (await api.client.get("/llm/requests/nothing?wait=1")).status_code == 404
         scrape = Scrape((await api.client.get("/metrics")).text)

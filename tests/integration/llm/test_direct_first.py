@@ -86,10 +86,10 @@ async def test_while_one_waits_for_a_slot_further_requests_wait_in_the_lanes(
     system: System, llm: LlmServer
 ) -> None:
     (own,) = system.settings.llm_servers
-    given = {"llm_providers": (own.model_copy(update={"max_calls": 1}),), "llm_direct_calls": 3}
+    overrides = {"llm_providers": (own.model_copy(update={"max_calls": 1}),), "llm_direct_calls": 3}
     until = threading.Event()
     llm.next(held(until, answers("the first")))
-    async with serving(system.settings, **given) as api, client_of(api) as client:
+    async with serving(system.settings, **overrides) as api, client_of(api) as client:
         await until_connected(api)
         asking = [asyncio.create_task(ask(client))]
         await eventually(lambda: llm.requests, what="the first call")

@@ -27,15 +27,15 @@ def answer_as_asked(exchange: Exchange, request: Request) -> None:
     if request.path.endswith("/embeddings"):
         embeds()(exchange, request)
         return
-    asked = request.json
-    tools = asked.get("tools", ())
-    if tools and asked["messages"][-1]["role"] != "tool":
-        given = TIDE if tools[0]["function"]["name"] == "Tide" else {"port": "Brest"}
-        function = {"name": tools[0]["function"]["name"], "arguments": json.dumps(given)}
+    body = request.json
+    tools = body.get("tools", ())
+    if tools and body["messages"][-1]["role"] != "tool":
+        call_arguments = TIDE if tools[0]["function"]["name"] == "Tide" else {"port": "Brest"}
+        function = {"name": tools[0]["function"]["name"], "arguments": json.dumps(call_arguments)}
         call = {"index": 0, "id": "call_1", "type": "function", "function": function}
         streams({"tool_calls": [call]}, reason="tool_calls")(exchange, request)
         return
-    answers(json.dumps(TIDE) if "response_format" in asked else ANSWER)(exchange, request)
+    answers(json.dumps(TIDE) if "response_format" in body else ANSWER)(exchange, request)
 
 
 @pytest.mark.long
@@ -53,8 +53,8 @@ async def test_unchanged_programs_of_other_clients_are_answered(
         )
         written, _ = await program.communicate()
     assert program.returncode == 0
-    told: Any = json.loads(written)
-    assert told["langchain"] == {
+    results: Any = json.loads(written)
+    assert results["langchain"] == {
         "chain": ANSWER,
         "streamed": ANSWER,
         "batch": [ANSWER, ANSWER],
@@ -64,4 +64,4 @@ async def test_unchanged_programs_of_other_clients_are_answered(
         "structured": TIDE,
         "vectors": [DIMENSIONS, DIMENSIONS],
     }
-    assert told["instructor"] == {"TOOLS": TIDE, "JSON": TIDE}
+    assert results["instructor"] == {"TOOLS": TIDE, "JSON": TIDE}

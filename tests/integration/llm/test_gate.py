@@ -48,8 +48,8 @@ async def admit(gate: LlmGate, urgency: Urgency, **options: Any) -> Admission:
 
 
 def settings(**values: object) -> Settings:
-    given = {"llm_base_url": "http://there/v1", "llm_concurrency_min": 1, "llm_pacing": "fixed"}
-    return Settings.model_validate({**given, **values})
+    defaults = {"llm_base_url": "http://there/v1", "llm_concurrency_min": 1, "llm_pacing": "fixed"}
+    return Settings.model_validate({**defaults, **values})
 
 
 def waiting_are(gate: LlmGate, number: int) -> bool:
@@ -263,8 +263,8 @@ async def test_weights_say_who_is_asked_first(plain_ledger: Ledger) -> None:
         {"name": "large", "base_url": "http://large/v1", "weight": 9},
         {"name": "small", "base_url": "http://small/v1", "weight": 1},
     ]
-    given = settings(llm_providers=providers, llm_concurrency=100, llm_concurrency_max=100)
-    async with LlmGate.open(given, plain_ledger) as gate:
+    shared = settings(llm_providers=providers, llm_concurrency=100, llm_concurrency_max=100)
+    async with LlmGate.open(shared, plain_ledger) as gate:
         names = [(await admit(gate, HOT, timeout=1)).server.name for _ in range(90)]
         assert names.count("large") > 60
         assert names.count("small") > 0

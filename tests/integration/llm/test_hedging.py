@@ -23,8 +23,8 @@ BACKFILL = Urgency(lane=3)
 
 
 def settings(llm: LlmServer, tmp_path: Path, share: float) -> Settings:
-    given = {"llm_base_url": llm.url, "llm_timeout": 60, "data_dir": tmp_path}
-    return Settings.model_validate({**given, "llm_hedge_share": share})
+    options = {"llm_base_url": llm.url, "llm_timeout": 60, "data_dir": tmp_path}
+    return Settings.model_validate({**options, "llm_hedge_share": share})
 
 
 @pytest.mark.parametrize(
@@ -40,19 +40,19 @@ async def test_a_late_hot_call_gets_a_second_one_and_both_are_paid_for(
 ) -> None:
     until = threading.Event()
     try:
-        async with ModelClient.open(settings(llm, tmp_path, share), plain_ledger) as lane:
+        async with ModelClient.open(settings(llm, tmp_path, share), plain_ledger) as client:
             for _ in range(MIN_CALLS):
-                lane._hedges.observe_latency(0.5)
-                lane._hedges.next_hedge_delay()
+                client._hedges.observe_latency(0.5)
+                client._hedges.next_hedge_delay()
             if calls == 2:
                 llm.next(held(until, llm_server.answers("late")))
             llm.always(llm_server.answers("quick"))
-            answer = await lane.ask(ASKED, urgency=urgency, timeout=30)
+            answer = await client.ask(ASKED, urgency=urgency, timeout=30)
             assert answer.text == "quick"
             assert len(llm.requests) == calls
             (row,) = await LlmLedger(plain_ledger).spending.llm_spend("day")
             assert row.calls == calls
-            ((metric, samples),) = lane.metric_samples()
+            ((metric, samples),) = client.metric_samples()
             assert metric is LLM_HEDGES
             assert sum(samples.values()) == calls - 1
             (report,) = await LlmLedger(plain_ledger).slots.llm_servers()

@@ -44,17 +44,17 @@ def _quick_tries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("switchyard.services.llm.server_client.FIRST_RETRY_DELAY", 0.01)
 
 
-def settings(url: str, **values: Any) -> Settings:
+def settings_for(url: str, **values: Any) -> Settings:
     return Settings.model_validate({"llm_base_url": url, "llm_timeout": 20, **values})
 
 
-def asked(text: str) -> dict[str, Any]:
+def chat_of(text: str) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": text}], "max_tokens": 100}
 
 
-async def ask(lane: ModelClient, text: str, **options: Any) -> str:
-    given = {"urgency": Urgency(), "timeout": 30.0, **options}
-    return (await lane.ask(asked(text), **given)).text
+async def ask(client: ModelClient, text: str, **options: Any) -> str:
+    arguments = {"urgency": Urgency(), "timeout": 30.0, **options}
+    return (await client.ask(chat_of(text), **arguments)).text
 
 
 def free_port() -> int:
@@ -114,13 +114,15 @@ async def test_a_rule_sees_how_fast_the_server_is_and_what_it_says_holds(
     plain_ledger: Ledger,
 ) -> None:
     """That the default one finds what a server bears is shown in simulated time, where no other
-    load is taken for the server's (tests/unit/test_llm_rules.py)."""
+    load is taken for the server's (tests/unit/test_concurrency_policy_simulated.py)."""
     machine = Machine(knee=4, tokens=20, scale=4)
     policy = Climbing()
     with serving(machine) as (url, app):
-        given = settings(url, llm_concurrency=2, llm_concurrency_max=6, llm_concurrency_min=2)
-        async with ModelClient.open(given, plain_ledger, policy=policy) as lane:
-            await asyncio.gather(*(ask(lane, str(n), timeout=240.0) for n in range(80)))
+        settings = settings_for(
+            url, llm_concurrency=2, llm_concurrency_max=6, llm_concurrency_min=2
+        )
+        async with ModelClient.open(settings, plain_ledger, policy=policy) as client:
+            await asyncio.gather(*(ask(client, str(n), timeout=240.0) for n in range(80)))
         (report,) = await LlmLedger(plain_ledger).slots.llm_servers()
         assert report.in_flight == 0
         assert app.counts.answered == 80
@@ -144,18 +146,18 @@ async def test_a_small_server_that_cuts_answers_costs_no_attempt(
     with serving(machine) as (url, app):
         attempts = list[RetryableError]()
 
-        async def answered(lane: ModelClient, question: str) -> None:
+        async def answered(client: ModelClient, question: str) -> None:
             """Asks as a job does, which goes back where there is no room for long."""
             while True:
                 try:
-                    await ask(lane, question, urgency=Urgency.from_priority("backfill", 5))
+                    await ask(client, question, urgency=Urgency.from_priority("backfill", 5))
                     return
                 except RetryableError as error:
                     if error.counts:
                         attempts.append(error)
 
-        async with ModelClient.open(settings(url), plain_ledger) as lane:
-            await asyncio.gather(*(answered(lane, str(n)) for n in range(20)))
+        async with ModelClient.open(settings_for(url), plain_ledger) as client:
+            await asyncio.gather(*(answered(client, str(n)) for n in range(20)))
         assert attempts == []
         assert app.counts.answered == 20
         # By the rule of old, 112 with 3 attempts each, or more with as many as here.
@@ -167,18 +169,18 @@ async def test_a_small_server_that_cuts_answers_costs_no_attempt(
 async def test_a_server_whose_single_answers_are_cut_costs_attempts(plain_ledger: Ledger) -> None:
     """It is no overload where there is one call."""
     with serving(Machine(tokens=20, scale=20, cut=1.0)) as (url, _):
-        async with ModelClient.open(settings(url), plain_ledger) as lane:
+        async with ModelClient.open(settings_for(url), plain_ledger) as client:
             with pytest.raises(LlmCut) as failed:
-                await ask(lane, "one")
+                await ask(client, "one")
     assert failed.value.counts
 
 
 async def test_a_full_server_is_left_alone_and_nothing_is_lost(plain_ledger: Ledger) -> None:
     machine = Machine(at_once=2, queued=1, tokens=40, scale=5)
     with serving(machine) as (url, app):
-        given = settings(url, llm_concurrency=8)
-        async with ModelClient.open(given, plain_ledger) as lane:
-            answers = await asyncio.gather(*(ask(lane, str(n)) for n in range(12)))
+        settings = settings_for(url, llm_concurrency=8)
+        async with ModelClient.open(settings, plain_ledger) as client:
+            answers = await asyncio.gather(*(ask(client, str(n)) for n in range(12)))
         assert len(answers) == 12
         assert app.counts.refused > 0
         assert max(app.counts.by_question.values()) == 1
@@ -189,20 +191,20 @@ async def test_a_limit_by_the_minute_is_kept_by_the_servers_own_word(
 ) -> None:
     with serving(Machine(per_minute=5, tokens=10, scale=60)) as (url, app):
         async with ModelClient.open(
-            settings(url, llm_concurrency=1, llm_concurrency_min=1), plain_ledger
-        ) as lane:
+            settings_for(url, llm_concurrency=1, llm_concurrency_min=1), plain_ledger
+        ) as client:
             began = time.monotonic()
             for n in range(11):
-                await ask(lane, str(n))
+                await ask(client, str(n))
             assert time.monotonic() - began > 1.5, "two minutes' worth"
         assert app.counts.limited == 0, "the headers said so before"
 
 
 async def test_a_cancelled_call_stops_the_server_and_frees_its_slot(plain_ledger: Ledger) -> None:
     with serving(Machine(tokens=5000)) as (url, app):
-        given = settings(url, llm_concurrency=1, llm_concurrency_min=1, llm_pacing="fixed")
-        async with ModelClient.open(given, plain_ledger) as lane:
-            task = asyncio.create_task(ask(lane, "long"))
+        settings = settings_for(url, llm_concurrency=1, llm_concurrency_min=1, llm_pacing="fixed")
+        async with ModelClient.open(settings, plain_ledger) as client:
+            task = asyncio.create_task(ask(client, "long"))
             await eventually(lambda: app.batch.running == 1)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -217,13 +219,13 @@ async def test_who_gets_room_late_does_not_begin_what_it_has_no_time_for(
 ) -> None:
     with serving(Machine(tokens=100, scale=1)) as (url, app):
         async with ModelClient.open(
-            settings(url, llm_concurrency=1, llm_concurrency_min=1), plain_ledger
-        ) as lane:
+            settings_for(url, llm_concurrency=1, llm_concurrency_min=1), plain_ledger
+        ) as client:
             await LlmLedger(plain_ledger).slots.take_llm_slot(
                 "default", "another's", "somebody", ttl=1.5, is_hot=True, first_limit=1, max_limit=1
             )
             with pytest.raises(LlmSaturated) as refused:
-                await ask(lane, "too late", timeout=2.0)
+                await ask(client, "too late", timeout=2.0)
     assert not refused.value.counts
     assert not app.counts.by_question
 
@@ -231,29 +233,31 @@ async def test_who_gets_room_late_does_not_begin_what_it_has_no_time_for(
 @pytest.mark.timeout(400)  # longer than its waits together: they say what is missing
 async def test_a_server_killed_and_started_again_costs_no_attempt(plain_ledger: Ledger) -> None:
     port = free_port()
-    given = settings(f"http://127.0.0.1:{port}/v1", llm_concurrency=8)
+    settings = settings_for(f"http://127.0.0.1:{port}/v1", llm_concurrency=8)
     failures: dict[str, RetryableError] = {}
 
-    async def until_answered(lane: ModelClient, question: str) -> list[bool]:
+    async def until_answered(client: ModelClient, question: str) -> list[bool]:
         """Asks as a job does; what each failure would have cost."""
         costs: list[bool] = []
         while True:
             try:
-                await ask(lane, question)
+                await ask(client, question)
                 return costs
             except RetryableError as error:
                 failures[question] = error
                 costs.append(error.counts)
                 await asyncio.sleep(min(error.after or 0.1, 0.3))
 
-    async with ModelClient.open(given, plain_ledger) as lane:
+    async with ModelClient.open(settings, plain_ledger) as client:
         asking_all: list[asyncio.Task[list[bool]]] = []
         try:
             with serving(holds=True, port=port) as (_, app):
-                asking_all += [asyncio.create_task(until_answered(lane, str(n))) for n in range(16)]
+                asking_all += [
+                    asyncio.create_task(until_answered(client, str(n))) for n in range(16)
+                ]
                 await eventually(lambda: app.counts.most == 8, what="eight requests at the server")
             with pytest.raises(LlmUnreachable):
-                async with ModelClient.open(given, None) as alone:
+                async with ModelClient.open(settings, None) as alone:
                     await ask(alone, "anybody there?")
             await eventually(lambda: len(failures) >= 8, what="an end of the eight requests")
             with serving(QUICK, port=port):
@@ -270,10 +274,10 @@ async def test_the_next_server_answers_when_the_first_is_away(plain_ledger: Ledg
             {"name": "gone", "base_url": f"http://127.0.0.1:{free_port()}/v1"},
             {"name": "there", "base_url": url, "order": 1},
         ]
-        given = settings(url, llm_providers=providers)
-        async with ModelClient.open(given, plain_ledger) as lane:
+        settings = settings_for(url, llm_providers=providers)
+        async with ModelClient.open(settings, plain_ledger) as client:
             for n in range(8):
-                assert await ask(lane, str(n))
+                assert await ask(client, str(n))
         assert app.counts.answered == 8
         gone, _ = await LlmLedger(plain_ledger).slots.llm_servers()
         assert gone.paused_for > 0, "nobody waits for it each time"
@@ -289,12 +293,14 @@ async def test_what_another_server_may_have_is_asked_there(
             {"name": "first", "base_url": first.url},
             {"name": "second", "base_url": second.url, "order": 1},
         ]
-        async with ModelClient.open(settings("", llm_providers=providers), plain_ledger) as lane:
+        async with ModelClient.open(
+            settings_for("", llm_providers=providers), plain_ledger
+        ) as client:
             if is_final:
                 with pytest.raises(LlmRefused, match="not here"):
-                    await ask(lane, "hello")
+                    await ask(client, "hello")
             else:
-                assert await ask(lane, "hello") == llm_server.ANSWER
+                assert await ask(client, "hello") == llm_server.ANSWER
 
 
 async def test_retry_after_is_for_the_whole_fleet_and_costs_no_attempt(
@@ -303,23 +309,23 @@ async def test_retry_after_is_for_the_whole_fleet_and_costs_no_attempt(
     with LlmServer() as server:
         server.next(llm_server.rate_limited(30))
         async with (
-            ModelClient.open(settings(server.url), plain_ledger) as one,
-            ModelClient.open(settings(server.url), plain_ledger) as other,
+            ModelClient.open(settings_for(server.url), plain_ledger) as one,
+            ModelClient.open(settings_for(server.url), plain_ledger) as other,
         ):
-            for lane in (one, other):
+            for client in (one, other):
                 with pytest.raises(LlmUnavailable) as raised:
-                    await ask(lane, "hello")
+                    await ask(client, "hello")
                 assert raised.value.counts is False
             assert len(server.requests) == 1
 
 
 async def test_without_a_ledger_a_lane_asks_all_the_same() -> None:
     with LlmServer() as server:
-        async with ModelClient.open(settings(server.url), None) as lane:
-            assert await ask(lane, "hello") == llm_server.ANSWER
+        async with ModelClient.open(settings_for(server.url), None) as client:
+            assert await ask(client, "hello") == llm_server.ANSWER
             server.always(llm_server.rate_limited(60))  # longer than the question may wait
             with pytest.raises(LlmLimited):
-                await ask(lane, "again")
+                await ask(client, "again")
 
 
 async def test_a_server_with_a_wrong_key_is_left_alone_and_costs_no_job_its_life(
@@ -327,15 +333,15 @@ async def test_a_server_with_a_wrong_key_is_left_alone_and_costs_no_job_its_life
 ) -> None:
     with LlmServer() as good, LlmServer() as wrong:
         wrong.always(llm_server.fails(401, "wrong key"))
-        given = {
+        values = {
             "llm_providers": [
                 {"name": "good", "base_url": good.url, "weight": 0.001},
                 {"name": "wrong", "base_url": wrong.url, "weight": 1000},
             ]
         }
-        async with ModelClient.open(Settings.model_validate(given), plain_ledger) as lane:
+        async with ModelClient.open(Settings.model_validate(values), plain_ledger) as client:
             for number in range(TRIAL_AFTER_FAILURES + 3):
-                await ask(lane, str(number))
+                await ask(client, str(number))
             assert len(wrong.requests) == TRIAL_AFTER_FAILURES
             paused = {
                 each.name: each for each in await LlmLedger(plain_ledger).slots.llm_servers()
@@ -344,7 +350,7 @@ async def test_a_server_with_a_wrong_key_is_left_alone_and_costs_no_job_its_life
 
             good.next(llm_server.rate_limited(60))
             with pytest.raises(LlmSaturated) as waits:
-                await ask(lane, "both are paused")
+                await ask(client, "both are paused")
             assert not waits.value.counts
 
             await LlmLedger(plain_ledger).slots.take_llm_slot(
@@ -354,10 +360,10 @@ async def test_a_server_with_a_wrong_key_is_left_alone_and_costs_no_job_its_life
                 "wrong", "x", lambda state, *_: replace(state, paused_until=0.0, failures=0)
             )
             with pytest.raises(LlmSaturated, match=r"good: .* 429"):
-                await ask(lane, "refused by one, and the other is paused")
+                await ask(client, "refused by one, and the other is paused")
             good.always(llm_server.fails(401, "wrong, too"))
             await LlmLedger(plain_ledger).slots.end_llm_slot(
                 "good", "x", lambda state, *_: replace(state, paused_until=0.0)
             )
             with pytest.raises(LlmRefused, match=r"good: .* wrong, too|wrong: .* wrong key"):
-                await ask(lane, "nobody takes it")
+                await ask(client, "nobody takes it")

@@ -39,8 +39,8 @@ def reasons(exchange: Exchange, request: Request) -> None:
 
 
 def settings(llm: LlmServer, **values: Any) -> Settings:
-    given = {"name": "own", "base_url": llm.url, "model": "m", **values}
-    return Settings(llm_providers=(Provider.model_validate(given),))
+    fields = {"name": "own", "base_url": llm.url, "model": "m", **values}
+    return Settings(llm_providers=(Provider.model_validate(fields),))
 
 
 async def calls_of(ledger: Ledger, asking: Settings, llm: LlmServer, times: int = 1) -> int:

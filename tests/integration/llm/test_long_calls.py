@@ -49,8 +49,8 @@ async def test_a_call_that_outlives_the_brokers_patience_ends_once_and_stands_in
         async with open_system(
             TestBroker(version, profile, "/", node), sqlite_url, modules=MODULES, data_dir=tmp_path
         ) as system:
-            given = {"llm_base_url": llm.url, "llm_timeout": 60.0}
-            system.settings = system.settings.model_copy(update=given)
+            overrides = {"llm_base_url": llm.url, "llm_timeout": 60.0}
+            system.settings = system.settings.model_copy(update=overrides)
             first = await system.start_worker("llm", slots=3)
             second = await system.start_worker("llm", slots=3)
             llm.next(slow(TAKES))
@@ -73,10 +73,10 @@ async def test_a_call_that_outlives_the_brokers_patience_ends_once_and_stands_in
             counts = [each.worker.counters for each in (first, second)]
             assert sum(each.dead for each in counts) == 0
             # 3.10 closes the channel, 4.3 cancels the consumer: the delivery comes again.
-            said = capfd.readouterr().out
-            if "channel closed" in said:
-                assert "delivery acknowledgement on channel" in said, "it is said why"
-            assert "channel closed" in said or "consumer cancelled by the broker" in said
+            output = capfd.readouterr().out
+            if "channel closed" in output:
+                assert "delivery acknowledgement on channel" in output, "it is said why"
+            assert "channel closed" in output or "consumer cancelled by the broker" in output
 
 
 async def longest_pause(seconds: float) -> float:

@@ -70,8 +70,14 @@ async def served(system: System, *, direct: bool = False, **more: Any) -> AsyncI
 
 
 def whole(*choices: dict[str, Any], **more: Any) -> Behaviour:
-    said = {"id": "c1", "object": "chat.completion", "model": "m", "choices": choices, **more}
-    return says(json.dumps(said).encode())
+    answer_body = {
+        "id": "c1",
+        "object": "chat.completion",
+        "model": "m",
+        "choices": choices,
+        **more,
+    }
+    return says(json.dumps(answer_body).encode())
 
 
 async def test_a_chat_is_answered_as_the_server_answers_it(api: RunningApi, llm: LlmServer) -> None:
@@ -86,7 +92,7 @@ async def test_a_chat_is_answered_as_the_server_answers_it(api: RunningApi, llm:
     second = {"index": 1, "message": {"role": "assistant", "content": "It falls."}}
     usage = {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
     llm.next(whole(first, second, usage=usage, system_fingerprint="fp"))
-    asked: dict[str, Any] = {
+    parameters: dict[str, Any] = {
         "n": 2,
         "logprobs": True,
         "seed": 7,
@@ -98,7 +104,7 @@ async def test_a_chat_is_answered_as_the_server_answers_it(api: RunningApi, llm:
     }
     async with client_of(api) as client:
         raw = await client.chat.completions.with_raw_response.create(
-            model=MODEL, messages=CHAT, extra_body={"top_k": 5, "odd": {"a": [1]}}, **asked
+            model=MODEL, messages=CHAT, extra_body={"top_k": 5, "odd": {"a": [1]}}, **parameters
         )
     answer = raw.parse()
     assert [each.message.content for each in answer.choices] == ["The sea rises.", "It falls."]
@@ -112,7 +118,7 @@ async def test_a_chat_is_answered_as_the_server_answers_it(api: RunningApi, llm:
     sent = llm.requests[-1].json
     assert sent.pop("stream") is True
     assert sent.pop("stream_options") == {"include_usage": True}
-    assert sent == {"model": MODEL, "messages": CHAT, "top_k": 5, "odd": {"a": [1]}, **asked}
+    assert sent == {"model": MODEL, "messages": CHAT, "top_k": 5, "odd": {"a": [1]}, **parameters}
 
 
 async def test_nothing_is_sent_that_the_client_has_not_sent(
@@ -264,9 +270,9 @@ async def test_what_no_json_can_say_is_streamed_as_what_it_can(
             begin=b"\xef\xbb\xbfdata: %s\n\n" % json.dumps({"choices": [chunk]}).encode(),
         )
     )
-    asked = {"model": MODEL, "messages": CHAT, "stream": True}
+    parameters = {"model": MODEL, "messages": CHAT, "stream": True}
     async with httpx.AsyncClient(base_url=api.url, timeout=60, trust_env=False) as client:
-        answer = await client.post("/v1/chat/completions", json=asked)
+        answer = await client.post("/v1/chat/completions", json=parameters)
     lines = [each.removeprefix("data: ") for each in answer.text.split("\n\n") if each]
     assert lines.pop() == "[DONE]"
     choices = [json.loads(each, parse_constant=pytest.fail)["choices"][0] for each in lines]
@@ -427,8 +433,16 @@ async def test_lane_priority_and_source_are_the_jobs(system: System) -> None:
     ):
         await until_connected(api)
         headers = {"X-Job-Expires-In": "0.5", "X-Job-Background": "true"}
-        for lane, given, priority in (("backfill", "3", 3), ("backfill", "", 1), ("hot", "", 5)):
-            wanted = headers | {"X-Job-Lane": lane} | ({"X-Job-Priority": given} if given else {})
+        for lane, requested, priority in (
+            ("backfill", "3", 3),
+            ("backfill", "", 1),
+            ("hot", "", 5),
+        ):
+            wanted = (
+                headers
+                | {"X-Job-Lane": lane}
+                | ({"X-Job-Priority": requested} if requested else {})
+            )
             with pytest.raises(openai.InternalServerError) as caught:
                 await client.chat.completions.create(
                     model=MODEL, messages=CHAT, extra_headers=wanted
@@ -498,8 +512,8 @@ async def test_a_running_request_is_stopped_when_its_stream_is_left(
 def vectors(*found: list[float]) -> Behaviour:
     data = [{"object": "embedding", "index": n, "embedding": each} for n, each in enumerate(found)]
     usage = {"prompt_tokens": 5, "total_tokens": 5}
-    said = {"object": "list", "model": "m", "data": data, "usage": usage}
-    return says(json.dumps(said).encode())
+    answer_body = {"object": "list", "model": "m", "data": data, "usage": usage}
+    return says(json.dumps(answer_body).encode())
 
 
 async def test_texts_become_vectors_and_are_paid_for_once(api: RunningApi, llm: LlmServer) -> None:
@@ -522,25 +536,25 @@ async def test_texts_become_vectors_and_are_paid_for_once(api: RunningApi, llm: 
     assert request.json == sent
 
 
-@pytest.mark.parametrize("given", ["a text", [1, 2, 3], [[1, 2], [3]]])
+@pytest.mark.parametrize("texts", ["a text", [1, 2, 3], [[1, 2], [3]]])
 async def test_tokens_and_single_texts_are_sent_as_they_are(
-    queued_api: RunningApi, llm: LlmServer, given: Any
+    queued_api: RunningApi, llm: LlmServer, texts: Any
 ) -> None:
-    count = 2 if given == [[1, 2], [3]] else 1
+    count = 2 if texts == [[1, 2], [3]] else 1
     llm.next(vectors(*[[1.0]] * count))
     async with client_of(queued_api) as client:
-        answer = await client.embeddings.create(model=MODEL, input=given)
+        answer = await client.embeddings.create(model=MODEL, input=texts)
     assert len(answer.data) == count
-    assert llm.requests[-1].json["input"] == given
+    assert llm.requests[-1].json["input"] == texts
 
 
-@pytest.mark.parametrize("given", [[], [[]], [1, "a"], [-1], {"a": 1}, ["a"] * 2049])
+@pytest.mark.parametrize("texts", [[], [[]], [1, "a"], [-1], {"a": 1}, ["a"] * 2049])
 async def test_what_is_no_input_is_refused(
-    queued_api: RunningApi, llm: LlmServer, given: Any
+    queued_api: RunningApi, llm: LlmServer, texts: Any
 ) -> None:
     async with client_of(queued_api) as client:
         with pytest.raises(openai.BadRequestError) as caught:
-            await client.embeddings.create(model=MODEL, input=given)
+            await client.embeddings.create(model=MODEL, input=texts)
     assert str(caught.value.param).startswith("input")
     assert llm.requests == []
 
@@ -563,8 +577,8 @@ async def test_vectors_that_are_none_are_no_answer(
 async def test_the_embedding_model_of_the_search_is_served_too(
     system: System, llm: LlmServer
 ) -> None:
-    given = {"embed_base_url": llm.url, "embed_model": "nomic"}
-    system.settings = system.settings.model_copy(update=given)
+    overrides = {"embed_base_url": llm.url, "embed_model": "nomic"}
+    system.settings = system.settings.model_copy(update=overrides)
     async with served(system) as api, client_of(api) as client:
         assert "nomic" in [each.id async for each in client.models.list()]
         answer = await client.embeddings.create(model="nomic", input="a")
@@ -578,24 +592,29 @@ async def test_the_embedding_model_of_the_search_is_served_too(
 async def test_a_text_is_continued(api: RunningApi, llm: LlmServer, stream: bool) -> None:
     choices = [{"index": 0, "text": " rises.", "finish_reason": "stop", "logprobs": None}]
     usage = {"prompt_tokens": 2, "completion_tokens": 3, "total_tokens": 5}
-    said = {"id": "c", "object": "text_completion", "created": 1, "choices": choices}
-    llm.next(says(json.dumps({**said, "model": "m", "usage": usage}).encode()))
-    asked: dict[str, Any] = {"model": MODEL, "prompt": "The tide", "max_tokens": 5, "echo": False}
+    answer_body = {"id": "c", "object": "text_completion", "created": 1, "choices": choices}
+    llm.next(says(json.dumps({**answer_body, "model": "m", "usage": usage}).encode()))
+    parameters: dict[str, Any] = {
+        "model": MODEL,
+        "prompt": "The tide",
+        "max_tokens": 5,
+        "echo": False,
+    }
     async with client_of(api) as client:
         if stream:
             chunks = await client.completions.create(
-                **asked, stream=True, stream_options={"include_usage": True}
+                **parameters, stream=True, stream_options={"include_usage": True}
             )
             pieces = [each async for each in chunks]
             text = "".join(each.choices[0].text for each in pieces if each.choices)
             found = pieces[-1].usage
         else:
-            answer = await client.completions.create(**asked)
+            answer = await client.completions.create(**parameters)
             text, found = answer.choices[0].text, answer.usage
     assert text == " rises."
     assert found.completion_tokens == 3
     assert llm.requests[-1].path == "/v1/completions"
-    assert llm.requests[-1].json == asked
+    assert llm.requests[-1].json == parameters
 
 
 RESPONSE: dict[str, Any] = {
@@ -637,8 +656,8 @@ async def test_a_response_is_the_servers_where_one_has_them(system: System, llm:
         other.always(says(json.dumps(RESPONSE).encode()))
         async with served(system) as api, client_of(api) as client:
             create = client.responses.with_raw_response.create
-            asked: Any = {"model": MODEL, "instructions": "Be short.", "max_output_tokens": 9}
-            raw = await create(input="High?", extra_body={"odd": 1}, **asked)
+            parameters: Any = {"model": MODEL, "instructions": "Be short.", "max_output_tokens": 9}
+            raw = await create(input="High?", extra_body={"odd": 1}, **parameters)
             answer = raw.parse()
             assert answer.output_text == "The sea rises."
             assert answer.usage is not None
@@ -646,7 +665,7 @@ async def test_a_response_is_the_servers_where_one_has_them(system: System, llm:
             sent = other.requests[-1].json
             assert (other.requests[-1].path, sent) == (
                 "/v1/responses",
-                {**asked, "input": "High?", "odd": 1},
+                {**parameters, "input": "High?", "odd": 1},
             )
             record = await system.ledger.job_reads.get(raw.headers["x-job-id"])
             assert record is not None
@@ -656,7 +675,7 @@ async def test_a_response_is_the_servers_where_one_has_them(system: System, llm:
                 "completion_tokens": 5,
                 "cached_tokens": 4,
             }
-            again = await create(input="High?", extra_body={"odd": 1}, **asked)
+            again = await create(input="High?", extra_body={"odd": 1}, **parameters)
             assert again.headers["x-cache"] == "HIT"
 
             async with client.responses.stream(model=MODEL, input=CHAT) as events:

@@ -33,7 +33,7 @@ RESPONSES: Any = "/v1/responses"
 NO_ENDPOINT: Any = "/v1/moderations"
 
 
-def asked(name: str, body: Any = None, **more: Any) -> dict[str, Any]:
+def request_line(name: str, body: Any = None, **more: Any) -> dict[str, Any]:
     chat = {"model": MODEL, "messages": [{"role": "user", "content": f"What is {name}?"}]}
     body = chat if body is None else body
     return {"custom_id": name, "method": "POST", "url": CHATS, "body": body} | more
@@ -106,7 +106,7 @@ async def test_a_batch_is_answered_request_by_request(
     llm.next(answers("One."), answers("Two."))
     await system.start_worker("llm")
     file = await client.files.create(
-        file=("in.jsonl", jsonl(asked("one"), asked("two"))), purpose="batch"
+        file=("in.jsonl", jsonl(request_line("one"), request_line("two"))), purpose="batch"
     )
     assert (file.filename, file.purpose, file.status) == ("in.jsonl", "batch", "processed")
     batch = await client.batches.create(
@@ -122,8 +122,8 @@ async def test_a_batch_is_answered_request_by_request(
     assert batch.in_progress_at <= batch.finalizing_at <= batch.completed_at
     found = await lines_of(client, batch.output_file_id)
     assert [each["custom_id"] for each in found] == ["one", "two"]
-    said = {each["response"]["body"]["choices"][0]["message"]["content"] for each in found}
-    assert said == {"One.", "Two."}
+    texts = {each["response"]["body"]["choices"][0]["message"]["content"] for each in found}
+    assert texts == {"One.", "Two."}
     assert {each["response"]["status_code"] for each in found} == {200}
     records = [await system.ledger.job_reads.require(each["id"][10:]) for each in found]
     assert {(each.lane, each.source) for each in records} == {("backfill", records[0].source)}
@@ -139,7 +139,8 @@ async def test_a_batch_of_the_responses_api_needs_a_server_that_has_it(
 ) -> None:
     body = {"model": MODEL, "input": "What is a tide?", "instructions": "Be short."}
     content = jsonl(
-        asked("a", body, url=RESPONSES), asked("b", {**body, "background": True}, url=RESPONSES)
+        request_line("a", body, url=RESPONSES),
+        request_line("b", {**body, "background": True}, url=RESPONSES),
     )
     refused = await handed_in(client, content, endpoint=RESPONSES)
     batches = OpenAiBatches(system.settings, system.ledger, system.registry)
@@ -171,8 +172,8 @@ async def test_requests_that_fail_are_in_the_error_file_with_their_reason(
 ) -> None:
     llm.next(fails(400, "temperature is out of range"))
     await system.start_worker("llm")
-    no_messages = asked("not valid", {"model": MODEL})
-    batch = await handed_in(client, jsonl(asked("refused"), no_messages))
+    no_messages = request_line("not valid", {"model": MODEL})
+    batch = await handed_in(client, jsonl(request_line("refused"), no_messages))
     async with backfilling(system):
         batch = await ended(client, batches, batch.id)
     assert batch.status == "completed"
@@ -190,19 +191,19 @@ async def test_requests_that_fail_are_in_the_error_file_with_their_reason(
 @pytest.mark.parametrize(
     ("content", "code", "line"),
     [
-        (jsonl(asked("a")) + b"{no json\n", "invalid_json_line", 2),
+        (jsonl(request_line("a")) + b"{no json\n", "invalid_json_line", 2),
         (b"[]\n", "invalid_json_line", 1),
-        (b"\n" + jsonl(asked("a"), asked("a")), "duplicate_custom_id", 3),
-        (jsonl(asked("a", custom_id=7)), "invalid_custom_id", 1),
-        (jsonl(asked("a", method="GET")), "invalid_method", 1),
-        (jsonl(asked("a", url="/v1/embeddings")), "invalid_url", 1),
-        (jsonl(asked("a", body=[])), "invalid_body", 1),
-        (jsonl(asked("a", {"model": MODEL, "stream": True})), "invalid_body", 1),
-        (jsonl(asked("a", {"model": "gpt-9"})), "model_not_found", 1),
+        (b"\n" + jsonl(request_line("a"), request_line("a")), "duplicate_custom_id", 3),
+        (jsonl(request_line("a", custom_id=7)), "invalid_custom_id", 1),
+        (jsonl(request_line("a", method="GET")), "invalid_method", 1),
+        (jsonl(request_line("a", url="/v1/embeddings")), "invalid_url", 1),
+        (jsonl(request_line("a", body=[])), "invalid_body", 1),
+        (jsonl(request_line("a", {"model": MODEL, "stream": True})), "invalid_body", 1),
+        (jsonl(request_line("a", {"model": "gpt-9"})), "model_not_found", 1),
         (b"\n \n", "empty_file", None),
         (b"[" * 2_000_000 + b"\n", "invalid_json_line", 1),
-        (b"x" * 3_000_000 + b"\n" + jsonl(asked("a")), "line_too_long", 1),
-        (jsonl(*(asked(str(n)) for n in range(6))), "too_many_tasks", None),
+        (b"x" * 3_000_000 + b"\n" + jsonl(request_line("a")), "line_too_long", 1),
+        (jsonl(*(request_line(str(n)) for n in range(6))), "too_many_tasks", None),
     ],
 )
 async def test_a_batch_whose_input_is_not_valid_fails_and_names_the_line(
@@ -226,7 +227,7 @@ async def test_a_batch_whose_input_is_not_valid_fails_and_names_the_line(
 async def test_a_cancelled_batch_keeps_what_it_has_and_says_what_was_not_asked(
     system: System, client: openai.AsyncOpenAI, batches: OpenAiBatches, llm: LlmServer
 ) -> None:
-    batch = await handed_in(client, jsonl(asked("one"), asked("two")))
+    batch = await handed_in(client, jsonl(request_line("one"), request_line("two")))
     async with backfilling(system):
         await batches.turn()
         await batches.turn()
@@ -252,7 +253,7 @@ async def test_a_cancelled_batch_keeps_what_it_has_and_says_what_was_not_asked(
 async def test_a_batch_that_was_cancelled_before_its_start_asks_nothing(
     client: openai.AsyncOpenAI, batches: OpenAiBatches
 ) -> None:
-    batch = await handed_in(client, jsonl(asked("one")))
+    batch = await handed_in(client, jsonl(request_line("one")))
     await client.batches.cancel(batch.id)
     batch = await ended(client, batches, batch.id)
     assert (batch.status, batch.error_file_id) == ("cancelled", None)
@@ -261,7 +262,7 @@ async def test_a_batch_that_was_cancelled_before_its_start_asks_nothing(
 async def test_a_batch_expires_at_the_end_of_its_window(
     system: System, client: openai.AsyncOpenAI, batches: OpenAiBatches
 ) -> None:
-    batch = await handed_in(client, jsonl(asked("one")))
+    batch = await handed_in(client, jsonl(request_line("one")))
     await batches.turn()
     await _replace(system, "openai_batches", "expires_at", batch.expires_at, 1.0)
     batch = await ended(client, batches, batch.id)
@@ -283,7 +284,7 @@ async def _replace(system: System, table: str, name: str, old: float, new: float
 async def test_files_and_batches_are_seen_by_their_key_alone(
     api: RunningApi, client: openai.AsyncOpenAI, batches: OpenAiBatches
 ) -> None:
-    batch = await handed_in(client, jsonl(asked("one")))
+    batch = await handed_in(client, jsonl(request_line("one")))
     file_id = batch.input_file_id
     async with client_of(api, OTHER) as other:
         attempts: list[Callable[[], Awaitable[Any]]] = [
@@ -332,7 +333,7 @@ async def test_what_is_no_batch_is_refused(client: openai.AsyncOpenAI) -> None:
 
 
 async def test_a_creation_that_is_repeated_is_one_batch(client: openai.AsyncOpenAI) -> None:
-    file = await client.files.create(file=("in.jsonl", jsonl(asked("a"))), purpose="batch")
+    file = await client.files.create(file=("in.jsonl", jsonl(request_line("a"))), purpose="batch")
     made = [
         await client.batches.create(
             input_file_id=file.id,
@@ -350,7 +351,7 @@ async def test_old_files_and_batches_are_deleted(
 ) -> None:
     batch = await handed_in(client, b"")
     await ended(client, batches, batch.id)
-    await handed_in(client, jsonl(asked("a")))
+    await handed_in(client, jsonl(request_line("a")))
     settings = system.settings.model_copy(update={"keep_openai_files": 0.0})
     past = text("UPDATE openai_files SET expires_at = 1.0")
     await system.ledger.core.database.write(lambda connection: connection.execute(past))
@@ -376,7 +377,7 @@ async def test_lines_are_read_the_same_wherever_the_reader_begins(system: System
 async def test_a_file_is_kept_for_as_long_as_its_owner_says(client: openai.AsyncOpenAI) -> None:
     async def kept(seconds: Any) -> int:
         file = await client.files.create(
-            file=("in.jsonl", jsonl(asked("one"))),
+            file=("in.jsonl", jsonl(request_line("one"))),
             purpose="batch",
             expires_after={"anchor": "created_at", "seconds": seconds},
         )

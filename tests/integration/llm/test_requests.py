@@ -1,4 +1,4 @@
-"""Requests through the lanes: asked, answered, waited for; wrong, late and called off."""
+"""Requests to `LLMQueue` and `/llm/requests`: answers, repairs, streams, expiry and refusals."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ async def system(
         "switchyard.services.llm.job_types",
     )
     async with open_system(broker310, sqlite_url, data_dir=tmp_path, modules=modules) as opened:
-        given = {"llm_base_url": llm.url, "llm_timeout": 20.0}
-        opened.settings = opened.settings.model_copy(update=given)
+        overrides = {"llm_base_url": llm.url, "llm_timeout": 20.0}
+        opened.settings = opened.settings.model_copy(update=overrides)
         yield opened
 
 
@@ -78,7 +78,7 @@ async def test_a_question_is_answered_through_the_lanes(
     assert fresh.value == {"label": "land"}
 
 
-async def test_who_waits_is_woken_by_the_event_and_not_by_looking(
+async def test_a_waiting_caller_is_woken_by_the_event_and_not_by_a_poll(
     system: System, queue: LLMQueue, llm: LlmServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ending, "STATE_POLL_INTERVAL", 3600.0)
@@ -88,10 +88,10 @@ async def test_who_waits_is_woken_by_the_event_and_not_by_looking(
     result = await waiting
     assert result.text == llm_server.ANSWER
     late = await queue.result(job_id, timeout=1)
-    assert late == result, "who comes back later finds it in the ledger"
+    assert late == result, "a later caller reads it from the ledger"
 
 
-async def test_an_event_that_never_came_is_made_up_for(
+async def test_a_lost_event_is_replaced_by_a_poll(
     system: System, queue: LLMQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ending, "STATE_POLL_INTERVAL", 0.2)
@@ -101,7 +101,7 @@ async def test_an_event_that_never_came_is_made_up_for(
     assert result.status is LlmStatus.COMPLETED
 
 
-async def test_a_second_answer_mends_the_first(
+async def test_a_second_answer_repairs_the_first(
     system: System, queue: LLMQueue, llm: LlmServer
 ) -> None:
     await system.start_worker("llm")
@@ -114,7 +114,7 @@ async def test_a_second_answer_mends_the_first(
     assert "not JSON" in complaint
 
 
-async def test_two_answers_that_do_not_fit_are_final_and_kept(
+async def test_two_answers_that_do_not_fit_end_the_job_and_are_stored(
     system: System, queue: LLMQueue, llm: LlmServer
 ) -> None:
     await system.start_worker("llm")
@@ -137,20 +137,23 @@ async def test_two_answers_that_do_not_fit_are_final_and_kept(
     shown = await show(system, result.job_id, "--json")
     assert json.loads(shown.stdout)["raw_answers"] == raw
     llm.next(SEA)
-    mended = await queue.call("classify", CLASSIFY)
-    assert mended.value == {"label": "sea"}, "not from the cache"
-    shown = await show(system, mended.job_id)
+    redone = await queue.call("classify", CLASSIFY)
+    assert redone.value == {"label": "sea"}, "not from the cache"
+    shown = await show(system, redone.job_id)
     assert (shown.returncode, json.loads(shown.stdout)) == (0, {"label": "sea"})
 
 
 async def show(system: System, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """`jobctl llm show` with them."""
+    """Run `jobctl llm show`."""
     settings = system.settings
-    given = {"JOBS_DATABASE_URL": settings.ledger_url, "JOBS_DATA_DIR": str(settings.data_dir)}
-    return await jobctl("llm", "show", *arguments, **given)
+    environment = {
+        "JOBS_DATABASE_URL": settings.ledger_url,
+        "JOBS_DATA_DIR": str(settings.data_dir),
+    }
+    return await jobctl("llm", "show", *arguments, **environment)
 
 
-async def test_what_expires_while_it_waits_is_a_timeout_and_costs_nothing(
+async def test_a_request_that_expires_while_it_waits_times_out_and_costs_nothing(
     system: System, queue: LLMQueue, llm: LlmServer
 ) -> None:
     job_id = await queue.submit("classify", CLASSIFY, expires_in=0.05)
@@ -161,7 +164,7 @@ async def test_what_expires_while_it_waits_is_a_timeout_and_costs_nothing(
     assert not llm.requests
 
 
-async def test_what_expires_while_it_is_asked_is_a_timeout_at_once(
+async def test_a_request_that_expires_during_its_call_times_out_at_once(
     system: System, queue: LLMQueue, llm: LlmServer
 ) -> None:
     await system.start_worker("llm")
@@ -176,14 +179,14 @@ async def test_what_expires_while_it_is_asked_is_a_timeout_at_once(
     assert record.reason == "expired"
 
 
-async def test_what_would_only_come_back_to_expire_is_a_timeout_at_once(
+async def test_a_request_that_would_expire_before_its_retry_times_out_at_once(
     system: System, queue: LLMQueue, llm: LlmServer
 ) -> None:
-    """It waits for a server without room, and expires before the shortest delay is over."""
+    """It waits for a server without a free slot, and expires before the shortest retry delay."""
     one: dict[str, Any] = {"llm_concurrency": 1, "llm_concurrency_min": 1, "llm_concurrency_max": 1}
     await system.start_worker("llm", slots=2, retry_delays=(60.0,), **one)
-    room = threading.Event()
-    llm.next(held(room, answer_well))
+    slot_is_free = threading.Event()
+    llm.next(held(slot_is_free, answer_well))
     first = await queue.submit("chat_completion", {"messages": [{"role": "user", "content": "1"}]})
     await eventually(lambda: llm.requests, what="the first call")
     job_id = await queue.submit("classify", CLASSIFY, expires_in=3)
@@ -192,11 +195,11 @@ async def test_what_would_only_come_back_to_expire_is_a_timeout_at_once(
     assert result.error is not None
     assert "as many requests as they may" in result.error
     assert len(llm.requests) == 1
-    room.set()
+    slot_is_free.set()
     assert (await queue.result(first, timeout=30)).status is LlmStatus.COMPLETED
 
 
-async def test_a_pause_of_an_hour_is_ended_early_and_what_waits_for_it_goes_on(
+async def test_a_long_pause_can_be_ended_early_and_waiting_jobs_go_on(
     system: System, queue: LLMQueue, llm: LlmServer
 ) -> None:
     await system.start_worker("llm")
@@ -205,42 +208,48 @@ async def test_a_pause_of_an_hour_is_ended_early_and_what_waits_for_it_goes_on(
     await system.wait_for_state(job_id, State.RETRYING)
     (paused,) = await LlmLedger(system.ledger).slots.llm_servers()
     assert paused.paused_for > 3500
-    given = {"JOBS_DATABASE_URL": system.settings.ledger_url}
+    environment = {"JOBS_DATABASE_URL": system.settings.ledger_url}
     async with indexing(system):
-        told = (await jobctl("llm", "resume", paused.name, **given)).stdout
-        assert told == (
+        output = (await jobctl("llm", "resume", paused.name, **environment)).stdout
+        assert output == (
             f"{paused.name} is asked again; 1 waiting job is published again by the scheduler\n"
         )
         assert (await queue.result(job_id, timeout=20)).value == {"label": "sea"}
-    again = json.loads((await jobctl("llm", "resume", paused.name, "--json", **given)).stdout)
+    again = json.loads((await jobctl("llm", "resume", paused.name, "--json", **environment)).stdout)
     assert again == {"server": paused.name, "paused_for": 0.0, "jobs": 0}
-    unknown = await jobctl("llm", "resume", "elsewhere", **given)
+    unknown = await jobctl("llm", "resume", "elsewhere", **environment)
     assert (unknown.returncode, unknown.stdout) == (1, "")
     assert "no model server 'elsewhere' was called" in unknown.stderr
 
 
-async def test_a_stream_whose_time_is_over_says_so(system: System, queue: LLMQueue) -> None:
+async def test_a_stream_ends_with_timeout_when_its_time_is_over(
+    system: System, queue: LLMQueue
+) -> None:
     (end,) = [each async for each in queue.stream("classify", CLASSIFY, timeout=0.3)]
     assert isinstance(end, LlmResult)
     assert end.status is LlmStatus.TIMEOUT, "no worker runs"
 
 
-async def test_over_http_a_stream_whose_time_is_over_says_so(system: System) -> None:
+async def test_over_http_a_stream_ends_with_timeout_when_its_time_is_over(system: System) -> None:
     async with serving(system.settings) as api, AsyncClient(api.url) as client:
         await until_connected(api)
-        said = [each async for each in client.stream_llm(CLASSIFY, type="classify", expires_in=0.3)]
-        assert [each.name for each in said] == ["accepted", "end"]
-        assert said[-1].data["status"] == "timeout"
-        again = await client.answer(said[0].data["job_id"])
-        assert again.status == "timeout", "who comes back is told the same"
+        events = [
+            each async for each in client.stream_llm(CLASSIFY, type="classify", expires_in=0.3)
+        ]
+        assert [each.name for each in events] == ["accepted", "end"]
+        assert events[-1].data["status"] == "timeout"
+        again = await client.answer(events[0].data["job_id"])
+        assert again.status == "timeout", "the same for a later caller"
 
 
-async def test_a_call_whose_time_is_over_says_so(system: System, queue: LLMQueue) -> None:
+async def test_a_call_returns_timeout_when_its_time_is_over(
+    system: System, queue: LLMQueue
+) -> None:
     result = await queue.call("classify", CLASSIFY, timeout=0.3)
     assert result.status is LlmStatus.TIMEOUT, "no worker runs"
 
 
-async def test_servers_that_ask_for_patience_use_up_no_attempt(
+async def test_rate_limits_of_a_server_use_up_no_attempt(
     system: System, queue: LLMQueue, llm: LlmServer
 ) -> None:
     await system.start_worker("llm")
@@ -252,28 +261,28 @@ async def test_servers_that_ask_for_patience_use_up_no_attempt(
     assert record.attempts == 0
 
 
-async def test_who_waits_for_a_server_leaves_no_traceback_in_the_log(
+async def test_waiting_for_a_server_leaves_no_traceback_in_the_log(
     system: System, queue: LLMQueue, llm: LlmServer, capfd: pytest.CaptureFixture[str]
 ) -> None:
     await system.start_worker("llm")
     llm.next(llm_server.rate_limited(60))
     await queue.submit("classify", CLASSIFY)
-    said = ""
+    output = ""
 
     def is_snoozed() -> bool:
-        nonlocal said
-        said += capfd.readouterr().out
-        return "snoozed" in said
+        nonlocal output
+        output += capfd.readouterr().out
+        return "snoozed" in output
 
     await eventually(is_snoozed)
-    assert "the model server" in said
-    assert "Traceback" not in said
+    assert "the model server" in output
+    assert "Traceback" not in output
 
 
 async def test_requests_that_wait_for_paused_servers_fill_their_lane(
     system: System, queue: LLMQueue, llm: LlmServer
 ) -> None:
-    """They are in no queue meanwhile: any number would be let in."""
+    """They are in no queue meanwhile, so the queue's length alone would admit any number."""
     await system.start_worker("llm")
     marks = {"llm_ok_below": 1, "llm_slow_at": 1, "llm_full_at": 3}
     settings = system.settings.model_copy(update=marks)
@@ -295,7 +304,7 @@ async def test_requests_that_wait_for_paused_servers_fill_their_lane(
             await jobs.publish(JobRequest("hot.classify", CLASSIFY))
 
 
-async def test_there_is_no_answer_to_what_nobody_asked(queue: LLMQueue) -> None:
+async def test_an_unknown_request_has_no_answer(queue: LLMQueue) -> None:
     with pytest.raises(UnknownLlmRequest):
         await queue.result("nothing", timeout=1)
 
@@ -316,22 +325,22 @@ async def test_over_http_an_answer_comes_with_the_request_that_waits(
     async with serving(system.settings) as api:
         await until_connected(api)
         await eventually(lambda: api.state.broker.feed.is_listening.is_set())
-        asked = {"type": "classify", "payload": CLASSIFY}
-        answer = await api.client.post("/llm/requests", json={**asked, "wait": 30})
+        request_fields = {"type": "classify", "payload": CLASSIFY}
+        answer = await api.client.post("/llm/requests", json={**request_fields, "wait": 30})
         assert answer.status_code == 200, answer.text
         assert answer.json()["status"] == "completed"
         assert answer.json()["result"]["value"] == {"label": "sea"}
-        later = await api.client.post("/llm/requests", json=asked)
+        later = await api.client.post("/llm/requests", json=request_fields)
         assert later.status_code == 202
         assert later.json()["status"] == "waiting"
         assert later.headers["x-lane-pressure"] == "ok"
         found = await api.client.get(later.headers["location"], params={"wait": 30})
         assert (found.status_code, found.json()["status"]) == (200, "completed")
-        again = await api.client.post("/llm/requests", params={"wait": 30}, json=asked)
+        again = await api.client.post("/llm/requests", params={"wait": 30}, json=request_fields)
         assert again.status_code == 200, "as GET has it"
 
 
-async def test_over_http_what_is_asked_wrongly_is_said(system: System) -> None:
+async def test_over_http_invalid_requests_are_refused(system: System) -> None:
     async def refused(api: Any, **body: Any) -> httpx.Response:
         answer: httpx.Response = await api.client.post("/llm/requests", json=body)
         return answer
@@ -355,23 +364,25 @@ async def test_over_http_what_is_asked_wrongly_is_said(system: System) -> None:
         assert (await api.client.get("/llm/requests/nothing")).status_code == 404
 
 
-def test_the_registry_has_them_all() -> None:
+def test_the_registry_has_the_job_types_of_questions() -> None:
     assert {"chat_completion", "classify"} <= {each.name for each in Registry.load()}
 
 
-async def test_the_same_key_is_the_same_question(system: System) -> None:
-    asked = {"type": "classify", "payload": CLASSIFY, "expires_in": 600}
+async def test_the_same_idempotency_key_is_the_same_request(system: System) -> None:
+    request_fields = {"type": "classify", "payload": CLASSIFY, "expires_in": 600}
     key = {"Idempotency-Key": "question-1"}
     async with serving(system.settings) as api:
         await until_connected(api)
-        first = await api.client.post("/llm/requests", json=asked, headers=key)
-        again = await api.client.post("/llm/requests", json=asked, headers=key)
+        first = await api.client.post("/llm/requests", json=request_fields, headers=key)
+        again = await api.client.post("/llm/requests", json=request_fields, headers=key)
         assert (again.status_code, again.headers["idempotency-replayed"]) == (202, "true")
         assert again.json() == first.json()
         for change in ({"lane": "backfill"}, {"expires_in": 60}, {"payload": {"text": "Other"}}):
-            other = await api.client.post("/llm/requests", json=asked | change, headers=key)
+            other = await api.client.post(
+                "/llm/requests", json=request_fields | change, headers=key
+            )
             assert other.status_code in (409, 422), change
-        unlike = asked | {"payload": CLASSIFY | {"text": "The land is dry."}}
-        other = await api.client.post("/llm/requests", json=unlike, headers=key)
+        other_text = request_fields | {"payload": CLASSIFY | {"text": "The land is dry."}}
+        other = await api.client.post("/llm/requests", json=other_text, headers=key)
         assert other.json()["type"].endswith("idempotency-conflict")
     assert len((await system.ledger.job_reads.list_jobs()).items) == 1

@@ -1,4 +1,4 @@
-"""What calls cost: noted by whom they are for, kept within budgets, also by many at once."""
+"""The cost of calls: recorded for each requester, and within budgets also with many processes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ PRICES = """
 input = 1000000
 output = 1000000
 """
-"""A token costs 1: a call of the test server, 11 of them and 7, costs 18."""
+"""A token costs 1: a call of the test server has 11 + 7 tokens, and costs 18."""
 BY = Requester("job-1", "classify", "arxiv", "doc-1", "backfill-1")
 
 
@@ -54,7 +54,7 @@ def _quick_tries(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def given(tmp_path: Path, llm: LlmServer) -> Settings:
+def settings(tmp_path: Path, llm: LlmServer) -> Settings:
     (tmp_path / "prices.toml").write_text(PRICES)
     return Settings.model_validate(
         {
@@ -67,12 +67,12 @@ def given(tmp_path: Path, llm: LlmServer) -> Settings:
     )
 
 
-def asked(text: str, most: int = 7) -> dict[str, Any]:
+def chat_of(text: str, most: int = 7) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": text}], "max_tokens": most}
 
 
 async def test_what_follows_an_answer_is_committed_with_the_end_of_its_job(
-    given: Settings, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+    settings: Settings, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(committer, "MAX_DELAY", 60.0)
     records, by = LlmLedger(ledger), Requester("job-1")
@@ -81,11 +81,11 @@ async def test_what_follows_an_answer_is_committed_with_the_end_of_its_job(
     await ledger.jobs.claim(claim())
     kinds: list[str] = []
     ledger.observe(lambda kind, *_: kinds.append(kind))
-    async with ModelClient.open(given, ledger) as lane:
-        await lane.answer(asked("a"), **question, record_soon=True)
+    async with ModelClient.open(settings, ledger) as client:
+        await client.answer(chat_of("a"), **question, record_soon=True)
         assert kinds == ["write"]  # the claim to ask, and the slot
-        # Who asks the same meanwhile gets the answer, and waits for no record.
-        assert (await lane.answer(asked("a"), **question, record_soon=True))[1]
+        # A second caller gets the answer meanwhile, and waits for no record.
+        assert (await client.answer(chat_of("a"), **question, record_soon=True))[1]
         (server,) = await records.slots.llm_servers()
         assert server.in_flight == 1
         assert await records.spending.llm_spend("job") == []
@@ -96,27 +96,27 @@ async def test_what_follows_an_answer_is_committed_with_the_end_of_its_job(
         assert server.in_flight == 0
         (spent,) = await records.spending.llm_spend("job")
         assert (spent.calls, spent.saved_calls, spent.cost) == (1, 1, 18.0)
-        assert (await lane.answer(asked("a"), **question))[1]
+        assert (await client.answer(chat_of("a"), **question))[1]
 
 
-async def test_a_slot_is_given_back_where_the_answer_is_found_after_all(
-    given: Settings, plain_ledger: Ledger
+async def test_a_slot_is_given_back_if_the_answer_was_stored_after_all(
+    settings: Settings, plain_ledger: Ledger
 ) -> None:
-    """Its writer was killed after the file, and before the record of it."""
+    """The writer was killed after it had stored the file and before it had recorded it."""
     records = LlmLedger(plain_ledger)
-    async with ModelClient.open(given, plain_ledger) as lane:
-        assert not await ask(lane, "a")
+    async with ModelClient.open(settings, plain_ledger) as client:
+        assert not await ask(client, "a")
         page = await records.answers.examine_llm_answers(
             max_age=0, max_bytes=0, after=None, limit=9
         )
         await records.answers.drop_llm_answers(page.superfluous)
-        assert await ask(lane, "a")
+        assert await ask(client, "a")
         (server,) = await records.slots.llm_servers()
         assert server.in_flight == 0
 
 
-async def ask(lane: ModelClient, text: str, *, by: Requester = BY, most: int = 7) -> bool:
-    _, reused = await lane.answer(asked(text, most), urgency=Urgency(), timeout=60.0, by=by)
+async def ask(client: ModelClient, text: str, *, by: Requester = BY, most: int = 7) -> bool:
+    _, reused = await client.answer(chat_of(text, most), urgency=Urgency(), timeout=60.0, by=by)
     return reused
 
 
@@ -126,12 +126,12 @@ def call_of(cost: float | None, *, backfill: str | None = None, number: str = "1
     return LlmCall(number, CallState.OPEN, by, "p", "m", usage, cost)
 
 
-async def test_a_call_is_noted_by_all_that_it_is_for_and_a_kept_answer_costs_nothing(
-    ledger: Ledger, given: Settings
+async def test_a_call_is_recorded_for_its_whole_origin_and_a_stored_answer_costs_nothing(
+    ledger: Ledger, settings: Settings
 ) -> None:
-    async with ModelClient.open(given, ledger) as lane:
-        assert not await ask(lane, "What is a tide?")
-        assert await ask(lane, "What is a tide?")
+    async with ModelClient.open(settings, ledger) as client:
+        assert not await ask(client, "What is a tide?")
+        assert await ask(client, "What is a tide?")
     today = (await LlmLedger(ledger).spending.llm_spend("day"))[0].name
     names = {
         "day": today,
@@ -150,63 +150,63 @@ async def test_a_call_is_noted_by_all_that_it_is_for_and_a_kept_answer_costs_not
     providers = {
         row.name: row.calls for row in await LlmLedger(ledger).spending.llm_spend("provider")
     }
-    assert providers == {"default": 1, "": 0}, "who has saved a call is not known"
+    assert providers == {"default": 1, "": 0}, "a saved call has no provider"
     spent = await LlmLedger(ledger).spending.llm_spent_today()
     assert (spent[""].cost, spent[""].saved, spent["default"].calls) == (18, 18, 1)
     assert await LlmLedger(ledger).spending.llm_spend("day", until="2020-01-01") == []
 
 
-async def test_a_model_without_a_price_has_its_tokens_counted_and_is_told_apart(
-    plain_ledger: Ledger, given: Settings
+async def test_tokens_of_a_model_without_a_price_are_counted_as_unpriced(
+    plain_ledger: Ledger, settings: Settings
 ) -> None:
-    unknown = given.model_copy(update={"llm_model": "other"})
-    async with ModelClient.open(unknown, plain_ledger) as lane:
-        await ask(lane, "a", by=Requester())
+    unknown = settings.model_copy(update={"llm_model": "other"})
+    async with ModelClient.open(unknown, plain_ledger) as client:
+        await ask(client, "a", by=Requester())
     (row,) = await LlmLedger(plain_ledger).spending.llm_spend("model")
     assert (row.name, row.unpriced_calls, row.cost, row.input_tokens) == ("other", 1, 0, 11)
     budgeted = unknown.model_copy(update={"llm_budget_per_day": 1000.0})
-    async with ModelClient.open(budgeted, plain_ledger) as lane:
+    async with ModelClient.open(budgeted, plain_ledger) as client:
         with pytest.raises(NoBudget, match="no price for the model other"):
-            await ask(lane, "b", by=Requester())
+            await ask(client, "b", by=Requester())
 
 
-async def test_what_cost_nothing_is_not_noted_and_what_may_have_counts_by_its_estimate(
-    plain_ledger: Ledger, given: Settings, llm: LlmServer
+async def test_a_refused_call_is_not_recorded_and_a_broken_one_counts_by_its_estimate(
+    plain_ledger: Ledger, settings: Settings, llm: LlmServer
 ) -> None:
-    budgeted = given.model_copy(update={"llm_budget_per_day": 1_000_000.0})
-    async with ModelClient.open(budgeted, plain_ledger) as lane:
+    budgeted = settings.model_copy(update={"llm_budget_per_day": 1_000_000.0})
+    async with ModelClient.open(budgeted, plain_ledger) as client:
         llm.always(llm_server.fails(500))
         with pytest.raises(LlmUnavailable):
-            await ask(lane, "a")
+            await ask(client, "a")
         assert await LlmLedger(plain_ledger).spending.llm_spend("day") == []
         llm.always(llm_server.fails(429, Retry_After="60"))
         with pytest.raises(LlmLimited):
-            await ask(lane, "b")
+            await ask(client, "b")
     (budget,) = await LlmLedger(plain_ledger).spending.llm_budgets(per_day=5.0)
     assert (budget.spent, budget.reserved) == (0, 0)
     llm.always(llm_server.cut_in_the_middle())
-    server = given.llm_servers[0].model_copy(update={"name": "other"})  # that is not paused
+    server = settings.llm_servers[0].model_copy(update={"name": "other"})  # that is not paused
     other = budgeted.model_copy(update={"llm_providers": (server,)})
-    async with ModelClient.open(other, plain_ledger) as lane:
+    async with ModelClient.open(other, plain_ledger) as client:
         with pytest.raises(LlmUnavailable):
-            await ask(lane, "c")
+            await ask(client, "c")
     (row,) = await LlmLedger(plain_ledger).spending.llm_spend("day")
     assert row.unsure_calls == NETWORK_TRIES, "each try may have been charged"
     assert row.cost > NETWORK_TRIES * 18, "all of its estimate, each time"
 
 
-async def test_an_answer_that_came_with_the_second_try_is_noted_beside_the_first(
-    plain_ledger: Ledger, given: Settings, llm: LlmServer
+async def test_a_broken_try_is_recorded_beside_the_one_that_was_answered(
+    plain_ledger: Ledger, settings: Settings, llm: LlmServer
 ) -> None:
     llm.next(llm_server.cut_in_the_middle())
-    async with ModelClient.open(given, plain_ledger) as lane:
-        await ask(lane, "a")
+    async with ModelClient.open(settings, plain_ledger) as client:
+        await ask(client, "a")
     assert len(llm.requests) == 2
     (row,) = await LlmLedger(plain_ledger).spending.llm_spend("day")
     assert (row.calls, row.unsure_calls) == (2, 1)
 
 
-async def test_of_what_was_set_aside_and_given_back_no_rest_of_rounding_is_told(
+async def test_ended_reservations_leave_no_rounding_error(
     plain_ledger: Ledger,
 ) -> None:
     usage = {"prompt_tokens": 1, "completion_tokens": 1}
@@ -222,13 +222,13 @@ async def test_of_what_was_set_aside_and_given_back_no_rest_of_rounding_is_told(
     assert (budget.reserved, budget.left) == (0, 5)
 
 
-async def test_a_job_that_is_cancelled_gives_nothing_back_that_may_have_been_paid(
-    plain_ledger: Ledger, given: Settings, llm: LlmServer
+async def test_a_call_cancelled_under_way_counts_as_spent(
+    plain_ledger: Ledger, settings: Settings, llm: LlmServer
 ) -> None:
     llm.always(slow(60))
-    budgeted = given.model_copy(update={"llm_budget_per_day": 1_000_000.0})
-    async with ModelClient.open(budgeted, plain_ledger) as lane:
-        asking = asyncio.create_task(ask(lane, "a"))
+    budgeted = settings.model_copy(update={"llm_budget_per_day": 1_000_000.0})
+    async with ModelClient.open(budgeted, plain_ledger) as client:
+        asking = asyncio.create_task(ask(client, "a"))
         await eventually(lambda: llm.requests)
         (budget,) = await LlmLedger(plain_ledger).spending.llm_budgets(per_day=1_000_000.0)
         assert budget.reserved > 7
@@ -239,21 +239,21 @@ async def test_a_job_that_is_cancelled_gives_nothing_back_that_may_have_been_pai
     assert budget.spent > 7
 
 
-async def test_a_job_that_is_cancelled_before_its_call_leaves_nothing_set_aside(
-    ledger: Ledger, given: Settings, llm: LlmServer, monkeypatch: pytest.MonkeyPatch
+async def test_a_job_cancelled_before_its_call_leaves_nothing_reserved(
+    ledger: Ledger, settings: Settings, llm: LlmServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    take_slot, is_set_aside = LlmSlotRepository.take_llm_slot, asyncio.Event()
+    take_slot, is_reserved = LlmSlotRepository.take_llm_slot, asyncio.Event()
 
     async def slowly(*args: Any, **options: Any) -> Any:
         await take_slot(*args, **options)
-        is_set_aside.set()
+        is_reserved.set()
         await asyncio.Event().wait()
 
     monkeypatch.setattr(LlmSlotRepository, "take_llm_slot", slowly)
-    settings = given.model_copy(update={"llm_budget_per_day": 1_000.0})
-    async with ModelClient.open(settings, ledger) as lane:
-        task = asyncio.create_task(ask(lane, "What is a tide?"))
-        await is_set_aside.wait()
+    settings = settings.model_copy(update={"llm_budget_per_day": 1_000.0})
+    async with ModelClient.open(settings, ledger) as client:
+        task = asyncio.create_task(ask(client, "What is a tide?"))
+        await is_reserved.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -263,10 +263,10 @@ async def test_a_job_that_is_cancelled_before_its_call_leaves_nothing_set_aside(
 
 
 async def test_many_processes_never_overrun_a_budget_together(
-    ledger: Ledger, database_url: str, given: Settings, llm: LlmServer
+    ledger: Ledger, database_url: str, settings: Settings, llm: LlmServer
 ) -> None:
     budget = 200.0  # each call may cost 7 and its question, and costs 18
-    budgeted = given.model_copy(update={"llm_budget_per_day": budget, "llm_concurrency": 16})
+    budgeted = settings.model_copy(update={"llm_budget_per_day": budget, "llm_concurrency": 16})
     async with (
         await Ledger.open(database_url) as second,
         ModelClient.open(budgeted, ledger) as one,
@@ -276,20 +276,20 @@ async def test_many_processes_never_overrun_a_budget_together(
         ended = await asyncio.gather(*asking, return_exceptions=True)
         refused = [each for each in ended if isinstance(each, NoBudget)]
         assert len(refused) + ended.count(False) == 40
-        # What others had set aside is free again; those that come back find it.
+        # What the other calls had reserved is free again for calls that try once more.
         while not any((each.after or 0) > 15 for each in refused):
             try:
                 await ask(one, f"again {len(llm.requests)}", by=Requester())
             except NoBudget as error:
                 refused = [error]
-        with pytest.raises(NoBudget, match="goes on at 00:00 UTC") as told:
+        with pytest.raises(NoBudget, match="goes on at 00:00 UTC") as raised:
             await ask(one, "one more", by=Requester())
     (state,) = await LlmLedger(ledger).spending.llm_budgets(per_day=budget)
     assert state.spent == 18 * len(llm.requests)
     assert budget - 60 < state.spent <= budget
     assert state.is_short
-    assert (told.value.after or 0) <= 300
-    assert (told.value.counts, told.value.ages) == (False, False)
+    assert (raised.value.after or 0) <= 300
+    assert (raised.value.counts, raised.value.ages) == (False, False)
 
 
 async def test_a_backfill_has_a_budget_of_its_own_and_goes_on_when_it_is_raised(
@@ -368,7 +368,7 @@ async def test_a_call_is_settled_once_and_that_of_a_dead_process_counts(
     paid = LlmCall("1", CallState.PAID, Requester(), "p", "m", {"prompt_tokens": 2}, 2.0)
     await asyncio.gather(*(LlmLedger(ledger).spending.settle_llm_call(paid) for _ in range(3)))
     (budget,) = await LlmLedger(ledger).spending.llm_budgets(per_day=10.0)
-    assert (budget.spent, budget.reserved) == (2, 0), "it was slow and not dead"
+    assert (budget.spent, budget.reserved) == (2, 0), "the process was slow and not dead"
     assert (await LlmLedger(ledger).spending.llm_spend("provider"))[0].calls == 1
     assert (await LlmLedger(ledger).spending.llm_spent_today())["p"].calls == 1
     await LlmLedger(ledger).spending.reserve_llm_call(call_of(6.0, number="2"), per_day=100.0)
@@ -379,7 +379,7 @@ async def test_a_call_is_settled_once_and_that_of_a_dead_process_counts(
     assert (budget.spent, budget.reserved) == (5, 6), "the same call again is one call"
 
 
-async def test_old_calls_are_forgotten(ledger: Ledger) -> None:
+async def test_old_calls_are_deleted(ledger: Ledger) -> None:
     spending = LlmLedger(ledger).spending
     for number in range(5):
         call = LlmCall(str(number), CallState.PAID, Requester(), "p", "m", {}, 2.0)
@@ -411,13 +411,13 @@ async def test_the_month_of_the_dashboard_has_its_first_day_on_the_31st_too(ledg
     assert (costs["month"], costs["days"][0], sum(costs["costs"])) == (0.0, "2026-07-03", 5.0)
 
 
-async def test_vectors_of_a_server_are_paid_for_like_answers(
-    ledger: Ledger, given: Settings, llm: LlmServer
+async def test_embedding_calls_are_charged_like_answers(
+    ledger: Ledger, settings: Settings, llm: LlmServer
 ) -> None:
-    given = given.model_copy(update={"llm_budget_per_day": 30.0})
+    settings = settings.model_copy(update={"llm_budget_per_day": 30.0})
     served = {"embed_base_url": llm.url, "embed_model": "m", "embed_dimensions": 8}
-    purse = EmbeddingBudget(BudgetAccount.from_settings(given, ledger), BY)
-    embedder = embedder_named(given.model_copy(update=served), "m-8", 8, purse)
+    embedding_budget = EmbeddingBudget(BudgetAccount.from_settings(settings, ledger), BY)
+    embedder = embedder_named(settings.model_copy(update=served), "m-8", 8, embedding_budget)
     assert embedder is not None
     assert len(await embedder.embed(["one two", "three"])) == 2
     (row,) = await LlmLedger(ledger).spending.llm_spend(
@@ -441,7 +441,7 @@ async def test_vectors_of_a_server_are_paid_for_like_answers(
 @pytest.mark.parametrize(
     ("chunks", "text", "tokens"), [(70, "x" * 600, 70), (0, "x" * 60, 20), (500, "x" * 600, 120)]
 )
-def test_an_answer_without_numbers_counts_by_its_pieces_and_is_no_longer_than_it_may_be(
+def test_an_answer_without_usage_counts_by_its_pieces_up_to_its_limit(
     chunks: int, text: str, tokens: int
 ) -> None:
     account = BudgetAccount(None, ModelPrices(), None)

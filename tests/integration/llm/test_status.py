@@ -52,17 +52,17 @@ async def test_it_tells_of_a_server_on_trial_and_of_one_that_was_never_called(
             state, failures=TRIAL_AFTER_FAILURES, pause_reason="it is broken"
         ),
     )
-    given = {"JOBS_DATABASE_URL": sqlite_url, "JOBS_LLM_PROVIDERS": json.dumps(SERVERS)}
-    shown = json.loads((await jobctl("llm", "status", "--json", **given)).stdout)["servers"]
+    environment = {"JOBS_DATABASE_URL": sqlite_url, "JOBS_LLM_PROVIDERS": json.dumps(SERVERS)}
+    shown = json.loads((await jobctl("llm", "status", "--json", **environment)).stdout)["servers"]
     assert [(each["name"], each["limit"], each["on_trial"]) for each in shown] == [
         ("own", 1, True),
         ("spare", 2, False),
     ]
-    told = (await jobctl("llm", "status", **given)).stdout
-    assert "one call at a time until it answers: it is broken" in " ".join(told.split())
-    given["JOBS_LLM_PROVIDERS"] = json.dumps(SERVERS[1:])
-    told = (await jobctl("llm", "status", **given)).stdout
-    assert "not in these settings: it is not called" in " ".join(told.split())
+    output = (await jobctl("llm", "status", **environment)).stdout
+    assert "one call at a time until it answers: it is broken" in " ".join(output.split())
+    environment["JOBS_LLM_PROVIDERS"] = json.dumps(SERVERS[1:])
+    output = (await jobctl("llm", "status", **environment)).stdout
+    assert "not in these settings: it is not called" in " ".join(output.split())
 
 
 async def test_it_tells_what_may_take_how_long_and_caps_limits_as_the_settings_do_now(
@@ -71,7 +71,7 @@ async def test_it_tells_what_may_take_how_long_and_caps_limits_as_the_settings_d
     await LlmLedger(plain_ledger).slots.take_llm_slot(
         "own", "a", "me", ttl=60, is_hot=True, first_limit=40, max_limit=50
     )
-    given = {
+    environment = {
         "JOBS_DATABASE_URL": sqlite_url,
         "JOBS_LLM_PROVIDERS": json.dumps(SERVERS),
         "JOBS_LLM_TIMEOUT": "900",
@@ -79,7 +79,7 @@ async def test_it_tells_what_may_take_how_long_and_caps_limits_as_the_settings_d
         "JOBS_VISION_MODEL": "sees",
         "JOBS_VISION_BASE_URL": "http://127.0.0.1:9/v1",
     }
-    shown = json.loads((await jobctl("llm", "status", "--json", **given)).stdout)
+    shown = json.loads((await jobctl("llm", "status", "--json", **environment)).stdout)
     limits = {each["name"]: each["limit"] for each in shown["servers"]}
     assert limits == {"own": 20, "spare": 2, "vision": 2}
     by_type = {each["job_type"]: (each["attempt"], each["call"]) for each in shown["time_limits"]}
@@ -93,14 +93,14 @@ async def test_it_tells_what_may_take_how_long_and_caps_limits_as_the_settings_d
     }
     assert by_type["chat_completion"] == (1200, 900)
     assert by_type["classify"] == (300, 270)
-    told = (await jobctl("llm", "status", **given)).stdout
-    assert "classify 5 min 4 min 30 s" in " ".join(told.split())
+    output = (await jobctl("llm", "status", **environment)).stdout
+    assert "classify 5 min 4 min 30 s" in " ".join(output.split())
 
 
 def examined(url: str, ledger: Ledger) -> DoctorContext:
     """What the doctor looks at: a system with these servers, and its ledger."""
-    given = {"database_url": url, "llm_providers": SERVERS, "embed_base_url": EMBEDDER}
-    settings = Settings.model_validate(given)
+    values = {"database_url": url, "llm_providers": SERVERS, "embed_base_url": EMBEDDER}
+    settings = Settings.model_validate(values)
     system = DoctorContext(settings, Registry([]))
     system.ledger = ledger
     return system
@@ -179,8 +179,8 @@ async def test_it_tries_how_a_server_wants_to_be_asked(llm: LlmServer) -> None:
 
     llm.always(behave)
     providers = [{"name": "own", "base_url": llm.url, "model": "/models/tiny.gguf"}]
-    given = {"JOBS_LLM_PROVIDERS": json.dumps(providers)}
-    shown = json.loads((await jobctl("llm", "check", "own", "--json", **given)).stdout)
+    environment = {"JOBS_LLM_PROVIDERS": json.dumps(providers)}
+    shown = json.loads((await jobctl("llm", "check", "own", "--json", **environment)).stdout)
     assert shown["settings"] == {
         "max_tokens_name": "max_completion_tokens",
         "sends_temperature": True,
@@ -190,12 +190,12 @@ async def test_it_tries_how_a_server_wants_to_be_asked(llm: LlmServer) -> None:
     assert "500" in shown["findings"]["schema as json_schema"]
     assert "A chart with data." in shown["findings"]["pictures"]
     assert shown["model"] == "/models/tiny.gguf"
-    said = await jobctl("llm", "check", "own", **given)
-    assert '"schema": "json_object"' in said.stdout
-    assert "answer: tiny.gguf, in " in said.stdout
-    unknown = await jobctl("llm", "check", "another", **given)
+    checked = await jobctl("llm", "check", "own", **environment)
+    assert '"schema": "json_object"' in checked.stdout
+    assert "answer: tiny.gguf, in " in checked.stdout
+    unknown = await jobctl("llm", "check", "another", **environment)
     assert unknown.returncode == 1
     assert "they have: own" in " ".join(unknown.stderr.split())
-    given["JOBS_EMBED_BASE_URL"] = llm.url
-    no_chats = await jobctl("llm", "check", "embeddings", **given)
+    environment["JOBS_EMBED_BASE_URL"] = llm.url
+    no_chats = await jobctl("llm", "check", "embeddings", **environment)
     assert "answers no chats" in " ".join(no_chats.stderr.split())

@@ -99,23 +99,23 @@ async def api(
 async def test_events_come_while_the_model_writes_and_a_stored_answer_has_the_same(
     api: RunningApi, llm: LlmServer
 ) -> None:
-    seen = threading.Event()
-    llm.next(streams(*BEGIN, *END, wait=seen))
-    asked: dict[str, Any] = {"model": MODEL, "input": "High?", "instructions": "Be short."}
+    first_piece_read = threading.Event()
+    llm.next(streams(*BEGIN, *END, wait=first_piece_read))
+    parameters: dict[str, Any] = {"model": MODEL, "input": "High?", "instructions": "Be short."}
     streamed: list[list[Any]] = []
     async with client_of(api) as client:
         for _ in range(2):
-            raw = await client.responses.with_raw_response.create(**asked, stream=True)
+            raw = await client.responses.with_raw_response.create(**parameters, stream=True)
             events = []
             async for event in raw.parse():
                 events.append(event)
                 if event.type == "response.output_text.delta":
-                    seen.set()  # the server writes on only when its first words were read
+                    first_piece_read.set()  # only then the server writes on
             streamed.append(events)
         live, stored = streamed
         assert raw.headers["x-cache"] == "HIT"
         assert raw.headers["x-job-id"]
-        async with client.responses.stream(**asked) as helper:
+        async with client.responses.stream(**parameters) as helper:
             assert (await helper.get_final_response()).output_text == TEXT
     assert [each.type for each in live] == [each["type"] for each in (*BEGIN, *END)]
     for events in streamed:
@@ -127,7 +127,7 @@ async def test_events_come_while_the_model_writes_and_a_stored_answer_has_the_sa
     kinds.remove("response.output_text.delta")
     assert [each.type for each in stored] == kinds
     assert len(llm.requests) == 1
-    assert llm.requests[0].json == {**asked, "stream": True}
+    assert llm.requests[0].json == {**parameters, "stream": True}
 
 
 async def test_a_stream_that_breaks_is_begun_again_unless_the_answer_is_another(
@@ -164,8 +164,8 @@ async def test_a_stream_that_breaks_is_begun_again_unless_the_answer_is_another(
 
 async def test_a_stream_without_end_ends_at_the_time_limit(system: System, llm: LlmServer) -> None:
     own = Provider(name="own", base_url=llm.url, model=MODEL, responses=True)
-    given = {"llm_providers": (own,), "llm_timeout": 1.0}
-    system.settings = system.settings.model_copy(update=given)
+    overrides = {"llm_providers": (own,), "llm_timeout": 1.0}
+    system.settings = system.settings.model_copy(update=overrides)
     never = threading.Event()
     llm.always(streams(*BEGIN, wait=never))
     async with serving(system.settings, llm_direct=True) as api:

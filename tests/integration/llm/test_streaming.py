@@ -45,8 +45,8 @@ def writes(seen: threading.Event) -> Behaviour:
 
 def chunk(exchange: Exchange, delta: dict[str, str], reason: str | None = None) -> None:
     choice = {"index": 0, "delta": delta, "finish_reason": reason}
-    said = {"id": "1", "object": "chat.completion.chunk", "model": "m", "choices": [choice]}
-    exchange.wfile.write(f"data: {json.dumps(said)}\n\n".encode())
+    chunk_body = {"id": "1", "object": "chat.completion.chunk", "model": "m", "choices": [choice]}
+    exchange.wfile.write(f"data: {json.dumps(chunk_body)}\n\n".encode())
     exchange.wfile.flush()
 
 
@@ -59,8 +59,8 @@ async def system(
         "switchyard.services.llm.job_types",
     )
     async with open_system(broker310, sqlite_url, data_dir=tmp_path, modules=modules) as opened:
-        given = {"llm_base_url": llm.url, "llm_timeout": 60.0}
-        opened.settings = opened.settings.model_copy(update=given)
+        overrides = {"llm_base_url": llm.url, "llm_timeout": 60.0}
+        opened.settings = opened.settings.model_copy(update=overrides)
         yield opened
 
 

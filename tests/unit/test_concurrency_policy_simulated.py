@@ -1,4 +1,4 @@
-"""The default rule does what requirement L8 asks, with a server that batches, in simulated time."""
+"""The default policy meets requirement L8, with a server that batches, in simulated time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from switchyard.services.llm.concurrency_policy import Bounds, FixedPolicy
 
 
 @pytest.mark.parametrize("name", ["adaptive, 1 to 50", "adaptive, 1 to 200"])
-def test_the_default_rule_keeps_requirement_l8_and_more(name: str) -> None:
+def test_the_default_policy_meets_requirement_l8_and_more(name: str) -> None:
     policy, bounds = CONTENDERS[name]
     outcome = instantly(run(policy, bounds, seed=1))
     assert outcome.timeouts < 0.5
@@ -21,7 +21,7 @@ def test_the_default_rule_keeps_requirement_l8_and_more(name: str) -> None:
 
 @pytest.mark.parametrize("at_once", SMALL)
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_default_rule_finds_what_a_small_server_takes(at_once: int, kind: str) -> None:
+def test_the_default_policy_finds_the_limit_of_a_small_server(at_once: int, kind: str) -> None:
     machine, count = small_machine(kind, at_once), 20 * at_once
     outcome, fixed = (
         instantly(run(policy, bounds, seed=1, machine=machine, count=count))

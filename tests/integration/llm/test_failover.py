@@ -50,19 +50,20 @@ async def test_the_next_server_takes_over_what_its_model_may_answer(
         providers = tuple(map(Provider.model_validate, servers))
         llm.always(behaviour)
         async with ModelClient.open(Settings(llm_providers=providers), plain_ledger) as client:
-            asked = client.ask(CHAT, urgency=Urgency(), timeout=10, model="small")
+            call = client.ask(CHAT, urgency=Urgency(), timeout=10, model="small")
             if error is None:
-                assert (await asked).text
+                assert (await call).text
             else:
                 with pytest.raises(error):
-                    await asked
+                    await call
             assert [len(llm.requests), len(other.requests)] == [1, error is None]
 
 
 async def test_what_is_declined_does_not_wait_for_a_server_that_is_away(
     plain_ledger: Ledger, llm: LlmServer
 ) -> None:
-    """It would be declined, and paid, once more. What is too long waits."""
+    """Asked again, a declined request would be declined and charged again. A request that is too
+    long for one server waits for the other."""
     with LlmServer() as other:
         other.always(fails(503, Retry_After="60"))
         providers = (

@@ -15,11 +15,11 @@ from tests.support.eventually import eventually
 QUICK = Machine(at_once=2, queued=1, tokens=20, scale=50)
 
 
-def asked(text: str, **more: object) -> dict[str, object]:
+def chat(text: str, **more: object) -> dict[str, object]:
     return {"model": "m", "messages": [{"role": "user", "content": text}], **more}
 
 
-async def test_those_who_run_share_the_machine() -> None:
+async def test_running_requests_share_the_machine() -> None:
     now = [0.0]
     batch = Batch(Machine(knee=10, step=1.0, at_once=100), lambda: now[0])
     paces = []
@@ -31,7 +31,7 @@ async def test_those_who_run_share_the_machine() -> None:
     assert all(slower <= quicker for quicker, slower in pairwise(paces))
 
 
-async def test_what_has_no_room_waits_in_turn_and_then_is_refused() -> None:
+async def test_a_full_machine_queues_and_then_refuses() -> None:
     batch = Batch(QUICK, asyncio.get_running_loop().time)
     await batch.enter()
     await batch.enter()
@@ -44,7 +44,7 @@ async def test_what_has_no_room_waits_in_turn_and_then_is_refused() -> None:
     assert (batch.running, batch.waiting) == (2, 0)
 
 
-async def test_who_waits_too_long_is_told() -> None:
+async def test_waiting_too_long_times_out() -> None:
     batch = Batch(Machine(at_once=1, patience=0.05), asyncio.get_running_loop().time)
     await batch.enter()
     with pytest.raises(TimeoutError):
@@ -52,20 +52,20 @@ async def test_who_waits_too_long_is_told() -> None:
     assert batch.waiting == 0
 
 
-async def test_it_answers_streams_counts_and_refuses() -> None:
+async def test_the_server_answers_streams_counts_and_refuses() -> None:
     with serving(QUICK) as (url, app):
         async with httpx.AsyncClient(base_url=url) as client:
-            whole = await client.post("/chat/completions", json=asked("a"))
+            whole = await client.post("/chat/completions", json=chat("a"))
             streamed = await client.post(
                 "/chat/completions",
-                json=asked("a", stream=True, stream_options={"include_usage": True}),
+                json=chat("a", stream=True, stream_options={"include_usage": True}),
             )
             text = whole.json()["choices"][0]["message"]["content"]
             assert len(text.split()) == whole.json()["usage"]["completion_tokens"]
             assert streamed.text.count("data: ") > 3
             assert streamed.text.endswith("data: [DONE]\n\n")
             answers = await asyncio.gather(
-                *(client.post("/chat/completions", json=asked(str(n))) for n in range(8))
+                *(client.post("/chat/completions", json=chat(str(n))) for n in range(8))
             )
             refused = [each for each in answers if each.status_code == 503]
             assert refused
@@ -82,7 +82,7 @@ async def test_a_client_that_goes_away_frees_its_place() -> None:
     with serving(Machine(at_once=1, tokens=1000, scale=1)) as (url, app):
         async with httpx.AsyncClient(base_url=url) as client:
             with pytest.raises(httpx.ReadTimeout):
-                await client.post("/chat/completions", json=asked("long"), timeout=0.2)
+                await client.post("/chat/completions", json=chat("long"), timeout=0.2)
         await eventually(lambda: app.counts.abandoned == 1 and app.batch.running == 0)
 
 
@@ -91,14 +91,14 @@ async def test_cut_answers_end_in_the_middle(stream: bool) -> None:
     with serving(Machine(cut=1.0, scale=50)) as (url, app):
         async with httpx.AsyncClient(base_url=url) as client:
             with pytest.raises(httpx.RemoteProtocolError):
-                await client.post("/chat/completions", json=asked("a", stream=stream))
+                await client.post("/chat/completions", json=chat("a", stream=stream))
     assert app.counts.cut == 1
 
 
 async def test_a_limit_by_the_minute_says_what_is_left() -> None:
     with serving(Machine(per_minute=2, scale=50)) as (url, _):
         async with httpx.AsyncClient(base_url=url) as client:
-            answers = [await client.post("/chat/completions", json=asked("a")) for _ in range(3)]
+            answers = [await client.post("/chat/completions", json=chat("a")) for _ in range(3)]
     assert [each.status_code for each in answers] == [200, 200, 429]
     assert answers[0].headers["x-ratelimit-remaining-requests"] == "1"
     assert answers[2].headers["retry-after"] == "1"
