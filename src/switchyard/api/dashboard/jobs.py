@@ -152,8 +152,8 @@ async def list_jobs(
     everything: bool = False,
 ) -> Response:
     """List jobs, newest first; all filters must match. An id, or its beginning, finds one. Where no
-    index finds those that match, EXAMINED_JOBS are read at a time, or with `everything` all; where
-    a state is asked for, so many of that state."""
+    index finds those that match, one page examines at most EXAMINED_JOBS, of the chosen state if
+    there is one; with `everything`, all."""
     job_filter, reads = asked.job_filter, state.ledger.job_reads
     is_bounded = job_filter.is_scan and not everything
     examined_since = None
@@ -181,11 +181,11 @@ async def list_jobs(
     counts: Mapping[State, int] = {}
     counted_newest = counted_among = None
     if examined_since is None or cursor is None:
-        counted, since = replace(job_filter, state=None), examined_since
+        counted, counted_since = replace(job_filter, state=None), examined_since
         if is_bounded and not is_all:
-            since = await reads.find_bound(counted, EXAMINED_JOBS)
-        if is_bounded and since is not None:
-            counted, counted_among = replace(counted, since=since), EXAMINED_JOBS
+            counted_since = await reads.find_bound(counted, EXAMINED_JOBS)
+        if is_bounded and counted_since is not None:
+            counted, counted_among = replace(counted, since=counted_since), EXAMINED_JOBS
         counts, counted_newest = await _count_by_state(reads, counted, jobs if is_all else None)
     query = {key: value for key, value in request.query_params.items() if key != "cursor" and value}
     context = {

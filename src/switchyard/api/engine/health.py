@@ -15,7 +15,7 @@ from switchyard.api.models.service import ComponentView, Liveness, Readiness
 from switchyard.api.state import ApiState, BrokerSide
 from switchyard.services.engine.access.rate_limit import RateLimitedCall
 from switchyard.services.engine.monitoring.checks.host import require_room_for_ledger
-from switchyard.services.engine.monitoring.health import Dependency, Probe, run_probes
+from switchyard.services.engine.monitoring.health import Component, Probe, run_probes
 
 router = Routes(prefix="/health", tags=["health"])
 
@@ -61,8 +61,8 @@ async def health(request: Request, response: Response) -> Readiness:
     return await ready(request, response)
 
 
-def rate_limited_checks(state: ApiState) -> RateLimitedCall[list[Dependency]]:
-    """Return the check of the dependencies, which runs at a limited rate: `app.state.health`."""
+def rate_limited_checks(state: ApiState) -> RateLimitedCall[list[Component]]:
+    """Return the check of the components, which runs at a limited rate: `app.state.health`."""
     return RateLimitedCall(lambda: run_probes(_checks(state)), EXAMINATION_RATE, EXAMINATION_BURST)
 
 
@@ -97,5 +97,5 @@ def _probe_key() -> str:
     return f"health/probe-{socket.gethostname()}-{os.getpid()}"
 
 
-def _view_component(component: Dependency) -> ComponentView:
+def _view_component(component: Component) -> ComponentView:
     return ComponentView(state=component.state, latency_ms=round(component.latency * 1000, 1))

@@ -85,6 +85,12 @@ class LimitView(ApiModel):
     )
 
 
+class LimitList(ApiModel):
+    """Limits that were used in the last hour, by name and key; 1,000 at most, those used last."""
+
+    limits: list[LimitView]
+
+
 class KeyLimitsView(ApiModel):
     """What a key may use; null: no limit."""
 
@@ -109,12 +115,6 @@ class KeyView(ApiModel):
         default=None,
         description="Limits in the OpenAI-compatible API; a key that has them works nowhere else.",
     )
-
-
-class LimitList(ApiModel):
-    """Limits that were used in the last hour, by name and key; 1,000 at most, those used last."""
-
-    limits: list[LimitView]
 
 
 class DeliveryView(ApiModel):

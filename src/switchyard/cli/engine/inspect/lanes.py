@@ -159,6 +159,7 @@ def _queue_cells(queue: QueueReport) -> tuple[str, ...]:
     percent = queue.percent_full
     style = "" if percent is None else "red" if percent >= FULL else "yellow"
     full = "" if percent is None else f"{percent:.0f}%"
+    # Without a limit are the dead letters, which need no consumer.
     is_unserved = queue.ready and not queue.consumers and queue.limit is not None
     return (
         queue.name,

@@ -106,7 +106,7 @@ class RedrivePass:
         # Redriven hot jobs are hot jobs, too: they need not give way to others.
         is_hot = all(lane_of(copy.queue) == HOT.name for copy in copies)
         async with nullcontext() if is_hot else self._run.traffic.turn(self._session):
-            await self._sender.plan(copies, self._session)
+            await self._sender.record_plan(copies, self._session)
             self._run.count_planned_letters(copies)
             refused = await self._sender.send(self._publisher, copies, self._run.counts)
         not_taken = [copy for copy, error in refused if not _may_be_accepted(error)]

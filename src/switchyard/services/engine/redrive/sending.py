@@ -143,7 +143,7 @@ class LetterSender:
         for letter in (*finished, *(letter for letter, _ in redriven)):
             letter.ack()
 
-    async def plan(self, copies: Sequence[RedriveMessage], session: BulkSession) -> None:
+    async def record_plan(self, copies: Sequence[RedriveMessage], session: BulkSession) -> None:
         """Record that letters are about to be sent. Ends the handler if the operation's hold is
         lost."""
         moment = self._ledger.clock.time()
