@@ -1,4 +1,5 @@
-"""Store uploads as they come in, start their jobs, and remove uploads that no job reads."""
+"""Store uploads as they come in, start their jobs, and remove uploads that no job reads. Whether a
+file was sent before, `DocumentService.submit` decides."""
 
 from __future__ import annotations
 

@@ -44,10 +44,10 @@ def extract(
     """
     outline: list[dict[str, Any]] = []
     if media_type == PDF:
-        read = read_pdf(data, extractor=extractor, drafts=drafts, on_page=on_page)
-        pages, own_title, metadata = read.pages, read.title, read.metadata
-        needs_ocr, repaired = read.needs_ocr, read.repaired
-        outline = [asdict(entry) for entry in read.outline]
+        pdf = read_pdf(data, extractor=extractor, drafts=drafts, on_page=on_page)
+        pages, own_title, metadata = pdf.pages, pdf.title, pdf.metadata
+        needs_ocr, repaired = pdf.needs_ocr, pdf.repaired
+        outline = [asdict(entry) for entry in pdf.outline]
     elif media_type in IMAGES:
         limits = Limits()
         count = count_pages(data, pixels=limits.page_pixels, pages=limits.pages)

@@ -1,7 +1,7 @@
 """Read the text of a PDF, page by page, as Markdown.
 
 Runs in a process of its own: a document that makes a library crash, hang or use up memory ends only
-that process. Limits refuse documents whose cost can be seen beforehand.
+that process. `pdf_pages.Limits` refuses documents whose cost can be seen beforehand.
 """
 
 from __future__ import annotations
@@ -127,8 +127,8 @@ def read_pdf(
     """
     limits = limits or Limits()
     raw = read_pages(data, limits, extractor, drafts=drafts, on_page=on_page)
-    there = [page for page in raw.pages if page is not None]
-    texts = iter(compose(there, raw.outline))
+    readable_pages = [page for page in raw.pages if page is not None]
+    texts = iter(compose(readable_pages, raw.outline))
     pages = []
     for number, page in enumerate(raw.pages, 1):
         text = "" if page is None else next(texts)
@@ -177,11 +177,12 @@ def read_pages(
             characters += sum(map(_characters, draft.pages))
             pages.extend(draft.pages)
             repaired = repaired or draft.repaired
-        read = [None if isinstance(page, str) else page for page in pages]
+        readable = [None if isinstance(page, str) else page for page in pages]
         errors = {number: page for number, page in enumerate(pages, 1) if isinstance(page, str)}
-        if not any(read):
+        if not any(readable):
             raise CorruptDocument(errors[1])
-        return RawPdf(read, errors, pdf.outline, pdf.metadata, repaired or pdf.repaired, pdf.form)
+        repaired = repaired or pdf.repaired
+        return RawPdf(readable, errors, pdf.outline, pdf.metadata, repaired, pdf.form)
 
 
 def _read(

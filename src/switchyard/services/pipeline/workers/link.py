@@ -78,8 +78,8 @@ async def link_content(payload: LinkContent, ctx: JobContext) -> Outcome:
     }
     if not ctx.settings.document_references:
         return Done(result)
-    following = {"document_id": document_id, "force": payload.force}
-    return Next([Job(PROCESS_REFERENCES.name, following)], result)
+    next_payload = {"document_id": document_id, "force": payload.force}
+    return Next([Job(PROCESS_REFERENCES.name, next_payload)], result)
 
 
 async def _classes_of(files: DocumentFiles) -> list[dict[str, Any]]:

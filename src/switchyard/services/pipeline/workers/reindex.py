@@ -94,8 +94,8 @@ async def rebuild_index(payload: RebuildIndex, ctx: JobContext) -> Outcome:
             return Done({**result, "built": True})
     # The next job has no `force`, which would begin another rebuild after the swap.
     again = payload.model_copy(update={"force": False})
-    following = Job("rebuild_index", again.model_dump(exclude_none=True))
-    return Next([following], {**result, "built": False})
+    next_job = Job("rebuild_index", again.model_dump(exclude_none=True))
+    return Next([next_job], {**result, "built": False})
 
 
 @job("compact_storage", worker="reindex", lanes=("maintenance",), timeout=COMPACT_TIMEOUT)

@@ -3,7 +3,8 @@
 ingest_document → extract_text (→ ocr_pdf) → summarize_content → embed_content →
 classify_document → link_content
 
-The output of each, and when it is used again, is in `stage_outputs`.
+Each stage's handler names the next stage in its outcome. The output of each, and when it is used
+again, is in `stage_outputs`.
 """
 
 from __future__ import annotations

@@ -133,10 +133,10 @@ async def _ingest_page(payload: IngestArxiv, query: str, ctx: JobContext) -> Out
         for entry in feed.entries
     ]
     if left > 0 and feed.count > 0:
-        following = payload.model_dump(mode="json", exclude_unset=True)
-        following |= {"start": reached, "max_results": left}
+        next_payload = payload.model_dump(mode="json", exclude_unset=True)
+        next_payload |= {"start": reached, "max_results": left}
         # The first of the jobs, so that its id is the same however many papers a repeat finds.
-        jobs.insert(0, Job("ingest_arxiv", following))
+        jobs.insert(0, Job("ingest_arxiv", next_payload))
     result: dict[str, Any] = {
         "papers": len(feed.entries),
         "start": payload.start,

@@ -182,7 +182,7 @@ def extract_text(payload: ExtractText, ctx: JobContext) -> Outcome:
 
     if payload.document_id is None:
         return _extract_upload(payload, ctx)
-    following_payload = {"document_id": payload.document_id, "force": payload.force}
+    next_payload = {"document_id": payload.document_id, "force": payload.force}
     files = DocumentFiles.for_document(ctx, payload.document_id)
     original = files.output_of(INGEST)
     ingested = original.result
@@ -232,13 +232,13 @@ def extract_text(payload: ExtractText, ctx: JobContext) -> Outcome:
     }
     scanned = pages_for_ocr(output.result) if ctx.settings.ocr_scanned_pages else []
     if needs_ocr:
-        following = Job("await_ocr", following_payload)
+        next_job = Job("await_ocr", next_payload)
     elif scanned:
         result["scanned_pages"] = len(scanned)
-        following = Job("await_ocr", following_payload | {"scanned": True})
+        next_job = Job("await_ocr", next_payload | {"scanned": True})
     else:
-        following = Job("summarize_content", following_payload)
-    return Next([following], result)
+        next_job = Job("summarize_content", next_payload)
+    return Next([next_job], result)
 
 
 def _page_progress(ctx: JobContext) -> Callable[[int, int], None]:
@@ -290,5 +290,5 @@ async def await_ocr(payload: AwaitOcr, ctx: JobContext) -> Outcome:
     A job of its own because `extract_text` runs in a process that has no ledger.
     """
     await note_stage(ctx, payload.document_id, EXTRACT, NEEDS_OCR, completed=True)
-    following = Job(OCR.name, payload.model_dump(exclude_defaults=True), lane="vlm_ocr")
-    return Next([following], {"document_id": payload.document_id, "state": NEEDS_OCR})
+    next_job = Job(OCR.name, payload.model_dump(exclude_defaults=True), lane="vlm_ocr")
+    return Next([next_job], {"document_id": payload.document_id, "state": NEEDS_OCR})

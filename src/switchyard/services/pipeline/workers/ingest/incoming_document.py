@@ -196,6 +196,6 @@ def duplicate_outcome(document: Document) -> Done:
 def extract_next(document_id: str, *, force: bool, duplicate: bool, **details: Any) -> Next:
     """Return the outcome of a job that has taken a document in, with further `details` for its
     result."""
-    following = {"document_id": document_id} | ({"force": True} if force else {})
+    next_payload = {"document_id": document_id} | ({"force": True} if force else {})
     result = {"document_id": document_id, "duplicate": duplicate, **details}
-    return Next([Job(EXTRACT.name, following)], result)
+    return Next([Job(EXTRACT.name, next_payload)], result)

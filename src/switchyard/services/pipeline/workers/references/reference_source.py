@@ -105,8 +105,8 @@ async def pdf_key_of(source: ReferenceSource, payload: FindReferences) -> str | 
     key = payload.key
     if payload.document_id is not None:
         key = str((await source.files.output_of_async(INGEST)).result["key"])
-    there = key is not None and await source.files.storage.exists_async(key)
-    return key if there else None
+    is_stored = key is not None and await source.files.storage.exists_async(key)
+    return key if is_stored else None
 
 
 def boxes_in_pdf(
