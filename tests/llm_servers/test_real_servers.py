@@ -28,7 +28,12 @@ from switchyard.services.llm.server_probe import ServerProbe, probe_server
 from tests.support.api_server import client_of, serving, until_connected
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
-from tests.support.real_llm_servers import ALIAS, E5_DIMENSIONS, RealServer
+from tests.support.real_llm_servers import (
+    ALIAS,
+    E5_DIMENSIONS,
+    LLAMA_CPP_PYTHON,
+    RealServer,
+)
 from tests.support.system import System, open_system
 
 Note = Callable[[str], None]
@@ -91,7 +96,9 @@ async def test_the_check_finds_the_dialect_and_schemas_are_answered_in_it(
     probe: ServerProbe = await probe_server(server.provider(), CALL)
     note(f"{json.dumps(probe.findings)} {json.dumps(probe.settings)}")
     assert probe.settings["stream"] is True
-    assert probe.findings["counts tokens"] == "yes"
+    # llama-cpp-python's server counts only those of an answer that is not streamed.
+    is_counted = probe.findings["counts tokens"] == "yes"
+    assert is_counted is (server.kind is not LLAMA_CPP_PYTHON)
     told: dict[str, Any] = {"llm_providers": (server.provider(**probe.settings),)}
     await system.start_worker("llm", **told)
     schema = {
@@ -273,3 +280,24 @@ async def test_the_openai_package_is_answered_by_the_server_behind_the_lanes(
                 model=ALIAS, messages=[{"role": "user", "content": "tide " * 6_000}], max_tokens=8
             )
         note(f"a request that is too long: {refused.value.code}: {refused.value.message[:200]}")
+
+
+async def test_vectors_come_through_the_lanes_as_the_embedder_makes_them(
+    broker310: TestBroker, sqlite_url: str, tmp_path: Path, embedder: RealServer
+) -> None:
+    given: dict[str, Any] = {"llm_providers": (embedder.provider(),), "llm_timeout": CALL}
+    texts = ["The sea rises twice a day.", "Water at the coast goes up and down.", "Bake a loaf."]
+    async with open_system(
+        broker310, sqlite_url, modules=job_modules(), data_dir=tmp_path, **given
+    ) as system:
+        await system.start_worker("llm")
+        async with serving(system.settings) as api, client_of(api) as client:
+            await until_connected(api)
+            answer = await client.embeddings.create(model=ALIAS, input=texts)
+    sea, coast, loaf = (each.embedding for each in answer.data)
+    assert len(sea) == E5_DIMENSIONS
+    assert product(sea, coast) > product(sea, loaf)
+
+
+def product(one: list[float], other: list[float]) -> float:
+    return sum(a * b for a, b in zip(one, other, strict=True))

