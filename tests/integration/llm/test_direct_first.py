@@ -10,13 +10,18 @@ from typing import Any
 import openai
 import pytest
 
+from switchyard.services.engine.ledger.jobs import JobRepository
+from switchyard.services.engine.monitoring.job_events import ENDINGS, JobEvent
 from switchyard.services.engine.monitoring.lane_pressure import LanePressure, QueueDepth
-from switchyard.services.engine.records.results import JobRecord
+from switchyard.services.engine.records.errors import LedgerUnavailable
+from switchyard.services.engine.records.requests import ClaimRequest
+from switchyard.services.engine.records.results import ClaimResult, JobRecord
 from switchyard.services.engine.records.states import Pressure, State
 from switchyard.services.llm.ledger import LlmLedger
 from tests.support.api_server import client_of, serving, until_connected
 from tests.support.eventually import eventually
 from tests.support.llm_server import ANSWER, MODEL, LlmServer, answers, fails
+from tests.support.metrics import Scrape
 from tests.support.site import Exchange, held, slow
 from tests.support.system import System
 
@@ -45,9 +50,12 @@ async def test_without_a_job_that_waits_the_api_asks_itself(system: System, llm:
         assert job.state is State.SUCCEEDED
         assert (job.worker_id or "").startswith("inline-")
         assert await system.ready("hot.llm") == 0
+        scrape = Scrape((await api.client.get("/metrics")).text)
+        counted = {"status": "succeeded", "request_type": "chat_completion"}
+        assert scrape.value("llm_requests_processed_total", **counted) == 1
 
 
-async def test_behind_a_job_that_waits_and_in_backfill_requests_wait_in_the_lanes(
+async def test_behind_a_job_that_waits_requests_wait_in_the_lane(
     system: System, llm: LlmServer
 ) -> None:
     await system.publish("hot.chat_completion", WAITING)
@@ -56,13 +64,20 @@ async def test_behind_a_job_that_waits_and_in_backfill_requests_wait_in_the_lane
         await until_connected(api)  # it knows how many wait
         later = asyncio.create_task(ask(client))
         await system.wait_until_ready("hot.llm", 2)
-        bulk = asyncio.create_task(ask(client, OTHER, **{"X-Job-Lane": "backfill"}))
-        await system.wait_until_ready("backfill.llm", 1)
         assert llm.requests == []
         await system.start_worker("llm")
         assert (await later).choices[0].message.content == ANSWER
-        await bulk
     assert not any((each.worker_id or "").startswith("inline-") for each in await jobs_of(system))
+
+
+async def test_requests_of_the_lane_backfill_wait_in_it(system: System, llm: LlmServer) -> None:
+    async with serving(system.settings, llm_direct_calls=2) as api, client_of(api) as client:
+        await until_connected(api)
+        bulk = asyncio.create_task(ask(client, **{"X-Job-Lane": "backfill"}))
+        await system.wait_until_ready("backfill.llm", 1)
+        assert llm.requests == []
+        await system.start_worker("llm")
+        await bulk
 
 
 async def test_beyond_their_number_requests_wait_in_the_lanes(
@@ -208,3 +223,44 @@ async def test_a_refused_request_is_a_dead_letter_of_the_ledger(
     letter = await system.ledger.dead_letters.require_dead(job.id)
     assert letter.job_id == job.id
     assert len(llm.requests) == 1
+
+
+async def test_other_processes_are_told_of_the_end(system: System, llm: LlmServer) -> None:
+    ends: list[str] = []
+
+    def note(event: JobEvent) -> bool:
+        if event.name in ENDINGS:
+            ends.append(event.name)
+        return False
+
+    async with (
+        serving(system.settings, llm_direct_calls=2) as api,
+        serving(system.settings) as other,
+        client_of(api) as client,
+    ):
+        await until_connected(api)
+        feed = other.state.broker.feed
+        await eventually(feed.is_listening.is_set, what="the event feed")
+        with feed.subscribe(note):
+            await ask(client)
+            await eventually(lambda: ends == ["succeeded"], what="the event")
+
+
+async def test_a_claim_that_the_api_does_not_know_of_is_given_to_the_workers(
+    system: System, llm: LlmServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ledger has it, and its answer was lost: nobody takes over the jobs of a live process."""
+    claim = JobRepository.claim
+
+    async def unanswered(self: JobRepository, request: ClaimRequest) -> ClaimResult:
+        await claim(self, request)
+        raise LedgerUnavailable("its answer was lost")
+
+    monkeypatch.setattr(JobRepository, "claim", unanswered)
+    given = {"llm_direct_calls": 2, "takeover_after": 0.4}
+    async with serving(system.settings, **given) as api, client_of(api) as client:
+        await until_connected(api)
+        with pytest.raises(openai.InternalServerError):
+            await ask(client, **{"X-Job-Background": "true"})
+        (job,) = await jobs_of(system)
+        await system.wait_for_state(job.id, State.PENDING)
