@@ -30,19 +30,19 @@ async def ask_all(questions: list[str]) -> list[str]:
     """Ask all at once, each until it is answered or refused for good."""
     settings = Settings()
 
-    async def ask(lane: ModelClient, question: str) -> str:
-        asked = {"messages": [{"role": "user", "content": question}], "max_tokens": 100}
+    async def ask(client: ModelClient, question: str) -> str:
+        chat = {"messages": [{"role": "user", "content": question}], "max_tokens": 100}
         try:
-            answer, _ = await lane.answer(asked, urgency=Urgency(), timeout=60)
+            answer, _ = await client.answer(chat, urgency=Urgency(), timeout=60)
         except Exception as error:
             return type(error).__name__
         return answer.text.split()[0]
 
     async with (
         await Ledger.open(settings.ledger_url) as ledger,
-        ModelClient.open(settings, ledger) as lane,
+        ModelClient.open(settings, ledger) as client,
     ):
-        return await asyncio.gather(*(ask(lane, each) for each in questions))
+        return await asyncio.gather(*(ask(client, each) for each in questions))
 
 
 async def call_all(questions: list[str]) -> list[str]:

@@ -33,7 +33,11 @@ from switchyard.services.engine.records.system import KeyLimits
 from switchyard.services.llm.endpoint_requests import NO_RESPONSES_SERVER
 from switchyard.services.llm.ledger import LlmLedger
 from switchyard.services.llm.openai_form import EMBEDDINGS_URL, ENDPOINTS, RESPONSES_URL
-from switchyard.services.llm.records.openai_batches import OpenAiBatch, OpenAiBatchState, OpenAiFile
+from switchyard.services.llm.records.openai_batches import (
+    OpenAiBatch,
+    OpenAiBatchState,
+    storage_key_of,
+)
 
 MAX_REQUESTS = 50_000
 """Lines of a batch's input, as of OpenAI's API."""
@@ -156,7 +160,7 @@ async def check_input(
         errors.append({"code": code, "message": message, "param": param, "line": line})
 
     number = 0
-    lines = raw_lines(storage, input_key(batch.input_file_id))
+    lines = raw_lines(storage, storage_key_of(batch.input_file_id))
     async with aclosing(lines) as open_lines:  # type: ignore[type-var]
         async for raw, next_offset in open_lines:
             number += 1
@@ -178,11 +182,6 @@ async def check_input(
     if not seen and not errors:
         add_error("empty_file", "the input has no requests", None, None)
     return InputReport(len(seen), tuple(errors))
-
-
-def input_key(file_id: str) -> str:
-    """Return the storage key of a file's content."""
-    return OpenAiFile(file_id, "", "", "", 0.0, None, None).storage_key
 
 
 class BatchInputOptions(BaseModel):
@@ -214,7 +213,9 @@ class BatchInputSource(Source):
         endpoint = ENDPOINTS[batch.endpoint]
         start, number = (cursor["byte"], cursor["line"]) if cursor else (0, 0)
         try:
-            lines = raw_lines(self.context.storage, input_key(batch.input_file_id), start=start)
+            lines = raw_lines(
+                self.context.storage, storage_key_of(batch.input_file_id), start=start
+            )
             async with aclosing(lines) as open_lines:  # type: ignore[type-var]
                 async for raw, next_offset in open_lines:
                     number += 1

@@ -39,7 +39,6 @@ from switchyard.services.llm.openai_batch_input import (
     BatchLine,
     InvalidBatchLine,
     check_input,
-    input_key,
     parse_line,
     raw_lines,
 )
@@ -49,6 +48,7 @@ from switchyard.services.llm.records.openai_batches import (
     OpenAiBatch,
     OpenAiBatchState,
     OpenAiFile,
+    storage_key_of,
 )
 
 MAX_OPEN_PER_KEY = 50
@@ -464,7 +464,7 @@ class OpenAiBatches:
     async def _read_line_groups(self, batch: OpenAiBatch) -> AsyncIterator[list[BatchLine]]:
         group: list[BatchLine] = []
         number = 0
-        lines = raw_lines(self._storage, input_key(batch.input_file_id))
+        lines = raw_lines(self._storage, storage_key_of(batch.input_file_id))
         async with aclosing(lines) as open_lines:  # type: ignore[type-var]
             async for raw, next_offset in open_lines:
                 number += 1
@@ -488,6 +488,7 @@ class OpenAiBatches:
         job_id: str,
         end: Mapping[str, Any] | None,
     ) -> tuple[bool, dict[str, Any]]:
+        # Here, as it loads everything that runs jobs.
         from switchyard.services.llm.llm_queue import LlmResult, LlmStatus
 
         head: dict[str, Any] = {"id": f"batch_req_{job_id}", "custom_id": line.custom_id}

@@ -37,6 +37,11 @@ OPEN_STATES = frozenset(
 """States of a batch that has not ended."""
 
 
+def storage_key_of(file_id: str) -> str:
+    """Return the key of a file's content in the file storage."""
+    return f"openai/{file_id}.jsonl"
+
+
 @dataclass(frozen=True, slots=True)
 class OpenAiFile:
     """A file that a client has uploaded, or a batch has written."""
@@ -55,7 +60,7 @@ class OpenAiFile:
     @property
     def storage_key(self) -> str:
         """Key of its content in the file storage."""
-        return f"openai/{self.id}.jsonl"
+        return storage_key_of(self.id)
 
 
 @dataclass(frozen=True, slots=True)
