@@ -28,7 +28,8 @@ SLOTS = 4
 ATTEMPTS = 2
 """Of the job types that raise."""
 UNCOUNTED = ("LedgerUnavailable", "TransactionConflict", "LedgerFull", "LedgerConnectionLimit",
-             "LedgerReadOnly", "LedgerAuthError", "DependencyUnavailable")  # fmt: skip
+             "LedgerLocked", "LedgerReadOnly", "LedgerAuthError",
+             "DependencyUnavailable")  # fmt: skip
 """Errors that use up no attempt: what is needed is away. Jobs that meet them end by their age."""
 LANGUAGE = ("KeyboardInterrupt", "SystemExit", "GeneratorExit", "StopIteration", "MemoryError",
             "StopAsyncIteration", "RecursionError", "UnicodeEncodeError", "OSError")  # fmt: skip

@@ -8,7 +8,11 @@ from sqlalchemy import create_engine, exc, text
 from sqlalchemy.pool import QueuePool
 
 from switchyard.services.engine.ledger.sql.driver_errors import translate
-from switchyard.services.engine.records.errors import LedgerReadOnly, LedgerUnavailable
+from switchyard.services.engine.records.errors import (
+    LedgerLocked,
+    LedgerReadOnly,
+    LedgerUnavailable,
+)
 
 
 def test_connections_that_all_wait_for_a_frozen_server_are_told_in_plain_words() -> None:
@@ -37,3 +41,15 @@ def test_a_file_that_takes_no_writes_is_told_apart_from_one_that_is_away(tmp_pat
     assert isinstance(told, LedgerReadOnly)
     assert str(told).startswith("the ledger's file takes no writes")
     engine.dispose()
+
+
+def test_a_file_that_another_process_holds_is_locked(tmp_path: Path) -> None:
+    file = tmp_path / "ledger.db"
+    holder = sqlite3.connect(file, isolation_level=None)
+    holder.execute("BEGIN IMMEDIATE")
+    engine = create_engine(f"sqlite:///{file}", connect_args={"timeout": 0.01})
+    with engine.connect() as connection, pytest.raises(exc.OperationalError) as raised:
+        connection.execute(text("CREATE TABLE jobs (id TEXT)"))
+    assert isinstance(translate(raised.value), LedgerLocked)
+    engine.dispose()
+    holder.close()

@@ -15,6 +15,9 @@ def test_a_mistyped_name_is_told_the_nearest_one_first() -> None:
     )
     assert suggest("zzz", known).startswith("known are: ")
     assert suggest("zzz", ()) == "known are: none"
+    many = suggest("job_03", [f"job_{n:02}" for n in range(40)])
+    assert many.startswith("did you mean 'job_03'? known are: job_03, ")
+    assert many.endswith(" and 35 others")
 
 
 def test_a_lane_that_does_not_exist_is_an_error_and_no_empty_list() -> None:

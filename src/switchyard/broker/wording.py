@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+MAX_LISTED, MAX_NEAREST = 15, 5
+"""Known names up to which all are listed for an unknown one, and how many of more."""
+
 
 def pluralize(number: int, noun: str, plural: str = "") -> str:
     """Return `1 job` or `1,200 jobs`; `plural`: the plural, where it is not the noun with an
@@ -46,8 +49,12 @@ def writable(text: str, limit: int, *, keep_end: bool = False) -> str:
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
-    """Return the text of a suggestion for an unknown name: the nearest known one, then all."""
+    """Return the text of a suggestion for an unknown name: the nearest known one, then all; of more
+    than MAX_LISTED the nearest ones, and how many there are."""
     names = sorted(known)
     near = get_close_matches(name, names, n=1)
     names_text = f"known are: {', '.join(names) or 'none'}"
+    if len(names) > MAX_LISTED:
+        listed = get_close_matches(name, names, n=MAX_NEAREST, cutoff=0.0)
+        names_text = f"known are: {', '.join(listed)} and {len(names) - len(listed)} others"
     return f"did you mean {near[0]!r}? {names_text}" if near else names_text

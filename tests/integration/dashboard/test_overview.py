@@ -1,4 +1,5 @@
 import asyncio
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -6,6 +7,7 @@ import pytest
 
 from switchyard.api.dashboard import live
 from switchyard.api.dashboard.pages import DashboardPage, Renderer
+from switchyard.api.dashboard.readings import DOCTOR_INTERVAL
 from switchyard.api.dashboard.remedies import actions_of
 from switchyard.services.engine.monitoring.check import Finding, failure, ok, warning, worst_first
 from switchyard.services.engine.records.pauses import NewPause, PauseScope
@@ -61,6 +63,28 @@ async def test_the_overview_shows_findings_lanes_and_dead_and_stays_up_to_date(
         assert browser.complaints() == []
 
     await asyncio.to_thread(look_again)
+
+
+async def test_a_finding_is_looked_at_again_as_soon_as_somebody_has_acted(
+    system: System, api: RunningApi
+) -> None:
+    pause = NewPause(PauseScope.TYPE, "noop", "a test")
+    made = await system.ledger.pauses.pause(pause)
+
+    async def shown() -> bool:
+        return made.id in (await api.client.get("/dashboard")).text
+
+    await eventually(shown, what="the finding")
+    page = (await api.client.get("/dashboard")).text
+    csrf = re.findall(r'name="csrf" value="(\w+)"', page)[0]
+    form = {"csrf": csrf, "from": "overview"}
+    answer = await api.client.post(f"/dashboard/pauses/{made.id}/resume", data=form)
+    assert answer.status_code == 303
+
+    async def gone() -> bool:
+        return made.id not in (await api.client.get("/dashboard")).text
+
+    await eventually(gone, what="the end of the finding", timeout=DOCTOR_INTERVAL / 2)
 
 
 async def test_a_finding_has_a_button_for_what_is_to_be_done_or_a_command_to_copy(

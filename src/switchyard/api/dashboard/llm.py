@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 DAYS = 30
 """Length of the chart of costs."""
+SHOWN_FAILURES = 2
+"""Failed calls in a row from which a model server does not count as ready: where each runs into
+its time limit, the doctor's finding takes minutes."""
 PAUSES_FOR = 24 * 3600.0
 """Seconds for which pauses are shown after their end."""
 
@@ -85,12 +88,16 @@ async def show_llm(state: Shared, readings: ReadingsOf) -> DashboardPage:
     context = {
         "servers": [view_model_server(each, calls_allowed(each, call_limits)) for each in servers],
         "history": history,
+        "failing": failing_servers(servers),
         "minute_times": [begin + 60 * index for index in range(MINUTES)],
         "pauses": await repositories.history.pauses(now - PAUSES_FOR),
         "waiting": _waiting_requests(await readings.lanes.look()),
         "waiting_trouble": readings.lanes.trouble,
         **await read_costs(repositories.spending, today),
-        "budgets": await repositories.spending.llm_budgets(per_day=settings.llm_budget_per_day),
+        "budgets": [
+            *await repositories.spending.llm_budgets(per_day=settings.llm_budget_per_day),
+            *await repositories.spending.short_key_budgets(),
+        ],
         "batches": await repositories.batches.llm_batches(),
         "batched": sorted(counts.items()),
         "currency": settings.prices.currency,
@@ -103,6 +110,15 @@ async def configured_servers(state: ApiState) -> list[LlmServerReport]:
     names = {each.name for each in state.settings.model_servers}
     called = await LlmLedger(state.ledger).slots.llm_servers() if names else []
     return [each for each in all_servers(called, state.settings) if each.name in names]
+
+
+def failing_servers(servers: Iterable[LlmServerReport]) -> dict[str, LlmServerReport]:
+    """Return the servers that are paused or fail, by name."""
+    return {
+        each.name: each
+        for each in servers
+        if each.paused_for or each.state.failures >= SHOWN_FAILURES
+    }
 
 
 async def read_costs(spending: LlmSpendRepository, today: date) -> dict[str, Any]:

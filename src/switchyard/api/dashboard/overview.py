@@ -10,7 +10,7 @@ from typing import Any
 from fastapi import Request
 
 from switchyard.api.dashboard.charts import MINUTES, first_minute, minute_series
-from switchyard.api.dashboard.llm import configured_servers
+from switchyard.api.dashboard.llm import configured_servers, failing_servers
 from switchyard.api.dashboard.pages import DashboardPage, DashboardView, Pages
 from switchyard.api.dashboard.pauses import pauses_in_force
 from switchyard.api.dashboard.readings import Readings, ReadingsOf
@@ -29,9 +29,6 @@ from switchyard.services.engine.records.states import State
 router = Pages(DashboardView("overview", "Overview", PATH))
 
 MAX_CAUSES = 5
-SHOWN_FAILURES = 2
-"""Failed calls in a row from which a model server does not count as ready: where each runs into
-its time limit, the doctor's finding takes minutes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +81,7 @@ async def show_overview(request: Request, state: Shared, readings: ReadingsOf) -
         "waits": _waits(minutes, first),
         "retries": retries,
         "model_servers": servers,
-        "failing": [
-            each for each in servers if each.paused_for or each.state.failures >= SHOWN_FAILURES
-        ],
+        "failing": list(failing_servers(servers).values()),
         "causes": groups,
         "dead": sum(gauges.dead.values()),
         "dead_lanes": _by_lane(gauges.dead),

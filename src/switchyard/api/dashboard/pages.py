@@ -40,7 +40,12 @@ from switchyard.api.state import state_of
 from switchyard.broker.errors import BrokerError, BrokerUnavailable
 from switchyard.services.common.errors import SwitchyardError
 from switchyard.services.engine.access.api_keys import Scope
-from switchyard.services.engine.records.errors import LedgerError, LedgerFull, LedgerReadOnly
+from switchyard.services.engine.records.errors import (
+    LedgerError,
+    LedgerFull,
+    LedgerLocked,
+    LedgerReadOnly,
+)
 
 LIVE = "live_"
 """Prefix of the names of those blocks of a template that are sent again when they change."""
@@ -257,6 +262,8 @@ class PageRoute(GuardedRoute):
                         response = await handle(request)
                 else:
                     response = await handle(request)
+                    # What somebody has just mended is not to be reported for half a minute more.
+                    request.app.state.readings.doctor.outdate()
                 if not isinstance(response, DashboardPage):
                     return response
                 await dashboard_of(request).renderer.load(response)
@@ -293,6 +300,11 @@ def _advice(error: Exception, method: str) -> str | None:
             return (
                 "Nothing was done: the ledger can be read, but takes no writes. The overview says "
                 "why and what to do, as does `jobctl doctor`."
+            )
+        case LedgerLocked() if method != "GET":
+            return (
+                "Nothing was done: another process holds the ledger, which has the record of every "
+                "job. The overview says which and what to do, as does `jobctl doctor`."
             )
         case LedgerFull():
             return None

@@ -56,6 +56,7 @@ class Reading(Generic[T]):
         self._fresh_for = fresh_for
         self._task: asyncio.Task[None] | None = None
         self._asked_at = float("-inf")
+        self._is_outdated = False
         self.read_at: float | None = None
         """When the value was read, in seconds since the epoch; None where there is none."""
         self.value: T | None = None
@@ -67,12 +68,18 @@ class Reading(Generic[T]):
         """Return the last value, and begin to read the next one where it is old. Where there is no
         value, or it is too old to be shown, wait a moment for the next one; None if that does not
         come in time, or can't be read."""
-        is_old = time.monotonic() - self._asked_at > self._fresh_for
+        is_old = self._is_outdated or time.monotonic() - self._asked_at > self._fresh_for
         if is_old and (self._task is None or self._task.done()):
+            self._is_outdated = False
             self._task = asyncio.create_task(self._read())
         if self._is_too_old and self._task is not None:
             await asyncio.wait([self._task], timeout=FIRST_TIMEOUT)
         return None if self._is_too_old else self.value
+
+    def outdate(self) -> None:
+        """Have the next look begin to read the value again, as after somebody has changed what it
+        is about; until it is read, the last one is shown."""
+        self._is_outdated = True
 
     @property
     def _is_too_old(self) -> bool:

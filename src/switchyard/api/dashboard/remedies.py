@@ -109,6 +109,7 @@ _MADE: Sequence[tuple[list[str], Callable[[Sequence[str]], RemedyAction | None]]
     (["pauses"], _list("See what is paused", "workers")),
     (["llm", "resume"], _resume_server),
     (["llm", "status"], _list("Look at the servers", "llm")),
+    (["llm", "spend"], _list("Look at the costs", "llm")),
     (["jobs", "show"], _job),
     (["jobs", "cancel"], _job),
     (["jobs", "list"], _JOBS),

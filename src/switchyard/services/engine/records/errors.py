@@ -5,6 +5,7 @@ LedgerError
 │   ├── TransactionConflict   other processes wrote the same rows, in every retry
 │   ├── LedgerFull         its disk has no room
 │   ├── LedgerConnectionLimit  its server has no connection left for us
+│   ├── LedgerLocked       another process holds the lock of its file
 │   ├── LedgerReadOnly     it can be read and takes no writes
 │   └── LedgerAuthError    the server refuses the user, the password or the database
 ├── LedgerMisconfigured    the address or the library can't be used for a ledger
@@ -56,6 +57,11 @@ class LedgerConnectionLimit(LedgerUnavailable):
 
 class LedgerReadOnly(LedgerUnavailable):
     """The database takes no writes: it is a standby, or was set to be read-only."""
+
+
+class LedgerLocked(LedgerUnavailable):
+    """Another process has held the lock of the database's file for too long: this transaction has
+    written nothing."""
 
 
 class LedgerMisconfigured(LedgerError, Misconfigured):

@@ -55,6 +55,10 @@ class ScheduleRecord:
     """Version of the payload when it was written; None: the present one."""
 
 
+PUT_OFF = "was refused: "
+"""Beginning of the note of a firing whose job was refused, and is published again."""
+
+
 @dataclass(frozen=True, slots=True)
 class Firing:
     """One due time of a schedule, or several that were missed one after another."""
@@ -68,3 +72,8 @@ class Firing:
     times: int = 1
     """Number of due times in this record: more than one where they were missed together."""
     note: str | None = None
+
+    @property
+    def is_put_off(self) -> bool:
+        """Whether its job was refused, and is published again until it is too late."""
+        return self.outcome is FiringOutcome.DUE and (self.note or "").startswith(PUT_OFF)

@@ -23,7 +23,12 @@ from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.publishing.publisher import JobPublisher
 from switchyard.services.engine.records.errors import LedgerError
-from switchyard.services.engine.records.schedules import Firing, FiringOutcome, ScheduleRecord
+from switchyard.services.engine.records.schedules import (
+    PUT_OFF,
+    Firing,
+    FiringOutcome,
+    ScheduleRecord,
+)
 from switchyard.services.engine.schedules.entry import ScheduleEntry
 from switchyard.services.engine.schedules.file import fingerprint_of
 from switchyard.services.engine.schedules.rule import CATCH_UP_WINDOW, InvalidSchedule, with_jitter
@@ -213,7 +218,7 @@ class ScheduleRunner:
         except (SwitchyardError, PublishError) as error:
             self._refused[key] = (now + RETRY_INTERVAL, str(error))
             if str(error) != why:  # people can read in the ledger why the firing is late
-                note = f"was refused: {error}"
+                note = f"{PUT_OFF}{error}"
                 await self._ledger.schedules.settle_firing(
                     firing, FiringOutcome.DUE, firing.noted_at, note
                 )

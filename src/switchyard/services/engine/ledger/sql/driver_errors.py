@@ -11,6 +11,7 @@ from switchyard.services.engine.records.errors import (
     LedgerConnectionLimit,
     LedgerError,
     LedgerFull,
+    LedgerLocked,
     LedgerReadOnly,
     LedgerUnavailable,
     RowRejected,
@@ -20,6 +21,7 @@ from switchyard.services.engine.records.errors import (
 _SQLITE_OUTDATED = ("no such table", "no such column", "has no column named")
 _SQLITE_FULL = "disk is full"
 _SQLITE_READ_ONLY = "readonly database"
+_SQLITE_LOCKED = "database is locked"
 
 # SQLSTATE codes of PostgreSQL, or the classes that they begin with.
 _PG_OUTDATED = ("42P01", "42703")
@@ -62,6 +64,8 @@ def translate(error: Exception) -> Exception:
         return LedgerFull(f"the disk of the ledger's database is full: {text}")
     if isinstance(error, exc.OperationalError) and _SQLITE_READ_ONLY in text:
         return LedgerReadOnly(f"the ledger's file takes no writes: {text}")
+    if isinstance(error, exc.OperationalError) and _SQLITE_LOCKED in text:
+        return LedgerLocked(f"the ledger's database can't be used: {text}")
     if isinstance(error, exc.IntegrityError | exc.DataError):
         return RowRejected(text)
     if isinstance(error, exc.DBAPIError):
