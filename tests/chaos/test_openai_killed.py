@@ -7,6 +7,7 @@ KILLED_REQUESTS says how many there are.
 import asyncio
 import itertools
 import json
+import math
 import os
 import time
 from collections import Counter
@@ -36,9 +37,11 @@ pytestmark = [pytest.mark.chaos, pytest.mark.long, pytest.mark.timeout(1500)]
 REQUESTS = int(os.environ.get("KILLED_REQUESTS", "200"))
 KILL_EVERY = 50
 """Answers after which the next process is killed."""
-AT_ONCE = 40
+AT_ONCE = 64
 """Requests whose clients wait at the same time."""
 SLOTS = 8
+BUSY = 503
+"""The ledger or the broker does not answer just now, as on a busy machine."""
 ASKING = ("worker", "api")
 """Processes that ask the model's server: the API where it makes direct calls."""
 WORKERS = 2
@@ -138,9 +141,18 @@ class Fleet:
         return process
 
 
-@pytest.mark.parametrize("direct_calls", [0, 4])
+@pytest.mark.parametrize(
+    ("database_url", "direct_calls"),
+    [
+        pytest.param("sqlite", 0, marks=pytest.mark.pairs),
+        pytest.param("sqlite", 4),
+        pytest.param("postgresql", 0, marks=pytest.mark.postgres),
+        pytest.param("postgresql", 4, marks=[pytest.mark.postgres, pytest.mark.pairs]),
+    ],
+    indirect=["database_url"],
+)
 async def test_requests_are_answered_once_while_api_workers_and_server_are_killed(
-    broker310: TestBroker, sqlite_url: str, tmp_path: Path, direct_calls: int
+    broker310: TestBroker, database_url: str, tmp_path: Path, direct_calls: int
 ) -> None:
     model_port = free_port()
     given: dict[str, Any] = {
@@ -152,10 +164,10 @@ async def test_requests_are_answered_once_while_api_workers_and_server_are_kille
         "llm_direct_calls": direct_calls,
     }
     outcomes: dict[int, str] = {}
-    cut = Counter[int]()
+    cut, turned_away = Counter[int](), Counter[int]()
     async with (
         open_system(
-            broker310, sqlite_url, modules=job_modules(), data_dir=tmp_path, **given
+            broker310, database_url, modules=job_modules(), data_dir=tmp_path, **given
         ) as system,
         AsyncExitStack() as stack,
     ):
@@ -184,7 +196,12 @@ async def test_requests_are_answered_once_while_api_workers_and_server_are_kille
                         assert cut[number] < 100
                         await asyncio.sleep(0.1)
                     except openai.APIStatusError as error:
-                        outcomes[number] = f"{error.status_code} {error.code}"
+                        if error.status_code != BUSY:
+                            outcomes[number] = f"{error.status_code} {error.code}"
+                            continue
+                        turned_away[number] += 1  # it is told to come again, and does
+                        assert turned_away[number] < 100
+                        await asyncio.sleep(float(error.response.headers["retry-after"]))
                     else:
                         outcomes[number] = str(answer.choices[0].message.content)
 
@@ -212,18 +229,23 @@ async def test_requests_are_answered_once_while_api_workers_and_server_are_kille
     again = {question: times for question, times in asked.items() if len(times) > 1}
     print(
         f"{REQUESTS} requests, {len(fleet.killed)} kills: {len(right)} answered, "
-        f"{len(told)} told a failure {Counter(told.values())}, {len(cut)} clients cut off; "
+        f"{len(told)} told a failure {Counter(told.values())}, {len(cut)} clients cut off, "
+        f"{len(turned_away)} told to come again; "
         f"{len(again)} asked again"
     )
+    asking = [each for each in fleet.killed if each.what in ASKING[: 2 if direct_calls else 1]]
+    # Asked again is only what a killed process had no time to store.
+    lost = [
+        min((each.began - at for each in asking if each.took_away(question, at)), default=math.nan)
+        for question, times in again.items()
+        for at in times[:-1]
+    ]
+    print("seconds from a lost answer to the kill:", [round(each, 2) for each in lost])
     # One job each; none of what was refused at the door, as while the ledger is away.
     assert len(outcomes) == REQUESTS
     assert len(right) <= recorded <= REQUESTS
-    assert {text.partition(" ")[0] for text in told.values()} <= {"502", "503", "504"}
+    assert {text.partition(" ")[0] for text in told.values()} <= {"502", "504"}
     assert len(told) <= len(fleet.killed)
     assert {f"question {each}" for each in right} <= asked.keys()
-    # Asked again is only what a killed process had no time to store.
-    asking = [each for each in fleet.killed if each.what in ASKING[: 2 if direct_calls else 1]]
-    for question, times in again.items():
-        for answered_at in times[:-1]:
-            assert any(each.took_away(question, answered_at) for each in asking), question
+    assert not any(math.isnan(each) for each in lost), again
     assert len(again) <= SLOTS * len(asking)
