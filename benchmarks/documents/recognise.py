@@ -12,7 +12,7 @@ from benchmarks.stage import Stage
 from switchyard.services.pipeline.samples.canvas import Block
 from switchyard.services.pipeline.samples.generated_samples import generate
 from switchyard.services.pipeline.text.ocr import DPI, MAX_SIDE, read_picture
-from switchyard.services.pipeline.text.pdf import draw_page
+from switchyard.services.pipeline.text.pdf import draw_page_with_text
 from switchyard.services.pipeline.text.pdf_pages import Limits
 
 Picture = Any
@@ -64,11 +64,16 @@ def _pages(kind: str, language: str, change: Change, count: int) -> list[Page]:
     """The first pages of so many documents, with what stands on them."""
     return [
         (
-            change(draw_page(sample.content, 1, dpi=DPI, side=MAX_SIDE, limits=Limits())),
+            change(_drawn(sample.content)),
             [block for block in (*sample.blocks, *sample.furniture) if block.page == 1],
         )
         for sample in generate(count, seed=5, kinds=[kind], languages=[language])
     ]
+
+
+def _drawn(content: bytes) -> Picture:
+    _, picture = draw_page_with_text(content, 1, dpi=DPI, side=MAX_SIDE, limits=Limits())
+    return picture
 
 
 def ocr(stage: Stage, rounds: int, count: int) -> list[Row]:

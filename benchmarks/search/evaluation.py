@@ -8,6 +8,7 @@ import statistics
 import tempfile
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 
 from benchmarks.measurements import Measurement, Row
@@ -19,7 +20,7 @@ from switchyard.services.pipeline.index.chunk_search import search
 from switchyard.services.pipeline.index.embedder import Embedder, embedder_for
 from switchyard.services.pipeline.index.generations import FIRST_TABLE
 from switchyard.services.pipeline.index.lance_store import LanceStore
-from switchyard.services.pipeline.index.local_model import is_minilm_installed
+from switchyard.services.pipeline.index.local_model import MINILM_PACKAGE
 from switchyard.services.pipeline.index.open_index import generation_of
 from switchyard.services.pipeline.index.search_modes import SearchMode
 from switchyard.services.pipeline.text.chunks import Chunk, split_into_chunks
@@ -110,7 +111,7 @@ def search_quality(stage: Stage, rounds: int, count: int) -> list[Row]:
 def _embedders() -> dict[str, int]:
     """Those that ask nobody and are installed, with the length of their vectors."""
     found = {"wordllama": 256, "hashed": 256}
-    return found | {"minilm": 384} if is_minilm_installed() else found
+    return found | {"minilm": 384} if find_spec(MINILM_PACKAGE) else found
 
 
 async def compare(collection: Collection, embedder: Embedder) -> dict[str, float]:

