@@ -10,7 +10,7 @@ import pytest
 
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.ledger.sql import database as database_module
-from switchyard.services.engine.records.errors import LedgerUnavailable
+from switchyard.services.engine.records.errors import LedgerLocked, LedgerUnavailable
 from switchyard.services.engine.records.results import Claimed, Created
 from switchyard.services.engine.records.states import State
 from tests.support.eventually import eventually
@@ -123,7 +123,7 @@ async def test_a_locked_file_is_unavailable_and_then_works_again(
         answers = await asyncio.gather(
             ledger.jobs.claim(claim()), ledger.jobs.record(new_job("job-2")), return_exceptions=True
         )
-        assert [type(answer) for answer in answers] == [LedgerUnavailable, LedgerUnavailable]
+        assert [type(answer) for answer in answers] == [LedgerLocked, LedgerLocked]
         assert "locked" in str(answers[0])
         record = await ledger.job_reads.get("job-1")  # a writer does not keep readers out
         assert record is not None
