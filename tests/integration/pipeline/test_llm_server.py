@@ -179,6 +179,30 @@ async def test_an_answer_without_a_reason_is_cut_where_the_server_gives_one(
             await another.ask(ASKED, timeout=10, on_text=lambda _: None)
 
 
+async def test_an_answer_that_ends_without_a_reason_again_is_whole(
+    llm: LlmServer, asking: Settings
+):
+    """So the server ends this one, though it says why others end; nothing was sent since for which
+    it could be dropped."""
+    (one,) = asking.llm_servers
+    dropped = server.streams({"content": "Wat"}, reason=None)
+    async with ServerClient.connect(one, 5) as client:
+        await client.ask(ASKED, timeout=10)
+        llm.next(dropped)
+        with pytest.raises(LlmCut, match="ends in the middle"):
+            await client.ask(ASKED, timeout=10, on_text=lambda _: None)
+        llm.next(dropped)
+        response = await client.ask(ASKED, timeout=10, on_text=lambda _: None)
+    assert response.answer.text == "Wat"
+
+
+async def test_a_reason_without_a_stream_says_nothing_of_streams(llm: LlmServer, asking: Settings):
+    (one,) = asking.llm_servers
+    async with ServerClient.connect(one.model_copy(update={"stream": False}), 5) as client:
+        await client.ask(ASKED, timeout=10)
+        assert client.learned == ""
+
+
 async def test_the_servers_own_reason_is_enough_for_the_end(llm: LlmServer, asking: Settings):
     llm.next(server.streams({"content": "Water."}, reason="STOP", end=b""))
     assert (await ask(asking)).finish_reason == "stop"

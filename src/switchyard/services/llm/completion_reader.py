@@ -240,6 +240,11 @@ class CompletionReader:
         return encodable_answer(answer)
 
     @property
+    def ended_without_reason(self) -> bool:
+        """Whether the stream has come to its end by its mark, and has said no reason."""
+        return self._has_end_mark and self._finish_reason is None
+
+    @property
     def started_in_reasoning(self) -> bool:
         """Whether the answer began with reasoning, without a mark at its beginning."""
         return self._filter.started_in_reasoning

@@ -8,6 +8,7 @@ own retries. The SDK's retries are off, or attempts would multiply.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -54,6 +55,8 @@ Reply = TypeVar("Reply")
 NETWORK_TRIES = 3
 FIRST_RETRY_DELAY = 0.5
 """Seconds before the second try; twice as many before the third."""
+MAX_WITHOUT_REASON = 100
+"""So many questions whose answers ended without a reason are remembered."""
 MODEL_APIS: Mapping[str, type[ModelApi]] = {"openai": ModelApi, "anthropic": AnthropicApi}
 """Classes by the value of the setting `LlmServer.api`."""
 
@@ -96,6 +99,11 @@ class ServerClient:
         clear cause."""
         self._starts_in_reasoning = False
         """Whether this model begins with reasoning that has no mark at its beginning."""
+        self._sent = 0
+        """Questions that were sent."""
+        self._ended_without_reason: deque[str] = deque(maxlen=MAX_WITHOUT_REASON)
+        """Hashes of questions whose answers came to their end without a reason, though the server
+        gives one for others, and no later question was there for which they could be dropped."""
 
     @property
     def parameters(self) -> Parameters:
@@ -249,7 +257,7 @@ class ServerClient:
                 tried.add(parameters)
                 is_clear = is_clear and Parameters.is_clear(error)
             else:
-                if response.answer.finish_reason is not None:
+                if body.get("stream") and response.answer.finish_reason is not None:
                     parameters = replace(parameters, ends_with_reason=True)
                 self._remember(parameters, is_clear)
                 return response
@@ -278,8 +286,13 @@ class ServerClient:
             self._starts_in_reasoning,
             keep_all,
             self._model_api,
-            ends_with_reason=self._parameters.ends_with_reason,
+            ends_with_reason=self._parameters.ends_with_reason
+            and not (
+                self._ended_without_reason and content_hash(body) in self._ended_without_reason
+            ),
         )
+        self._sent += 1
+        number = self._sent
         async with await self._api.post(
             self._model_api.path,
             body={**self._model_api.request(body), "model": self.model},
@@ -288,7 +301,12 @@ class ServerClient:
             stream=True,
             stream_cls=openai.AsyncStream[object],
         ) as stream:
-            answer = await reader.read(stream.response)
+            try:
+                answer = await reader.read(stream.response)
+            except LlmCut:
+                if reader.ended_without_reason and number == self._sent:
+                    self._ended_without_reason.append(content_hash(body))
+                raise
             self._starts_in_reasoning = self._starts_in_reasoning or reader.started_in_reasoning
             wait = self._model_api.quota_wait(stream.response.headers)
             return ModelResponse(answer, reader.timing, wait)
