@@ -259,7 +259,7 @@ def test_many_jobs_that_died_just_now(jobctl: CommandLine) -> None:
         found = until_found(jobctl, "dead-growing")
     assert "jobctl dead groups" in found["dead-growing"]["remedy"]
     assert "wait for somebody" in found["dead-growing"]["detail"]
-    assert "20 of them work with " in found["dead-growing"]["detail"]
+    assert "20 of them of type work with " in found["dead-growing"]["detail"]
     (look,) = commands(found["dead-growing"], "jobctl")[1:]
     assert look[-1] != "ID"
     assert "dead-waiting" not in found  # the same letters are reported once

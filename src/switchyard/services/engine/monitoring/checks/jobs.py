@@ -374,7 +374,7 @@ async def _largest_group(ledger: Ledger) -> DeadGroup | None:
 
 
 def _describe_group(group: DeadGroup) -> str:
-    job_type = f"of {group.sample.job_type}" if group.sample.job_type else "of an unknown type"
+    job_type = f"of type {group.sample.job_type}" if group.sample.job_type else "of an unknown type"
     return f"{job_type} with {group.sample.error_type or group.sample.reason}"
 
 
