@@ -3,6 +3,8 @@
 import json
 from typing import Any
 
+from pydantic_core import from_json
+
 from switchyard.services.common.files.errors import NotStored
 from switchyard.services.common.files.storage import Storage
 from switchyard.services.common.files.storage_keys import links_key, references_key
@@ -26,6 +28,11 @@ async def stored_references(storage: Storage, document_id: str) -> dict[str, Any
 
 async def _read_json(storage: Storage, key: str) -> dict[str, Any] | None:
     try:
-        return dict(json.loads(await storage.get_async(key)))
+        content = await storage.get_async(key)
     except NotStored:
         return None
+    try:
+        # Twice as fast as `json`: the longest lists hold the event loop, also from a thread.
+        return dict(from_json(content))
+    except ValueError:  # it takes no lone halves of pairs
+        return dict(json.loads(content))
