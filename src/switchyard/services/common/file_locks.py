@@ -7,6 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from switchyard.services.common.instance_ids import is_stopped
+
 _PROC = Path("/proc")
 
 
@@ -43,10 +45,7 @@ def find_writers(file: Path, *, first_byte: int | None = None) -> list[LockHolde
 
 
 def _describe(pid: int) -> LockHolder:
-    name, state = "", ""
-    with suppress(OSError, IndexError):  # it may have ended
+    name = ""
+    with suppress(OSError):  # it may have ended
         name = (_PROC / str(pid) / "comm").read_text(errors="replace").strip()
-        state = (
-            (_PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()[0]
-        )
-    return LockHolder(pid, name, state in ("T", "t"))
+    return LockHolder(pid, name, is_stopped(pid))

@@ -12,6 +12,7 @@ from pathlib import Path
 _PROC = Path("/proc")
 _STATE, _STARTED = 0, 19
 """Indexes of fields of /proc/PID/stat, counted after the name: fields 3 and 22 of proc(5)."""
+_STOPPED = ("T", "t")
 
 
 class ProcessState(StrEnum):
@@ -47,7 +48,13 @@ def state_of_process(pid: int, mark: str | None) -> ProcessState:
     stat = _stat(pid)
     if stat is None or stat[_STARTED] != started or stat[_STATE] in ("Z", "X"):
         return ProcessState.GONE
-    return ProcessState.STOPPED if stat[_STATE] in ("T", "t") else ProcessState.RUNS
+    return ProcessState.STOPPED if stat[_STATE] in _STOPPED else ProcessState.RUNS
+
+
+def is_stopped(pid: int) -> bool:
+    """Return whether a signal has stopped the process that has this PID now."""
+    stat = _stat(pid)
+    return stat is not None and stat[_STATE] in _STOPPED
 
 
 @cache
