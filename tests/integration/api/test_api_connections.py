@@ -414,6 +414,9 @@ async def test_answers_that_nobody_reads_take_bounded_memory(system: System) -> 
         path = f"/jobs/{job_id}"
         headers = {"Authorization": f"Bearer {keys[0]}"}
         clients = [without_reading(api, request_for(path, key=keys[0])) for _ in range(5)]
+        # All of them first: two answers fit, and one of them must not be the request's below.
+        for each in clients:
+            assert await asyncio.to_thread(each.recv, 1, socket.MSG_PEEK)
         seen: list[httpx.Response] = []
 
         async def is_refused() -> bool:
