@@ -140,7 +140,9 @@ class _Load:
     async def _ask(self, lane: ModelClient, question: str) -> bool:
         asked = {"messages": [{"role": "user", "content": question}], "max_tokens": 1000}
         try:
-            await lane.ask(asked, urgency=Urgency.from_priority("backfill", 1), timeout=600.0)
+            await lane.answer(
+                asked, urgency=Urgency.from_priority("backfill", 1), timeout=600.0, fresh=True
+            )
         except LlmTimeout:
             self.outcome.timed_out += 1
             return False

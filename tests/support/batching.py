@@ -44,9 +44,9 @@ async def collect(
 
 async def answer(lane: ModelClient, n: int) -> bool:
     """Ask a question. Return whether its answer was stored already."""
-    by = Requester(f"job-{n}")
+    requester = Requester(f"job-{n}")
     _, reused = await lane.answer(
-        chat(f"Question {n}?"), urgency=Urgency(), timeout=20, by=by, batch=True
+        chat(f"Question {n}?"), urgency=Urgency(), timeout=20, requester=requester, batch=True
     )
     return reused
 

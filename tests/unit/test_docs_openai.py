@@ -21,7 +21,7 @@ from openai.types.chat import completion_create_params as chat_create_params
 from openai.types.responses import response_create_params
 from pydantic import ValidationError
 
-from switchyard.api.llm import openai_api, openai_batches
+from switchyard.api.llm import openai_batch_endpoints, openai_endpoints
 from switchyard.api.models import openai as models
 from switchyard.services.llm import endpoint_requests
 from switchyard.services.llm.llm_requests import ChatRequest
@@ -135,7 +135,7 @@ def test_the_table_names_every_path_of_the_package() -> None:
     assert len(known) > 100, "the package has changed: the paths are not found"
     served = {
         (method, re.sub(r"{[^}]*}", "{}", route.path))
-        for router in (openai_api.router, openai_batches.router)
+        for router in (openai_endpoints.router, openai_batch_endpoints.router)
         for route in router.routes
         if isinstance(route, APIRoute)
         for method in route.methods or ()

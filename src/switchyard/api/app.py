@@ -28,10 +28,10 @@ from switchyard.api.engine import (
     webhooks,
 )
 from switchyard.api.http import errors, openapi
-from switchyard.api.llm import llm, openai_api, openai_batches
+from switchyard.api.llm import llm_endpoints, openai_batch_endpoints, openai_endpoints
 from switchyard.api.middleware.access import check_keys
 from switchyard.api.middleware.bodies import BodyLimits
-from switchyard.api.middleware.openai_form import OpenAiErrors
+from switchyard.api.middleware.openai_error_rewriter import OpenAiErrors
 from switchyard.api.middleware.request_middleware import RequestMiddleware
 from switchyard.api.pipeline import crawls, documents, extract, graph, references, samples, search
 from switchyard.api.state import open_state
@@ -47,10 +47,10 @@ ROUTERS = (
     job_actions.router,
     jobs.router,
     events.router,
-    llm.router,
-    llm.spending_router,
-    openai_api.router,
-    openai_batches.router,
+    llm_endpoints.router,
+    llm_endpoints.spending_router,
+    openai_endpoints.router,
+    openai_batch_endpoints.router,
     documents.router,
     samples.router,
     extract.router,

@@ -31,6 +31,12 @@ async def plain_ledger(sqlite_url: str) -> AsyncIterator[Ledger]:
         yield opened
 
 
+@pytest.fixture(autouse=True)
+def _own_data_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers are stored below the test's directory, whatever its settings leave out."""
+    monkeypatch.setenv("JOBS_DATA_DIR", str(tmp_path))
+
+
 @pytest.fixture
 def llm() -> Iterator[LlmServer]:
     with LlmServer() as server:

@@ -50,9 +50,9 @@ async def test_the_next_server_takes_over_what_its_model_may_answer(
         providers = tuple(map(Provider.model_validate, servers))
         llm.always(behaviour)
         async with ModelClient.open(Settings(llm_providers=providers), plain_ledger) as client:
-            call = client.ask(CHAT, urgency=Urgency(), timeout=10, model="small")
+            call = client.answer(CHAT, urgency=Urgency(), timeout=10, model="small")
             if error is None:
-                assert (await call).text
+                assert (await call)[0].text
             else:
                 with pytest.raises(error):
                     await call
@@ -74,5 +74,5 @@ async def test_what_is_declined_does_not_wait_for_a_server_that_is_away(
             for behaviour in (DECLINED, TOO_LONG):
                 llm.next(behaviour)
                 with pytest.raises(Exception, match=r"503|declines|paused") as caught:
-                    await client.ask(CHAT, urgency=Urgency(), timeout=10, model="small")
+                    await client.answer(CHAT, urgency=Urgency(), timeout=10, model="small")
                 assert isinstance(caught.value, LlmRefused) == (behaviour is DECLINED), caught.value

@@ -255,7 +255,7 @@ async def test_servers_are_asked_in_order_and_the_next_when_one_is_paused(
         await gate.leave(entries[0], CallOutcome(CallEnd.REFUSED, pause=60))
         assert (await admit(gate, HOT, timeout=1)).server.name == "cloud"
         with pytest.raises(LlmSaturated):
-            await admit(gate, HOT, timeout=1, without={"cloud"})
+            await admit(gate, HOT, timeout=1, excluded={"cloud"})
 
 
 async def test_weights_say_who_is_asked_first(plain_ledger: Ledger) -> None:

@@ -47,7 +47,7 @@ async def test_a_late_hot_call_gets_a_second_one_and_both_are_paid_for(
             if calls == 2:
                 llm.next(held(until, llm_server.answers("late")))
             llm.always(llm_server.answers("quick"))
-            answer = await client.ask(ASKED, urgency=urgency, timeout=30)
+            answer, _ = await client.answer(ASKED, urgency=urgency, timeout=30)
             assert answer.text == "quick"
             assert len(llm.requests) == calls
             (row,) = await LlmLedger(plain_ledger).spending.llm_spend("day")

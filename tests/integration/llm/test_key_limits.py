@@ -13,7 +13,7 @@ from switchyard.services.engine.access.api_keys import Scope, create_key
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.system import KeyLimits
 from switchyard.services.llm.ledger import LlmLedger
-from switchyard.services.llm.openai_batches import OpenAiBatches
+from switchyard.services.llm.openai_batch_service import OpenAiBatchService
 from switchyard.services.llm.records.llm_spend import CallState, LlmCall, NoBudgetLeft, Requester
 from tests.support.api_server import RunningApi, client_of, problem, serving, until_connected
 from tests.support.eventually import eventually
@@ -57,7 +57,7 @@ async def test_a_key_may_name_the_models_of_its_patterns_alone(
         batch = await client.batches.create(
             input_file_id=file.id, endpoint=CHATS, completion_window="24h"
         )
-        await OpenAiBatches(system.settings, system.ledger, system.registry).turn()
+        await OpenAiBatchService(system.settings, system.ledger, system.registry).turn()
         batch = await client.batches.retrieve(batch.id)
     assert chat.value.code == "model_not_allowed"
     assert batch.errors is not None
@@ -125,6 +125,22 @@ async def test_a_request_that_is_refused_uses_up_nothing_of_its_key(system: Syst
                 await client.embeddings.create(model=MODEL, input="x")
             listed = await client.models.with_raw_response.list()
     assert listed.headers["x-ratelimit-remaining-requests"] == "9"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_request_to_a_service_without_a_broker_uses_up_nothing_of_its_key(
+    system: System, stream: bool
+) -> None:
+    async with (
+        serving(system.settings, amqp_url=None) as api,
+        await limited(system, api, requests_per_minute=10, tokens_per_minute=1000) as client,
+    ):
+        with pytest.raises(openai.InternalServerError) as refused:
+            await client.chat.completions.create(model=MODEL, messages=CHAT, stream=stream)
+        listed = await client.models.with_raw_response.list()
+    assert refused.value.code == "no_broker"
+    assert listed.headers["x-ratelimit-remaining-requests"] == "9"
+    assert listed.headers["x-ratelimit-remaining-tokens"] == "1000"
 
 
 async def test_a_request_that_finds_its_lane_full_uses_up_no_tokens(system: System) -> None:

@@ -53,8 +53,9 @@ def chat_of(text: str) -> dict[str, Any]:
 
 
 async def ask(client: ModelClient, text: str, **options: Any) -> str:
-    arguments = {"urgency": Urgency(), "timeout": 30.0, **options}
-    return (await client.ask(chat_of(text), **arguments)).text
+    arguments = {"urgency": Urgency(), "timeout": 30.0, "fresh": True, **options}
+    answer, _ = await client.answer(chat_of(text), **arguments)
+    return answer.text
 
 
 def free_port() -> int:

@@ -48,17 +48,17 @@ async def calls_of(ledger: Ledger, asking: Settings, llm: LlmServer, times: int 
     before = len(llm.requests)
     async with ModelClient.open(asking, ledger) as client:
         for _ in range(times):
-            await client.ask(CHAT, urgency=Urgency(), timeout=10)
+            await client.answer(CHAT, urgency=Urgency(), timeout=10, fresh=True)
     return len(llm.requests) - before
 
 
 async def test_what_one_process_has_learned_all_others_know(ledger: Ledger, llm: LlmServer) -> None:
     llm.always(reasons)
     async with ModelClient.open(settings(llm), ledger) as running:
-        await running.ask({"messages": CHAT["messages"]}, urgency=Urgency(), timeout=10)
+        await running.answer({"messages": CHAT["messages"]}, urgency=Urgency(), timeout=10)
         assert await calls_of(ledger, settings(llm), llm, 2) == 2 + len(("a name", "a temperature"))
         before = len(llm.requests)
-        await running.ask(CHAT, urgency=Urgency(), timeout=10)
+        await running.answer(CHAT, urgency=Urgency(), timeout=10, fresh=True)
         assert len(llm.requests) - before == 1
     assert await calls_of(ledger, settings(llm), llm) == 1, "after a restart"
     sent = llm.requests[-1].json

@@ -20,7 +20,7 @@ from switchyard.services.engine.backfill.sources import Sources
 from switchyard.services.engine.bulk.runner import BulkRunner
 from switchyard.services.llm import openai_batch_input
 from switchyard.services.llm.openai_batch_input import raw_lines
-from switchyard.services.llm.openai_batches import OpenAiBatches
+from switchyard.services.llm.openai_batch_service import OpenAiBatchService
 from tests.support.api_server import RunningApi, client_of, serving, until_connected
 from tests.support.eventually import MAX_WAIT, eventually
 from tests.support.llm_server import MODEL, LlmServer, answers, fails, says
@@ -57,8 +57,8 @@ async def client(api: RunningApi) -> AsyncIterator[openai.AsyncOpenAI]:
 
 
 @pytest.fixture
-def batches(system: System) -> OpenAiBatches:
-    return OpenAiBatches(system.settings, system.ledger, system.registry)
+def batches(system: System) -> OpenAiBatchService:
+    return OpenAiBatchService(system.settings, system.ledger, system.registry)
 
 
 @asynccontextmanager
@@ -83,7 +83,7 @@ async def handed_in(client: openai.AsyncOpenAI, content: bytes, **more: Any) -> 
     )
 
 
-async def ended(client: openai.AsyncOpenAI, batches: OpenAiBatches, batch_id: str) -> Any:
+async def ended(client: openai.AsyncOpenAI, batches: OpenAiBatchService, batch_id: str) -> Any:
     """The batch when it has ended; a scheduler's turns are made here."""
 
     async def at_end() -> Any:
@@ -101,7 +101,7 @@ async def lines_of(client: openai.AsyncOpenAI, file_id: str | None) -> list[dict
 
 
 async def test_a_batch_is_answered_request_by_request(
-    system: System, client: openai.AsyncOpenAI, batches: OpenAiBatches, llm: LlmServer
+    system: System, client: openai.AsyncOpenAI, batches: OpenAiBatchService, llm: LlmServer
 ) -> None:
     llm.next(answers("One."), answers("Two."))
     await system.start_worker("llm")
@@ -143,7 +143,7 @@ async def test_a_batch_of_the_responses_api_needs_a_server_that_has_it(
         request_line("b", {**body, "background": True}, url=RESPONSES),
     )
     refused = await handed_in(client, content, endpoint=RESPONSES)
-    batches = OpenAiBatches(system.settings, system.ledger, system.registry)
+    batches = OpenAiBatchService(system.settings, system.ledger, system.registry)
     refused = await ended(client, batches, refused.id)
     assert refused.errors is not None
     assert {each.code for each in refused.errors.data or []} == {"responses_not_supported"}
@@ -156,7 +156,7 @@ async def test_a_batch_of_the_responses_api_needs_a_server_that_has_it(
     llm.next(says(json.dumps(answer).encode()))
     await system.start_worker("llm")
     batch = await handed_in(client, content, endpoint=RESPONSES)
-    batches = OpenAiBatches(system.settings, system.ledger, system.registry)
+    batches = OpenAiBatchService(system.settings, system.ledger, system.registry)
     async with backfilling(system):
         batch = await ended(client, batches, batch.id)
     assert batch.request_counts.model_dump() == {"total": 2, "completed": 1, "failed": 1}
@@ -168,7 +168,7 @@ async def test_a_batch_of_the_responses_api_needs_a_server_that_has_it(
 
 
 async def test_requests_that_fail_are_in_the_error_file_with_their_reason(
-    system: System, client: openai.AsyncOpenAI, batches: OpenAiBatches, llm: LlmServer
+    system: System, client: openai.AsyncOpenAI, batches: OpenAiBatchService, llm: LlmServer
 ) -> None:
     llm.next(fails(400, "temperature is out of range"))
     await system.start_worker("llm")
@@ -208,7 +208,7 @@ async def test_requests_that_fail_are_in_the_error_file_with_their_reason(
 )
 async def test_a_batch_whose_input_is_not_valid_fails_and_names_the_line(
     client: openai.AsyncOpenAI,
-    batches: OpenAiBatches,
+    batches: OpenAiBatchService,
     monkeypatch: pytest.MonkeyPatch,
     content: bytes,
     code: str,
@@ -225,7 +225,7 @@ async def test_a_batch_whose_input_is_not_valid_fails_and_names_the_line(
 
 
 async def test_a_cancelled_batch_keeps_what_it_has_and_says_what_was_not_asked(
-    system: System, client: openai.AsyncOpenAI, batches: OpenAiBatches, llm: LlmServer
+    system: System, client: openai.AsyncOpenAI, batches: OpenAiBatchService, llm: LlmServer
 ) -> None:
     batch = await handed_in(client, jsonl(request_line("one"), request_line("two")))
     async with backfilling(system):
@@ -251,7 +251,7 @@ async def test_a_cancelled_batch_keeps_what_it_has_and_says_what_was_not_asked(
 
 
 async def test_a_batch_that_was_cancelled_before_its_start_asks_nothing(
-    client: openai.AsyncOpenAI, batches: OpenAiBatches
+    client: openai.AsyncOpenAI, batches: OpenAiBatchService
 ) -> None:
     batch = await handed_in(client, jsonl(request_line("one")))
     await client.batches.cancel(batch.id)
@@ -260,7 +260,7 @@ async def test_a_batch_that_was_cancelled_before_its_start_asks_nothing(
 
 
 async def test_a_batch_expires_at_the_end_of_its_window(
-    system: System, client: openai.AsyncOpenAI, batches: OpenAiBatches
+    system: System, client: openai.AsyncOpenAI, batches: OpenAiBatchService
 ) -> None:
     batch = await handed_in(client, jsonl(request_line("one")))
     await batches.turn()
@@ -282,7 +282,7 @@ async def _replace(system: System, table: str, name: str, old: float, new: float
 
 
 async def test_files_and_batches_are_seen_by_their_key_alone(
-    api: RunningApi, client: openai.AsyncOpenAI, batches: OpenAiBatches
+    api: RunningApi, client: openai.AsyncOpenAI, batches: OpenAiBatchService
 ) -> None:
     batch = await handed_in(client, jsonl(request_line("one")))
     file_id = batch.input_file_id
@@ -347,7 +347,7 @@ async def test_a_creation_that_is_repeated_is_one_batch(client: openai.AsyncOpen
 
 
 async def test_old_files_and_batches_are_deleted(
-    system: System, client: openai.AsyncOpenAI, batches: OpenAiBatches
+    system: System, client: openai.AsyncOpenAI, batches: OpenAiBatchService
 ) -> None:
     batch = await handed_in(client, b"")
     await ended(client, batches, batch.id)
@@ -355,7 +355,7 @@ async def test_old_files_and_batches_are_deleted(
     settings = system.settings.model_copy(update={"keep_openai_files": 0.0})
     past = text("UPDATE openai_files SET expires_at = 1.0")
     await system.ledger.core.database.write(lambda connection: connection.execute(past))
-    keeping_none = OpenAiBatches(settings, system.ledger, system.registry)
+    keeping_none = OpenAiBatchService(settings, system.ledger, system.registry)
     assert await keeping_none.delete_old() == 1  # an open batch reads the other
     assert len([each async for each in await client.files.list()]) == 1
     assert len([each async for each in await client.batches.list()]) == 1

@@ -75,8 +75,8 @@ async def test_what_follows_an_answer_is_committed_with_the_end_of_its_job(
     settings: Settings, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(committer, "MAX_DELAY", 60.0)
-    records, by = LlmLedger(ledger), Requester("job-1")
-    question: dict[str, Any] = {"urgency": Urgency(), "timeout": 60.0, "by": by}
+    records, requester = LlmLedger(ledger), Requester("job-1")
+    question: dict[str, Any] = {"urgency": Urgency(), "timeout": 60.0, "requester": requester}
     await ledger.jobs.record(new_job())
     await ledger.jobs.claim(claim())
     kinds: list[str] = []
@@ -115,15 +115,17 @@ async def test_a_slot_is_given_back_if_the_answer_was_stored_after_all(
         assert server.in_flight == 0
 
 
-async def ask(client: ModelClient, text: str, *, by: Requester = BY, most: int = 7) -> bool:
-    _, reused = await client.answer(chat_of(text, most), urgency=Urgency(), timeout=60.0, by=by)
+async def ask(client: ModelClient, text: str, *, requester: Requester = BY, most: int = 7) -> bool:
+    _, reused = await client.answer(
+        chat_of(text, most), urgency=Urgency(), timeout=60.0, requester=requester
+    )
     return reused
 
 
 def call_of(cost: float | None, *, backfill: str | None = None, number: str = "1") -> LlmCall:
     usage = {"prompt_tokens": 1, "completion_tokens": 1}
-    by = Requester(backfill_id=backfill)
-    return LlmCall(number, CallState.OPEN, by, "p", "m", usage, cost)
+    requester = Requester(backfill_id=backfill)
+    return LlmCall(number, CallState.OPEN, requester, "p", "m", usage, cost)
 
 
 async def test_a_call_is_recorded_for_its_whole_origin_and_a_stored_answer_costs_nothing(
@@ -142,9 +144,9 @@ async def test_a_call_is_recorded_for_its_whole_origin_and_a_stored_answer_costs
         "job": "job-1",
         "backfill": "backfill-1",
     }
-    for by, name in names.items():
-        (row,) = await LlmLedger(ledger).spending.llm_spend(by)  # type: ignore[arg-type]
-        assert (row.name, row.calls, row.saved_calls) == (name, 1, 1), by
+    for grouping, name in names.items():
+        (row,) = await LlmLedger(ledger).spending.llm_spend(grouping)  # type: ignore[arg-type]
+        assert (row.name, row.calls, row.saved_calls) == (name, 1, 1), grouping
         assert (row.input_tokens, row.output_tokens) == (11, 7)
         assert (row.cost, row.saved, row.reserved) == (18, 18, 0)
     providers = {
@@ -161,13 +163,13 @@ async def test_tokens_of_a_model_without_a_price_are_counted_as_unpriced(
 ) -> None:
     unknown = settings.model_copy(update={"llm_model": "other"})
     async with ModelClient.open(unknown, plain_ledger) as client:
-        await ask(client, "a", by=Requester())
+        await ask(client, "a", requester=Requester())
     (row,) = await LlmLedger(plain_ledger).spending.llm_spend("model")
     assert (row.name, row.unpriced_calls, row.cost, row.input_tokens) == ("other", 1, 0, 11)
     budgeted = unknown.model_copy(update={"llm_budget_per_day": 1000.0})
     async with ModelClient.open(budgeted, plain_ledger) as client:
         with pytest.raises(NoBudget, match="no price for the model other"):
-            await ask(client, "b", by=Requester())
+            await ask(client, "b", requester=Requester())
 
 
 async def test_a_refused_call_is_not_recorded_and_a_broken_one_counts_by_its_estimate(
@@ -272,18 +274,20 @@ async def test_many_processes_never_overrun_a_budget_together(
         ModelClient.open(budgeted, ledger) as one,
         ModelClient.open(budgeted, second) as other,
     ):
-        asking = [ask((one, other)[n % 2], f"question {n}", by=Requester()) for n in range(40)]
+        asking = [
+            ask((one, other)[n % 2], f"question {n}", requester=Requester()) for n in range(40)
+        ]
         ended = await asyncio.gather(*asking, return_exceptions=True)
         refused = [each for each in ended if isinstance(each, NoBudget)]
         assert len(refused) + ended.count(False) == 40
         # What the other calls had reserved is free again for calls that try once more.
         while not any((each.after or 0) > 15 for each in refused):
             try:
-                await ask(one, f"again {len(llm.requests)}", by=Requester())
+                await ask(one, f"again {len(llm.requests)}", requester=Requester())
             except NoBudget as error:
                 refused = [error]
         with pytest.raises(NoBudget, match="goes on at 00:00 UTC") as raised:
-            await ask(one, "one more", by=Requester())
+            await ask(one, "one more", requester=Requester())
     (state,) = await LlmLedger(ledger).spending.llm_budgets(per_day=budget)
     assert state.spent == 18 * len(llm.requests)
     assert budget - 60 < state.spent <= budget

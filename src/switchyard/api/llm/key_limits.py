@@ -15,8 +15,8 @@ import structlog
 from fastapi import Depends, Request
 
 from switchyard.api.http.problems import Problem
-from switchyard.api.llm.llm import priority_or_default
-from switchyard.api.middleware.openai_form import LIMIT_HEADERS
+from switchyard.api.llm.llm_endpoints import priority_or_default
+from switchyard.api.middleware.openai_error_rewriter import LIMIT_HEADERS
 from switchyard.api.state import ApiState, Shared
 from switchyard.services.engine.access.api_keys import Principal
 from switchyard.services.engine.records.errors import LedgerError

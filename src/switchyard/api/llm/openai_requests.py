@@ -28,7 +28,7 @@ from switchyard.api.llm.key_limits import (
     check_model_allowed,
     limits_of,
 )
-from switchyard.api.llm.llm import request_queue, translate_refusals
+from switchyard.api.llm.llm_endpoints import request_queue, translate_refusals
 from switchyard.api.middleware.access import StreamSlot, own_key, source_of
 from switchyard.api.models import openai as models
 from switchyard.api.state import ApiState
@@ -162,7 +162,8 @@ class OpenAiRun:
         self._options = options
         self._state = state
         self._request = request
-        # It asks servers itself while no job waits, where JOBS_LLM_DIRECT_CALLS says so.
+        # With JOBS_LLM_DIRECT_CALLS, the API asks servers itself while no job waits. A service
+        # without a broker refuses here, before the request is counted against its key's limits.
         self._queue: LLMQueue = state.direct_first or request_queue(state)
 
     async def answer(

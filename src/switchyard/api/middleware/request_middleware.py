@@ -1,7 +1,7 @@
 """Give every request an id, check the rate limit of its client's address, add headers, log it.
 
-It is plain ASGI, around all other layers except `openai_form`, so that a defect is answered as a
-problem, too.
+It is plain ASGI, around all other layers except `openai_error_rewriter`, so that a defect is
+answered as a problem, too.
 """
 
 from __future__ import annotations

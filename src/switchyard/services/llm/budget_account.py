@@ -162,7 +162,7 @@ class BudgetAccount:
 
     @asynccontextmanager
     async def charge_embedding(
-        self, model: str, texts: Sequence[str], by: Requester
+        self, model: str, texts: Sequence[str], requester: Requester
     ) -> AsyncIterator[CallCharge]:
         """Reserve the cost of a call for the vectors of texts, and record it after the context, in
         which the caller makes the call. Raises NoBudget, LedgerError, before anything is paid."""
@@ -170,7 +170,7 @@ class BudgetAccount:
         usage = {"prompt_tokens": -(-length // BYTES_PER_TOKEN), "completion_tokens": 0}
         price = self._prices.of(model)
         cost = None if price is None else price.cost(usage)
-        call = LlmCall(uuid4().hex, CallState.OPEN, by, EMBEDDER, model, usage, cost)
+        call = LlmCall(uuid4().hex, CallState.OPEN, requester, EMBEDDER, model, usage, cost)
         charge = CallCharge()
         try:
             await self.reserve(call)
@@ -208,7 +208,7 @@ class BudgetAccount:
         self,
         server: LlmServer,
         chat: Mapping[str, Any],
-        by: Requester,
+        requester: Requester,
         *,
         batch: bool = False,
         has_answer: bool = True,
@@ -218,7 +218,9 @@ class BudgetAccount:
         price = self._prices.of(server.model)
         cost = None if price is None else price.cost(usage, batch=batch)
         name = server.model
-        return LlmCall(uuid4().hex, CallState.OPEN, by, server.name, name, usage, cost, batch=batch)
+        return LlmCall(
+            uuid4().hex, CallState.OPEN, requester, server.name, name, usage, cost, batch=batch
+        )
 
     def with_actual_cost(self, call: LlmCall, answer: Completion) -> LlmCall:
         """Return the call with its actual cost. If the server does not count tokens, those of the
@@ -255,13 +257,15 @@ class BudgetAccount:
             self._log.warning("call cost not recorded", call=call.id, error=str(error))
 
     async def record_cache_saving(
-        self, answer: Completion, by: Requester, models: list[str], *, soon: bool
+        self, answer: Completion, requester: Requester, models: list[str], *, soon: bool
     ) -> None:
         """Record what a stored answer, given by one of `models`, would have cost; `soon`: with the
         ledger's next write, for which the caller does not wait."""
         price = self._prices.of(answer.model, *models)
         cost = None if price is None else price.cost(answer.usage)
-        call = LlmCall(uuid4().hex, CallState.SAVED, by, "", answer.model, dict(answer.usage), cost)
+        call = LlmCall(
+            uuid4().hex, CallState.SAVED, requester, "", answer.model, dict(answer.usage), cost
+        )
         if soon and self._repository is not None:
             self._repository.settle_llm_call_soon(call)
         else:

@@ -40,7 +40,7 @@ class CallEnd(StrEnum):
 class CallSample:
     """One call that has ended."""
 
-    ended: CallEnd
+    end: CallEnd
     in_flight: int
     """Calls of the whole fleet under way when it ended, itself included."""
     seconds: float = 0.0
@@ -95,14 +95,14 @@ class Window:
 
     def plus(self, sample: CallSample, *, is_new: bool = True) -> Window:
         """Return the window with one more call; `is_new` if the call began within the window."""
-        is_answered = sample.ended is CallEnd.ANSWERED
-        is_broken = sample.ended is CallEnd.BROKEN and sample.in_flight > 1
+        is_answered = sample.end is CallEnd.ANSWERED
+        is_broken = sample.end is CallEnd.BROKEN and sample.in_flight > 1
         measured = is_answered and is_new and sample.seconds > 0 and sample.weighted_tokens > 0
         timed = measured and sample.first_token is not None and sample.per_token is not None
         return Window(
             answered=self.answered + is_answered,
-            timed_out=self.timed_out + (sample.ended is CallEnd.TIMED_OUT),
-            refused=self.refused + (is_broken or sample.ended is CallEnd.REFUSED),
+            timed_out=self.timed_out + (sample.end is CallEnd.TIMED_OUT),
+            refused=self.refused + (is_broken or sample.end is CallEnd.REFUSED),
             awaited=self.awaited + (is_answered and sample.others_wait),
             measured=self.measured + measured,
             in_flight=self.in_flight + sample.in_flight * measured,

@@ -123,7 +123,7 @@ class BudgetRefusal:
 class CallOutcome:
     """The outcome of a call, as far as it concerns its server."""
 
-    ended: CallEnd
+    end: CallEnd
     timing: Timing | None = None
     is_failure: bool = False
     """The server did not answer, or broke down."""
@@ -224,10 +224,10 @@ class LlmGate:
         urgency: Urgency,
         *,
         timeout: float,
-        without: Collection[str] = (),
+        excluded: Collection[str] = (),
         reservation: Callable[[LlmServer], Reservation | None] = lambda _: None,
     ) -> Admission | BudgetRefusal:
-        """Wait for a slot at a server that is not in `without`, and reserve what the call may cost
+        """Wait for a slot at a server that is not in `excluded`, and reserve what the call may cost
         there. Raises LlmSaturated when none is free within `timeout` seconds or all servers are
         paused for long, and LedgerError."""
         deadline = time.monotonic() + timeout
@@ -238,18 +238,18 @@ class LlmGate:
                 if self._waiting[0] is not waiting:
                     await self._wait_for_turn(waiting, left)
                     continue
-                taken = await self._take_slot(urgency, without, reservation)
-                assert not isinstance(taken, CacheHit | LeaseHeld)  # nothing was claimed
-                if isinstance(taken, Admission | BudgetRefusal):
-                    return taken
-                if isinstance(taken, SlotsFull):
+                admission = await self._take_slot(urgency, excluded, reservation)
+                assert not isinstance(admission, CacheHit | LeaseHeld)  # nothing was claimed
+                if isinstance(admission, Admission | BudgetRefusal):
+                    return admission
+                if isinstance(admission, SlotsFull):
                     delay = SLOT_POLL_INTERVAL * self._random.uniform(0.5, 1.5)
-                elif taken.seconds > min(BRIEF_PAUSE, left):
+                elif admission.seconds > min(BRIEF_PAUSE, left):
                     raise LlmSaturated(
-                        f"the model server is paused: {taken.reason}", after=taken.seconds
+                        f"the model server is paused: {admission.reason}", after=admission.seconds
                     )
                 else:
-                    delay = taken.seconds * self._random.uniform(1.0, 1.05)
+                    delay = admission.seconds * self._random.uniform(1.0, 1.05)
                 await self._wait_for_turn(waiting, left, delay)
 
     async def claim_and_enter(
@@ -257,7 +257,7 @@ class LlmGate:
         claim: AnswerClaimRequest,
         urgency: Urgency,
         *,
-        without: Collection[str],
+        excluded: Collection[str],
         reservation: Callable[[LlmServer], Reservation | None],
     ) -> tuple[AnswerClaim | None, Admission | BudgetRefusal | None]:
         """Claim an answer, and with the right to ask take a slot in the same transaction, if one is
@@ -265,12 +265,12 @@ class LlmGate:
         Raises LedgerError."""
         if self._waiting:
             return None, None
-        taken = await self._take_slot(urgency, without, reservation, claim)
-        if isinstance(taken, CacheHit | LeaseHeld):
-            return taken, None
-        if isinstance(taken, SlotsFull | ServerPaused):
+        admission = await self._take_slot(urgency, excluded, reservation, claim)
+        if isinstance(admission, CacheHit | LeaseHeld):
+            return admission, None
+        if isinstance(admission, SlotsFull | ServerPaused):
             return LeaseAcquired(), None
-        return LeaseAcquired(), taken
+        return LeaseAcquired(), admission
 
     async def leave(
         self,
@@ -347,14 +347,14 @@ class LlmGate:
     async def _take_slot(
         self,
         urgency: Urgency,
-        without: Collection[str],
+        excluded: Collection[str],
         reservation: Callable[[LlmServer], Reservation | None],
         claim: AnswerClaimRequest | None = None,
     ) -> Admission | BudgetRefusal | SlotsFull | ServerPaused | CacheHit | LeaseHeld:
         """Take a slot at a server of the lowest order that is not paused; servers with more weight
         are tried first more often. With `claim`, the answer is claimed first."""
         pauses: list[ServerPaused] = []
-        usable = [each for each in self._servers if each.name not in without]
+        usable = [each for each in self._servers if each.name not in excluded]
         for _, group in groupby(usable, key=lambda each: each.order):
             full: SlotsFull | None = None
             for server in self._shuffle(group):
@@ -362,7 +362,7 @@ class LlmGate:
                 bounds = self._bounds[server.name]
                 reserved = reservation(server)
                 try:
-                    taken = await self._slots.take_llm_slot(
+                    admission = await self._slots.take_llm_slot(
                         server.name,
                         slot,
                         self._holder,
@@ -379,17 +379,17 @@ class LlmGate:
                     await asyncio.shield(self.leave(Admission(server, slot), None, calls))
                     raise
                 claim = None
-                if isinstance(taken, CacheHit | LeaseHeld):
-                    return taken
-                if isinstance(taken, SlotsFull):
-                    full = taken
-                elif isinstance(taken, NoBudgetLeft):
-                    return BudgetRefusal(server, taken)
-                elif isinstance(taken, ServerPaused):
-                    pauses.append(self._with_server_name(server, taken))
+                if isinstance(admission, CacheHit | LeaseHeld):
+                    return admission
+                if isinstance(admission, SlotsFull):
+                    full = admission
+                elif isinstance(admission, NoBudgetLeft):
+                    return BudgetRefusal(server, admission)
+                elif isinstance(admission, ServerPaused):
+                    pauses.append(self._with_server_name(server, admission))
                 else:
                     self._held[slot] = server.name
-                    return Admission(server, slot, taken.learned)
+                    return Admission(server, slot, admission.learned)
             if full is not None:
                 return full
         return min(pauses, key=lambda each: each.seconds)
@@ -457,7 +457,7 @@ def shows_overload(
     now: it breaks off or refuses more than one call for ten that it answers, and its limit is still
     above `bounds.min_calls`."""
     if (
-        call.outcome.ended is not CallEnd.BROKEN
+        call.outcome.end is not CallEnd.BROKEN
         or call.in_flight < 2
         or not policy.counts_broken_answers
     ):
@@ -480,7 +480,7 @@ def state_after_call(
     apart."""
     outcome, timing = call.outcome, call.outcome.timing or Timing(0.0, 0.0)
     sample = CallSample(
-        outcome.ended,
+        outcome.end,
         call.in_flight,
         timing.seconds,
         timing.weighted_tokens,
@@ -490,7 +490,7 @@ def state_after_call(
     )
     policy_state = observe(PolicyState.load(state.pace, bounds, now), sample, policy, bounds, now)
     failures = state.failures
-    if outcome.ended is CallEnd.ANSWERED:
+    if outcome.end is CallEnd.ANSWERED:
         failures = 0
     elif shows_overload(state, call, now, policy=policy, bounds=bounds):
         pass  # the server will answer when it gets fewer calls

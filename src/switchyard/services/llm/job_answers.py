@@ -73,7 +73,7 @@ async def answer_endpoint_request(
                 urgency=Urgency.from_priority(ctx.lane, ctx.message.priority),
                 timeout=left,
                 fresh=request.fresh,
-                by=requester_of(ctx),
+                requester=requester_of(ctx),
                 model=request.model,
                 keep_all=True,
                 endpoint=endpoint,
@@ -143,7 +143,7 @@ async def _ask_with_repair(
             urgency=urgency,
             timeout=left,
             fresh=request.fresh,
-            by=requester_of(ctx),
+            requester=requester_of(ctx),
             batch=batch and not request.stream,  # somebody reads along
             output=ctx.output if request.stream else None,
             model=question.model,

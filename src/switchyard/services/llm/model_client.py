@@ -62,12 +62,12 @@ NO_REQUESTER = Requester()
 
 @dataclass(frozen=True, slots=True)
 class _ModelRequest:
-    """A request, before a server is chosen for it: the arguments of `ModelClient.ask`."""
+    """A request, before a server is chosen for it: arguments of `ModelClient.answer`."""
 
     chat: Mapping[str, Any]
     urgency: Urgency
     output: OutputStream | None = None
-    by: Requester = NO_REQUESTER
+    requester: Requester = NO_REQUESTER
     model: str | None = None
     keep_all: bool = False
     endpoint: Endpoint | None = None
@@ -169,7 +169,7 @@ class ModelClient:
         timeout: float,
         fresh: bool = False,
         output: OutputStream | None = None,
-        by: Requester = NO_REQUESTER,
+        requester: Requester = NO_REQUESTER,
         batch: bool = False,
         model: str | None = None,
         keep_all: bool = False,
@@ -179,27 +179,37 @@ class ModelClient:
         """Return the answer to a chat (`messages`, `max_tokens`, …), and whether it was reused:
         unless `fresh`, a question that was asked before, or is being asked, is not paid for again.
 
-        The other arguments are those of `ask`. With `batch`, and neither `fresh` nor `model`, the
-        question is collected for a batch where there is a Batch API, and WaitingForBatch is raised;
-        the job is retried when the batch has ended. With `record_soon`, the record of the answer,
-        too, is committed with the ledger's next write: for a job that ends next, with that end.
+        `timeout` is in seconds, the wait for a slot included. `output` gets the text as it comes;
+        `requester` is charged for the call. With a `model`, only servers that have it are asked;
+        with `keep_all`, the answer has a `body` with all fields. With an `endpoint`, `chat` is the
+        body of its request. With `batch`, and neither `fresh` nor `model`, the question is
+        collected for a batch where there is a Batch API, and WaitingForBatch is raised; the job is
+        retried when the batch has ended. With `record_soon`, the ends of call and answer are
+        committed with the ledger's next write, for which the caller does not wait: for a job that
+        ends next, with that end.
 
-        Raises what `ask` raises.
+        Raises LlmUnavailable, InvalidLlmResponse (try again later; `counts` says whether that is an
+        attempt), LlmRefused, NoBudget, StorageError, and LedgerError.
         """
-        request = _ModelRequest(chat, urgency, output, by, model, keep_all, endpoint, record_soon)
+        request = _ModelRequest(
+            chat, urgency, output, requester, model, keep_all, endpoint, record_soon
+        )
         question = self.answer_key_fields(request)
         collector = self._collector if batch and not fresh and model is None else None
         gate = self._gate if collector is None else None
         claimed: _GatedCall | None = None
 
-        async def claim(wanted: AnswerClaimRequest) -> AnswerClaim | None:
+        async def claim(claim_request: AnswerClaimRequest) -> AnswerClaim | None:
             """Claim the answer, and take a slot with it."""
             nonlocal claimed
             if gate is None:
                 return None
             reservation = self._reservations(request)
             answer_claim, admission = await gate.claim_and_enter(
-                wanted, urgency, without=self._unable_servers(request), reservation=reservation
+                claim_request,
+                urgency,
+                excluded=self._unable_servers(request),
+                reservation=reservation,
             )
             if admission is not None:
                 claimed = _GatedCall(admission, reservation(admission.server).call)
@@ -208,9 +218,9 @@ class ModelClient:
         async def ask(left: float) -> Completion:
             nonlocal claimed
             if collector is not None:
-                await collector.collect(question, by)
+                await collector.collect(question, requester)
             gated, claimed = claimed, None
-            return await self._ask(request, left, gated)
+            return await self._ask_servers(request, left, gated)
 
         try:
             answer, reused = await self._answers.get(
@@ -219,10 +229,10 @@ class ModelClient:
         finally:
             if gate is not None and claimed is not None:  # an answer was found after all
                 await asyncio.shield(self._give_back(gate, claimed))
-        came_from_batch = collector is not None and await collector.finish_wait(question, by)
+        came_from_batch = collector is not None and await collector.finish_wait(question, requester)
         if reused and not came_from_batch:
             models = [each.model for each in self._servers]
-            await self._account.record_cache_saving(answer, by, models, soon=record_soon)
+            await self._account.record_cache_saving(answer, requester, models, soon=record_soon)
         return answer, reused
 
     @property
@@ -241,36 +251,10 @@ class ModelClient:
             self.answer_key_fields(_ModelRequest(chat, Urgency(), model=model))
         )
 
-    async def ask(
-        self,
-        chat: Mapping[str, Any],
-        *,
-        urgency: Urgency,
-        timeout: float,
-        output: OutputStream | None = None,
-        by: Requester = NO_REQUESTER,
-        model: str | None = None,
-        keep_all: bool = False,
-        endpoint: Endpoint | None = None,
-        record_soon: bool = False,
-    ) -> Completion:
-        """Ask the first server that can answer a chat, whether or not an answer is stored.
-
-        `timeout` is in seconds, the wait for a slot included. `output` gets the text as it comes;
-        the cost is charged to `by`. With a `model`, only servers that have it are asked; with
-        `keep_all`, the answer has a `body` with all fields. With an `endpoint`, `chat` is the body
-        of its request. With `record_soon`, the end of the call and its cost are committed with the
-        ledger's next write, for which the caller does not wait.
-
-        Raises LlmUnavailable, InvalidLlmResponse (try again later; `counts` says whether that is an
-        attempt), LlmRefused, NoBudget, and LedgerError."""
-        request = _ModelRequest(chat, urgency, output, by, model, keep_all, endpoint, record_soon)
-        return await self._ask(request, timeout, None)
-
-    async def _ask(
+    async def _ask_servers(
         self, request: _ModelRequest, timeout: float, claimed: _GatedCall | None
     ) -> Completion:
-        """Do what `ask` does; `claimed` is a slot that the call has already."""
+        """Ask the first server that can answer; `claimed` is a slot that the call has already."""
         deadline = time.monotonic() + timeout
         excluded = self._unable_servers(request)
         last_error: LlmUnavailable | InvalidLlmResponse | LlmRefused | NoBudget | None = None
@@ -319,7 +303,7 @@ class ModelClient:
         reservation = self._reservations(request)
         if self._gate is not None:
             admission: Admission | BudgetRefusal = await self._gate.enter(
-                request.urgency, timeout=timeout, without=excluded, reservation=reservation
+                request.urgency, timeout=timeout, excluded=excluded, reservation=reservation
             )
         else:
             name = next(name for name in self._clients if name not in excluded)
@@ -333,7 +317,10 @@ class ModelClient:
         def reservation(server: LlmServer) -> Reservation:
             if server.name not in estimates:  # a call that waits asks for a slot again and again
                 estimates[server.name] = self._account.estimate(
-                    server, request.chat, request.by, has_answer=request.endpoint is not EMBEDDINGS
+                    server,
+                    request.chat,
+                    request.requester,
+                    has_answer=request.endpoint is not EMBEDDINGS,
                 )
             return self._account.reservation(estimates[server.name])
 
@@ -365,11 +352,11 @@ class ModelClient:
             return await self._call(gated, replace(request, output=output), timeout)
 
         async def second(output: OutputStream) -> Completion:
-            without = excluded | {gated.server.name} if others else excluded
+            excluded_too = excluded | {gated.server.name} if others else excluded
             slot_timeout = min(HEDGE_SLOT_TIMEOUT, deadline - time.monotonic())
-            another = await self._take_slot(request, slot_timeout, without)
+            second_call = await self._take_slot(request, slot_timeout, excluded_too)
             left = deadline - time.monotonic()
-            return await self._call(another, replace(request, output=output), left)
+            return await self._call(second_call, replace(request, output=output), left)
 
         return await self._hedges.race(hedge_delay, request.output, first, second)
 
@@ -412,7 +399,7 @@ class ModelClient:
                 # and can't spend what is reserved.
                 calls = self._account.ended_calls(gated.call, charge)
                 is_overload = False
-                if request.record_soon and outcome and outcome.ended is CallEnd.ANSWERED:
+                if request.record_soon and outcome and outcome.end is CallEnd.ANSWERED:
                     self._gate.leave_answered(admission, outcome, calls)
                 else:
                     is_overload = await asyncio.shield(self._gate.leave(admission, outcome, calls))

@@ -36,7 +36,7 @@ from switchyard.services.llm.batch_runner import BatchRunner
 from switchyard.services.llm.budget_account import clean_up_spending, format_budget
 from switchyard.services.llm.gate import calls_allowed
 from switchyard.services.llm.ledger import LlmLedger
-from switchyard.services.llm.openai_batches import OpenAiBatches
+from switchyard.services.llm.openai_batch_service import OpenAiBatchService
 from switchyard.services.llm.records.llm_batches import ItemState
 from switchyard.services.llm.records.llm_servers import (
     BRIEF_PAUSE,
@@ -203,7 +203,7 @@ def periodic_duties(context: DutyContext) -> Iterator[PeriodicDuty]:
     yield PeriodicDuty("old answers", partial(_drop_answers, context), context.intervals.answers)
     unrecorded = partial(_drop_unrecorded_answers, context)
     yield PeriodicDuty("answers without a record", unrecorded, DAY)
-    batches = OpenAiBatches(context.settings, context.ledger, context.registry)
+    batches = OpenAiBatchService(context.settings, context.ledger, context.registry)
     yield PeriodicDuty("client batches", batches.turn, context.intervals.client_batches)
     yield PeriodicDuty(
         "old files of clients", partial(_drop_files, batches), context.intervals.answers
@@ -234,7 +234,7 @@ async def record_minute(settings: Settings, ledger: Ledger) -> None:
     await repositories.history.add_minute(minutes, now)
 
 
-async def _drop_files(batches: OpenAiBatches) -> None:
+async def _drop_files(batches: OpenAiBatchService) -> None:
     """Delete files of the OpenAI-compatible API that are too old."""
     if number := await batches.delete_old():
         structlog.get_logger("scheduler").info("client files deleted", files=number)

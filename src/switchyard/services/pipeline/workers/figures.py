@@ -232,7 +232,7 @@ async def _ask_about(
             picture_chat(pictures, caption, question),
             urgency=Urgency.from_priority(ctx.lane, ctx.message.priority),
             timeout=ANSWER_TIMEOUT,
-            by=requester_of(ctx),
+            requester=requester_of(ctx),
         )
     return {
         "description": answer.text,

@@ -159,7 +159,7 @@ async def _summarize_by_model(ctx: JobContext, pages: list[str], title: str) -> 
                     chat,
                     urgency=Urgency.from_priority(ctx.lane, ctx.message.priority),
                     timeout=max(0.1, deadline - time.monotonic()),
-                    by=requester_of(ctx),
+                    requester=requester_of(ctx),
                     batch=may_batch(ctx),
                 )
                 break

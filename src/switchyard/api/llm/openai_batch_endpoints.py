@@ -22,14 +22,14 @@ from switchyard.broker import patterns
 from switchyard.services.common.files.storage_quota import Quota
 from switchyard.services.engine.access.api_keys import Scope
 from switchyard.services.engine.publishing.requests import RequestFieldError
-from switchyard.services.llm.openai_batches import OpenAiBatches
+from switchyard.services.llm.openai_batch_service import OpenAiBatchService
 from switchyard.services.llm.records.openai_batches import OpenAiBatch, OpenAiFile
 
 router = Routes(prefix=OPENAI_PREFIX.rstrip("/"), tags=["openai"])
 
 PURPOSE = "batch"
 MAX_PAGE = 100
-"""Most batches of one page: the requests of each are counted for every page."""
+"""Maximum batches of one page: a page counts the requests of each."""
 FileId = Annotated[str, Path(max_length=100, pattern=patterns.PLAIN, description="The file's id.")]
 BatchId = Annotated[
     str, Path(max_length=100, pattern=patterns.PLAIN, description="The batch's id.")
@@ -56,12 +56,12 @@ FORM = {
 }
 
 
-async def batches_of(state: Shared) -> OpenAiBatches:
-    """Return the files and batches of this service's clients."""
-    return OpenAiBatches(state.settings, state.ledger, state.registry)
+async def batch_service_of(state: Shared) -> OpenAiBatchService:
+    """Return the service for the files and batches of clients."""
+    return OpenAiBatchService(state.settings, state.ledger, state.registry)
 
 
-Batches = Annotated[OpenAiBatches, Depends(batches_of)]
+BatchService = Annotated[OpenAiBatchService, Depends(batch_service_of)]
 
 
 # --- files ----------------------------------------------------------------------------------------
@@ -74,15 +74,15 @@ Batches = Annotated[OpenAiBatches, Depends(batches_of)]
     responses=responses("invalid", "too-large", "storage-full", "ledger-away"),
 )
 async def upload_file(
-    request: Request, state: Shared, batches: Batches, principal: PrincipalOf
+    request: Request, state: Shared, service: BatchService, principal: PrincipalOf
 ) -> models.OpenAiFileView:
     """Upload the requests of a batch: a file of JSON lines, with `purpose=batch`."""
     quota = Quota(state.storage, state.settings.storage_quota)
     await quota.check()
     form = UploadForm(request)
     try:
-        stored = await batches.store(
-            batches.new_file(principal.id, "", PURPOSE),
+        stored = await service.store(
+            service.new_file(principal.id, "", PURPOSE),
             quota.metered(form.file()),
             max_bytes=state.settings.max_document_bytes,
         )
@@ -90,11 +90,11 @@ async def upload_file(
             await form.rest()
             stored = _with_fields(stored, form)
         except BaseException:
-            await batches.discard(stored)
+            await service.discard(stored)
             raise
     except InvalidUpload as error:
         raise invalid(RequestFieldError((), str(error.text))) from error
-    await batches.publish_file(stored)
+    await service.publish_file(stored)
     return view_file(stored)
 
 
@@ -121,7 +121,7 @@ def _with_fields(file: OpenAiFile, form: UploadForm) -> OpenAiFile:
     responses=responses("invalid", "rate-limited", "ledger-away"),
 )
 async def list_files(
-    batches: Batches,
+    service: BatchService,
     principal: PrincipalOf,
     purpose: Annotated[
         str | None,
@@ -132,7 +132,7 @@ async def list_files(
     limit: Annotated[int, Query(ge=1, le=10_000, description="Files of a page.")] = 1_000,
 ) -> models.OpenAiFileList:
     """List the files of this key."""
-    files = await batches.files(
+    files = await service.files(
         principal.id, purpose=purpose, newest_first=order == "desc", after=after, limit=limit + 1
     )
     page = [view_file(each) for each in files[:limit]]
@@ -145,10 +145,10 @@ async def list_files(
     responses=responses("not-found", "ledger-away"),
 )
 async def show_file(
-    file_id: FileId, batches: Batches, principal: PrincipalOf
+    file_id: FileId, service: BatchService, principal: PrincipalOf
 ) -> models.OpenAiFileView:
     """Show one file."""
-    return view_file(await batches.file(file_id, principal.id))
+    return view_file(await service.file(file_id, principal.id))
 
 
 @router.get(
@@ -160,10 +160,12 @@ async def show_file(
         **responses("not-found", "ledger-away"),
     },
 )
-async def read_file(file_id: FileId, batches: Batches, principal: PrincipalOf) -> StreamingResponse:
+async def read_file(
+    file_id: FileId, service: BatchService, principal: PrincipalOf
+) -> StreamingResponse:
     """Download a file: the input of a batch, its answers, or its errors."""
-    file = await batches.file(file_id, principal.id)
-    parts = batches.content(file)
+    file = await service.file(file_id, principal.id)
+    parts = service.content(file)
     first = await anext(parts, b"")  # before the status is sent: a lost file is an error
 
     async def all_parts() -> AsyncIterator[bytes]:
@@ -187,10 +189,10 @@ async def read_file(file_id: FileId, batches: Batches, principal: PrincipalOf) -
     responses=responses("not-found", "wrong-state", "ledger-away"),
 )
 async def delete_file(
-    file_id: FileId, batches: Batches, principal: PrincipalOf
+    file_id: FileId, service: BatchService, principal: PrincipalOf
 ) -> models.DeletedOpenAiFile:
     """Delete a file that no open batch reads."""
-    await batches.delete_file(file_id, principal.id)
+    await service.delete_file(file_id, principal.id)
     return models.DeletedOpenAiFile(id=file_id)
 
 
@@ -206,13 +208,13 @@ async def create_batch(
     body: models.BatchRequest,
     request: Request,
     state: Shared,
-    batches: Batches,
+    service: BatchService,
     principal: PrincipalOf,
     idempotency_key: IdempotencyKey = None,
 ) -> models.OpenAiBatchView:
     """Create a batch from an uploaded file. Its requests are jobs of the lane backfill."""
     state.require_broker()
-    batch = await batches.create(
+    batch = await service.create(
         principal.id,
         endpoint=body.endpoint,
         input_file_id=body.input_file_id,
@@ -230,13 +232,13 @@ async def create_batch(
     responses=responses("invalid", "rate-limited", "ledger-away"),
 )
 async def list_batches(
-    batches: Batches,
+    service: BatchService,
     principal: PrincipalOf,
     after: After = None,
     limit: Annotated[int, Query(ge=1, le=MAX_PAGE, description="Batches of a page.")] = 20,
 ) -> models.OpenAiBatchList:
     """List the batches of this key, newest first."""
-    batch_page = await batches.batches(principal.id, after=after, limit=limit + 1)
+    batch_page = await service.batches(principal.id, after=after, limit=limit + 1)
     page = [view_batch(each) for each in batch_page[:limit]]
     return models.OpenAiBatchList(data=page, **_page_ends(page), has_more=len(batch_page) > limit)
 
@@ -247,10 +249,10 @@ async def list_batches(
     responses=responses("not-found", "ledger-away"),
 )
 async def show_batch(
-    batch_id: BatchId, batches: Batches, principal: PrincipalOf
+    batch_id: BatchId, service: BatchService, principal: PrincipalOf
 ) -> models.OpenAiBatchView:
     """Show one batch, with the counts of its requests."""
-    return view_batch(await batches.batch(batch_id, principal.id))
+    return view_batch(await service.batch(batch_id, principal.id))
 
 
 @router.post(
@@ -259,10 +261,10 @@ async def show_batch(
     responses=responses("not-found", "wrong-state", "ledger-away"),
 )
 async def cancel_batch(
-    batch_id: BatchId, batches: Batches, principal: PrincipalOf
+    batch_id: BatchId, service: BatchService, principal: PrincipalOf
 ) -> models.OpenAiBatchView:
     """Cancel a batch. Requests that are being answered end as usual; the others are not sent."""
-    return view_batch(await batches.cancel(batch_id, principal.id))
+    return view_batch(await service.cancel(batch_id, principal.id))
 
 
 def view_file(file: OpenAiFile) -> models.OpenAiFileView:

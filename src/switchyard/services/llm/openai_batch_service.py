@@ -89,7 +89,7 @@ class BatchEnded(ConflictError):
     """The batch has ended, or is about to."""
 
 
-class OpenAiBatches:
+class OpenAiBatchService:
     """Files and batches of clients. All methods raise LedgerError."""
 
     def __init__(self, settings: Settings, ledger: Ledger, registry: Registry) -> None:
