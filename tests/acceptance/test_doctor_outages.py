@@ -17,12 +17,14 @@ from typing import Any
 import pytest
 
 from switchyard.broker.wire.connection import connected
+from switchyard.cli.system.free_ports import free_port
 from switchyard.cli.system.rabbitmq_node import LocalNode
 from switchyard.services.engine.ledger import Ledger
 from tests.acceptance.conftest import JOBS_MODULE, CommandLine
 from tests.acceptance.doctor import MAX_WAIT, commands, findings, until_found, until_gone
 from tests.support.brokers import TestBroker
 from tests.support.small_disk import SIZE_MIB, small_disk
+from tests.support.small_disk import fill as fill_disk
 
 __all__ = ["small_disk"]
 
@@ -372,6 +374,30 @@ def test_a_disk_that_is_full(jobctl: CommandLine, small_disk: Path) -> None:
         assert str(small_disk) in shown.stdout
     (small_disk / "large").unlink()
     until_gone(jobctl, "disk-full")
+
+
+def test_a_full_disk_comes_before_what_it_has_stopped(
+    jobctl: CommandLine, small_disk: Path
+) -> None:
+    (small_disk / "data" / "files").mkdir(parents=True)
+    jobctl.environment |= {
+        "JOBS_STORAGE_URL": (small_disk / "data" / "files").as_uri(),
+        "JOBS_INDEX_URL": str(small_disk / "data" / "index"),
+        "JOBS_AMQP_URL": f"amqp://guest:guest@127.0.0.1:{free_port()}/",
+    }
+    fill_disk(small_disk)
+    checks = [each for each in json.loads(jobctl.run("doctor", "--json").stdout) if each["finding"]]
+    names = [each["finding"] for each in checks]
+    assert names[:3] == ["disk-full", "broker-away", "storage-away"]
+    assert names.count("disk-full") == 1, "it is one disk"
+    full, broker, storage = checks[:3]
+    assert full["detail"].endswith(f" at {small_disk / 'data'}")
+    first = "first make room, as reported above of the disk"
+    assert broker["remedy"].startswith(first)
+    assert broker["remedy"].endswith(
+        "then start the broker, or correct host and port in JOBS_AMQP_URL"
+    )
+    assert storage["remedy"].startswith(first)
 
 
 @pytest.mark.long

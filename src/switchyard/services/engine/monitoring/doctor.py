@@ -48,6 +48,8 @@ class DoctorStep:
 
 SERVICE_STEPS = (
     DoctorStep(host.variables),
+    # Before the broker and the storage, which a full disk stops.
+    DoctorStep(host.disk),
     DoctorStep(broker.broker),
     DoctorStep(broker.version, broker=True),
     DoctorStep(broker.management, broker=True),
@@ -60,7 +62,6 @@ SERVICE_STEPS = (
     DoctorStep(topology.topology, management="topology and policies"),
     DoctorStep(ledger.host_clock, ledger=True),
     DoctorStep(ledger.broker_clock, management="the broker's clock"),
-    DoctorStep(host.disk),
     DoctorStep(host.storage),
     DoctorStep(host.readable),
     DoctorStep(host.keys),

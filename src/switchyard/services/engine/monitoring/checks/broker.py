@@ -28,7 +28,7 @@ from switchyard.services.engine.monitoring.check import (
     ok,
     warning,
 )
-from switchyard.services.engine.monitoring.checks.doctor_context import DoctorContext
+from switchyard.services.engine.monitoring.checks.doctor_context import ROOM_FIRST, DoctorContext
 
 CONNECTION = "doctor"
 """Name of its connections on the broker."""
@@ -102,6 +102,11 @@ def report_away(context: DoctorContext, error: BrokerUnavailable) -> Diagnostic:
         remedy = (
             "its host is cut off, or the broker is frozen: look at the host and the network; kill "
             "a frozen broker, and start it; or correct host and port in JOBS_AMQP_URL"
+        )
+    if Finding.DISK_FULL in context.found:
+        remedy = (
+            f"{ROOM_FIRST}: a broker whose data is on a full disk ends, and does not start "
+            f"before there is room; then {remedy}"
         )
     return failure("broker", Finding.BROKER_AWAY, str(error), remedy)
 

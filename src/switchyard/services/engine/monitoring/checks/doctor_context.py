@@ -21,6 +21,8 @@ from switchyard.services.engine.records.states import State
 
 MAX_EXAMINED = 1000
 """Jobs or other items that one check reads, at most."""
+ROOM_FIRST = "first make room, as reported above of the disk"
+"""Advice where something fails because this host's disk is full."""
 
 
 @dataclass

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 import shutil
 import stat
 from collections.abc import Iterable
@@ -14,7 +15,7 @@ from pathlib import Path
 
 from switchyard.broker.wording import pluralize
 from switchyard.services.common.extras import installed_extras
-from switchyard.services.common.files.errors import StorageUnavailable
+from switchyard.services.common.files.errors import DiskFull, StorageUnavailable
 from switchyard.services.common.files.storage import Storage, directory_of
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.jobs.registry import Registry, RegistryError
@@ -26,7 +27,7 @@ from switchyard.services.engine.monitoring.check import (
     ok,
     warning,
 )
-from switchyard.services.engine.monitoring.checks.doctor_context import DoctorContext
+from switchyard.services.engine.monitoring.checks.doctor_context import ROOM_FIRST, DoctorContext
 from switchyard.services.engine.records.errors import LedgerFull
 from switchyard.services.engine.records.system import MIN_KEY_LENGTH
 from switchyard.services.engine.wings import job_modules, load_wings, missing_wings_hint
@@ -64,15 +65,27 @@ async def variables(context: DoctorContext) -> list[Diagnostic]:
 async def disk(context: DoctorContext) -> list[Diagnostic]:
     """Check the disk space for ledger, files and index, where these are on this host."""
     diagnostics = []
-    for directory in dict.fromkeys(data_directories(context.settings)):
-        usage = shutil.disk_usage(directory)
-        left = f"{usage.free / MIB:,.0f} MiB are left of {usage.total / MIB:,.0f} at {directory}"
-        remedy = f"make room there: `df -h {directory}`, `du -xh -d 2 {directory} | sort -h | tail`"
+    for directories in _directories_by_disk(data_directories(context.settings)):
+        usage = shutil.disk_usage(directories[0])
+        names = " and ".join(map(str, directories))
+        left = f"{usage.free / MIB:,.0f} MiB are left of {usage.total / MIB:,.0f} at {names}"
+        quoted = " ".join(shlex.quote(str(each)) for each in directories)
+        remedy = f"make room there: `df -h {quoted}`, `du -xh -d 2 {quoted} | sort -h | tail`"
         if usage.free < FULL_BELOW_BYTES:
             diagnostics.append(failure("disk", Finding.DISK_FULL, left, remedy))
         elif usage.free < LOW_BELOW_BYTES and usage.free < LOW_BELOW_FRACTION * usage.total:
             diagnostics.append(warning("disk", Finding.DISK_LOW, left, remedy))
     return diagnostics or [ok("disk", "there is room for ledger, files and index")]
+
+
+def _directories_by_disk(directories: Iterable[Path]) -> list[list[Path]]:
+    """Return the directories of each disk, without those that lie in another of them."""
+    by_disk: dict[int, list[Path]] = {}
+    for directory in sorted({each.resolve() for each in directories}):
+        own = by_disk.setdefault(directory.stat().st_dev, [])
+        if not any(directory.is_relative_to(each) for each in own):
+            own.append(directory)
+    return list(by_disk.values())
 
 
 def require_room_for_ledger(settings: Settings) -> None:
@@ -121,6 +134,8 @@ async def storage(context: DoctorContext) -> list[Diagnostic]:
         detail = f"the storage takes no file: {reason}"
         user = os.environ.get("USER", "this user")
         remedy = f"see JOBS_STORAGE_URL: is it right, has it room, may {user} write there?"
+        if isinstance(error, DiskFull) and Finding.DISK_FULL in context.found:
+            remedy = f"{ROOM_FIRST}; it goes on by itself"
         return [failure("storage", Finding.STORAGE_AWAY, " ".join(detail.split())[:300], remedy)]
     return [await _within_quota(store, context.settings.storage_quota)]
 
