@@ -3,20 +3,25 @@ do."""
 
 import asyncio
 import re
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import Any
 
 import pytest
 
+from switchyard.services.common.settings import Settings
 from switchyard.services.engine.access.api_keys import Scope, create_key
 from tests.integration.api.background_api import MODULES
 from tests.integration.dashboard.test_signing_in import sign_in
 from tests.integration.dashboard.test_views import _add_schedule
-from tests.support.api_server import serving, until_connected
+from tests.support.api_server import RunningApi, serving, until_connected
 from tests.support.brokers import TestBroker
 from tests.support.browser import Browser
 from tests.support.eventually import eventually
 from tests.support.postgres import PostgresServer
 from tests.support.redrives import bury
-from tests.support.system import open_system
+from tests.support.system import System, open_system
 
 pytestmark = pytest.mark.chaos
 VIEWS = (
@@ -76,6 +81,53 @@ async def test_a_ledger_that_takes_no_writes_is_shown_and_refuses_actions_with_w
         answer = await api.client.post("/dashboard/logout", data={"csrf": csrf})
         assert answer.status_code == 303
         assert "Sign in" in (await api.client.get("/dashboard", follow_redirects=True)).text
+
+
+@contextmanager
+def locking(settings: Settings) -> Iterator[sqlite3.Connection]:
+    """Another process's connection to the file of the ledger: `BEGIN IMMEDIATE` locks it."""
+    file = settings.ledger_url.partition(":///")[2]
+    with closing(sqlite3.connect(file, isolation_level=None, check_same_thread=False)) as other:
+        yield other
+
+
+async def test_an_action_that_meets_a_locked_ledger_has_done_nothing(
+    system: System, api: RunningApi
+) -> None:
+    job_id = await system.publish("hot.noop")
+    await bury(system, "dead-1", "hot.noop", {"n": 1})
+    await _add_schedule(system)
+    csrf = re.findall(r'name="csrf" value="(\w+)"', (await api.client.get("/dashboard")).text)[0]
+    with locking(system.settings) as other:
+        other.execute("BEGIN IMMEDIATE")
+        for path, fields in ACTIONS:
+            path = path.format(job=job_id)
+            refused = await api.client.post(f"/dashboard{path}", data={**fields, "csrf": csrf})
+            assert refused.status_code == 503, (path, refused.text)
+            assert "Nothing was done: another process holds the ledger" in refused.text, path
+
+
+async def test_an_action_whose_second_part_meets_a_locked_ledger_may_be_done_in_part(
+    system: System, api: RunningApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await bury(system, "dead-1", "hot.noop", {"n": 1})
+    csrf = re.findall(r'name="csrf" value="(\w+)"', (await api.client.get("/dashboard")).text)[0]
+    database = api.state.ledger.core.database
+    write = database.write
+    with locking(system.settings) as other:
+
+        async def write_and_lock(body: Any) -> Any:
+            result = await write(body)
+            other.execute("BEGIN IMMEDIATE")
+            return result
+
+        monkeypatch.setattr(database, "write", write_and_lock)
+        fields = {"letter": "dead-1", "limit": "1", "csrf": csrf}
+        refused = await api.client.post("/dashboard/dead/redrives", data=fields)
+    assert refused.status_code == 503, refused.text
+    assert "A part of it may be done, the rest was not: another process holds" in refused.text
+    assert "Look before you repeat it." in refused.text
+    assert "Nothing was done" not in refused.text
 
 
 async def test_an_open_page_says_that_it_is_not_up_to_date_while_the_ledger_is_away(

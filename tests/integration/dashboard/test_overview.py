@@ -1,6 +1,7 @@
 import asyncio
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,11 +12,14 @@ from switchyard.api.dashboard.readings import DOCTOR_INTERVAL
 from switchyard.api.dashboard.remedies import actions_of
 from switchyard.services.engine.monitoring.check import Finding, failure, ok, warning, worst_first
 from switchyard.services.engine.records.pauses import NewPause, PauseScope
-from tests.support.api_server import RunningApi
+from switchyard.services.engine.records.states import State
+from tests.integration.api.background_api import MODULES
+from tests.support.api_server import RunningApi, serving, until_connected
+from tests.support.brokers import TestBroker
 from tests.support.browser import Browser
 from tests.support.eventually import eventually
 from tests.support.made import letter, message, new_job
-from tests.support.system import System
+from tests.support.system import System, open_system
 
 REASONS = ("exhausted", "expired", "crashed")
 CSS = "text/css; charset=utf-8"
@@ -105,6 +109,37 @@ async def test_a_finding_has_a_button_for_what_is_to_be_done_or_a_command_to_cop
 
     await asyncio.to_thread(resume)
     assert (await system.ledger.pauses.active()).pauses == ()
+
+
+async def test_jobs_that_wait_for_a_retry_are_counted_as_the_page_behind_lists_them(
+    broker310: TestBroker, sqlite_url: str, tmp_path: Path
+) -> None:
+    """Messages stay in the retry queues whose jobs have gone on or were cancelled meanwhile."""
+    async with (
+        open_system(
+            broker310, sqlite_url, modules=MODULES, data_dir=tmp_path, retry_delays=(300.0,)
+        ) as system,
+        serving(system.settings) as api,
+    ):
+        await until_connected(api)
+        await system.start_worker("llm")
+        ids = [await system.publish("hot.scripted", {"steps": ["retry:300"]}) for _ in range(3)]
+        for job_id in ids:
+            await system.wait_for_state(job_id, State.RETRYING)
+        await system.ledger.jobs.cancel(ids[0], system.ledger.clock.time())
+
+        async def tile() -> str:
+            page = (await api.client.get("/dashboard")).text
+            return page.partition("Waiting for a retry")[2].partition("</div>")[0]
+
+        async def counted() -> bool:
+            return "1 of them for no retry" in await tile()
+
+        await eventually(counted, what="the message of no retry")
+        assert 'class="figure">2<' in await tile()
+        assert "5 min 3" in await tile()
+        listed = (await api.client.get("/dashboard/jobs?state=retrying")).text
+        assert [each in listed for each in ids] == [False, True, True]
 
 
 def test_what_a_remedy_says_leads_to_where_it_is_done() -> None:

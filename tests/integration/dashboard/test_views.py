@@ -16,8 +16,14 @@ from tests.support.api_server import RunningApi, serving, until_connected
 from tests.support.browser import Browser
 from tests.support.eventually import eventually
 from tests.support.jobs import journal
-from tests.support.made import claim, new_job
+from tests.support.made import claim, finish, new_job
 from tests.support.system import System
+
+
+def _tile(page: str, label: str) -> str:
+    """Return the figure under a label."""
+    figure = page.partition(label)[2].partition('class="figure">')[2].partition("</p>")[0]
+    return re.sub("<[^>]+>", "", figure)
 
 
 async def _add_schedule(system: System) -> None:
@@ -146,6 +152,18 @@ async def test_limits_are_filtered_and_models_shown_where_there_are_servers(
         page = (await other.client.get("/dashboard")).text
         assert re.search(r">0 <span class=\"of\">of 1 ready<", page)
         assert "&lt;b&gt;no answer; 2 calls in a row have failed" in page
+
+        for number in range(4):
+            await system.ledger.jobs.record(new_job(f"job-{number}"))
+            await system.ledger.jobs.claim(claim(f"job-{number}", f"claim-{number}"))
+        put_off = finish(State.RETRYING, "claim-0", job_id="job-0", error_type="LlmSaturated")
+        await system.ledger.jobs.finish(put_off)
+        await slots.take_llm_slot(
+            "default", "slot", "a test", ttl=60, is_hot=True, first_limit=4, max_limit=4
+        )
+        page = (await other.client.get("/dashboard/llm")).text
+        assert _tile(page, "Waiting in workers") == "2 requests"  # the third makes a call
+        assert _tile(page, "Put off") == "1 request"
 
         async def waits() -> bool:
             waiting = (await other.client.get("/dashboard/llm")).text

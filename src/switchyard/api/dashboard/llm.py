@@ -93,6 +93,7 @@ async def show_llm(state: Shared, readings: ReadingsOf) -> DashboardPage:
         "pauses": await repositories.history.pauses(now - PAUSES_FOR),
         "waiting": _waiting_requests(await readings.lanes.look()),
         "waiting_trouble": readings.lanes.trouble,
+        "outside_queues": await repositories.slots.waiting_outside_queues(LLM_WORKER),
         **await read_costs(repositories.spending, today),
         "budgets": [
             *await repositories.spending.llm_budgets(per_day=settings.llm_budget_per_day),

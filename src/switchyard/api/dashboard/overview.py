@@ -80,6 +80,7 @@ async def show_overview(request: Request, state: Shared, readings: ReadingsOf) -
         "pauses": await pauses_in_force(state.ledger),
         "waits": _waits(minutes, first),
         "retries": retries,
+        **_retrying(gauges.open_jobs, retries),
         "model_servers": servers,
         "failing": list(failing_servers(servers).values()),
         "causes": groups,
@@ -89,6 +90,16 @@ async def show_overview(request: Request, state: Shared, readings: ReadingsOf) -
         **await _workers(state, gauges.open_jobs, now),
     }
     return DashboardPage("overview.html", context, title="Overview")
+
+
+def _retrying(
+    open_jobs: Mapping[tuple[str, str], int], retries: Mapping[float, int] | None
+) -> dict[str, int]:
+    """Return how many jobs wait for their next attempt, and how many messages in the retry queues
+    are of other jobs: without room in a limit, gone on before the delay was over, or ended."""
+    retrying = sum(n for (_, job_state), n in open_jobs.items() if job_state == State.RETRYING)
+    messages = sum(retries.values()) if retries is not None else 0
+    return {"retrying": retrying, "other_messages": max(0, messages - retrying)}
 
 
 def _by_lane(dead: Mapping[tuple[str, str], int]) -> dict[str, int]:

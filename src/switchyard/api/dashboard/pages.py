@@ -200,6 +200,17 @@ class Assets:
         )
 
 
+@dataclass(slots=True)
+class WriteCount:
+    """Counts the transactions in which this process has written to the ledger."""
+
+    number: int = 0
+
+    def observe(self, kind: str, seconds: float, succeeded: bool) -> None:
+        """Count a transaction; `Ledger.observe` calls it."""
+        self.number += kind == "write" and succeeded
+
+
 @dataclass(frozen=True, slots=True)
 class Dashboard:
     """What all pages share in a process: `app.state.dashboard`."""
@@ -208,6 +219,7 @@ class Dashboard:
     renderer: Renderer
     feeds: Feeds
     csrf_mark: str = field(default_factory=partial(token_hex, 16))
+    writes: WriteCount = field(default_factory=WriteCount)
     reading: asyncio.Semaphore = field(default_factory=partial(asyncio.Semaphore, READ_AT_ONCE))
 
     def regions(self, request: Request, page: DashboardPage) -> dict[str, str]:
@@ -256,6 +268,8 @@ class PageRoute(GuardedRoute):
 
         async def shown(request: Request) -> Response:
             live = request.headers.get("accept") == MEDIA_TYPE
+            writes = dashboard_of(request).writes
+            writes_before = writes.number
             try:
                 if request.method == "GET":
                     async with dashboard_of(request).reading:
@@ -281,7 +295,8 @@ class PageRoute(GuardedRoute):
                     raise
                 if problem.kind.name == "unauthorized" and request.method == "GET":
                     return _to_sign_in(request)
-                response = _trouble(problem, request, _advice(error, request.method))
+                advice = _advice(error, request.method, has_written=writes.number > writes_before)
+                response = _trouble(problem, request, advice)
                 await dashboard_of(request).renderer.load(response)
             return dashboard_of(request).show(request, response)
 
@@ -293,18 +308,22 @@ def _to_sign_in(request: Request) -> Response:
     return RedirectResponse(f"{PATH}/login?next={quote(target, safe='')}", 303, headers=HEADERS)
 
 
-def _advice(error: Exception, method: str) -> str | None:
-    """Return what to do where the API's own text is for programs that repeat their requests."""
+def _advice(error: Exception, method: str, *, has_written: bool) -> str | None:
+    """Return what to do where the API's own text is for programs that repeat their requests.
+    `has_written`: this process has written to the ledger since the request came, perhaps the first
+    part of an action of several transactions."""
+    what = "A part of it may be done, the rest was not" if has_written else "Nothing was done"
+    look = " Look before you repeat it." if has_written else ""
     match error:
         case LedgerReadOnly() if method != "GET":
             return (
-                "Nothing was done: the ledger can be read, but takes no writes. The overview says "
+                f"{what}: the ledger can be read, but takes no writes.{look} The overview says "
                 "why and what to do, as does `jobctl doctor`."
             )
         case LedgerLocked() if method != "GET":
             return (
-                "Nothing was done: another process holds the ledger, which has the record of every "
-                "job. The overview says which and what to do, as does `jobctl doctor`."
+                f"{what}: another process holds the ledger, which has the record of every "
+                f"job.{look} The overview says which and what to do, as does `jobctl doctor`."
             )
         case LedgerFull():
             return None

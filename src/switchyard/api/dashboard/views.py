@@ -56,7 +56,9 @@ ROUTERS = (
 async def open_dashboard(app: FastAPI, state: ApiState) -> AsyncIterator[None]:
     """Give the application the state that its pages share, and close it at the end."""
     app.state.sessions = SessionStore(state)
-    app.state.dashboard = Dashboard(tuple(each.view for each in VIEWS), Renderer(), Feeds())
+    dashboard = Dashboard(tuple(each.view for each in VIEWS), Renderer(), Feeds())
+    app.state.dashboard = dashboard
+    state.ledger.observe(dashboard.writes.observe)
     app.state.readings = readings = Readings(state)
     try:
         yield

@@ -38,11 +38,12 @@ from switchyard.services.llm.records.llm_servers import (
     SlotAcquired,
     SlotAnswer,
     SlotsFull,
+    WaitingOutsideQueues,
 )
 from switchyard.services.llm.records.llm_spend import LlmCall, NoBudgetLeft, Reservation
 
 MAX_COUNTED = 20_000
-"""Highest number of waiting jobs that `waiting_for_servers` counts; a larger one is reported as
+"""Highest number of delayed jobs that are counted; a larger one is reported as
 this."""
 
 HOT_WAIT_TTL = 0.5
@@ -208,6 +209,28 @@ class LlmSlotRepository(Repository):
             .values(state=State.PENDING, claim_id=None)
         )
         return PauseEnded(state.paused_until - now, connection.execute(waiting).rowcount)
+
+    @read
+    def waiting_outside_queues(self, connection: Connection, worker: str) -> WaitingOutsideQueues:
+        """Count the jobs of a kind of worker that wait for servers outside of its queues. Calls of
+        other kinds of workers are taken for calls of this one: where there are any, the number of
+        those in workers is too low."""
+        of_kind = jobs.c.worker == worker
+        running = select(func.count()).where(of_kind, jobs.c.state == State.RUNNING)
+        calls = select(func.count()).where(_is_live(db_now(connection)))
+        delayed = (
+            select(jobs.c.id)
+            .where(
+                of_kind,
+                jobs.c.state == State.RETRYING,
+                jobs.c.error_type.in_(WAIT_FOR_SERVER),
+            )
+            .limit(MAX_COUNTED)
+            .subquery()
+        )
+        in_workers = (connection.scalar(running) or 0) - (connection.scalar(calls) or 0)
+        number_delayed = connection.scalar(select(func.count()).select_from(delayed)) or 0
+        return WaitingOutsideQueues(max(0, in_workers), number_delayed)
 
     @read
     def waiting_for_servers(

@@ -100,6 +100,16 @@ class LlmServerReport:
 
 
 @dataclass(frozen=True, slots=True)
+class WaitingOutsideQueues:
+    """How many jobs wait for servers, and not in a queue of their lane."""
+
+    in_workers: int
+    """Running jobs that make no call: they wait in their process for a slot at a server."""
+    delayed: int
+    """Jobs that were sent away because no server takes them now, as while all are paused."""
+
+
+@dataclass(frozen=True, slots=True)
 class LlmMinute:
     """A server at the end of a minute."""
 
