@@ -1,29 +1,25 @@
-"""`/admin/…`: lanes, workers, index and dead letters, for operators. Nothing here changes
+"""`/admin/…`: lanes, workers and dead letters, for operators. Nothing here changes
 anything."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import Depends, Path, Query, Request
+from fastapi import Depends, Path, Query
 
-from switchyard.api.http.problems import responses, try_later
+from switchyard.api.http.problems import responses
 from switchyard.api.http.routing import Cursor, Limit, Routes
 from switchyard.api.middleware.access import needs
 from switchyard.api.models.dead import DeadLetterDetails, DeadLetterPage
-from switchyard.api.models.lanes import IndexView, LaneList, WorkerList
+from switchyard.api.models.lanes import LaneList, WorkerList
 from switchyard.api.state import Shared
 from switchyard.api.views.dead import view_letter, view_letter_details
-from switchyard.api.views.pipeline import view_index
 from switchyard.api.views.system import view_lane_details, view_workers
 from switchyard.broker import patterns
-from switchyard.services.common.errors import PermanentError, RetryableError
 from switchyard.services.engine.access.api_keys import Scope
 from switchyard.services.engine.ledger.short_ids import IdTable
 from switchyard.services.engine.records.requests import DeadLetterFilter
 from switchyard.services.engine.records.states import DeadLetterState
-from switchyard.services.pipeline.index.document_search import search_time_limit
-from switchyard.services.pipeline.index.open_index import generation_reports
 
 router = Routes(prefix="/admin", tags=["admin"], dependencies=[needs(Scope.ADMIN)])
 
@@ -64,17 +60,6 @@ async def workers(state: Shared) -> WorkerList:
         now=state.ledger.clock.time(),
     )
     return WorkerList(workers=view)
-
-
-@router.get("/index", responses=responses("search-away"))
-async def index(state: Shared, request: Request) -> IndexView:
-    """Show the location of the search index, its embedder, and the progress of a rebuild."""
-    try:
-        async with search_time_limit(state.index):
-            return view_index(state.index, await generation_reports(state.index))
-    except (RetryableError, PermanentError, TimeoutError) as error:
-        request.state.trouble = f"{type(error).__name__}: {error}"
-        raise try_later("search-away", "the index can't be read: the log says why") from error
 
 
 @router.get("/dead")

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from fastapi import Depends, Header, Path, Query, Request, Response
 from pydantic import StringConstraints
 
-from switchyard.api.dependencies import ReferencesOf
+from switchyard.api.dependencies import JobOutputs, JobOutputsOf
 from switchyard.api.engine.job_publishing import (
     ACCEPTED_HEADERS,
     IdempotencyKey,
@@ -18,9 +18,7 @@ from switchyard.api.engine.job_publishing import (
     require_same_request,
     set_pressure_header,
 )
-from switchyard.api.http.document_errors import RESULT_PROBLEMS
 from switchyard.api.http.problems import Problem, invalid, responses, try_later
-from switchyard.api.http.reference_formats import FORMATS, FormatOf, in_format
 from switchyard.api.http.routing import Cursor, Limit, Routes
 from switchyard.api.middleware.access import needs, own_key, source_of
 from switchyard.api.models import jobs as models
@@ -64,8 +62,6 @@ from switchyard.services.engine.records.results import (
 )
 from switchyard.services.engine.records.states import State as JobState
 from switchyard.services.engine.runtime.worker_commands import send_cancel
-from switchyard.services.pipeline.citations.formats.export import ReferenceFormat
-from switchyard.services.pipeline.documents.reference_orders import ReferenceService
 
 
 async def _full_job_id(
@@ -239,45 +235,25 @@ async def list_jobs(
 
 
 @router.get("/{job_id}", dependencies=[needs(Scope.READ)], responses=responses("not-found"))
-async def show(job_id: JobIdInPath, state: Shared, service: ReferencesOf) -> models.JobDetails:
+async def show(job_id: JobIdInPath, state: Shared, outputs: JobOutputsOf) -> models.JobDetails:
     """Show a job with its payload, its result and its failed or interrupted attempts."""
     record = await state.ledger.job_reads.require(job_id)
     return await view_job_details(
         state.ledger,
         state.registry,
         record,
-        await _read_stages(record, service),
-        await service.output(record),
+        await _read_stages(record, outputs),
+        await outputs.output(record),
     )
 
 
 @router.get("/{job_id}/status", dependencies=[needs(Scope.READ)], responses=responses("not-found"))
 async def show_status(
-    job_id: JobIdInPath, state: Shared, service: ReferencesOf
+    job_id: JobIdInPath, state: Shared, outputs: JobOutputsOf
 ) -> models.JobProgress:
     """Show the state of a job."""
     record = await state.ledger.job_reads.require(job_id)
-    return view_job_progress(record, await _read_stages(record, service))
-
-
-@router.get(
-    "/{job_id}/references",
-    dependencies=[needs(Scope.READ)],
-    responses={200: FORMATS, **RESULT_PROBLEMS},
-    response_model=dict[str, Any],
-)
-async def references_of_job(
-    job_id: JobIdInPath, service: ReferencesOf, reference_format: FormatOf
-) -> Any:
-    """Show the result of a job on references: `references`, and `citations` if it extracted them;
-    or only the references in another format. 409 until the job has succeeded.
-    """
-    result = await service.references(job_id)
-    return (
-        result
-        if reference_format is ReferenceFormat.JSON
-        else in_format(result["references"], reference_format)
-    )
+    return view_job_progress(record, await _read_stages(record, outputs))
 
 
 @router.delete(
@@ -334,8 +310,8 @@ async def release(job_id: JobIdInPath, state: Shared) -> models.ReleasedJob:
     return models.ReleasedJob(job_id=job_id, open=join.open, dead=join.dead)
 
 
-async def _read_stages(record: JobRecord, service: ReferenceService) -> dict[str, Any]:
-    stages = await service.stages(record)
+async def _read_stages(record: JobRecord, outputs: JobOutputs) -> dict[str, Any]:
+    stages = await outputs.stages(record)
     if stages is None:
         return {}
     return {"current_stage": stages.current, "completed_stages": list(stages.completed)}

@@ -15,7 +15,6 @@ from switchyard.api.http.document_errors import (
     unreadable,
 )
 from switchyard.api.http.problems import POLL_AFTER, responses
-from switchyard.api.http.reference_formats import FORMATS, FormatOf, in_format
 from switchyard.api.http.routing import Cursor, Limit, Routes
 from switchyard.api.middleware.access import may, may_see_content, needs, receipt, source_of
 from switchyard.api.middleware.uploads import UploadForm
@@ -28,6 +27,7 @@ from switchyard.api.models.documents import (
     FigureView,
     PageView,
 )
+from switchyard.api.pipeline.reference_formats import FORMATS, FormatOf, in_format
 from switchyard.api.state import Shared, state_of
 from switchyard.broker import patterns
 from switchyard.services.common.files.uploads import Upload

@@ -1,5 +1,5 @@
 """`/extract/references`, `/parse/references`, `/process/references`: a file or a text in, a job's
-id out."""
+id out; `/jobs/{job_id}/references`: what it has found."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ValidationError
 
 from switchyard.api.dependencies import ReferencesOf
-from switchyard.api.http.document_errors import UPLOAD_PROBLEMS, unreadable
+from switchyard.api.engine.jobs import JobIdInPath
+from switchyard.api.http.document_errors import RESULT_PROBLEMS, UPLOAD_PROBLEMS, unreadable
 from switchyard.api.http.problems import POLL_AFTER, Problem
 from switchyard.api.http.routing import Routes
 from switchyard.api.middleware.access import may_see_content, needs, source_of
@@ -22,13 +23,16 @@ from switchyard.api.models.references import (
     TextWithReferences,
 )
 from switchyard.api.pipeline.documents import FORM, receive_upload
+from switchyard.api.pipeline.reference_formats import FORMATS, FormatOf, in_format
 from switchyard.services.common.files.charsets import charset_of
 from switchyard.services.engine.access.api_keys import Scope
+from switchyard.services.pipeline.citations.formats.export import ReferenceFormat
 from switchyard.services.pipeline.documents.extractions import ExtractionNotFinished
 from switchyard.services.pipeline.documents.reference_orders import Order, ReferenceService
 from switchyard.services.pipeline.documents.upload_intake import UploadMetadata
 
 router = Routes(tags=["references"])
+results_router = Routes(prefix="/jobs", tags=["jobs"])
 
 M = TypeVar("M", bound=ReferenceRequest)
 ANSWERS: dict[int | str, dict[str, Any]] = {
@@ -102,6 +106,26 @@ class ReferenceSubmission:
     job_id: str
     is_own: bool
     """Whether it reads only what the request itself contains, and no stored document."""
+
+
+@results_router.get(
+    "/{job_id}/references",
+    dependencies=[needs(Scope.READ)],
+    responses={200: FORMATS, **RESULT_PROBLEMS},
+    response_model=dict[str, Any],
+)
+async def references_of_job(
+    job_id: JobIdInPath, service: ReferencesOf, reference_format: FormatOf
+) -> Any:
+    """Show the result of a job on references: `references`, and `citations` if it extracted them;
+    or only the references in another format. 409 until the job has succeeded.
+    """
+    result = await service.references(job_id)
+    return (
+        result
+        if reference_format is ReferenceFormat.JSON
+        else in_format(result["references"], reference_format)
+    )
 
 
 async def _start_job(

@@ -1,4 +1,4 @@
-"""`POST /search`: places in documents that answer a query."""
+"""`POST /search`: places in documents that answer a query; `/admin/index`: the search index."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from fastapi import Request
 
 from switchyard.api.dependencies import DocumentsOf
 from switchyard.api.http.document_errors import SEARCH_PROBLEMS
-from switchyard.api.http.problems import invalid, try_later
+from switchyard.api.http.problems import invalid, responses, try_later
 from switchyard.api.http.routing import Routes
 from switchyard.api.middleware.access import needs
 from switchyard.api.models.documents import HitView, SearchAnswer, SearchBody
+from switchyard.api.models.lanes import IndexView
 from switchyard.api.state import Shared
+from switchyard.api.views.pipeline import view_index
 from switchyard.services.common.errors import PermanentError, RetryableError
 from switchyard.services.engine.access.api_keys import Scope
 from switchyard.services.engine.publishing.requests import RequestFieldError
@@ -19,9 +21,12 @@ from switchyard.services.pipeline.index.document_search import (
     Filters,
     UnknownWork,
     search_documents,
+    search_time_limit,
 )
+from switchyard.services.pipeline.index.open_index import generation_reports
 
 router = Routes(tags=["search"])
+index_router = Routes(prefix="/admin", tags=["admin"], dependencies=[needs(Scope.ADMIN)])
 
 
 @router.post(
@@ -68,3 +73,14 @@ async def search(
         for hit in hits
     ]
     return SearchAnswer(mode=body.mode, hits=views)
+
+
+@index_router.get("/index", responses=responses("search-away"))
+async def index(state: Shared, request: Request) -> IndexView:
+    """Show the location of the search index, its embedder, and the progress of a rebuild."""
+    try:
+        async with search_time_limit(state.index):
+            return view_index(state.index, await generation_reports(state.index))
+    except (RetryableError, PermanentError, TimeoutError) as error:
+        request.state.trouble = f"{type(error).__name__}: {error}"
+        raise try_later("search-away", "the index can't be read: the log says why") from error

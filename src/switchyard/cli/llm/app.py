@@ -286,7 +286,7 @@ def spend(
 
 
 def _print_spend(spend_rows: list[SpendRow], by: str, currency: str) -> None:
-    from switchyard.services.llm.budget_account import amount
+    from switchyard.services.common.prices import format_money
 
     numbers = ("CALLS", "INPUT", "CACHED", "OUTPUT", "COST", "FROM STORE", "SAVED")
     rows = table(by.upper(), *numbers, flexible=(by.upper(),), right=numbers)
@@ -298,9 +298,9 @@ def _print_spend(spend_rows: list[SpendRow], by: str, currency: str) -> None:
             f"{each.input_tokens:,}",
             f"{each.cached_tokens:,}",
             f"{each.output_tokens:,}",
-            amount(each.cost, currency),
+            format_money(each.cost, currency),
             f"{each.saved_calls:,}",
-            amount(each.saved, currency),
+            format_money(each.saved, currency),
         )
     console().print(rows)
     unpriced = sum(each.unpriced_calls for each in spend_rows)

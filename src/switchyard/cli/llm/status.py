@@ -143,7 +143,7 @@ def _print_limits(limits: list[tuple[str, float, float]]) -> None:
 
 
 def _print_budgets(budgets: list[BudgetState], currency: str) -> None:
-    from switchyard.services.llm.budget_account import amount
+    from switchyard.services.common.prices import format_money
 
     if not budgets:
         return
@@ -155,7 +155,7 @@ def _print_budgets(budgets: list[BudgetState], currency: str) -> None:
         add_row(
             rows,
             cell(each.key),
-            *(amount(value, currency) for value in money),
+            *(format_money(value, currency) for value in money),
             "too little for its next call: jobs wait" if each.is_short else "",
         )
     console().print(rows)

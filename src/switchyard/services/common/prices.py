@@ -63,3 +63,9 @@ class ModelPrices(BaseModel):
     def of(self, *models: str) -> ModelPrice | None:
         """Return the price of the first of these names that has one."""
         return next((self.models[each] for each in models if each in self.models), None)
+
+
+def format_money(value: float, currency: str) -> str:
+    """Format money, with more decimals for smaller amounts."""
+    places = 2 if value >= 1 or value == 0 else 4 if value >= 0.01 else 6
+    return f"{value:,.{places}f} {currency}".rstrip()

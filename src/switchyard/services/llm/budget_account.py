@@ -20,7 +20,7 @@ import structlog
 
 from switchyard.services.common.durations import DAY
 from switchyard.services.common.errors import RetryableError
-from switchyard.services.common.prices import ModelPrices
+from switchyard.services.common.prices import ModelPrices, format_money
 from switchyard.services.common.settings import LlmServer, Settings
 from switchyard.services.engine.jobs.context import JobContext
 from switchyard.services.engine.ledger import Ledger
@@ -289,21 +289,16 @@ class BudgetAccount:
             )
         return NoBudget(
             f"{budget.name} has too little left: {format_budget(budget, currency)}; "
-            f"this call may cost {amount(refusal.needed, currency)}. {_advice(budget)}",
+            f"this call may cost {format_money(refusal.needed, currency)}. {_advice(budget)}",
             after=after,
         )
 
 
 def format_budget(budget: BudgetState, currency: str) -> str:
     """Describe the state of a budget for people."""
-    reserved = f", {amount(budget.reserved, '')} set aside" if budget.reserved > 0 else ""
-    return f"{amount(budget.spent, '')} of {amount(budget.limit, currency)} spent{reserved}"
-
-
-def amount(value: float, currency: str) -> str:
-    """Format money, with more decimals for smaller amounts."""
-    places = 2 if value >= 1 or value == 0 else 4 if value >= 0.01 else 6
-    return f"{value:,.{places}f} {currency}".rstrip()
+    reserved = f", {format_money(budget.reserved, '')} set aside" if budget.reserved > 0 else ""
+    limit = format_money(budget.limit, currency)
+    return f"{format_money(budget.spent, '')} of {limit} spent{reserved}"
 
 
 def _advice(budget: BudgetState) -> str:

@@ -176,11 +176,11 @@ def _print_preview(registry: Registry, preview: Preview, *, as_json: bool) -> No
 
 
 def _cost_text(cost: CostEstimate) -> str:
-    from switchyard.services.llm.budget_account import amount
+    from switchyard.services.common.prices import format_money
 
     money = "an unknown cost (the model has no price in JOBS_LLM_PRICES)"
     if cost.cost is not None:
-        money = amount(cost.cost, cost.currency)
+        money = format_money(cost.cost, cost.currency)
     whom = "each job" if cost.jobs is None else "the whole backfill"
     return (
         f"At most, {whom} takes {cost.input_tokens:,} input tokens, {cost.output_tokens:,} output "
