@@ -64,7 +64,7 @@ async def set_pressure_header(
 async def prepare_job(broker: BrokerSide, request: JobRequest, *, by_routing_key: bool) -> NewJob:
     """Prepare the job of a request. Raises InvalidRequest."""
     try:
-        return await broker.jobs.prepared(request)
+        return await broker.jobs.learn_and_prepare(request)
     except (InvalidJob, InvalidPayload, UnknownJobType) as error:
         raise invalid_request_from(error, by_routing_key=by_routing_key) from error
 

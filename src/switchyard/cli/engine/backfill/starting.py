@@ -59,7 +59,7 @@ async def _start(
     async with open_ledger(settings, registry) as ledger:
         await require_same_system(settings, ledger)
         backfills = Backfills.from_settings(settings, registry, ledger, common.include)
-        set_options = {key: value for key, value in options.items() if value is not None}
+        given_options = {key: value for key, value in options.items() if value is not None}
         # Errors are reported before a large file is copied.
         empty_spec = parse_spec({"source": name, "options": {}, **common.spec})
         ids = await ledger.system.job_ids()
@@ -67,10 +67,10 @@ async def _start(
         limits = {"rate": common.rate, "max_open": common.max_open, "budget": common.budget}
         check_limits(limits)
         if name == "file":
-            set_options = await _store_file(backfills, set_options)
+            given_options = await _store_file(backfills, given_options)
         keeps_input = False
         try:
-            spec = parse_spec({"source": name, "options": set_options, **common.spec})
+            spec = parse_spec({"source": name, "options": given_options, **common.spec})
             if common.dry_run:
                 _print_preview(registry, await backfills.preview(spec), as_json=common.as_json)
                 return True
@@ -90,7 +90,7 @@ async def _start(
             raise
         finally:
             if name == "file" and not keeps_input:
-                await backfills.storage.delete_async(set_options["key"])
+                await backfills.storage.delete_async(given_options["key"])
         return await _report_start(ledger, registry, operation, common)
 
 
@@ -181,8 +181,8 @@ def _cost_text(cost: CostEstimate) -> str:
     money = "an unknown cost (the model has no price in JOBS_LLM_PRICES)"
     if cost.cost is not None:
         money = format_money(cost.cost, cost.currency)
-    whom = "each job" if cost.jobs is None else "the whole backfill"
+    subject = "each job" if cost.jobs is None else "the whole backfill"
     return (
-        f"At most, {whom} takes {cost.input_tokens:,} input tokens, {cost.output_tokens:,} output "
-        f"tokens and {money}: {cost.assumption}."
+        f"At most, {subject} takes {cost.input_tokens:,} input tokens, {cost.output_tokens:,} "
+        f"output tokens and {money}: {cost.assumption}."
     )

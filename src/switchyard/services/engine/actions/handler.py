@@ -444,7 +444,7 @@ class RerunRun(ActionRun):
         await learn_missing_type(self.registry, self.ledger, record.job_type)
         message = restore_secrets(message, before, self.registry)
         message = check_version(self.registry.get_publishable(job_type), before, message)
-        return await self._jobs.prepared(
+        return await self._jobs.learn_and_prepare(
             JobRequest(
                 routing_key,
                 message.payload,

@@ -3,7 +3,7 @@
 The record comes first (`pending`), then the confirmed publish, then the mark (`queued`). A crash
 in between leaves a `pending` record, which the scheduler publishes again: the outbox.
 
-**The rule of every door** (docs/architecture.md, "What a publish answers"):
+**The rule for every way in** (docs/architecture.md, "What a publish answers"):
 
 - *Accepted*: the job is recorded, and will run. The broker has confirmed it (`queued`), it waits
   for its time (`scheduled`) or for the end of a pause (`paused`), or its confirm did not come
@@ -76,7 +76,8 @@ PublishOutcome = Published | PublishError | IdempotencyConflict
 class JobPublisher:
     """Records jobs and publishes them. Safe to use from many coroutines at once.
 
-    With `remote` its requests carry payloads from outside, each of them: that of a server.
+    With `remote`, as in a server, all payloads come from outside: fields that only this system may
+    set are checked.
     """
 
     def __init__(
@@ -127,9 +128,9 @@ class JobPublisher:
         ids = await self._ledger.system.job_ids()
         return prepare(self._registry, request, remote=self._remote, ids=ids)
 
-    async def prepared(self, request: JobRequest) -> NewJob:
-        """`prepare`, after a look in the ledger where the job type is not known here. Raises
-        LedgerError besides."""
+    async def learn_and_prepare(self, request: JobRequest) -> NewJob:
+        """Prepare a job whose type may be known to the ledger alone: it is looked up there first.
+        Raises LedgerError besides."""
         name = request.routing_key.partition(".")[2]
         await learn_missing_type(self._registry, self._ledger, name)
         return await self.prepare(request)
@@ -141,7 +142,7 @@ class JobPublisher:
         NeverTaken, NotPermitted, Blocked, BrokerUnavailable (PublishError): nothing was kept, but
         the dead letter of a LaneFull that says so; LedgerUnavailable.
         """
-        return await self.publish_one(await self.prepared(request))
+        return await self.publish_one(await self.learn_and_prepare(request))
 
     async def publish_many(self, requests: Iterable[JobRequest]) -> list[PublishOutcome]:
         """Publish a batch; every request is checked before anything is recorded or sent.
@@ -149,7 +150,9 @@ class JobPublisher:
         Outcomes are in the order of the requests. Raises as `publish` does where it is about the
         batch as a whole (an invalid request, the ledger).
         """
-        return await self.publish_prepared([await self.prepared(each) for each in requests])
+        return await self.publish_prepared(
+            [await self.learn_and_prepare(each) for each in requests]
+        )
 
     async def publish_one(self, job: NewJob) -> Published:
         """`publish` of a job that `prepare` has made."""
@@ -177,8 +180,8 @@ class JobPublisher:
 
     async def _publish_traced(self, jobs: Sequence[NewJob]) -> list[PublishOutcome]:
         refused: dict[str, PublishError] = {
-            **self._too_large(jobs),
-            **await self._lane_full(jobs),
+            **self._refuse_too_large(jobs),
+            **await self._refuse_full(jobs),
         }
         outcomes = await self._publish([job for job in jobs if job.message.job_id not in refused])
         rest, depths = iter(outcomes), self._depths(jobs)
@@ -200,7 +203,7 @@ class JobPublisher:
                 depths[lane, worker] = depth
         return depths
 
-    def _too_large(self, jobs: Sequence[NewJob]) -> dict[str, NeverTaken]:
+    def _refuse_too_large(self, jobs: Sequence[NewJob]) -> dict[str, NeverTaken]:
         """Find delayed jobs that are known to be too large for the broker, by id. What is
         published now is refused there."""
         refused: dict[str, NeverTaken] = {}
@@ -212,7 +215,7 @@ class JobPublisher:
                     refused[job.message.job_id] = error
         return refused
 
-    async def _lane_full(self, jobs: Sequence[NewJob]) -> dict[str, LaneFull]:
+    async def _refuse_full(self, jobs: Sequence[NewJob]) -> dict[str, LaneFull]:
         """Return the error of each job that would enter a full queue, by id. A job that an earlier
         request was told of is not refused, nor one that runs later."""
         if self._pressure is not None:
