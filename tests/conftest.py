@@ -24,7 +24,7 @@ from tests.support.brokers import Profile, TestBroker, new_node
 from tests.support.cluster import LocalCluster
 from tests.support.costs import Costs
 from tests.support.ledgers import make_ledger
-from tests.support.loop_guard import REPORTS, LoopGuard
+from tests.support.loop_guard import MAX_LOADING_BLOCK, REPORTS, LoopGuard
 from tests.support.missing import MissingError, skip_or_fail
 from tests.support.postgres import PostgresServer
 from tests.support.servers import Servers, own_postgres, shared_node, shared_postgres
@@ -93,7 +93,7 @@ def _guard_loops(config: pytest.Config) -> None:
         with config.stash[BLOCKS].open("a") as file:
             file.write(f"in the tests' own process: {text}\n")
 
-    LoopGuard(report).install()
+    LoopGuard(report, MAX_LOADING_BLOCK).install()
 
 
 def _make_reports(config: pytest.Config) -> None:

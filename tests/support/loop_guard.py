@@ -44,9 +44,9 @@ REPORTS = "SWITCHYARD_LOOP_REPORTS"
 """Environment variable: the file to which processes write what has held their loop."""
 MAX_BLOCK = 0.1
 """Seconds of processor time, at the speed of a processor that nobody else uses."""
-MAX_BLOCK_OF_PROCESS = 0.25
-"""The same in a process that a test has started, and in a callback that loads modules: which test
-is the first to need them is chance, and nobody has tried yet whether a tenth holds there."""
+MAX_LOADING_BLOCK = 0.25
+"""The same in a callback that loads modules in the tests' own process: which test is the first to
+need them is chance, and users' processes load them in other places."""
 IMPORTS = "<frozen importlib"
 """Beginning of the file name of code that loads modules."""
 SAMPLE_INTERVAL = 0.02
@@ -84,7 +84,8 @@ class LoopGuard:
     The time counts from the first look, so that a callback that is over before costs nothing."""
 
     report: Callable[[str], None]
-    max_block: float = MAX_BLOCK
+    max_loading_block: float = MAX_BLOCK
+    """Seconds that a callback may take in which modules are loaded."""
     _running: dict[int, object] = field(default_factory=dict)
     """By thread, what stands for the callback that runs."""
     _seen: dict[int, _Callback] = field(default_factory=dict)
@@ -114,9 +115,7 @@ class LoopGuard:
     def _end(self, callback: _Callback) -> None:
         if callback.is_mostly_product:
             used = time.thread_time() - callback.began - callback.collected
-            bound = self.max_block
-            if callback.loads_modules:
-                bound = max(bound, MAX_BLOCK_OF_PROCESS)
+            bound = self.max_loading_block if callback.loads_modules else MAX_BLOCK
             if used > bound:
                 self._judge(used, callback.stack, bound)
 
@@ -135,7 +134,7 @@ class LoopGuard:
                 if callback is None or callback.run is not this_run:
                     self._seen[thread] = _Callback(this_run, now)
                     continue
-                if now - callback.began <= self.max_block / 2:
+                if now - callback.began <= MAX_BLOCK / 2:
                     continue
                 stack = stack_of(thread)
                 callback.samples += 1
@@ -214,7 +213,7 @@ def guard_process(environment: dict[str, str]) -> None:
         with Path(path).open("a") as reports:
             reports.write(f"{' '.join(sys.argv)}: {text}\n")
 
-    LoopGuard(report, MAX_BLOCK_OF_PROCESS).install()
+    LoopGuard(report).install()
     try:
         import uvloop
     except ImportError:
