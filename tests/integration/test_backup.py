@@ -349,6 +349,8 @@ def hostile() -> Iterator[tuple[str, Change]]:
         yield name, partial(put, entry=entry)
     yield "twice", lambda has: has.update({"x": has["ledger.db"]})
     yield "not listed", lambda has: has.update({"x": (entry_of("files/more"), b"x")})
+    for first, second in (("files/a", "files/a/b"), ("files/a/b", "files/a")):
+        yield f"{first} before {second}", partial(with_files, names=(first, "files/a-b", second))
     yield "missing", lambda has: has.pop(f"files/{UPLOAD}")
     yield "no ledger", lambda has: has.pop("ledger.db")
     yield "no manifest", lambda has: has.pop("manifest.json")
@@ -364,6 +366,16 @@ def hostile() -> Iterator[tuple[str, Change]]:
 
 def put(has: Members, *, entry: tarfile.TarInfo, data: bytes = b"") -> None:
     has["x"] = (entry, data)
+
+
+def with_files(has: Members, *, names: tuple[str, ...]) -> None:
+    """Add files, and list them."""
+    members = json.loads(has["manifest.json"][1])["members"]
+    digest = hashlib.sha256(b"x").hexdigest()
+    for name in names:
+        has[name] = (entry_of(name), b"x")
+        members[name] = {"size": 1, "sha256": digest}
+    edit(has, members=members)
 
 
 def swap(has: Members, name: str, data: bytes) -> None:

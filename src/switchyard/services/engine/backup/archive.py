@@ -14,9 +14,10 @@ import os
 import sqlite3
 import tarfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import IO, Annotated, BinaryIO
 from urllib.parse import quote
@@ -205,7 +206,11 @@ def read_archive(archive: Path, target_of: Callable[[str], Path | None]) -> Mani
                 text = _read_all(data)
                 members[name] = Member(size=entry.size, sha256=hashlib.sha256(text).hexdigest())
             else:
-                members[name] = _copy_member(data, entry, target_of(name))
+                try:
+                    members[name] = _copy_member(data, entry, target_of(name))
+                except (FileExistsError, NotADirectoryError) as error:
+                    raise _file_and_folder(name) from error
+    _check_folders(members)
     if MANIFEST not in members:
         raise InvalidBackup(f"{archive} ends before its {MANIFEST}: it is incomplete")
     del members[MANIFEST]
@@ -265,6 +270,18 @@ def _check_name(entry: tarfile.TarInfo, members: Mapping[str, Member], size: int
     if len(members) > MAX_MEMBERS:
         raise InvalidBackup(f"it has more than {MAX_MEMBERS:,} files")
     return name
+
+
+def _check_folders(names: Iterable[str]) -> None:
+    """Raise InvalidBackup for a file whose name is another file's folder."""
+    # Sorted like this, a folder is right before what is in it.
+    for name, following in pairwise(sorted(names, key=lambda name: name.replace("/", "\0"))):
+        if following.startswith(f"{name}/"):
+            raise _file_and_folder(name)
+
+
+def _file_and_folder(name: str) -> InvalidBackup:
+    return InvalidBackup(f"{name[:100]!r} is both a file and a folder in it")
 
 
 _TOP_LEVEL_NAMES = frozenset({LEDGER, DEFINITIONS, MANIFEST})
