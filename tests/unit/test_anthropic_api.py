@@ -24,7 +24,7 @@ PNG = "data:image/png;base64,AAAA"
 
 def said(*messages: dict[str, Any], **more: Any) -> dict[str, Any]:
     """The body that is made of a chat, without its `max_tokens`."""
-    body = dict(API.request({"messages": messages, **more}))
+    body = dict(API.request_body({"messages": messages, **more}))
     body.pop("max_tokens")
     return body
 
@@ -160,7 +160,7 @@ def test_parameters_are_translated(given: dict[str, Any], made: dict[str, Any]) 
     [({}, 4096), ({"max_tokens": 9}, 9), ({"max_completion_tokens": 5, "max_tokens": None}, 5)],
 )
 def test_an_answer_has_a_limit(given: dict[str, Any], most: int) -> None:
-    assert API.request({"messages": [user()], **given})["max_tokens"] == most
+    assert API.request_body({"messages": [user()], **given})["max_tokens"] == most
 
 
 @pytest.mark.parametrize(
@@ -248,4 +248,4 @@ def test_blocks_that_make_no_sense_are_passed_over() -> None:
         text("high"),
     ]
     answer = {"content": blocks, "stop_reason": ["end_turn"], "usage": [1]}
-    assert API.completion(answer)["choices"][0]["message"]["content"] == "high"
+    assert API.completion_of(answer)["choices"][0]["message"]["content"] == "high"

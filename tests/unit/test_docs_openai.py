@@ -39,11 +39,11 @@ PARAMETERS: Mapping[str, set[str]] = {
 """Parameters by endpoint."""
 READERS: Mapping[str, tuple[Any, Callable[[Any], dict[str, Any]]]] = {
     "/v1/chat/completions": (
-        models.ChatCompletionRequest,
+        models.ChatCompletionBody,
         lambda payload: ChatRequest.model_validate(payload).question().request_body(),
     ),
     "/v1/completions": (
-        models.CompletionRequest,
+        models.CompletionBody,
         lambda payload: endpoint_requests.TextCompletionRequest.model_validate(payload).body(),
     ),
     "/v1/embeddings": (

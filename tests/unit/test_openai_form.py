@@ -4,7 +4,7 @@ from typing import get_args
 
 import pytest
 
-from switchyard.api.models.openai import BatchRequest
+from switchyard.api.models.openai import BatchBody
 from switchyard.services.llm.llm_queue import LlmResult, LlmStatus
 from switchyard.services.llm.openai_form import BATCH_URLS, ENDPOINTS, answer_of
 
@@ -28,4 +28,4 @@ def test_each_endpoint_answers_with_an_object_of_its_own_kind(url: str, kind: st
 
 def test_every_endpoint_has_a_case_above_and_batches_name_those_that_they_take() -> None:
     assert len(ENDPOINTS) == 4
-    assert get_args(BatchRequest.model_fields["endpoint"].annotation) == BATCH_URLS
+    assert get_args(BatchBody.model_fields["endpoint"].annotation) == BATCH_URLS

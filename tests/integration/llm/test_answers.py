@@ -98,7 +98,7 @@ async def test_a_question_is_paid_for_once(open_answers: Callable[..., StoredAns
 async def test_a_wrong_answer_that_an_earlier_version_stored_is_not_reused(
     open_answers: Callable[..., StoredAnswers], kept: Completion, found: str
 ) -> None:
-    await open_answers().keep(QUESTION, kept)
+    await open_answers().store(QUESTION, kept)
     assert await get(open_answers(), CountingServer()) == found
 
 
@@ -161,7 +161,7 @@ async def test_an_answer_whose_writer_was_killed_before_the_record_is_found(
 ) -> None:
     """The file is written, and the ledger has no record of it."""
     answers = open_answers()
-    await answers.keep(QUESTION, Completion("paid", "m", "stop", {}))
+    await answers.store(QUESTION, Completion("paid", "m", "stop", {}))
     records = LlmLedger(ledger).answers
     page = await records.examine_llm_answers(max_age=0, max_bytes=0, after=None, limit=9)
     assert (await records.drop_llm_answers(page.superfluous))[0] == [content_hash(QUESTION)]
@@ -225,7 +225,7 @@ async def test_a_question_whose_file_is_deleted_or_damaged_is_asked_again(
 async def test_an_answer_whose_writer_died_before_its_record_is_found_and_recorded(
     open_answers: Callable[..., StoredAnswers], ledger: Ledger, tmp_path: Path
 ) -> None:
-    await StoredAnswers(Storage(tmp_path.as_uri()), None, max_age=60).keep(
+    await StoredAnswers(Storage(tmp_path.as_uri()), None, max_age=60).store(
         QUESTION, Completion("paid for", "m", "stop", {})
     )
     assert await get(open_answers(), CountingServer()) == "paid for again"
@@ -243,7 +243,7 @@ async def test_files_of_answers_without_a_record_are_deleted_after_a_day(
         await storage.put_async(f"llm/left-{number}.json", b"x")
     for name in ("recorded", "asked", "young"):
         await storage.put_async(f"llm/{name}.json", b"x")
-    await records.keep_llm_answer("recorded", 1)
+    await records.record_llm_answer("recorded", 1)
     await records.claim_llm_answer(AnswerClaimRequest("asked", "somebody", ttl=60, max_age=60))
     for path in (tmp_path / "llm").iterdir():
         if path.stem != "young":
@@ -262,7 +262,7 @@ async def test_one_process_gets_the_claim(ledger: Ledger) -> None:
     claims = await asyncio.gather(*(claim(f"worker {n}") for n in range(8)))
     assert claims.count(LeaseAcquired()) == 1
     assert claims.count(LeaseHeld()) == 7
-    await LlmLedger(ledger).answers.keep_llm_answer("k", 10)
+    await LlmLedger(ledger).answers.record_llm_answer("k", 10)
     assert isinstance(await claim("late"), CacheHit)
 
 
@@ -274,7 +274,7 @@ async def test_old_and_unused_answers_are_deleted(
     storage = Storage(tmp_path.as_uri())
     for number in range(5):
         await storage.put_async(f"llm/k{number}.json", b"x" * 100)
-        await LlmLedger(ledger).answers.keep_llm_answer(f"k{number}", 100)
+        await LlmLedger(ledger).answers.record_llm_answer(f"k{number}", 100)
     assert await drop_old_answers(settings, ledger) == 3
     left = sorted(path.name for path in (tmp_path / "llm").iterdir())
     assert left == ["k3.json", "k4.json"], "the latest ones"
@@ -289,7 +289,7 @@ async def test_old_answers_are_deleted_in_steps_unless_they_are_used_meanwhile(
 ) -> None:
     records = LlmLedger(ledger).answers
     for number in range(7):
-        await records.keep_llm_answer(f"k{number}", 100)
+        await records.record_llm_answer(f"k{number}", 100)
     pages: list[AnswersExamined] = []
     while not pages or pages[-1].last is not None:
         after = pages[-1] if pages else None
@@ -297,7 +297,7 @@ async def test_old_answers_are_deleted_in_steps_unless_they_are_used_meanwhile(
             await records.examine_llm_answers(max_age=60, max_bytes=350, after=after, limit=2)
         )
     assert [sorted(each.superfluous) for each in pages] == [[], ["k3"], ["k1", "k2"], ["k0"]]
-    await records.keep_llm_answer("k1", 100)  # asked for again, after it was looked at
+    await records.record_llm_answer("k1", 100)  # asked for again, after it was looked at
     await records.claim_llm_answer(AnswerClaimRequest("k2", "somebody", ttl=60, max_age=0))
     keys = [(await records.drop_llm_answers(each.superfluous))[0] for each in pages]
     assert keys == [[], ["k3"], [], ["k0"]]
@@ -309,7 +309,7 @@ async def test_claims_of_dead_processes_are_deleted_in_steps(
     records = LlmLedger(ledger).answers
     for number in range(5):
         await records.claim_llm_answer(AnswerClaimRequest(f"k{number}", "dead", ttl=0, max_age=60))
-    await records.keep_llm_answer("answered", 1)
+    await records.record_llm_answer("answered", 1)
     assert await removed(lambda limit: records.drop_dead_claims(limit=limit)) == Counter()
     monkeypatch.setattr("switchyard.services.llm.ledger.llm_answers.DEAD_CLAIM_AGE", -1.0)
     rows = await removed(lambda limit: records.drop_dead_claims(limit=limit))

@@ -67,16 +67,16 @@ async def test_a_batch_whose_answers_can_not_be_kept_holds_up_no_other(
     await batch_runner.turn()
     for each in llm.batches.batches.values():
         llm.batches.finish(each)
-    keep, refused = batch_runner._answers.keep, 0
+    store, refused = batch_runner._answers.store, 0
 
     async def refused_once(*args: Any) -> None:
         nonlocal refused
         refused += 1
         if refused == 1:
             raise StorageUnavailable("the file storage does not answer")
-        await keep(*args)
+        await store(*args)
 
-    monkeypatch.setattr(batch_runner._answers, "keep", refused_once)
+    monkeypatch.setattr(batch_runner._answers, "store", refused_once)
     await batch_runner.turn()
     (waiting,) = await LlmLedger(plain_ledger).batches.llm_batches()
     assert waiting.note == "the file storage does not answer"

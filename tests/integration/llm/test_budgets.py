@@ -19,7 +19,7 @@ from switchyard.services.engine.records.states import State
 from switchyard.services.engine.records.system import KeyLimits
 from switchyard.services.llm import budget_account
 from switchyard.services.llm.ledger import LlmLedger
-from switchyard.services.llm.operations import budgets
+from switchyard.services.llm.operations import check_budgets
 from switchyard.services.llm.records.llm_spend import BudgetState, SpentBy
 from tests.support import commands, llm_server
 from tests.support.api_server import serving
@@ -110,13 +110,13 @@ async def test_the_doctor_names_a_spent_budget_of_a_key_and_the_command_that_rai
     limits = KeyLimits(budget_per_day=5.0, budget_per_month=1_000.0)
     key = await create_key(system.ledger, "shop", [Scope.PUBLISH], limits)
     context = DoctorContext(system.settings, system.registry, ledger=system.ledger)
-    assert await budgets(context) == []
+    assert await check_budgets(context) == []
     await system.start_worker("llm")
     job_id = await system.publish("hot.classify", CLASSIFY, source=f"api:{key.id}")
     record = await system.wait_for_state(job_id, State.RETRYING)
     command = f"jobctl keys limit {key.id} --budget-per-day AMOUNT"
     assert f"It goes on when that is raised: {command}" in (record.error_message or "")
-    (found,) = await budgets(context)
+    (found,) = await check_budgets(context)
     assert found.finding is Finding.BUDGET_SPENT
     assert f"the budget of the API key {key.id} for 20" in found.detail
     assert "0.00 of 5.00 USD spent" in found.detail

@@ -16,7 +16,7 @@ from switchyard.services.llm.ledger import LlmLedger
 from switchyard.services.llm.operations import (
     LONG_PAUSE_SECONDS,
     REPORTED_AFTER_FAILURES,
-    model_servers,
+    check_model_servers,
     samples,
 )
 from switchyard.services.llm.records.llm_servers import TRIAL_AFTER_FAILURES
@@ -110,7 +110,7 @@ async def test_the_doctor_tells_of_a_server_that_fails_again_and_again(
     sqlite_url: str, plain_ledger: Ledger
 ) -> None:
     system = examined(sqlite_url, plain_ledger)
-    assert await model_servers(system) == [], "none was called yet"
+    assert await check_model_servers(system) == [], "none was called yet"
 
     async def failing(server: str, failures: int) -> list[str]:
         await LlmLedger(plain_ledger).slots.take_llm_slot(
@@ -119,7 +119,7 @@ async def test_the_doctor_tells_of_a_server_that_fails_again_and_again(
         await LlmLedger(plain_ledger).slots.end_llm_slot(
             server, "a", lambda state, *_: replace(state, failures=failures, pause_reason="401")
         )
-        return [each.status for each in await model_servers(system)]
+        return [each.status for each in await check_model_servers(system)]
 
     assert await failing("embeddings", REPORTED_AFTER_FAILURES) == ["warning"]
     measured = await samples(system.settings, plain_ledger)
@@ -130,7 +130,7 @@ async def test_the_doctor_tells_of_a_server_that_fails_again_and_again(
     assert await failing("of another time", REPORTED_AFTER_FAILURES) == ["ok"]
     assert await failing("own", REPORTED_AFTER_FAILURES) == ["warning"]
     assert await failing("spare", REPORTED_AFTER_FAILURES) == ["wrong", "wrong"]
-    (own, _) = await model_servers(system)
+    (own, _) = await check_model_servers(system)
     assert f"own has failed {REPORTED_AFTER_FAILURES} times in a row: 401" in own.detail
 
 
@@ -147,7 +147,7 @@ async def test_the_doctor_tells_of_a_server_that_is_to_be_left_alone_for_an_hour
         await LlmLedger(plain_ledger).slots.end_llm_slot(
             "own", "a", lambda state, *_: replace(state, paused_until=until, pause_reason="429")
         )
-        return await model_servers(system)
+        return await check_model_servers(system)
 
     (brief,) = await paused(LONG_PAUSE_SECONDS / 2)
     assert brief.status == "ok"
@@ -158,7 +158,7 @@ async def test_the_doctor_tells_of_a_server_that_is_to_be_left_alone_for_an_hour
     ended = await LlmLedger(plain_ledger).slots.end_llm_pause("own")
     assert ended is not None
     assert 3500 < ended.paused_for <= 3600
-    assert [each.status for each in await model_servers(system)] == ["ok"]
+    assert [each.status for each in await check_model_servers(system)] == ["ok"]
 
 
 async def test_it_tries_how_a_server_wants_to_be_asked(llm: LlmServer) -> None:

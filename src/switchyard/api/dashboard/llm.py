@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 DAYS = 30
 """Length of the chart of costs."""
-SHOWN_FAILURES = 2
-"""Failed calls in a row from which a model server does not count as ready: where each runs into
-its time limit, the doctor's finding takes minutes."""
+NOT_READY_AFTER_FAILURES = 2
+"""Failed calls in a row after which the pages show that a model server is not ready. The doctor
+reports it after more failures, which take minutes where each is a time-out."""
 PAUSES_FOR = 24 * 3600.0
 """Seconds for which pauses are shown after their end."""
 
@@ -58,13 +58,13 @@ class ServerHistory:
 
     def texts(self, times: Sequence[float]) -> list[str]:
         """Describe each minute in words."""
-        found = []
+        descriptions = []
         for at, allowed, calls in zip(times, self.allowed, self.in_flight, strict=True):
             known = allowed is not None and calls is not None
-            found.append(
+            descriptions.append(
                 f"{clock(at)} UTC: {calls:g} of {allowed:g} calls" if known else "not recorded"
             )
-        return found
+        return descriptions
 
 
 @router.get("")
@@ -118,7 +118,7 @@ def failing_servers(servers: Iterable[LlmServerReport]) -> dict[str, LlmServerRe
     return {
         each.name: each
         for each in servers
-        if each.paused_for or each.state.failures >= SHOWN_FAILURES
+        if each.paused_for or each.state.failures >= NOT_READY_AFTER_FAILURES
     }
 
 
@@ -131,7 +131,7 @@ async def read_costs(spending: LlmSpendRepository, today: date) -> dict[str, Any
     )
     by_day = {each.name: each for each in rows}
     days = [(first + timedelta(days=index)).isoformat() for index in range(DAYS)]
-    shown = [by_day[day] for day in days if day in by_day]
+    charted = [by_day[day] for day in days if day in by_day]
     spent = sum(each.cost for each in rows if (each.name or "") >= month_begin.isoformat())
     next_month = (month_begin + timedelta(days=31)).replace(day=1)
     return {
@@ -140,8 +140,8 @@ async def read_costs(spending: LlmSpendRepository, today: date) -> dict[str, Any
         "today": by_day.get(today.isoformat()),
         "month": spent,
         "month_forecast": spent / today.day * (next_month - month_begin).days,
-        "saved": sum(each.saved for each in shown),
-        "saved_calls": sum(each.saved_calls for each in shown),
+        "saved": sum(each.saved for each in charted),
+        "saved_calls": sum(each.saved_calls for each in charted),
         "models": await spending.llm_spend("model", since=first.isoformat(), until=None, limit=10),
     }
 

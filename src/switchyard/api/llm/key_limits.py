@@ -56,10 +56,10 @@ class AdmittedRequest:
                 await self._replace(0)
             raise
 
-    async def _replace(self, used: int) -> None:
-        unused, self.taken_tokens = self.taken_tokens - used, 0
+    async def _replace(self, used_tokens: int) -> None:
+        unused_tokens, self.taken_tokens = self.taken_tokens - used_tokens, 0
         try:
-            await self.state.ledger.api_keys.return_tokens(self.key_id, unused)
+            await self.state.ledger.api_keys.return_tokens(self.key_id, unused_tokens)
         except LedgerError as error:
             structlog.get_logger("api").warning("tokens not returned", error=str(error))
 

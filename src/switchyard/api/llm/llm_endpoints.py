@@ -44,6 +44,7 @@ from switchyard.services.llm.llm_queue import (
     LlmResult,
     LlmStatus,
     QueuedRequests,
+    RequestOptions,
     result_of,
 )
 from switchyard.services.llm.records.llm_spend import SpentBy
@@ -51,7 +52,7 @@ from switchyard.services.llm.records.llm_spend import SpentBy
 router = Routes(prefix="/llm/requests", tags=["llm"])
 spending_router = Routes(prefix="/llm/spend", tags=["llm"])
 
-_REFUSALS = (InvalidJob, InvalidPayload, UnknownJobType)
+_INVALID_REQUEST_ERRORS = (InvalidJob, InvalidPayload, UnknownJobType)
 DEFAULT_PRIORITY = 5
 MAX_STREAM_DURATION = 3600.0
 """Longest duration, in seconds, of the stream of a request that does not expire."""
@@ -60,7 +61,7 @@ STREAM_EXAMPLE = (
     'event: text\ndata: {"text": "The tide", "offset": 0}\n\n'
     'event: end\ndata: {"job_id": "0b0f6c1e", "status": "completed"}\n\n'
 )
-WAITING: dict[int | str, dict[str, Any]] = {
+WAITING_RESPONSE: dict[int | str, dict[str, Any]] = {
     202: {"model": models.AnswerOfModel, "description": "It has not ended yet."}
 }
 _HEADERS = {name: ACCEPTED_HEADERS[name] for name in ("X-Lane-Pressure", "Idempotency-Replayed")}
@@ -76,7 +77,10 @@ _HEADERS = {name: ACCEPTED_HEADERS[name] for name in ("X-Lane-Pressure", "Idempo
             "headers": _HEADERS,
             "content": {MEDIA_TYPE: {"schema": {"type": "string"}, "example": STREAM_EXAMPLE}},
         },
-        202: {**WAITING[202], "headers": {**_HEADERS, "Location": ACCEPTED_HEADERS["Location"]}},
+        202: {
+            **WAITING_RESPONSE[202],
+            "headers": {**_HEADERS, "Location": ACCEPTED_HEADERS["Location"]},
+        },
         **responses(
             "idempotency-conflict", "lane-full", "broker-away", "no-broker", "too-many-streams"
         ),
@@ -160,7 +164,7 @@ async def _ask_by_job(
     dependencies=[needs(Scope.READ)],
     responses={
         200: {"description": "It has ended."},
-        **WAITING,
+        **WAITING_RESPONSE,
         **responses("not-found", "no-broker", "too-many-streams"),
     },
 )
@@ -193,7 +197,10 @@ async def _open_stream(
 ) -> EventStream:
     with ExitStack() as cleanup:
         cleanup.enter_context(slot)
-        answer_stream, queue = await _submit_streamed(body, state, source, idempotency_key)
+        queue = request_queue(state)
+        options = _request_options(body, source, idempotency_key)
+        with translate_refusals():
+            answer_stream = await queue.open_stream(body.type, body.payload, **options)
         cleanup.pop_all()
 
     def close() -> None:
@@ -204,21 +211,16 @@ async def _open_stream(
     return EventStream(frames, closing=close)
 
 
-async def _submit_streamed(
-    body: models.QuestionToModel, state: ApiState, source: str, idempotency_key: str | None
-) -> tuple[AnswerStream, LLMQueue]:
-    queue = request_queue(state)
-    with translate_refusals():
-        answer_stream = await queue.open_stream(
-            body.type,
-            body.payload,
-            lane=body.lane,
-            priority=priority_or_default(body.priority, body.lane),
-            expires_in=body.expires_in,
-            key=idempotency_key,
-            source=source,
-        )
-    return answer_stream, queue
+def _request_options(
+    body: models.QuestionToModel, source: str, idempotency_key: str | None
+) -> RequestOptions:
+    return {
+        "lane": body.lane,
+        "priority": priority_or_default(body.priority, body.lane),
+        "expires_in": body.expires_in,
+        "key": idempotency_key,
+        "source": source,
+    }
 
 
 def request_queue(state: ApiState) -> LLMQueue:
@@ -244,7 +246,7 @@ def translate_refusals() -> Iterator[None]:
     lane."""
     try:
         yield
-    except _REFUSALS as error:
+    except _INVALID_REQUEST_ERRORS as error:
         raise invalid_request_from(error, by_routing_key=False) from error
     except LaneFull as error:
         raise lane_full(error) from error
@@ -281,15 +283,8 @@ async def _ask_directly(
     idempotency_key: str | None,
 ) -> models.AnswerOfModel:
     with translate_refusals():
-        job_id = await queue.submit(
-            body.type,
-            body.payload,
-            lane=body.lane,
-            priority=priority_or_default(body.priority, body.lane),
-            expires_in=body.expires_in,
-            key=idempotency_key,
-            source=source,
-        )
+        options = _request_options(body, source, idempotency_key)
+        job_id = await queue.submit(body.type, body.payload, **options)
     response.headers["Location"] = f"/llm/requests/{job_id}"
     result = LlmResult(job_id, LlmStatus.WAITING)
     if body.wait:

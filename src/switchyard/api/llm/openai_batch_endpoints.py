@@ -205,7 +205,7 @@ async def delete_file(
     responses=responses("invalid", "not-found", "wrong-state", "no-broker", "ledger-away"),
 )
 async def create_batch(
-    body: models.BatchRequest,
+    body: models.BatchBody,
     request: Request,
     state: Shared,
     service: BatchService,
@@ -282,8 +282,8 @@ def view_file(file: OpenAiFile) -> models.OpenAiFileView:
 def view_batch(batch: OpenAiBatch) -> models.OpenAiBatchView:
     """Return a batch as OpenAI's API shows it."""
     states = ("in_progress", "finalizing", "completed", "failed", "expired")
-    moments = {
-        f"{name}_at": None if (at := batch.moments.get(name)) is None else int(at)
+    times = {
+        f"{name}_at": None if (time := batch.moments.get(name)) is None else int(time)
         for name in (*states, "cancelling", "cancelled")
     }
     errors = None
@@ -304,7 +304,7 @@ def view_batch(batch: OpenAiBatch) -> models.OpenAiBatchView:
         expires_at=int(batch.expires_at),
         request_counts=counts,
         metadata=dict(batch.metadata) if batch.metadata is not None else None,
-        **moments,
+        **times,
     )
 
 

@@ -23,13 +23,14 @@ class ChunkWriter:
     shows_usage: bool = False
     _created: int = field(default_factory=lambda: int(time.time()))
     _sent: list[str] = field(default_factory=list)
-    _length: int = 0
+    _received: int = 0
+    """Characters of the text so far."""
     _is_live: bool = True
     """False once a piece is missing, or the answer has begun anew: the rest is sent at the end."""
 
     def text(self, piece: LlmText) -> Iterator[bytes]:
         """Write a piece of the text, if it follows the pieces before it."""
-        if piece.offset != self._length:
+        if piece.offset != self._received:
             self._is_live = False
         if not self._is_live:
             return
@@ -37,7 +38,7 @@ class ChunkWriter:
         if not self._sent:
             delta = {"role": "assistant", **delta}
         self._sent.append(piece.text)
-        self._length += len(piece.text)
+        self._received += len(piece.text)
         yield self._chunk({"index": 0, "delta": delta, "finish_reason": None})
 
     def end(self, completion: Mapping[str, Any]) -> Iterator[bytes]:
@@ -61,14 +62,19 @@ class ChunkWriter:
                 delta["tool_calls"] = [
                     {"index": number, **call} for number, call in enumerate(calls)
                 ]
-            others = {
+            other_fields = {
                 name: value
                 for name, value in choice.items()
                 if name not in ("index", "message", "finish_reason")
             }
-            if delta or others:
+            if delta or other_fields:
                 yield self._chunk(
-                    {"index": choice["index"], "delta": delta, "finish_reason": None, **others}
+                    {
+                        "index": choice["index"],
+                        "delta": delta,
+                        "finish_reason": None,
+                        **other_fields,
+                    }
                 )
             reason = {"delta": {}, "finish_reason": choice["finish_reason"]}
             yield self._chunk({"index": choice["index"], **reason})
@@ -80,7 +86,7 @@ class ChunkWriter:
         """Write the error with which a stream that has begun breaks off."""
         return _data(error_of(problem.content)[1])
 
-    def _chunk(self, choice: Mapping[str, Any] | None, **others: Any) -> bytes:
+    def _chunk(self, choice: Mapping[str, Any] | None, **other_fields: Any) -> bytes:
         return _data(
             {
                 "id": f"chatcmpl-{self.job_id}",
@@ -88,7 +94,7 @@ class ChunkWriter:
                 "created": self._created,
                 "model": self.model,
                 "choices": [] if choice is None else [choice],
-                **others,
+                **other_fields,
             }
         )
 

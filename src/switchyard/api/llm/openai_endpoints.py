@@ -21,7 +21,7 @@ from switchyard.api.llm.openai_requests import (
     check_model,
     run_options_of,
     served_models,
-    shows_usage_of,
+    wants_usage,
 )
 from switchyard.api.llm.response_events import ResponseEventWriter
 from switchyard.api.middleware.access import needs
@@ -76,24 +76,30 @@ _PROBLEMS = (
 )
 
 
+def _answered(description: str, stream_example: str | None = None) -> dict[int | str, Any]:
+    """Describe the responses of an endpoint that asks a model, and streams if there is an
+    example."""
+    answered: dict[str, Any] = {"description": description, "headers": ANSWER_HEADERS}
+    if stream_example is not None:
+        media = {"schema": {"type": "string"}, "example": stream_example}
+        answered["content"] = {MEDIA_TYPE: media}
+    return {200: answered, **responses(*_PROBLEMS)}
+
+
+RunOptions = Annotated[OpenAiRunOptions, Depends(run_options_of)]
+
+
 @router.post(
     "/chat/completions",
     dependencies=[needs(Scope.PUBLISH)],
     response_model=dict[str, Any],
-    responses={
-        200: {
-            "description": "A chat completion, or a stream of its chunks.",
-            "headers": ANSWER_HEADERS,
-            "content": {MEDIA_TYPE: {"schema": {"type": "string"}, "example": STREAM_EXAMPLE}},
-        },
-        **responses(*_PROBLEMS),
-    },
+    responses=_answered("A chat completion, or a stream of its chunks.", STREAM_EXAMPLE),
 )
 async def create_chat_completion(
-    body: models.ChatCompletionRequest,
+    body: models.ChatCompletionBody,
     state: Shared,
     request: Request,
-    run_options: Annotated[OpenAiRunOptions, Depends(run_options_of)],
+    run_options: RunOptions,
 ) -> Any:
     """Answer a chat, as OpenAI's API does. A client that hangs up cancels its request. Errors have
     OpenAI's form, too."""
@@ -102,7 +108,7 @@ async def create_chat_completion(
     if not body.stream:
         return await run.answer()
     return await run.stream(
-        lambda job_id: ChunkWriter(job_id, body.model, shows_usage=shows_usage_of(body))
+        lambda job_id: ChunkWriter(job_id, body.model, shows_usage=wants_usage(body))
     )
 
 
@@ -110,16 +116,13 @@ async def create_chat_completion(
     "/embeddings",
     dependencies=[needs(Scope.PUBLISH)],
     response_model=dict[str, Any],
-    responses={
-        200: {"description": "The vectors.", "headers": ANSWER_HEADERS},
-        **responses(*_PROBLEMS),
-    },
+    responses=_answered("The vectors."),
 )
 async def create_embeddings(
     body: models.EmbeddingsBody,
     state: Shared,
     request: Request,
-    run_options: Annotated[OpenAiRunOptions, Depends(run_options_of)],
+    run_options: RunOptions,
 ) -> Any:
     """Compute the vectors of texts, as OpenAI's API does."""
     texts = {"input": body.input}
@@ -130,47 +133,33 @@ async def create_embeddings(
     "/completions",
     dependencies=[needs(Scope.PUBLISH)],
     response_model=dict[str, Any],
-    responses={
-        200: {
-            "description": "A completion, or a stream of its chunks.",
-            "headers": ANSWER_HEADERS,
-            "content": {MEDIA_TYPE: {"schema": {"type": "string"}, "example": "data: [DONE]\n\n"}},
-        },
-        **responses(*_PROBLEMS),
-    },
+    responses=_answered("A completion, or a stream of its chunks.", "data: [DONE]\n\n"),
 )
 async def create_completion(
-    body: models.CompletionRequest,
+    body: models.CompletionBody,
     state: Shared,
     request: Request,
-    run_options: Annotated[OpenAiRunOptions, Depends(run_options_of)],
+    run_options: RunOptions,
 ) -> Any:
     """Continue a text, as OpenAI's older API does."""
     texts = {"prompt": body.prompt}
     run = OpenAiRun(TEXT_COMPLETIONS_URL, body, texts, run_options, state, request)
     if not body.stream:
         return await run.answer()
-    return await run.answer(lambda answer: text_chunks(answer, shows_usage=shows_usage_of(body)))
+    return await run.answer(lambda answer: text_chunks(answer, shows_usage=wants_usage(body)))
 
 
 @router.post(
     "/responses",
     dependencies=[needs(Scope.PUBLISH)],
     response_model=dict[str, Any],
-    responses={
-        200: {
-            "description": "A response, or a stream of its events.",
-            "headers": ANSWER_HEADERS,
-            "content": {MEDIA_TYPE: {"schema": {"type": "string"}, "example": RESPONSE_EVENT}},
-        },
-        **responses(*_PROBLEMS),
-    },
+    responses=_answered("A response, or a stream of its events.", RESPONSE_EVENT),
 )
 async def create_response(
     body: models.ResponsesBody,
     state: Shared,
     request: Request,
-    run_options: Annotated[OpenAiRunOptions, Depends(run_options_of)],
+    run_options: RunOptions,
 ) -> Any:
     """Answer as OpenAI's Responses API does, through a server that has it."""
     items = {"input": body.input}

@@ -39,7 +39,13 @@ from switchyard.services.engine.records.errors import LedgerError
 from switchyard.services.engine.records.results import JobRecord
 from switchyard.services.llm.answer_follower import LlmText
 from switchyard.services.llm.endpoint_requests import NO_RESPONSES_SERVER
-from switchyard.services.llm.llm_queue import LLMQueue, LlmResult, LlmStatus, result_of
+from switchyard.services.llm.llm_queue import (
+    LLMQueue,
+    LlmResult,
+    LlmStatus,
+    RequestOptions,
+    result_of,
+)
 from switchyard.services.llm.openai_form import (
     EMBEDDINGS_URL,
     ENDPOINTS,
@@ -56,10 +62,7 @@ DEFAULT_EXPIRES_IN = 600.0
 """Seconds after which a request expires by default: as long as OpenAI's clients wait."""
 
 RequestBody = (
-    models.ChatCompletionRequest
-    | models.EmbeddingsBody
-    | models.CompletionRequest
-    | models.ResponsesBody
+    models.ChatCompletionBody | models.EmbeddingsBody | models.CompletionBody | models.ResponsesBody
 )
 
 
@@ -78,8 +81,8 @@ class OpenAiRunOptions:
     idempotency_key: str | None
 
     @property
-    def queue_arguments(self) -> dict[str, Any]:
-        """Return the arguments for the methods of `LLMQueue`."""
+    def queue_options(self) -> RequestOptions:
+        """The options for `LLMQueue`."""
         return {
             "lane": self.lane,
             "priority": self.priority,
@@ -183,8 +186,8 @@ class OpenAiRun:
             result = await self._result_of(await ending, job_id, admitted)
         headers = answer_headers(result, self._state.settings)
         if isinstance(self._body, models.EmbeddingsBody):  # vectors take long to encode
-            form = {"encoding_format": self._body.encoding_format}
-            vectors = await asyncio.to_thread(answer_of, self._url, form, result)
+            encoding = {"encoding_format": self._body.encoding_format}
+            vectors = await asyncio.to_thread(answer_of, self._url, encoding, result)
             return JsonResponse(vectors, headers=headers)
         answer = answer_of(self._url, {}, result)
         if chunks_of is None:
@@ -201,9 +204,9 @@ class OpenAiRun:
             cleanup.callback(answer_stream.close)
             job_id = answer_stream.job_id
             headers = {"X-Job-Id": job_id}
-            ending = self._queue.wait_for_end(job_id, timeout=self._options.expires_in)
+            end = self._queue.wait_for_end(job_id, timeout=self._options.expires_in)
             heartbeat = self._state.settings.api_heartbeat
-            events = answer_stream.follow(ending, heartbeat=heartbeat)
+            events = answer_stream.follow(end, heartbeat=heartbeat)
             cleanup.push_async_callback(events.aclose)
             first_event = asyncio.create_task(_next_event(events))
             if not await self._ends_while_connected(first_event, job_id):
@@ -226,11 +229,11 @@ class OpenAiRun:
     ) -> tuple[Published, AdmittedRequest]:
         """Admit the request, and publish its job by `publish`, a method of the queue."""
         admitted = await self._admit()
-        endpoint, arguments = ENDPOINTS[self._url], self._options.queue_arguments
+        endpoint, options = ENDPOINTS[self._url], self._options.queue_options
         payload = endpoint.payload(self._fields, fresh=self._options.is_fresh)
         async with admitted.returned_on_error():
             with translate_refusals():
-                return await publish(endpoint.job_type, payload, **arguments), admitted
+                return await publish(endpoint.job_type, payload, **options), admitted
 
     async def _result_of(
         self, record: JobRecord | None, job_id: str, admitted: AdmittedRequest
@@ -280,7 +283,9 @@ class OpenAiRun:
         try:
             await cancel_job(self._state, job_id)
         except (Problem, LedgerError) as error:
-            structlog.get_logger("api").info("request not cancelled", job_id=job_id, why=str(error))
+            structlog.get_logger("api").info(
+                "request not cancelled", job_id=job_id, error=str(error)
+            )
 
     async def _frames(
         self,
@@ -333,7 +338,7 @@ async def _with_first(
             yield each
 
 
-def shows_usage_of(body: models.ChatCompletionRequest | models.CompletionRequest) -> bool:
+def wants_usage(body: models.ChatCompletionBody | models.CompletionBody) -> bool:
     """Return whether the stream is to end with the tokens that were used."""
     return body.stream_options is not None and bool(body.stream_options.include_usage)
 

@@ -31,8 +31,8 @@ class _SentItem:
     """Arguments of a function call, as far as they were sent."""
     has_ended: bool = False
 
-    def begins(self, item: Mapping[str, Any]) -> bool:
-        """Return whether an item of the answer begins with what was sent of this one."""
+    def is_beginning_of(self, item: Mapping[str, Any]) -> bool:
+        """Return whether what was sent is the beginning of an item of the answer."""
         parts = _parts(item)
         for index, text in self.texts.items():
             if index >= len(parts) or not str(parts[index].get("text", "")).startswith(text):
@@ -47,20 +47,21 @@ class ResponseEventWriter:
     job_id: str
     _rest: str = ""
     """The beginning of a line whose end has not come yet."""
-    _length: int = 0
+    _received: int = 0
+    """Characters of the lines so far."""
     _is_live: bool = True
     """False once a piece was left out, or the answer began anew: the rest comes at the end."""
-    _count: int = 0
+    _sent_events: int = 0
     _items: dict[int, _SentItem] = field(default_factory=dict)
 
     def text(self, piece: LlmText) -> Iterator[bytes]:
         """Write the events that a piece of the lines completes, if it follows the pieces before
         it."""
-        if piece.offset != self._length:
+        if piece.offset != self._received:
             self._is_live = False
         if not self._is_live:
             return
-        self._length += len(piece.text)
+        self._received += len(piece.text)
         *lines, self._rest = (self._rest + piece.text).split("\n")
         self._is_live = len(self._rest) <= MAX_LINE
         for line in lines:
@@ -70,11 +71,11 @@ class ResponseEventWriter:
         """Write what is missing of the complete answer, and the end."""
         output = [each for each in response.get("output", ()) if isinstance(each, dict)]
         for index, sent in self._items.items():
-            if index >= len(output) or not sent.begins(output[index]):
+            if index >= len(output) or not sent.is_beginning_of(output[index]):
                 text = "the answer began anew after a failure, and is another one now: ask again"
                 yield self.error(Problem("model-failed", text))
                 return
-        if not self._count:
+        if not self._sent_events:
             yield from self._begin({**response, "status": "in_progress", "output": []})
         for index, item in enumerate(output):
             begun = self._items.get(index)
@@ -100,17 +101,17 @@ class ResponseEventWriter:
             return
         event.pop("sequence_number", None)
         if kind == CREATED:
-            if not self._count:
+            if not self._sent_events:
                 yield from self._begin(event.get("response"))
             return
-        if not self._count:
+        if not self._sent_events:
             yield from self._begin(
                 {"id": f"resp-{self.job_id}", "object": "response", "output": []}
             )
-        self._note(kind, event)
+        self._remember(kind, event)
         yield self._event(kind, **event)
 
-    def _note(self, kind: str, event: Mapping[str, Any]) -> None:
+    def _remember(self, kind: str, event: Mapping[str, Any]) -> None:
         """Remember what was sent of an item, to go on from there at the end."""
         index = event.get("output_index")
         if not isinstance(index, int):
@@ -136,43 +137,45 @@ class ResponseEventWriter:
     def _end_item(
         self, index: int, item: Mapping[str, Any], sent: _SentItem | None
     ) -> Iterator[bytes]:
-        place = {"output_index": index, "item_id": item.get("id")}
+        item_place = {"output_index": index, "item_id": item.get("id")}
         parts, arguments = _parts(item), item.get("arguments")
         is_call = item.get("type") == "function_call" and isinstance(arguments, str)
         if sent is None:
             sent = _SentItem()
-            emptied: dict[str, Any] = {"content": []} if parts else {}
-            emptied |= {"arguments": ""} if is_call else {}
-            added = {**item, **emptied}
+            emptied_fields: dict[str, Any] = {"content": []} if parts else {}
+            emptied_fields |= {"arguments": ""} if is_call else {}
+            added = {**item, **emptied_fields}
             yield self._event("response.output_item.added", output_index=index, item=added)
         for part_index, part in enumerate(parts):
             if part_index not in sent.ended_parts:
-                within = {**place, "content_index": part_index}
-                yield from self._end_part(within, part, sent.texts.get(part_index))
+                part_place = {**item_place, "content_index": part_index}
+                yield from self._end_part(part_place, part, sent.texts.get(part_index))
         if is_call:
             if rest := str(arguments)[len(sent.arguments) :]:
-                yield self._event("response.function_call_arguments.delta", **place, delta=rest)
+                yield self._event(
+                    "response.function_call_arguments.delta", **item_place, delta=rest
+                )
             call = {"name": item.get("name"), "arguments": arguments}
-            yield self._event("response.function_call_arguments.done", **place, **call)
+            yield self._event("response.function_call_arguments.done", **item_place, **call)
         yield self._event("response.output_item.done", output_index=index, item=item)
 
     def _end_part(
-        self, within: Mapping[str, Any], part: Mapping[str, Any], sent: str | None
+        self, place: Mapping[str, Any], part: Mapping[str, Any], sent: str | None
     ) -> Iterator[bytes]:
         text = part.get("text")
         is_text = part.get("type") == "output_text" and isinstance(text, str)
         if sent is None:
-            begun = {**part, "text": ""} if is_text else part
-            yield self._event("response.content_part.added", **within, part=begun)
+            emptied_part = {**part, "text": ""} if is_text else part
+            yield self._event("response.content_part.added", **place, part=emptied_part)
         if is_text:
             if rest := str(text)[len(sent or "") :]:
-                yield self._event("response.output_text.delta", **within, delta=rest, logprobs=[])
-            yield self._event("response.output_text.done", **within, text=text, logprobs=[])
-        yield self._event("response.content_part.done", **within, part=part)
+                yield self._event("response.output_text.delta", **place, delta=rest, logprobs=[])
+            yield self._event("response.output_text.done", **place, text=text, logprobs=[])
+        yield self._event("response.content_part.done", **place, part=part)
 
     def _event(self, kind: str, **fields: Any) -> bytes:
-        data = json.dumps({"type": kind, "sequence_number": self._count, **fields})
-        self._count += 1
+        data = json.dumps({"type": kind, "sequence_number": self._sent_events, **fields})
+        self._sent_events += 1
         return f"event: {kind}\ndata: {data}\n\n".encode()
 
 

@@ -20,7 +20,7 @@ LIMIT_HEADERS = "openai_limits"
 """Key in the state of a request: the headers of its answer with the limits of its API key."""
 MAX_PROBLEM = 1_000_000
 """Bytes of a problem that is rewritten."""
-_LIMITS = {
+_OPENAI_NAMES = {
     "RateLimit-Limit": "x-ratelimit-limit-requests",
     "RateLimit-Remaining": "x-ratelimit-remaining-requests",
     "RateLimit-Reset": "x-ratelimit-reset-requests",
@@ -51,7 +51,7 @@ class _ErrorRewriter:
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             headers = MutableHeaders(scope=message)
-            for name, openai_name in _LIMITS.items():
+            for name, openai_name in _OPENAI_NAMES.items():
                 if name in headers:
                     unit = "s" if name == "RateLimit-Reset" else ""
                     headers[openai_name] = headers[name] + unit

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
@@ -23,12 +23,33 @@ class StreamOptions(ApiModel):
     )
 
 
-class ChatCompletionRequest(RequestModel):
+class _EndpointBody(RequestModel):
+    """Base of requests whose further parameters are sent to the server as they are."""
+
+    model_config = ConfigDict(extra="allow")
+    open_fields: ClassVar[tuple[str, ...]] = ()
+    """Fields that take any JSON."""
+
+    model: str = Field(
+        min_length=1,
+        max_length=200,
+        pattern=patterns.PLAIN,
+        description="A model of `/v1/models`.",
+    )
+
+    @model_validator(mode="after")
+    def _check_finite(self) -> Self:
+        open_values = [getattr(self, name) for name in self.open_fields]
+        if not is_finite([self.model_extra, *open_values]):
+            raise ValueError("NaN and infinity are not JSON")
+        return self
+
+
+class ChatCompletionBody(_EndpointBody):
     """A chat in the form of OpenAI's API. All further parameters are sent to the server as they
     are."""
 
     model_config = ConfigDict(
-        extra="allow",
         json_schema_extra={
             "example": {
                 "model": "llama",
@@ -37,12 +58,8 @@ class ChatCompletionRequest(RequestModel):
         },
     )
 
-    model: str = Field(
-        min_length=1,
-        max_length=200,
-        pattern=patterns.PLAIN,
-        description="A model of `/v1/models`.",
-    )
+    open_fields = ("messages",)
+
     messages: list[dict[str, Any]] = Field(min_length=1, description="The chat so far.")
     stream: bool | None = Field(
         default=None, description="Answer as server-sent events, while the model writes."
@@ -51,33 +68,8 @@ class ChatCompletionRequest(RequestModel):
         default=None, description="What a stream has besides the answer."
     )
 
-    @model_validator(mode="after")
-    def _check_finite(self) -> Self:
-        if not is_finite([self.messages, self.model_extra]):
-            raise ValueError("NaN and infinity are not JSON")
-        return self
 
-
-class _EndpointRequest(RequestModel):
-    """Base of requests whose further parameters are sent to the server as they are."""
-
-    model_config = ConfigDict(extra="allow")
-
-    model: str = Field(
-        min_length=1,
-        max_length=200,
-        pattern=patterns.PLAIN,
-        description="A model of `/v1/models`.",
-    )
-
-    @model_validator(mode="after")
-    def _check_finite(self) -> Self:
-        if not is_finite(self.model_extra):
-            raise ValueError("NaN and infinity are not JSON")
-        return self
-
-
-class EmbeddingsBody(_EndpointRequest):
+class EmbeddingsBody(_EndpointBody):
     """Texts to embed, in the form of OpenAI's API."""
 
     model_config = ConfigDict(
@@ -92,7 +84,7 @@ class EmbeddingsBody(_EndpointRequest):
     )
 
 
-class CompletionRequest(_EndpointRequest):
+class CompletionBody(_EndpointBody):
     """Texts in the form of OpenAI's older API, which the model continues."""
 
     model_config = ConfigDict(
@@ -110,23 +102,19 @@ class CompletionRequest(_EndpointRequest):
     )
 
 
-class ResponsesBody(_EndpointRequest):
+class ResponsesBody(_EndpointBody):
     """A request in the form of OpenAI's Responses API."""
 
     model_config = ConfigDict(
         json_schema_extra={"example": {"model": "large", "input": "What is a tide?"}}
     )
 
+    open_fields = ("input",)
+
     input: endpoint_requests.ResponsesInput = Field(description="A text, or items.")
     stream: bool | None = Field(
         default=None, description="Answer as server-sent events, while the model writes."
     )
-
-    @model_validator(mode="after")
-    def _check_input_finite(self) -> Self:
-        if not is_finite(self.input):
-            raise ValueError("NaN and infinity are not JSON")
-        return self
 
 
 class ServedModel(ApiModel):
@@ -176,7 +164,7 @@ class DeletedOpenAiFile(ApiModel):
     deleted: Literal[True] = Field(default=True, description="Always true.")
 
 
-class BatchRequest(RequestModel):
+class BatchBody(RequestModel):
     """A batch in the form of OpenAI's API."""
 
     model_config = ConfigDict(
@@ -209,17 +197,17 @@ class BatchRequest(RequestModel):
 class BatchErrorView(ApiModel):
     """What makes a batch's input invalid."""
 
-    code: str = Field(description="What kind of complaint it is.")
+    code: str = Field(description="What kind of error it is.")
     message: str | None = Field(description="What is wrong.")
     param: str | None = Field(description="The field that is wrong.")
     line: int | None = Field(description="The line of the input, from 1.")
 
 
 class BatchErrorList(ApiModel):
-    """What makes a batch's input invalid: the first 100 complaints."""
+    """What makes a batch's input invalid: the first 100 errors."""
 
     object: Literal["list"] = Field(default="list", description="Always `list`.")
-    data: list[BatchErrorView] = Field(description="The complaints.")
+    data: list[BatchErrorView] = Field(description="The errors.")
 
 
 class BatchCounts(ApiModel):

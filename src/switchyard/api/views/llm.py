@@ -50,7 +50,7 @@ def view_spending(
 
 
 def view_model_server(report: LlmServerReport, limit: int) -> ModelServerView:
-    """Show a model server, to which so many calls may be made at the same time."""
+    """Show a model server; `limit` calls may be made to it at a time."""
     return ModelServerView.from_record(
         report,
         limit=limit,

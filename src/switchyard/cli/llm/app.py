@@ -165,8 +165,8 @@ def ask(
 def show(job_id: JobIdArgument, as_json: JsonOption = False) -> None:
     """Show the answer to an earlier request.
 
-    If neither answer of the model matches the schema, prints both. Exit code 1: there is no
-    answer, or not yet.
+    If the model was asked twice and neither answer matches the schema, prints both. Exit code 1:
+    there is no answer, or not yet.
     """
     result, raw = run(_read_answer(load_settings(), job_id))
     if as_json:
@@ -203,7 +203,7 @@ async def _read_answer(settings: Settings, job_id: str) -> tuple[LlmResult, list
 
 
 async def _send_request(
-    settings: Settings, job_type: str, payload: dict[str, Any], *, printing: bool, **how: Any
+    settings: Settings, job_type: str, payload: dict[str, Any], *, printing: bool, **options: Any
 ) -> tuple[LlmResult, str | None]:
     """Return the result, and the part of the answer that was printed while it was written; None if
     nothing was."""
@@ -211,8 +211,8 @@ async def _send_request(
 
     async with LLMQueue.open(settings) as queue:
         if printing:
-            return await _print_stream(queue.stream(job_type, payload, source="jobctl", **how))
-        return await queue.call(job_type, payload, source="jobctl", **how), None
+            return await _print_stream(queue.stream(job_type, payload, source="jobctl", **options))
+        return await queue.call(job_type, payload, source="jobctl", **options), None
 
 
 async def _print_stream(events: AsyncIterator[LlmText | LlmResult]) -> tuple[LlmResult, str | None]:
@@ -308,4 +308,7 @@ def _print_spend(spend_rows: list[SpendRow], by: str, currency: str) -> None:
     if unpriced:
         say(f"Not in the cost: {unpriced:,} calls of models without a price (JOBS_LLM_PRICES).")
     if unsure:
-        say(f"By their estimate: {unsure:,} calls that were broken off and may have been paid for.")
+        say(
+            f"Counted at their estimate: {unsure:,} calls that were broken off and may have been "
+            "charged."
+        )

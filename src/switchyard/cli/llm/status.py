@@ -68,7 +68,7 @@ def status(as_json: JsonOption = False) -> None:
     if as_json:
         from switchyard.api.views.llm import view_model_server, view_model_status
 
-        shown = view_model_status(
+        view = view_model_status(
             servers=[view_model_server(each, calls_allowed(each, max_calls)) for each in servers],
             time_limits=limits,
             budgets=budgets,
@@ -76,7 +76,7 @@ def status(as_json: JsonOption = False) -> None:
             batches=batches,
             batched_questions=counts,
         )
-        print_json(shown)
+        print_json(view)
         return
     if servers:
         _print_servers(servers, max_calls)

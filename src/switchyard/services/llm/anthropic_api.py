@@ -110,7 +110,7 @@ class AnthropicApi(ModelApi):
                 )
         return None
 
-    def request(self, chat: Mapping[str, Any]) -> Mapping[str, Any]:
+    def request_body(self, chat: Mapping[str, Any]) -> Mapping[str, Any]:
         body = {
             name: value
             for name, value in chat.items()
@@ -139,7 +139,7 @@ class AnthropicApi(ModelApi):
             }
         return body
 
-    def completion(self, answer: Any) -> Any:
+    def completion_of(self, answer: Any) -> Any:
         if not isinstance(answer, dict) or not isinstance(answer.get("content"), list):
             return answer
         texts: dict[str, list[str]] = {"text": [], "thinking": []}
@@ -166,9 +166,9 @@ class AnthropicApi(ModelApi):
     def quota_wait(self, headers: Mapping[str, str]) -> float:
         date = headers.get("date", "")
         waits = [
-            _seconds_until(headers.get(f"anthropic-ratelimit-{what}-reset", ""), date)
-            for what in _QUOTAS
-            if headers.get(f"anthropic-ratelimit-{what}-remaining", "").strip() == "0"
+            _seconds_until(headers.get(f"anthropic-ratelimit-{quota}-reset", ""), date)
+            for quota in _QUOTAS
+            if headers.get(f"anthropic-ratelimit-{quota}-remaining", "").strip() == "0"
         ]
         return min(max(waits, default=0.0), MAX_QUOTA_WAIT)
 

@@ -50,7 +50,7 @@ def estimate_from_usages(
     models: Collection[str | None] = (None,),
 ) -> CostEstimate | None:
     """Estimate the cost of `total` calls with the mean of these usages; None without servers. Of
-    several models, the dearest counts; None among them is the first servers' own."""
+    several models, the dearest counts; None is the model of the first servers."""
     if not settings.llm_servers:
         return None
     mean = {name: sum(each[name] for each in usages) / len(usages) for name in usages[0]}

@@ -131,6 +131,6 @@ def batch_line_of(item: BatchItem, server: LlmServer) -> dict[str, Any]:
     }
 
 
-def freed_call(item: BatchItem) -> LlmCall:
-    """Return the question's call as one that has cost nothing, so that its reservation ends."""
+def free_call_of(item: BatchItem) -> LlmCall:
+    """Return the question's call as one that cost nothing; to settle it ends its reservation."""
     return replace(item.call, state=CallState.FREE)

@@ -38,7 +38,7 @@ from switchyard.services.llm.batch_collector import (
     MAX_BATCH_WAIT,
     batch_line_of,
     batch_servers,
-    freed_call,
+    free_call_of,
 )
 from switchyard.services.llm.budget_account import BudgetAccount
 from switchyard.services.llm.completion_reader import CompletionReader
@@ -156,7 +156,7 @@ class BatchRunner:
             list(self._batch_servers), expires_within=MAX_BATCH_WAIT
         ):
             for item in items:
-                await self._account.settle(freed_call(item))
+                await self._account.settle(free_call_of(item))
                 await self._batches.release_llm_question(item.key)
             self._log.info("collected questions released", questions=len(items))
 
@@ -179,11 +179,12 @@ class BatchRunner:
                         )
                 except TimeoutError as error:
                     raise LlmTimeout("the batch could not be sent in time") from error
-        elif self._take_check_turn(batch):
+        elif self._is_check_due(batch):
             async with BatchApi.connect(server) as api:
                 await self._check_remote(batch, api, server, is_past_timeout=age > BATCH_TIMEOUT)
 
-    def _take_check_turn(self, batch: LlmBatch) -> bool:
+    def _is_check_due(self, batch: LlmBatch) -> bool:
+        """Return whether a sent batch is to be checked now, and remember that it was."""
         now = time.monotonic()
         if now - self._checked_at.get(batch.id, float("-inf")) < BATCH_POLL_INTERVAL:
             return False
@@ -214,10 +215,10 @@ class BatchRunner:
             return
         if remote is None:
             return
-        noted = await self._batches.update_llm_batch_state(
+        is_updated = await self._batches.update_llm_batch_state(
             batch, state=BatchState.SENT, remote_id=remote.id, note=remote.status
         )
-        if not noted:
+        if not is_updated:
             await self._cancel_if_duplicate(batch, server, remote.id)
             return
         self._log.info("batch sent", batch=batch.id, remote=remote.id, questions=batch.questions)
@@ -330,7 +331,7 @@ class BatchRunner:
         error."""
         body = response.get("body") if isinstance(response, dict) else None
         if not isinstance(response, dict) or response.get("status_code") != 200:
-            await self._account.settle(freed_call(item))
+            await self._account.settle(free_call_of(item))
             await self._batches.finish_llm_question(item.key, batch, ItemState.LIVE)
             return
         try:
@@ -341,21 +342,23 @@ class BatchRunner:
             await self._account.settle(replace(item.call, state=CallState.UNSURE))
             await self._batches.finish_llm_question(item.key, batch, ItemState.LIVE)
             return
-        await self._answers.keep(item.question, answer)
+        await self._answers.store(item.question, answer)
         await self._account.settle(self._account.with_actual_cost(item.call, answer))
         await self._batches.finish_llm_question(item.key, batch, ItemState.ANSWERED)
 
     async def _end_batch(self, batch: LlmBatch, note: str) -> None:
         """End a batch: questions that it has not answered are asked live."""
         await self._release_open_items(batch)
-        noted = await self._batches.update_llm_batch_state(batch, state=BatchState.DONE, note=note)
+        is_updated = await self._batches.update_llm_batch_state(
+            batch, state=BatchState.DONE, note=note
+        )
         self._checked_at.pop(batch.id, None)
-        if noted:
+        if is_updated:
             self._log.info("batch done", batch=batch.id, note=note)
 
     async def _release_open_items(self, batch: LlmBatch) -> None:
         for item in (items := await self._batches.open_llm_questions(batch)).values():
-            await self._account.settle(freed_call(item))
+            await self._account.settle(free_call_of(item))
             await self._batches.finish_llm_question(item.key, batch, ItemState.LIVE)
         if items:
             self._log.info("batch questions released", batch=batch.id, questions=len(items))

@@ -91,14 +91,14 @@ async def _bounded_body(parts: AsyncIterator[bytes], *, max_bytes: int) -> Async
 async def _bounded_events(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     """Pass a stream on, and bound each event. `CompletionReader` bounds the text of the whole
     stream."""
-    size, last = 0, b""
+    event_size, tail = 0, b""
     async for part in parts:
-        joined = last + part
-        ended = max(joined.rfind(end) + len(end) if end in joined else 0 for end in _EVENT_ENDS)
-        size = len(joined) - ended if ended else size + len(part)
-        if size > MAX_EVENT:
+        joined = tail + part
+        event_end = max(joined.rfind(end) + len(end) if end in joined else 0 for end in _EVENT_ENDS)
+        event_size = len(joined) - event_end if event_end else event_size + len(part)
+        if event_size > MAX_EVENT:
             raise InvalidLlmResponse(
                 f"an event of the model server's answer is longer than {MAX_EVENT:,} bytes"
             )
-        last = joined[-3:]
+        tail = joined[-3:]
         yield part

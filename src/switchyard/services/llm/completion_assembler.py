@@ -43,7 +43,7 @@ class CompletionAssembler:
         """Add a chunk of a stream. Raises ValueError for one that can't be part of an answer."""
         self._add_fields(chunk)
         for choice in _objects(chunk.get("choices")):
-            assembled = self._choice(choice)
+            assembled = self._get_or_add_choice(choice)
             # `message`: some servers stream a whole answer as a single event.
             message = choice.get("delta") or choice.get("message")
             if isinstance(message, dict):
@@ -54,7 +54,7 @@ class CompletionAssembler:
         """Add an answer that was not streamed. Raises ValueError."""
         self._add_fields(completion)
         for choice in _objects(completion.get("choices")):
-            assembled = self._choice(choice)
+            assembled = self._get_or_add_choice(choice)
             if isinstance(choice.get("message"), dict):
                 assembled["message"] = self._copy_counted(choice["message"], MAX_DEPTH)
             self._add_choice_fields(assembled, choice)
@@ -79,7 +79,7 @@ class CompletionAssembler:
             if chunk.get(name) is not None:
                 self._fields[name] = self._copy_counted(chunk[name], MAX_DEPTH)
 
-    def _choice(self, choice: dict[str, Any]) -> dict[str, Any]:
+    def _get_or_add_choice(self, choice: dict[str, Any]) -> dict[str, Any]:
         index = choice.get("index")
         if not isinstance(index, int) or isinstance(index, bool):
             index = 0

@@ -265,7 +265,7 @@ class CompletionReader:
             raise _without_choices(chunk)
         # Older releases of vLLM send the error itself as the chunk.
         if error := chunk.get("error") or (chunk if chunk.get("object") == "error" else None):
-            raise break_error(error, has_begun=self._chunks > 0)
+            raise stream_error(error, has_begun=self._chunks > 0)
         self._read_metadata(chunk.get("model"), chunk.get("usage"))
         choices = chunk.get("choices")
         if choices is None or choices == []:
@@ -292,7 +292,7 @@ class CompletionReader:
     def read_whole(self, completion: Any) -> Completion:
         """Read a completion that came as one JSON object. Raises InvalidLlmResponse, LlmRefused,
         LlmCut."""
-        completion = self.model_api.completion(completion)
+        completion = self.model_api.completion_of(completion)
         choices = field_of(completion, "choices")
         if not isinstance(choices, list) or not choices:
             raise _without_choices(completion)
@@ -464,8 +464,8 @@ class CompletionReader:
         if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**40:
             self._usage[name] = value
 
-    def _count_length(self, by: int) -> None:
-        self._length += by
+    def _count_length(self, characters: int) -> None:
+        self._length += characters
         if self._length > MAX_ANSWER:
             raise InvalidLlmResponse(
                 f"the model server's answer is longer than {MAX_ANSWER:,} characters"
@@ -567,7 +567,7 @@ def _add_data(data: bytearray, line: bytes) -> None:
         data += value.removeprefix(b" ")
 
 
-def break_error(error: object, *, has_begun: bool) -> LlmLimited | LlmCut:
+def stream_error(error: object, *, has_begun: bool) -> LlmLimited | LlmCut:
     """Translate an error that a server sends in a stream. `has_begun`: a part of the answer came
     before it, which the server may charge."""
     message = field_of(error, "message") or error

@@ -76,9 +76,9 @@ class EndpointRequest(BaseModel):
     @field_validator("extra")
     @classmethod
     def _refuse_own_fields(cls, value: dict[str, Any]) -> dict[str, Any]:
-        taken = sorted(value.keys() & (_RESERVED_PARAMETERS | cls.model_fields.keys()))
-        if taken:
-            raise ValueError(f"{', '.join(taken)}: not here, but as a field of the payload")
+        misplaced = sorted(value.keys() & (_RESERVED_PARAMETERS | cls.model_fields.keys()))
+        if misplaced:
+            raise ValueError(f"{', '.join(misplaced)}: not here, but as a field of the payload")
         return value
 
 

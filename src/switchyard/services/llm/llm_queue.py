@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, Protocol, TypedDict, TypeVar, Unpack
 
 import structlog
 
@@ -31,6 +31,8 @@ from switchyard.services.engine.records.states import State
 from switchyard.services.engine.wings import job_modules
 from switchyard.services.llm.answer_follower import AnswerStream, LlmText
 from switchyard.services.llm.direct_requests import DirectRequests
+
+Listener = TypeVar("Listener", EndListener, AnswerStream)
 
 SUBSCRIBE_TIMEOUT = 10.0
 """Seconds to wait for the broker's events at the start; without them, answers come later."""
@@ -160,6 +162,20 @@ class SubmittedRequest:
         return await self._backend.wait_for_end(self.job_id, timeout=timeout, listener=listener)
 
 
+class RequestOptions(TypedDict, total=False):
+    """Options of a request that is sent."""
+
+    lane: str
+    """`hot`, the default, or `backfill`."""
+    priority: int | None
+    expires_in: float | None
+    """Seconds after which it is not answered any more."""
+    key: str | None
+    """Idempotency key: a second request with it is the same job."""
+    source: str
+    """Name of the client, for fairness and cost reports."""
+
+
 class LLMQueue:
     """Send requests through the lanes to workers; with JOBS_LLM_DIRECT, run them in this process,
     without a broker. Open it with `LLMQueue.open`."""
@@ -223,105 +239,83 @@ class LLMQueue:
         self,
         job_type: str,
         payload: Mapping[str, Any],
-        *,
-        lane: str = "hot",
-        priority: int | None = None,
-        expires_in: float | None = None,
-        key: str | None = None,
-        source: str = "python",
+        **options: Unpack[RequestOptions],
     ) -> str:
-        """Send a request, and return the job's id. After `expires_in` seconds it is not answered
-        any more. `key` is an idempotency key: a second call with it returns the same job.
+        """Send a request, and return the job's id.
 
         Raises InvalidPayload, UnknownJobType, InvalidJob, PublishError, LedgerError.
         """
-        published = await self._publish(
-            f"{lane}.{job_type}",
-            payload,
-            expires_in,
-            priority=priority,
-            source=source,
-            idempotency_key=key,
-        )
-        return published.job_id
+        return (await self._publish(job_type, payload, **options)).job_id
 
     async def open_request(
         self,
         job_type: str,
         payload: Mapping[str, Any],
-        *,
-        lane: str = "hot",
-        priority: int | None = None,
-        expires_in: float | None = None,
-        key: str | None = None,
-        source: str = "python",
+        **options: Unpack[RequestOptions],
     ) -> SubmittedRequest:
         """Send a request to wait for its end at once; close it when done. Raises as `submit`."""
-        ids = await self._ledger.system.job_ids()
-        job_id = job_id_for(ids, key, job_type, payload)
-        listener = EndListener(self._backend.hub, job_id)
-        try:
-            published = await self._publish(
-                f"{lane}.{job_type}",
-                payload,
-                expires_in,
-                priority=priority,
-                source=source,
-                idempotency_key=key,
-                job_id=job_id,
-            )
-        except BaseException:
-            listener.close()
-            raise
+        listener, published = await self._publish_heard(EndListener, job_type, payload, options)
         return SubmittedRequest(self._backend, published, listener)
-
-    async def _publish(
-        self,
-        routing_key: str,
-        payload: Mapping[str, Any],
-        expires_in: float | None,
-        **options: Any,
-    ) -> Published:
-        expires_at = None
-        if expires_in is not None:
-            expires_at = self._ledger.clock.now() + timedelta(seconds=expires_in)
-        request = JobRequest(routing_key, payload, expires_at=expires_at, **options)
-        return await self._backend.publish(request)
 
     async def open_stream(
         self,
         job_type: str,
         payload: Mapping[str, Any],
+        **options: Unpack[RequestOptions],
+    ) -> AnswerStream:
+        """Send a request whose answer is streamed as it is written. Read it with
+        `AnswerStream.follow`, and close it. Raises as `submit`."""
+        payload = {**payload, "stream": True}
+        answer_stream, published = await self._publish_heard(
+            AnswerStream, job_type, payload, options
+        )
+        if published.job_id == answer_stream.job_id:
+            return answer_stream
+        answer_stream.close()
+        return AnswerStream(self._backend.hub, published.job_id)
+
+    async def _publish_heard(
+        self,
+        listen: Callable[[EventHub, str], Listener],
+        job_type: str,
+        payload: Mapping[str, Any],
+        options: RequestOptions,
+    ) -> tuple[Listener, Published]:
+        """Publish a request, and return it with what `listen` made before, for the job's events."""
+        ids = await self._ledger.system.job_ids()
+        job_id = job_id_for(ids, options.get("key"), job_type, payload)
+        listener = listen(self._backend.hub, job_id)
+        try:
+            return listener, await self._publish(job_type, payload, job_id=job_id, **options)
+        except BaseException:
+            listener.close()
+            raise
+
+    async def _publish(
+        self,
+        job_type: str,
+        payload: Mapping[str, Any],
         *,
+        job_id: str | None = None,
         lane: str = "hot",
         priority: int | None = None,
         expires_in: float | None = None,
         key: str | None = None,
         source: str = "python",
-    ) -> AnswerStream:
-        """Send a request whose answer is streamed as it is written. Read it with
-        `AnswerStream.follow`, and close it. Raises as `submit`."""
-        payload = {**payload, "stream": True}
-        ids = await self._ledger.system.job_ids()
-        job_id = job_id_for(ids, key, job_type, payload)
-        answer_stream = AnswerStream(self._backend.hub, job_id)
-        try:
-            published = await self._publish(
-                f"{lane}.{job_type}",
-                payload,
-                expires_in,
-                priority=priority,
-                source=source,
-                idempotency_key=key,
-                job_id=job_id,
-            )
-        except BaseException:
-            answer_stream.close()
-            raise
-        if published.job_id == job_id:
-            return answer_stream
-        answer_stream.close()
-        return AnswerStream(self._backend.hub, published.job_id)
+    ) -> Published:
+        expires_at = None
+        if expires_in is not None:
+            expires_at = self._ledger.clock.now() + timedelta(seconds=expires_in)
+        request = JobRequest(
+            f"{lane}.{job_type}",
+            payload,
+            priority=priority,
+            source=source,
+            expires_at=expires_at,
+            idempotency_key=key,
+            job_id=job_id,
+        )
+        return await self._backend.publish(request)
 
     async def wait_for_end(self, job_id: str, *, timeout: float) -> JobRecord | None:
         """Wait until a request has ended, or for `timeout` seconds, and return its record; None if

@@ -53,11 +53,11 @@ class LlmQuestion:
     keep_all: bool = False
     """Whether the answer is to have all fields that the server sends, and not its text alone."""
 
-    def request_body(self, *more: Mapping[str, str]) -> dict[str, Any]:
+    def request_body(self, *messages: Mapping[str, str]) -> dict[str, Any]:
         """Return the parameters of the API, with further messages."""
         body: dict[str, Any] = {
             **self.extra,
-            "messages": [dict(each) for each in (*self._with_schema(), *more)],
+            "messages": [dict(each) for each in (*self._with_schema(), *messages)],
         }
         if self.max_tokens is not None:
             body["max_tokens"] = self.max_tokens
@@ -169,9 +169,9 @@ class ChatRequest(_SchemaRequest):
     @field_validator("extra")
     @classmethod
     def _refuse_own_fields(cls, value: dict[str, Any]) -> dict[str, Any]:
-        taken = sorted(value.keys() & {"messages", "model", "stream", "stream_options"})
-        if taken:
-            raise ValueError(f"{', '.join(taken)}: not here, but as a field of the payload")
+        misplaced = sorted(value.keys() & {"messages", "model", "stream", "stream_options"})
+        if misplaced:
+            raise ValueError(f"{', '.join(misplaced)}: not here, but as a field of the payload")
         return value
 
     @model_validator(mode="after")

@@ -39,12 +39,12 @@ class ModelApi:
         None for chats."""
         return None
 
-    def request(self, chat: Mapping[str, Any]) -> Mapping[str, Any]:
+    def request_body(self, chat: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the body of the request for a chat. Raises LlmBadRequest for a chat that this API
         can't express."""
         return chat
 
-    def completion(self, answer: Any) -> Any:
+    def completion_of(self, answer: Any) -> Any:
         """Return an answer that was not streamed in OpenAI's form; other JSON is returned as it
         is."""
         return answer
@@ -58,9 +58,9 @@ class ModelApi:
         """Return the seconds until a server takes requests and tokens again, by the headers of its
         answer; 0 if it takes them now, or if the headers make no sense."""
         waits = [
-            _seconds_of(headers.get(f"x-ratelimit-reset-{what}", ""))
-            for what in ("requests", "tokens")
-            if headers.get(f"x-ratelimit-remaining-{what}", "").strip() == "0"
+            _seconds_of(headers.get(f"x-ratelimit-reset-{quota}", ""))
+            for quota in ("requests", "tokens")
+            if headers.get(f"x-ratelimit-remaining-{quota}", "").strip() == "0"
         ]
         return min(max(waits, default=0.0), MAX_QUOTA_WAIT)
 

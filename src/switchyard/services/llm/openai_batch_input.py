@@ -154,7 +154,7 @@ async def check_input(
 ) -> InputReport:
     """Read the whole input, and report what makes it invalid. Raises StorageError."""
     errors: list[Mapping[str, Any]] = []
-    seen: dict[str, int] = {}
+    line_numbers: dict[str, int] = {}
 
     def add_error(code: str, message: str, param: str | None, line: int | None) -> None:
         errors.append({"code": code, "message": message, "param": param, "line": line})
@@ -176,12 +176,12 @@ async def check_input(
             except InvalidBatchLine as error:
                 add_error(error.code, str(error), error.param, number)
                 continue
-            if (first := seen.setdefault(line.custom_id, number)) != number:
+            if (first := line_numbers.setdefault(line.custom_id, number)) != number:
                 text = f"line {first} has the same custom_id"
                 add_error("duplicate_custom_id", text, "custom_id", number)
-    if not seen and not errors:
+    if not line_numbers and not errors:
         add_error("empty_file", "the input has no requests", None, None)
-    return InputReport(len(seen), tuple(errors))
+    return InputReport(len(line_numbers), tuple(errors))
 
 
 class BatchInputOptions(BaseModel):

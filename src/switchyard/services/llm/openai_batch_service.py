@@ -402,7 +402,7 @@ class OpenAiBatchService:
         """Write the files of a batch whose requests have all ended, and end the batch. Raises
         StorageError."""
         counts = {"output": 0, "error": 0}
-        written = {
+        file_ids = {
             kind: await self._write_file(batch, outcome, kind, counts)
             for kind in ("output", "error")
         }
@@ -413,8 +413,8 @@ class OpenAiBatchService:
             changes={
                 "completed": counts["output"],
                 "failed": counts["error"],
-                "output_file_id": written["output"],
-                "error_file_id": written["error"],
+                "output_file_id": file_ids["output"],
+                "error_file_id": file_ids["error"],
             },
         )
         self._log.info("batch ended", batch=batch.id, state=outcome, **counts)
@@ -438,11 +438,11 @@ class OpenAiBatchService:
                     counts[kind] += 1
                     yield json.dumps(line, ensure_ascii=True).encode() + b"\n"
 
-        written = await self.store(file, lines(), max_bytes=MAX_OUTPUT_BYTES)
+        stored = await self.store(file, lines(), max_bytes=MAX_OUTPUT_BYTES)
         if not counts[kind]:
-            await self.discard(written)
+            await self.discard(stored)
             return None
-        await self.publish_file(written)
+        await self.publish_file(stored)
         return file_id
 
     async def _output_lines(

@@ -56,24 +56,24 @@ LONG_PAUSE_SECONDS = 120.0
 for less."""
 
 
-async def model_servers(system: DoctorContext) -> list[Diagnostic]:
+async def check_model_servers(system: DoctorContext) -> list[Diagnostic]:
     """Check the servers of the settings for repeated failures and long pauses. Returns nothing if
     none was called yet."""
-    names = {each.name for each in system.settings.model_servers}
+    configured = {each.name for each in system.settings.model_servers}
     known = [
         each
         for each in await LlmLedger(system.need_ledger()).slots.llm_servers()
-        if each.name in names
+        if each.name in configured
     ]
     failing = [each for each in known if each.state.failures >= REPORTED_AFTER_FAILURES]
     paused = [
         each for each in known if each.paused_for >= LONG_PAUSE_SECONDS and each not in failing
     ]
     # Without vision or embeddings the rest goes on; without language models, little does.
-    needed = {each.name for each in system.settings.llm_servers} or names
-    kind = failure if needed <= {each.name for each in failing} else warning
+    needed = {each.name for each in system.settings.llm_servers} or configured
+    diagnose = failure if needed <= {each.name for each in failing} else warning
     checks = [
-        kind(
+        diagnose(
             "model servers",
             Finding.MODEL_SERVER_FAILS,
             f"server {each.name} has failed {each.state.failures:,} times in a row: "
@@ -98,10 +98,10 @@ async def model_servers(system: DoctorContext) -> list[Diagnostic]:
     ]
     if checks or not known:
         return checks
-    return [ok("model servers", f"{len(known):,} of {len(names):,} called, and none fails")]
+    return [ok("model servers", f"{len(known):,} of {len(configured):,} called, and none fails")]
 
 
-async def budgets(system: DoctorContext) -> list[Diagnostic]:
+async def check_budgets(system: DoctorContext) -> list[Diagnostic]:
     """Check for budgets of the day, of API keys and of backfills that have too little left for the
     next call."""
     spending, settings = LlmLedger(system.need_ledger()).spending, system.settings
@@ -120,7 +120,7 @@ async def budgets(system: DoctorContext) -> list[Diagnostic]:
 
 def doctor_steps() -> Iterable[DoctorStep]:
     """Return the checks that this wing adds to the doctor's."""
-    return [DoctorStep(model_servers, ledger=True), DoctorStep(budgets, ledger=True)]
+    return [DoctorStep(check_model_servers, ledger=True), DoctorStep(check_budgets, ledger=True)]
 
 
 async def delayed_jobs(settings: Settings, ledger: Ledger) -> Mapping[str, int]:
@@ -178,20 +178,20 @@ def _spending_samples(
     settings: Settings, spent: Mapping[str, SpendRow], budgets: Iterable[BudgetState]
 ) -> list[tuple[Metric, Samples]]:
     servers = (each.name for each in settings.model_servers)
-    ours = {name: spent[name] for name in servers if name in spent}
+    by_server = {name: spent[name] for name in servers if name in spent}
     tokens: dict[tuple[str, ...], float] = {}
-    for name, row in ours.items():
+    for name, row in by_server.items():
         tokens[name, "input"] = row.input_tokens
         tokens[name, "cached"] = row.cached_tokens
         tokens[name, "output"] = row.output_tokens
     budget_states = list(budgets)
-    today = next((each.left for each in budget_states if each.key.startswith("day:")), None)
+    left_today = next((each.left for each in budget_states if each.key.startswith("day:")), None)
     return [
         (names.LLM_TOKENS, tokens),
-        (names.LLM_COST, {(name,): row.cost for name, row in ours.items()}),
-        (names.LLM_UNPRICED, {(name,): row.unpriced_calls for name, row in ours.items()}),
+        (names.LLM_COST, {(name,): row.cost for name, row in by_server.items()}),
+        (names.LLM_UNPRICED, {(name,): row.unpriced_calls for name, row in by_server.items()}),
         (names.LLM_SAVED, {(): spent[""].saved if "" in spent else 0.0}),
-        (names.LLM_BUDGET_LEFT, {} if today is None else {(): today}),
+        (names.LLM_BUDGET_LEFT, {} if left_today is None else {(): left_today}),
         (names.LLM_BUDGETS_SHORT, {(): float(sum(each.is_short for each in budget_states))}),
     ]
 

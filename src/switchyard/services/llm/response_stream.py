@@ -16,11 +16,11 @@ from switchyard.services.llm.completion_reader import (
     MAX_ENDPOINT_ANSWER,
     CompletionReader,
     body_or_stream,
-    break_error,
     encodable_answer,
     event_data,
     field_of,
     parse_json,
+    stream_error,
 )
 from switchyard.services.llm.llm_errors import EmptyLlmAnswer, InvalidLlmResponse, LlmCut
 
@@ -41,8 +41,8 @@ long, and come from the client."""
 async def read_response_stream(
     response: Any, reader: CompletionReader, on_line: Callable[[str], None]
 ) -> Any:
-    """Return the answer in the SDK's HTTP response, whole or as a stream, whose events `on_line`
-    gets; `reader` notes when it came. Raises InvalidLlmResponse, LlmLimited, EmptyLlmAnswer,
+    """Read the answer in the SDK's HTTP response: a body, or a stream whose events `on_line` gets.
+    `reader` records when its parts came. Raises InvalidLlmResponse, LlmLimited, EmptyLlmAnswer,
     LlmCut."""
     answer = await body_or_stream(response, (b"event:", b"data:"), MAX_ENDPOINT_ANSWER)
     if isinstance(answer, bytes):
@@ -81,10 +81,10 @@ class ResponseStreamReader:
             if kind in _TERMINAL:
                 response = field_of(event, "response")
                 if error := field_of(response, "error"):
-                    raise break_error(error, has_begun=self._has_output)
+                    raise stream_error(error, has_begun=self._has_output)
                 return encodable_answer(response)
             if error := field_of(event, "error") or (event if kind == "error" else None):
-                raise break_error(error, has_begun=self._has_output)
+                raise stream_error(error, has_begun=self._has_output)
             self._has_events = True
             if isinstance(kind, str) and EVENT_NAME.fullmatch(kind) and kind not in _REPEATED:
                 self._pass_on(kind, event)

@@ -43,10 +43,10 @@ def refuse_costly(schema: Mapping[str, Any]) -> None:
     has a reference that leads out of it (only `#/…` is followed), or applies too many parts to one
     place of an answer."""
     try:
-        written = json.dumps(schema)
+        schema_text = json.dumps(schema)
     except RecursionError as error:
         raise ValueError(f"a JSON Schema may have {MAX_LEVELS} levels") from error
-    if len(written) > MAX_SCHEMA:
+    if len(schema_text) > MAX_SCHEMA:
         raise ValueError(f"a JSON Schema may have {MAX_SCHEMA:,} bytes")
     _SchemaComplexity(schema).count_all()
 
@@ -62,14 +62,14 @@ class _SchemaComplexity:
         self._schema = schema
         self._counted: dict[int, int | None] = {}
         """Counts of `_count` by the part's `id()`; None while the part is being counted."""
-        self._left: list[tuple[Any, int]] = [(schema, 0)]
+        self._uncounted: list[tuple[Any, int]] = [(schema, 0)]
         self._unevaluated = 0
         self._patterns = 0
 
     def count_all(self) -> None:
         # Deeper parts are counted separately: they apply to another place.
-        while self._left:
-            self._count(*self._left.pop())
+        while self._uncounted:
+            self._count(*self._uncounted.pop())
 
     def count_with_references(
         self, part: Any, level: int, known: dict[int, int | None]
@@ -110,13 +110,13 @@ class _SchemaComplexity:
                 "parts to one place of the answer: simplify it"
             )
         self._counted[id(part)] = parts
-        self._add_up(part, parts)
-        self._left += [
+        self._count_costly_keywords(part, parts)
+        self._uncounted += [
             (each, level + 1) for each in _deeper_parts(part) if id(each) not in self._counted
         ]
         return parts
 
-    def _add_up(self, part: Mapping[str, Any], parts: int) -> None:
+    def _count_costly_keywords(self, part: Mapping[str, Any], parts: int) -> None:
         if "unevaluatedProperties" in part or "unevaluatedItems" in part:
             self._unevaluated += parts
         self._patterns += ("pattern" in part) + len(dict_in(part.get("patternProperties")).values())

@@ -56,7 +56,7 @@ NETWORK_TRIES = 3
 FIRST_RETRY_DELAY = 0.5
 """Seconds before the second try; twice as many before the third."""
 MAX_WITHOUT_REASON = 100
-"""So many questions whose answers ended without a reason are remembered."""
+"""Number of remembered questions whose answers ended without a reason."""
 MODEL_APIS: Mapping[str, type[ModelApi]] = {"openai": ModelApi, "anthropic": AnthropicApi}
 """Classes by the value of the setting `LlmServer.api`."""
 
@@ -93,7 +93,7 @@ class ServerClient:
         self._parameters = self._configured_parameters
         """The parameters that the server took last."""
         self._adopted = ""
-        """The parameters that all processes had learned until the last call (`adopt`)."""
+        """The text that `adopt` got last: what all processes had learned."""
         self._unclear_changes = 0
         """Calls in a row that the server took with changed parameters, after an error without a
         clear cause."""
@@ -102,8 +102,9 @@ class ServerClient:
         self._sent = 0
         """Questions that were sent."""
         self._ended_without_reason: deque[str] = deque(maxlen=MAX_WITHOUT_REASON)
-        """Hashes of questions whose answers came to their end without a reason, though the server
-        gives one for others, and no later question was there for which they could be dropped."""
+        """Hashes of questions whose answers ended without a reason, though the server gives one for
+        others. An answer that ended after a later question was sent is not remembered: the server
+        may have dropped it for that question."""
 
     @property
     def parameters(self) -> Parameters:
@@ -295,7 +296,7 @@ class ServerClient:
         number = self._sent
         async with await self._api.post(
             self._model_api.path,
-            body={**self._model_api.request(body), "model": self.model},
+            body={**self._model_api.request_body(body), "model": self.model},
             options={"headers": self._headers},
             cast_to=object,
             stream=True,

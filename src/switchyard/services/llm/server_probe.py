@@ -71,8 +71,8 @@ async def _probe_text(server: LlmServer, timeout: float, probe: ServerProbe) -> 
     streams = parameters.streams and response.timing.first_token is not None
     name = parameters.max_tokens_name or "max_tokens"
     probe.model = response.answer.model
-    shown = short_model_name(probe.model)
-    probe.findings["answer"] = f"{shown}, in {duration_text(response.timing.seconds)}"
+    model_name = short_model_name(probe.model)
+    probe.findings["answer"] = f"{model_name}, in {duration_text(response.timing.seconds)}"
     probe.findings["streams"] = "yes" if streams else "no"
     probe.findings["counts tokens"] = "yes" if response.answer.usage else "no: they are estimated"
     probe.settings |= {

@@ -115,9 +115,9 @@ class StoredAnswers:
             answer = await ask(timeout)
             return await self._store_or_hold(key, question, answer, record_soon), False
         async with self._exclusive(key):
-            held = self._unwritten.get(key) or self._unrecorded.get(key)
-            if held is not None:
-                return held[0], True
+            unfinished = self._unwritten.get(key) or self._unrecorded.get(key)
+            if unfinished is not None:
+                return unfinished[0], True
             left = deadline - time.monotonic()
             stored_answer = await self._find_or_claim(key, left, claim)
             if stored_answer is not None:
@@ -126,7 +126,7 @@ class StoredAnswers:
                 answer = await ask(max(0.1, deadline - time.monotonic()))
                 return await self._store_or_hold(key, question, answer, record_soon), False
 
-    async def keep(self, question: Mapping[str, Any], answer: Completion) -> None:
+    async def store(self, question: Mapping[str, Any], answer: Completion) -> None:
         """Store an answer that a batch gave. Raises StorageError."""
         key = content_hash(question)
         await self._write(key, self._encode(question, answer))
@@ -167,22 +167,22 @@ class StoredAnswers:
             return await self._read_stored(key)
         request = AnswerClaimRequest(key, self._holder, CLAIM_TTL, self._max_age)
         claim = None if claim_first is None else await claim_first(request)
-        pause, lost = MIN_POLL_INTERVAL, False
+        pause, is_file_lost = MIN_POLL_INTERVAL, False
         while True:
             if claim is None:
-                claim = await self._repository.claim_llm_answer(request, lost=lost)
+                claim = await self._repository.claim_llm_answer(request, is_file_lost=is_file_lost)
             if isinstance(claim, CacheHit):
                 answer = await self._read_stored(key)
                 if answer is not None:
                     return answer
-                lost, claim = True, None  # somebody has deleted the file
+                is_file_lost, claim = True, None  # somebody has deleted the file
                 continue
             if isinstance(claim, LeaseAcquired):
                 # The last asker may have died after storing the answer and before recording it.
-                answer = None if lost else await self._read_stored(key)
+                answer = None if is_file_lost else await self._read_stored(key)
                 stored = None if answer is None else await self._storage.stat_async(_file_key(key))
                 if stored is not None:
-                    await self._repository.keep_llm_answer(key, stored.size)
+                    await self._repository.record_llm_answer(key, stored.size)
                 return None if stored is None else answer
             if time.monotonic() + pause > deadline:
                 raise LlmSaturated(
@@ -236,7 +236,7 @@ class StoredAnswers:
         that."""
         if self._repository is None:
             return
-        recording = self._repository.keep_llm_answer_soon(key, size)
+        recording = self._repository.record_llm_answer_soon(key, size)
         self._unrecorded[key] = answer, recording
 
         def forget(done: asyncio.Future[None]) -> None:
@@ -254,7 +254,7 @@ class StoredAnswers:
         await self._storage.put_async(_file_key(key), encoded)
         if self._repository is not None:
             try:
-                await self._repository.keep_llm_answer(key, len(encoded))
+                await self._repository.record_llm_answer(key, len(encoded))
             except LedgerError as error:
                 # The answer is stored, and is found when the question is asked again.
                 self._log.warning("answer not recorded", error=str(error))
@@ -357,9 +357,9 @@ async def _old_files(storage: Storage, oldest: float) -> AsyncIterator[list[str]
     """Yield the keys of files that were written before `oldest`, FIRST_STEP at a time."""
     keys: list[str] = []
     async for stored in storage.list_async("llm"):
-        found = _FILE_KEY.fullmatch(stored.key)
-        if found is not None and stored.modified.timestamp() < oldest:
-            keys.append(found[1])
+        match = _FILE_KEY.fullmatch(stored.key)
+        if match is not None and stored.modified.timestamp() < oldest:
+            keys.append(match[1])
         if len(keys) == FIRST_STEP:
             yield keys
             keys = []

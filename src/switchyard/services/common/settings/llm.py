@@ -38,7 +38,8 @@ class LlmServer(BaseModel):
     """Other names under which requests may ask for the model."""
     api_key: SecretStr | None = None
     order: int = Field(default=0, ge=0, le=100)
-    """Servers of the lowest order are used; those of the next order when these are away."""
+    """Servers of the lowest order are used; those of the next order while all of these are paused,
+    or after they have failed for the request."""
     weight: float = Field(default=1.0, gt=0, le=1000)
     """How often the server is tried first, relative to the others of its order."""
     max_calls: int | None = Field(default=None, ge=1, le=10_000)

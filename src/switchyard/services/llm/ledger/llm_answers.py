@@ -41,11 +41,11 @@ class LlmAnswerRepository(Repository):
 
     @write
     def claim_llm_answer(
-        self, connection: Connection, request: AnswerClaimRequest, *, lost: bool = False
+        self, connection: Connection, request: AnswerClaimRequest, *, is_file_lost: bool = False
     ) -> AnswerClaim:
-        """Look up an answer, and claim the right to ask if there is none. `lost` says that the
-        answer's file can't be read: its record does not count."""
-        return claim_answer(connection, request, lost=lost)
+        """Look up an answer, and claim the right to ask if there is none. `is_file_lost`
+        says that the answer's file can't be read: its record does not count."""
+        return claim_answer(connection, request, is_file_lost=is_file_lost)
 
     @write
     def renew_answer_claim(self, connection: Connection, key: str, holder: str, ttl: float) -> bool:
@@ -60,14 +60,14 @@ class LlmAnswerRepository(Repository):
         return renewed.first() is not None
 
     @write
-    def keep_llm_answer(self, connection: Connection, key: str, size: int) -> None:
+    def record_llm_answer(self, connection: Connection, key: str, size: int) -> None:
         """Record an answer of `size` bytes, and end the claim of its asker."""
         connection.execute(_upsert_answer(connection), {"key": key, "size": size})
 
     # After a failure, the stored answer is found when the question is asked again.
     @write_soon("answer not recorded")
-    def keep_llm_answer_soon(self, connection: Connection, key: str, size: int) -> None:
-        """Do what `keep_llm_answer` does, in the transaction of the next change of a job."""
+    def record_llm_answer_soon(self, connection: Connection, key: str, size: int) -> None:
+        """Do what `record_llm_answer` does, in the transaction of the next change of a job."""
         connection.execute(_upsert_answer(connection), {"key": key, "size": size})
 
     @write
@@ -159,11 +159,15 @@ class LlmAnswerRepository(Repository):
 
 
 def claim_answer(
-    connection: Connection, request: AnswerClaimRequest, *, lost: bool = False
+    connection: Connection, request: AnswerClaimRequest, *, is_file_lost: bool = False
 ) -> AnswerClaim:
     """Do what `LlmAnswerRepository.claim_llm_answer` does, within a transaction."""
     row = connection.execute(_select_answer(connection), {"key": request.key}).one()
-    if row.created_at is not None and row.created_at > row.now - request.max_age and not lost:
+    if (
+        row.created_at is not None
+        and row.created_at > row.now - request.max_age
+        and not is_file_lost
+    ):
         if row.used_at < row.now - USED_AT_RESOLUTION:
             condition = llm_answers.c.key == request.key
             connection.execute(update(llm_answers).where(condition).values(used_at=row.now))
