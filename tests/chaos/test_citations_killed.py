@@ -97,6 +97,6 @@ async def test_stages_of_references_that_are_killed_end_as_they_would_have(
             made = json.loads((files / references_key(document_id)).read_text())
             assert len(made["references"]) == len(made["citations"]) == COUNT
             told = json.loads(links.read_text())
-            assert (told["of"], len(told["links"])) == (made["hash"], COUNT)
+            assert (told["references_hash"], len(told["links"])) == (made["hash"], COUNT)
             assert kept == {file: file.stat().st_mtime for file in (extracted, parsed)}
             assert len(openalex.answered) == len(set(openalex.answered)) == COUNT

@@ -9,7 +9,7 @@ from switchyard.services.common.files.storage_keys import page_key, stage_key
 from switchyard.services.engine.publishing.preparing import JobRequest
 from switchyard.services.engine.records.states import State
 from switchyard.services.engine.wings import job_modules
-from switchyard.services.pipeline.text.partial_results import RANGE
+from switchyard.services.pipeline.text.partial_results import PAGES_PER_DRAFT
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.pdfs import lines_of_text
@@ -41,12 +41,12 @@ async def test_a_document_of_2000_pages_goes_on_at_page_1500_when_its_worker_is_
         document_id = str((ingested.result or {})["document_id"])
         files = {
             first: tmp_path / "files" / page_key(document_id, "extract_text", first)
-            for first in range(1, PAGES, RANGE)
+            for first in range(1, PAGES, PAGES_PER_DRAFT)
         }
-        await eventually(files[KILLED_AT + 1 - RANGE].exists, 60)
+        await eventually(files[KILLED_AT + 1 - PAGES_PER_DRAFT].exists, 60)
         victim.kill()
         await victim.ended()
-        kept = sum(file.exists() for file in files.values()) * RANGE
+        kept = sum(file.exists() for file in files.values()) * PAGES_PER_DRAFT
         assert KILLED_AT <= kept < PAGES
         (extracting,) = [
             job.id for job in await system.ledger.job_reads.pipeline(job_id) if job.id != job_id

@@ -12,7 +12,7 @@ import pytest
 
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.ledger import Ledger, leases
-from switchyard.services.pipeline.sources import throttle as pace
+from switchyard.services.pipeline.sources import throttle as throttling
 from switchyard.services.pipeline.sources.source_client import SourceClient, SourceServer
 from switchyard.services.pipeline.sources.source_errors import (
     InvalidSourceResponse,
@@ -134,7 +134,7 @@ async def test_an_answer_that_is_not_the_thing_has_its_error(
 
 
 async def test_a_request_that_is_due_is_sent_however_long_the_ledger_took(ledger: Ledger) -> None:
-    throttle = pace.FleetThrottle(
+    throttle = throttling.FleetThrottle(
         ledger, "things", label="Things", interval=0, max_wait=0, waits_for_place=False
     )
     async with throttle.turn(takes=1):
@@ -243,7 +243,7 @@ async def test_the_turn_of_a_killed_process_is_free_within_seconds_whatever_its_
     asked: SourceServer, settings: Settings, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow = replace(asked, timeout=3600)
-    async with opened(slow, settings, ledger) as client, client.pace.turn(takes=3600):
+    async with opened(slow, settings, ledger) as client, client.throttle.turn(takes=3600):
         for held in ("things.connection", "things.place.1"):
             assert 0 < await ledger.leases.lease_remaining(held) <= 6
     monkeypatch.setattr(leases, "LEASE_SECONDS", 0.3)
@@ -257,15 +257,15 @@ async def test_the_turn_of_a_living_process_lasts_as_long_as_its_request_may(
     asked: SourceServer, settings: Settings, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(leases, "LEASE_SECONDS", 0.3)
-    monkeypatch.setattr(pace, "_MARGIN", 0.0)
+    monkeypatch.setattr(throttling, "_MARGIN", 0.0)
     async with (
         opened(asked, settings, ledger, max_wait=0.1) as slow,
         opened(asked, settings, ledger, max_wait=0.6) as other,
     ):
-        async with slow.pace.turn(takes=60):
+        async with slow.throttle.turn(takes=60):
             with pytest.raises(SourceBusy, match="others are waiting"):
                 await other.get("/thing")
-        async with slow.pace.turn(takes=0.3):  # and it hangs
+        async with slow.throttle.turn(takes=0.3):  # and it hangs
 
             async def is_free() -> bool:
                 return not await ledger.leases.lease_remaining("things.connection")

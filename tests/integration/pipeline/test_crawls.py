@@ -161,7 +161,7 @@ async def test_a_crawl_keeps_its_bounds(broker310: TestBroker, sqlite_url: str, 
         assert len(await outcomes(system, site, few.id)) == 3
         system.ledger.clock.offset += 2
         over = await desk(system).start(bounds(site, within=1), created_by="test")
-        assert over.why_over(system.ledger.clock.time() + 1) is not None
+        assert over.end_reason(system.ledger.clock.time() + 1) is not None
 
 
 async def test_pages_wait_while_the_lane_is_full_and_none_once_the_crawl_is_cancelled(

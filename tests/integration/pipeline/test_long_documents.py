@@ -11,13 +11,13 @@ from switchyard.services.common.files.storage_keys import page_key
 from switchyard.services.engine.jobs.context import JobContext
 from switchyard.services.engine.jobs.outcomes import Done
 from switchyard.services.engine.records.progress import ReportedProgress
-from switchyard.services.pipeline.text.partial_results import RANGE, Drafts
+from switchyard.services.pipeline.text.partial_results import PAGES_PER_DRAFT, Drafts
 from switchyard.services.pipeline.text.pdf import ExtractorName, read_pdf
 from switchyard.services.pipeline.workers.ingest.documents import ExtractText, extract_text
 from tests.integration.pipeline.conftest import Pipeline
 from tests.support.pdfs import lines_of_text, with_a_broken_page
 
-PAGES = 2 * RANGE + 30
+PAGES = 2 * PAGES_PER_DRAFT + 30
 TEXTS = [f"This is page {number} of the book." for number in range(1, PAGES + 1)]
 
 
@@ -30,7 +30,9 @@ def book() -> bytes:
     return lines_of_text(TEXTS, lines=2)
 
 
-def drafts_in(pipeline: Pipeline, input_hash: str = "content", *, least: int = RANGE + 1) -> Drafts:
+def drafts_in(
+    pipeline: Pipeline, input_hash: str = "content", *, least: int = PAGES_PER_DRAFT + 1
+) -> Drafts:
     return Drafts(pipeline.storage, "book", "extract_text", input_hash, min_pages=least)
 
 
@@ -48,7 +50,7 @@ def read_until(data: bytes, drafts: Drafts, last: int, extractor: ExtractorName)
 def test_the_next_attempt_reads_from_the_last_range_on_and_finds_the_same(
     pipeline: Pipeline, book: bytes, extractor: ExtractorName
 ):
-    read_until(book, drafts_in(pipeline), 2 * RANGE + 10, extractor)
+    read_until(book, drafts_in(pipeline), 2 * PAGES_PER_DRAFT + 10, extractor)
     told: list[int] = []
     drafts = drafts_in(pipeline)
     read = read_pdf(
@@ -57,8 +59,12 @@ def test_the_next_attempt_reads_from_the_last_range_on_and_finds_the_same(
         drafts=drafts,
         on_page=lambda number, _: told.append(number),
     )
-    assert told == [RANGE, 2 * RANGE, *range(2 * RANGE + 1, PAGES + 1)]
-    assert drafts.reused_pages == 2 * RANGE
+    assert told == [
+        PAGES_PER_DRAFT,
+        2 * PAGES_PER_DRAFT,
+        *range(2 * PAGES_PER_DRAFT + 1, PAGES + 1),
+    ]
+    assert drafts.reused_pages == 2 * PAGES_PER_DRAFT
     assert read == read_pdf(book, extractor=extractor)
     assert [page.text.splitlines()[0] for page in read.pages] == TEXTS
 
@@ -70,20 +76,20 @@ def test_a_range_of_other_content_or_one_that_is_damaged_is_read_anew(
     drafts = drafts_in(pipeline)
     read_pdf(book, drafts=drafts)
     assert drafts.reused_pages == 0
-    key = page_key("book", "extract_text", RANGE + 1)
+    key = page_key("book", "extract_text", PAGES_PER_DRAFT + 1)
     kept = json.loads(pipeline.storage.get(key))
     kept["pages"] = kept["pages"][:5]
     pipeline.storage.put(key, json.dumps(kept).encode())
     pipeline.storage.put(page_key("book", "extract_text", 1), b"{")
     drafts = drafts_in(pipeline)
     assert len(read_pdf(book, drafts=drafts).pages) == PAGES
-    assert drafts.reused_pages == PAGES - 2 * RANGE
+    assert drafts.reused_pages == PAGES - 2 * PAGES_PER_DRAFT
 
 
 def test_broken_pages_stay_broken_in_what_is_kept(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("switchyard.services.pipeline.text.pdf.RANGE", 2)
+    monkeypatch.setattr("switchyard.services.pipeline.text.pdf.PAGES_PER_DRAFT", 2)
     data = with_a_broken_page(5)
     read = read_pdf(data, drafts=drafts_in(pipeline, least=5))
     drafts = drafts_in(pipeline, least=5)

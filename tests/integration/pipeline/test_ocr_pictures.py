@@ -31,7 +31,7 @@ def test_an_image_is_measured_before_it_is_decoded():
     made = io.BytesIO()
     Image.new("1", (12_000, 12_000)).save(made, "PNG")
     with pytest.raises(DocumentTooLarge, match="12000 × 12000"):
-        count_pages(made.getvalue(), pixels=MANY, pages=10)
+        count_pages(made.getvalue(), max_pixels=MANY, max_pages=10)
     with pytest.raises(DocumentTooLarge, match="12000 × 12000"):
         draw(made.getvalue(), 1, pixels=MANY, side=100)
 
@@ -40,9 +40,9 @@ def test_a_tiff_with_too_many_pages_is_refused():
     frames = [Image.new("L", (4, 4)) for _ in range(5)]
     made = io.BytesIO()
     frames[0].save(made, "TIFF", save_all=True, append_images=frames[1:])
-    assert count_pages(made.getvalue(), pixels=MANY, pages=5) == 5
+    assert count_pages(made.getvalue(), max_pixels=MANY, max_pages=5) == 5
     with pytest.raises(DocumentTooLarge, match="4 pages"):
-        count_pages(made.getvalue(), pixels=MANY, pages=4)
+        count_pages(made.getvalue(), max_pixels=MANY, max_pages=4)
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "TIFF", "WEBP"])

@@ -91,7 +91,7 @@ def test_whatever_stands_in_a_reference_each_format_can_be_read(title: str, name
         container=other,
         doi=title,
         url=name,
-        also=(other,),
+        notes=(other,),
     )
     text = bibtex([reference, reference, ARTICLE])
     entries = read(text.encode("utf-8", "replace").decode()).entries
@@ -142,8 +142,8 @@ def test_keys_are_unique_whatever_they_are_made_of():
         ({"container": "Proceedings of the VLDB Endowment"}, WorkKind.PAPER),
         ({"container": "Handbook of Tides", "publisher": "Springer"}, WorkKind.CHAPTER),
         ({"publisher": "Springer"}, WorkKind.BOOK),
-        ({"publisher": "MIT", "also": ("PhD thesis",)}, WorkKind.THESIS),
-        ({"publisher": "NASA", "also": ("Technical report",)}, WorkKind.REPORT),
+        ({"publisher": "MIT", "notes": ("PhD thesis",)}, WorkKind.THESIS),
+        ({"publisher": "NASA", "notes": ("Technical report",)}, WorkKind.REPORT),
         ({"container": "arXiv preprint arXiv:1706.03762"}, WorkKind.PREPRINT),
         ({"arxiv_id": "1706.03762"}, WorkKind.PREPRINT),
         ({"url": "https://example.org"}, WorkKind.WEB),

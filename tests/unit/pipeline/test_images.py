@@ -28,14 +28,14 @@ def png_that_says(width: int, height: int) -> bytes:
 
 def test_an_image_of_too_many_pixels_is_refused_with_their_number() -> None:
     with pytest.raises(DocumentTooLarge, match=r"^the image has more than the 178,956,970 pixels"):
-        images.count_pages(png_that_says(60_000, 60_000), pixels=200_000_000, pages=1)
+        images.count_pages(png_that_says(60_000, 60_000), max_pixels=200_000_000, max_pages=1)
 
 
 def test_an_image_without_a_readable_head_is_refused_with_the_same_words_each_time() -> None:
     """Pillow's error has the file's address in memory, so that no two dead letters would be
     alike."""
-    with pytest.raises(CorruptDocument, match=r"^the image is corrupt: its head can't be read$"):
-        images.count_pages(png_that_says(0, 0), pixels=200_000_000, pages=1)
+    with pytest.raises(CorruptDocument, match=r"^the image is corrupt: its header can't be read$"):
+        images.count_pages(png_that_says(0, 0), max_pixels=200_000_000, max_pages=1)
 
 
 def tiff_that_says(*compressions: int, big: bool = False) -> bytes:

@@ -1,4 +1,4 @@
-"""What goes out of the endpoints of the knowledge graph, as JSON."""
+"""Models of the API's answers about the knowledge graph."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class NodeView(ApiModel):
     kind: NodeKind
     label: str = Field(description="Its title or name.")
     year: int | None
-    provenance: str = Field(description="Who describes it: `document`, `link` or `reference`.")
+    provenance: str = Field(description="What describes it: `document`, `link` or `reference`.")
     cited: int = Field(description="How many works cite it.")
     rank: float | None = Field(description="PageRank; null before the first ranking.")
     community: int | None = Field(description="0 is the largest; null before the first ranking.")
-    documents: list[str] = Field(description="The documents here that are this work.")
+    documents: list[str] = Field(description="Ids of the ingested documents that are this work.")
 
 
 class NodeDetailView(NodeView):
@@ -33,7 +33,7 @@ class EdgeView(ApiModel):
     target: str
     kind: EdgeKind
     weight: float
-    provenance: str = Field(description="Origin of the edge.")
+    provenance: str = Field(description="What states it, as for a node.")
 
 
 class NeighbourView(ApiModel):
@@ -57,13 +57,13 @@ class NeighbourhoodView(ApiModel):
     """A part of the graph around a node."""
 
     nodes: list[NearNodeView] = Field(description="The nearest first: the node itself.")
-    edges: list[EdgeView] = Field(description="Those between these nodes.")
+    edges: list[EdgeView] = Field(description="All edges between these nodes.")
     truncated: bool = Field(description="True if there are more nodes within that distance.")
 
 
 class PathView(ApiModel):
     nodes: list[NodeView]
-    edges: list[EdgeView] = Field(description="Between each node and the next, either way round.")
+    edges: list[EdgeView] = Field(description="Between neighbours in `nodes`, in either direction.")
 
 
 class PathsView(ApiModel):

@@ -7,7 +7,11 @@ from typing import Any, Literal, Self
 from pydantic import ConfigDict, Field, model_validator
 
 from switchyard.api.models.base import ApiModel, DocumentIdField
-from switchyard.services.pipeline.citations.reference_limits import MAX_AT_ONCE, OneReference, Text
+from switchyard.services.pipeline.citations.reference_limits import (
+    MAX_REFERENCES,
+    OneReference,
+    Text,
+)
 
 
 class ReferenceRequest(ApiModel):
@@ -36,7 +40,7 @@ class ReferencesToParse(ReferenceRequest):
     blank lines between them."""
 
     references: list[OneReference] | None = Field(
-        default=None, min_length=1, max_length=MAX_AT_ONCE
+        default=None, min_length=1, max_length=MAX_REFERENCES
     )
 
     @model_validator(mode="after")

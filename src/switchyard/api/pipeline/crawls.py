@@ -122,7 +122,7 @@ def _make_bounds(body: models.NewCrawl, state: ApiState) -> CrawlBounds:
             page_limit=state.settings.crawl_max_pages,
         )
     except InvalidCrawl as error:
-        raise invalid(RequestFieldError((error.at,), str(error))) from error
+        raise invalid(RequestFieldError((error.field,), str(error))) from error
 
 
 @router.get("", dependencies=READS, responses=responses("ledger-away"))

@@ -43,7 +43,7 @@ class Reference:
     language: str = ""  # ISO 639-1, of the title; empty where it can't be told
     confidence: float = 0.0
     engine: str = ""
-    also: Sequence[str] = ()  # other parts of its text: notes, dates of access, numbers
+    notes: Sequence[str] = ()  # all other parts of its text, such as dates of access
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:

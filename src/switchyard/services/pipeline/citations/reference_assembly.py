@@ -87,7 +87,7 @@ def assemble_reference(
         language=language_of(title),
         confidence=round(confidence, 3),
         engine=engine,
-        also=tuple(part for part in other_parts if part),
+        notes=tuple(part for part in other_parts if part),
     )
 
 

@@ -1,4 +1,4 @@
-"""Limits for the number of references, and the length of a text, in one request."""
+"""Limit the number of references, and the length of a text, in one request."""
 
 from typing import Annotated
 
@@ -6,10 +6,10 @@ from pydantic import Field
 
 from switchyard.services.pipeline.citations.tokens import MAX_REFERENCE_CHARS
 
-MAX_AT_ONCE = 200
-"""References that a payload may list, as they and their result are in the job's record."""
-MAX_TEXT = 400_000
+MAX_REFERENCES = 200
+"""References in one payload: the job's record holds all of them, and their result."""
+MAX_TEXT_CHARS = 400_000
 """Characters of a text in a payload; a longer one is sent as a file."""
 
 OneReference = Annotated[str, Field(min_length=1, max_length=MAX_REFERENCE_CHARS)]
-Text = Annotated[str, Field(min_length=1, max_length=MAX_TEXT)]
+Text = Annotated[str, Field(min_length=1, max_length=MAX_TEXT_CHARS)]

@@ -20,7 +20,9 @@ async def stored_references(storage: Storage, document_id: str) -> dict[str, Any
     stored_links = await _read_json(storage, links_key(document_id)) or {}
     links = stored_links.get("links", [])
     # Links that were made for an earlier list of references do not match this one.
-    if stored_links.get("of") == stored.get("hash") and len(links) == len(stored["references"]):
+    if stored_links.get("references_hash") == stored.get("hash") and len(links) == len(
+        stored["references"]
+    ):
         for reference, link in zip(stored["references"], links, strict=True):
             reference["link"] = link
     return stored
@@ -32,7 +34,7 @@ async def _read_json(storage: Storage, key: str) -> dict[str, Any] | None:
     except NotStored:
         return None
     try:
-        # Twice as fast as `json`: the longest lists hold the event loop, also from a thread.
+        # Twice as fast as `json`, which would block the event loop for long with a large file.
         return dict(from_json(content))
-    except ValueError:  # it takes no lone halves of pairs
+    except ValueError:  # pydantic refuses lone surrogates
         return dict(json.loads(content))

@@ -8,7 +8,7 @@ citation if
   marker is in the list,
 - it follows a word of three letters or more, a punctuation mark, or a bracket around words; not a
   digit, a symbol, a unit behind a number, or the name of a function; and no letter follows it,
-- its paragraph is text: it has three words in small letters, which lines of authors lack,
+- its paragraph is prose: it has three words in lower case, which lines of authors lack,
 - nothing on the page begins with the same number, as a footnote would. Numbers that are also in a
   line of authors are exempt: the line that begins with one is an author's address.
 """
@@ -20,14 +20,14 @@ from switchyard.services.pipeline.text.plain_text import sentences
 from switchyard.services.pipeline.text.superscripts import SIGNS, lowered
 
 _RAISED_NUMBER = rf"[{SIGNS}]{{1,4}}"
-_MARK = rf"{_RAISED_NUMBER}(?:\s?[,;–⁻]\s?{_RAISED_NUMBER}){{0,30}}"
-_MARKER = re.compile(rf"(?<=.)(?<![\s\d{SIGNS}⁻⁺]){_MARK}(?![\w⁺⁻⁼])")
+_NUMBERS = rf"{_RAISED_NUMBER}(?:\s?[,;–⁻]\s?{_RAISED_NUMBER}){{0,30}}"
+_MARKER = re.compile(rf"(?<=.)(?<![\s\d{SIGNS}⁻⁺]){_NUMBERS}(?![\w⁺⁻⁼])")
 _FOOTNOTE_START = re.compile(rf"(?:^|(?<=\s))({_RAISED_NUMBER})[ .)]?\s?[^\W\d_]")
-_SENTENCE_END = re.compile(rf"(?<=[.!?])([”\"’)]?{_MARK}) +(?=[“\"(‘]?[^\W\d_a-z])")
+_SENTENCE_END = re.compile(rf"(?<=[.!?])([”\"’)]?{_NUMBERS}) +(?=[“\"(‘]?[^\W\d_a-z])")
 _WORD = re.compile(r"[^\W\d_]+(?:[-’'][^\W\d_]+)*$")
 _UNIT = re.compile(r"\d[\s\u2009\u202f]?[^\W\d_]{1,4}$")
 _BRACKETED_WORDS = re.compile(r"[(\[][^()\[\]]*[^\W\d_]{3}[^()\[\]]*[)\]]$")
-_SMALL_WORD = re.compile(r"(?<![\w’'])[^\W\d_A-ZÀ-Þ]{3,}(?!\w)")
+_LOWER_CASE_WORD = re.compile(r"(?<![\w’'])[^\W\d_A-ZÀ-Þ]{3,}(?!\w)")
 _FUNCTIONS = frozenset(
     ("sin", "cos", "tan", "cot", "log", "exp", "det", "max", "min", "sinh", "cosh")
 )
@@ -38,16 +38,16 @@ _MAX_CONTEXT = 60
 def sentences_with_markers(page: str) -> Iterator[tuple[str, list[str]]]:
     """Yield the sentences of a page's text (a paragraph to a line) with the markers in each."""
     paragraphs = [line.strip() for line in page.splitlines() if line.strip()]
-    notes = {lowered(mark) for each in paragraphs for mark in _FOOTNOTE_START.findall(each)}
+    footnotes = {lowered(mark) for each in paragraphs for mark in _FOOTNOTE_START.findall(each)}
     for each in paragraphs:
-        if not _is_text(each):
-            notes -= {number for mark in _MARKER.findall(each) for number in _digits(mark)}
-    for paragraph in filter(_is_text, paragraphs):
+        if not _is_prose(each):
+            footnotes -= {number for mark in _MARKER.findall(each) for number in _digits(mark)}
+    for paragraph in filter(_is_prose, paragraphs):
         for part in _SENTENCE_END.sub("\\1\n", paragraph).split("\n"):
             for sentence in sentences(part):
                 yield (
                     sentence,
-                    [mark for mark in _markers(sentence) if notes.isdisjoint(_digits(mark))],
+                    [mark for mark in _markers(sentence) if footnotes.isdisjoint(_digits(mark))],
                 )
 
 
@@ -76,8 +76,8 @@ def _may_precede_citation(before: str) -> bool:
     )
 
 
-def _is_text(paragraph: str) -> bool:
-    return len(_SMALL_WORD.findall(paragraph)) >= 3
+def _is_prose(paragraph: str) -> bool:
+    return len(_LOWER_CASE_WORD.findall(paragraph)) >= 3
 
 
 def _digits(mark: str) -> set[str]:

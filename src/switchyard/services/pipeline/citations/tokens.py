@@ -50,8 +50,8 @@ _SPACE = re.compile(r"\s+")
 
 
 def clean_reference(text: str) -> str:
-    """Return a reference as one line: ligatures are resolved, and words joined that a line's end
-    has cut."""
+    """Return a reference as one line: ligatures are resolved, and words that were hyphenated at the
+    end of a line are joined."""
     text = unicodedata.normalize("NFC", text[:MAX_REFERENCE_CHARS])
     text = text.translate(_REPLACED_CHARACTERS)
     text = _MARKUP.sub("", text)
@@ -96,9 +96,9 @@ def _identifiers(text: str) -> list[tuple[str, int, int]]:
             begin, end = match.start(), match.end()
             while end > begin and (text[end - 1] in _TRAILING or _ends_unopened(text, begin, end)):
                 end -= 1
-            if end > begin and all(end <= other[1] or begin >= other[2] for other in taken):
+            if end > begin and all(end <= first or begin >= last for _, first, last in taken):
                 taken.append((kind, begin, end))
-    return sorted(taken, key=lambda place: place[1])
+    return sorted(taken, key=lambda found: found[1])
 
 
 def _ends_unopened(text: str, begin: int, end: int) -> bool:

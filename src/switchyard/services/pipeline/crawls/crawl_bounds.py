@@ -22,9 +22,9 @@ _HOST = re.compile(r"(\*\.)?[a-z0-9\[\]:._-]{1,255}", re.IGNORECASE)
 class InvalidCrawl(InvalidInput):
     """The request for a crawl is invalid; the text says what to change."""
 
-    def __init__(self, text: str, *, at: str) -> None:
+    def __init__(self, text: str, *, field: str) -> None:
         super().__init__(text)
-        self.at = at
+        self.field = field
         """The name of the invalid field."""
 
 
@@ -53,28 +53,30 @@ class CrawlBounds:
         """Check the bounds of a request; `page_limit` is JOBS_CRAWL_MAX_PAGES. The hosts of the
         start addresses always belong to the crawl. Raises InvalidCrawl."""
         if not 1 <= len(start) <= MAX_STARTS:
-            raise InvalidCrawl(f"a crawl begins at 1 to {MAX_STARTS} addresses", at="start")
+            raise InvalidCrawl(f"a crawl begins at 1 to {MAX_STARTS} addresses", field="start")
         try:
             pages = tuple(dict.fromkeys(page_address(each) for each in start))
         except ValueError as error:
-            raise InvalidCrawl(str(error), at="start") from error
+            raise InvalidCrawl(str(error), field="start") from error
         if len(hosts) > MAX_HOSTS:
-            raise InvalidCrawl(f"a crawl has {MAX_HOSTS} hosts at most", at="hosts")
+            raise InvalidCrawl(f"a crawl has {MAX_HOSTS} hosts at most", field="hosts")
         for each in hosts:
             if _HOST.fullmatch(each) is None:
                 raise InvalidCrawl(
-                    f"{each[:100]!r} is no host: write example.org, *.example.org for all below "
-                    "it, or intranet.example:8080",
-                    at="hosts",
+                    f"{each[:100]!r} is no host: write example.org, *.example.org for all its "
+                    "subdomains, or intranet.example:8080",
+                    field="hosts",
                 )
         if not 1 <= max_pages <= page_limit:
             raise InvalidCrawl(
-                f"max_pages must be 1 to {page_limit:,} (JOBS_CRAWL_MAX_PAGES)", at="max_pages"
+                f"max_pages must be 1 to {page_limit:,} (JOBS_CRAWL_MAX_PAGES)", field="max_pages"
             )
         if not 0 <= max_depth <= MAX_DEPTH:
-            raise InvalidCrawl(f"max_depth must be 0 to {MAX_DEPTH}", at="max_depth")
+            raise InvalidCrawl(f"max_depth must be 0 to {MAX_DEPTH}", field="max_depth")
         if not 1 <= within <= MAX_CRAWL_SECONDS:
-            raise InvalidCrawl(f"within must be 1 to {MAX_CRAWL_SECONDS:,.0f} seconds", at="within")
+            raise InvalidCrawl(
+                f"within must be 1 to {MAX_CRAWL_SECONDS:,.0f} seconds", field="within"
+            )
         all_hosts = dict.fromkeys([*map(host_of, pages), *(each.lower() for each in hosts)])
         return cls(pages, tuple(all_hosts), max_pages, max_depth, within)
 
@@ -86,7 +88,7 @@ def host_of(url: str) -> str:
     return name if port in (80, 443) else f"{name}:{port}"
 
 
-def belongs(url: str, hosts: Sequence[str]) -> bool:
+def is_on_hosts(url: str, hosts: Sequence[str]) -> bool:
     """Return whether the address is on one of the hosts; `*.example.org` stands for all subdomains
     of example.org."""
     host = host_of(url)

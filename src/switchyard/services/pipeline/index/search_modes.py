@@ -3,6 +3,7 @@
 from enum import StrEnum
 
 MAX_LIMIT = 100
+"""Most results that one search may return."""
 
 
 class SearchMode(StrEnum):

@@ -39,8 +39,8 @@ _BYTES_OF_A_LETTER = 3
 
 @dataclass(frozen=True, slots=True)
 class WordllamaEmbedder:
-    """Knows English best. A text in a language that the vocabulary does not know gets a vector of
-    zeros, which is near to nothing."""
+    """Embeds texts offline, best in English. A text in a language that the vocabulary does not know
+    gets a vector of zeros, which is near to nothing."""
 
     dimensions: int = DIMENSIONS
 
@@ -93,13 +93,16 @@ class _Model:
     def _knows_language(self, tokens: Any) -> bool:
         import numpy as np
 
-        word = np.cumsum(self.begins[tokens])
-        letters = np.bincount(word, weights=self.letters[tokens])
-        parts = np.bincount(word, weights=self.letters[tokens] > 0)
+        word_numbers = np.cumsum(self.begins[tokens])
+        letters = np.bincount(word_numbers, weights=self.letters[tokens])
+        lettered_tokens = np.bincount(word_numbers, weights=self.letters[tokens] > 0)
         is_long = letters > _SHORT_WORD
         if not is_long.any():
             is_long = letters > 0
-        return bool(is_long.any() and letters[is_long].sum() >= _MIN_LETTERS * parts[is_long].sum())
+        return bool(
+            is_long.any()
+            and letters[is_long].sum() >= _MIN_LETTERS * lettered_tokens[is_long].sum()
+        )
 
 
 @lru_cache(maxsize=1)

@@ -44,6 +44,8 @@ CANCEL_BATCH_SIZE = 500
 """Jobs that one transaction cancels."""
 _MAX_OUTCOME = 300
 """Longest outcome of a page, in characters."""
+_IS_FOUND_ADDRESS = crawl_pages.c.main == 1
+"""True for one address of each page: the others are those to which it redirects."""
 
 
 class CrawlRepository(Repository):
@@ -77,8 +79,8 @@ class CrawlRepository(Repository):
             "claimed": 0,
             "idempotency_key": crawl.idempotency_key,
         }
-        new = insert_into(connection, crawls).values(**columns).on_conflict_do_nothing()
-        if connection.execute(new).rowcount == 0 and crawl.idempotency_key is not None:
+        statement = insert_into(connection, crawls).values(**columns).on_conflict_do_nothing()
+        if connection.execute(statement).rowcount == 0 and crawl.idempotency_key is not None:
             return _crawl_record(connection.execute(_select_by_key(crawl.idempotency_key)).one())
         claimed = self._claim(connection, crawl, pages, crawl.created_at, interval)
         return replace(crawl, claimed=claimed)
@@ -98,7 +100,7 @@ class CrawlRepository(Repository):
         query = select(crawls).where(crawls.c.id == crawl_id).with_for_update()
         row = connection.execute(query).one_or_none()
         crawl = None if row is None else _crawl_record(row)
-        if crawl is None or crawl.why_over(now) is not None:
+        if crawl is None or crawl.end_reason(now) is not None:
             return 0
         return self._claim(connection, crawl, pages, now, interval)
 
@@ -111,29 +113,25 @@ class CrawlRepository(Repository):
         interval: float,
     ) -> int:
         by_address = {_hash_url(each.url): each for each in pages}
-        condition = crawl_pages.c.crawl_id == crawl.id
+        of_crawl = crawl_pages.c.crawl_id == crawl.id
         known = select(crawl_pages.c.address).where(
-            condition, crawl_pages.c.address.in_(list(by_address))
+            of_crawl, crawl_pages.c.address.in_(list(by_address))
         )
         claimed_addresses = set(connection.execute(known).scalars())
         pages_left = crawl.max_pages - crawl.claimed
-        new = {
-            address: each
-            for address, each in by_address.items()
-            if address not in claimed_addresses
-        }
-        new = dict(list(new.items())[: max(0, pages_left)])
-        if not new:
+        unclaimed = [each for each in by_address.items() if each[0] not in claimed_addresses]
+        pages_to_claim = dict(unclaimed[: max(0, pages_left)])
+        if not pages_to_claim:
             return 0
-        hosts = {each.host for each in new.values()}
+        hosts = {each.host for each in pages_to_claim.values()}
         last_due = (
             select(crawl_pages.c.host, func.max(crawl_pages.c.due_at))
-            .where(condition, crawl_pages.c.host.in_(hosts))
+            .where(of_crawl, crawl_pages.c.host.in_(hosts))
             .group_by(crawl_pages.c.host)
         )
         due = {row[0]: max(now, row[1] + interval) for row in connection.execute(last_due)}
         rows, inserts = [], []
-        for address, each in new.items():
+        for address, each in pages_to_claim.items():
             due_at = due.setdefault(each.host, now)
             due[each.host] = due_at + interval
             rows.append(
@@ -237,7 +235,7 @@ class CrawlRepository(Repository):
         query = (
             select(crawl_pages, jobs.c.state, jobs.c.result, jobs.c.error_message)
             .select_from(crawl_pages.outerjoin(jobs, jobs.c.id == crawl_pages.c.job_id))
-            .where(crawl_pages.c.crawl_id == crawl_id, crawl_pages.c.main == 1)
+            .where(crawl_pages.c.crawl_id == crawl_id, _IS_FOUND_ADDRESS)
         )
         return fetch_page(
             connection,
@@ -274,7 +272,7 @@ class CrawlRepository(Repository):
             .join(crawl_pages, crawl_pages.c.job_id == jobs.c.id)
             .where(
                 crawl_pages.c.crawl_id == crawl_id,
-                crawl_pages.c.main == 1,
+                _IS_FOUND_ADDRESS,
                 jobs.c.state.in_(sorted(WAITING)),
             )
             .limit(CANCEL_BATCH_SIZE)
@@ -303,7 +301,7 @@ class CrawlRepository(Repository):
         )
         redrivable = or_(
             jobs.c.updated_at > self.clock.time() - DEAD_TTL_SECONDS,
-            jobs.c.id.in_(waiting_letters.where(dead_letters.c.job_id.is_not(None))),
+            jobs.c.id.in_(waiting_letters),
         )
         dead = and_(jobs.c.state == State.DEAD, redrivable)
         needed_jobs = (
@@ -345,7 +343,7 @@ def _read_progress(connection: Connection, crawl: CrawlRecord) -> CrawlProgress:
     query = (
         select(jobs.c.state, func.count())
         .select_from(crawl_pages.join(jobs, jobs.c.id == crawl_pages.c.job_id))
-        .where(crawl_pages.c.crawl_id == crawl.id, crawl_pages.c.main == 1)
+        .where(crawl_pages.c.crawl_id == crawl.id, _IS_FOUND_ADDRESS)
         .group_by(jobs.c.state)
     )
     pages = {str(row[0]): int(row[1]) for row in connection.execute(query)}

@@ -45,7 +45,7 @@ class CrawlRecord:
     cancelled_at: float | None = None
     idempotency_key: str | None = None
 
-    def why_over(self, now: float) -> str | None:
+    def end_reason(self, now: float) -> str | None:
         """Return why the crawl visits no more pages; None while it does."""
         if self.cancelled_at is not None:
             return "the crawl was cancelled"
@@ -78,7 +78,7 @@ class CrawlPage:
 
 @dataclass(frozen=True, slots=True)
 class CrawlProgress:
-    """A crawl, and how its pages stand."""
+    """A crawl, and the states of its pages."""
 
     crawl: CrawlRecord
     pages: Mapping[str, int]

@@ -1,4 +1,4 @@
-"""Read XML of foreign servers, without anything that could grow without end or lead elsewhere."""
+"""Read XML of foreign servers: entities, which could expand or name other files, are refused."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ MAX_ELEMENTS = 1_000_000
 
 
 def xml_tree(data: bytes, label: str, charset: Charset | None = None) -> ET.Element:
-    """Return the elements of an answer. It takes time and memory in proportion to the data, up to
-    some seconds: in an event loop, call it in a thread. A DOCTYPE is refused, so that there are no
-    entities. `label` names the server in errors. `charset` is the one that the server names: it
-    takes precedence over the XML declaration, but not over a byte order mark.
+    """Return the root element of an answer. Parsing takes time and memory in proportion to the
+    data, up to some seconds: in an event loop, call it in a thread. A DOCTYPE is refused, so that
+    there are no entities. `label` names the server in errors. `charset` is the one that the server
+    names: it takes precedence over the XML declaration, but not over a byte order mark.
 
     Raises InvalidSourceResponse.
     """
@@ -27,7 +27,7 @@ def xml_tree(data: bytes, label: str, charset: Charset | None = None) -> ET.Elem
     parser.buffer_text = True
     depth = elements = 0
 
-    def name(text: str) -> str:
+    def tree_name(text: str) -> str:
         return f"{{{text}" if "}" in text else text
 
     def start(tag: str, attributes: dict[str, str]) -> None:
@@ -38,12 +38,13 @@ def xml_tree(data: bytes, label: str, charset: Charset | None = None) -> ET.Elem
             raise InvalidSourceResponse(f"{label}'s answer is nested too deeply")
         if elements > MAX_ELEMENTS:
             raise InvalidSourceResponse(f"{label}'s answer has more than {MAX_ELEMENTS:,} elements")
-        builder.start(name(tag), {name(key): value for key, value in attributes.items()})
+        tree_attributes = {tree_name(key): value for key, value in attributes.items()}
+        builder.start(tree_name(tag), tree_attributes)
 
     def end(tag: str) -> None:
         nonlocal depth
         depth -= 1
-        builder.end(name(tag))
+        builder.end(tree_name(tag))
 
     def doctype(*_: object) -> None:
         raise InvalidSourceResponse(f"{label}'s answer has a DOCTYPE, and needs none")

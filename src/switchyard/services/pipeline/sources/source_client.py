@@ -39,7 +39,11 @@ from switchyard.services.pipeline.sources.source_response import (
     SourceResponseCache,
     conditional_headers,
 )
-from switchyard.services.pipeline.sources.throttle import FleetThrottle, LocalThrottle, RequestPace
+from switchyard.services.pipeline.sources.throttle import (
+    FleetThrottle,
+    LocalThrottle,
+    RequestThrottle,
+)
 
 if TYPE_CHECKING:
     import httpx
@@ -89,11 +93,11 @@ class SourceClient:
         self,
         server: SourceServer,
         http: httpx.AsyncClient,
-        pace: RequestPace,
+        throttle: RequestThrottle,
         cache: SourceResponseCache,
     ) -> None:
         self.server = server
-        self.pace = pace
+        self.throttle = throttle
         self._http = http
         self._cache = cache
 
@@ -117,10 +121,10 @@ class SourceClient:
         from switchyard.services.common.files.safe_http import uncompressed_client
 
         interval = server.interval
-        pace: RequestPace
+        throttle: RequestThrottle
         turn_timeout = min(2 * interval + 2, MAX_TURN_WAIT) if max_wait is None else max_wait
         if ledger is not None:
-            pace = FleetThrottle(
+            throttle = FleetThrottle(
                 ledger,
                 server.name,
                 label=server.label,
@@ -130,18 +134,18 @@ class SourceClient:
                 lane=lane,
             )
         else:
-            pace = LocalThrottle(label=server.label, interval=interval, max_wait=turn_timeout)
+            throttle = LocalThrottle(label=server.label, interval=interval, max_wait=turn_timeout)
         headers = {"User-Agent": settings.user_agent}
         cache = SourceResponseCache(Storage(settings.files_url), server.name)
         async with uncompressed_client(
             timeout=server.timeout, headers={**headers, **server.headers}
         ) as http:
-            yield cls(server, http, pace, cache)
+            yield cls(server, http, throttle, cache)
 
     def reserve(self, requests: int) -> AbstractAsyncContextManager[None]:
         """Reserve turns for up to `requests` requests that belong together, without requests of
         other callers in between: `async with client.reserve(3):`. Raises SourceBusy."""
-        return self.pace.reserve(takes=requests * (self.server.timeout + self.server.interval))
+        return self.throttle.reserve(takes=requests * (self.server.timeout + self.server.interval))
 
     async def get(
         self,
@@ -198,7 +202,7 @@ class SourceClient:
         from switchyard.services.common.files.safe_http import FetchFailed, SsrfGuard, fetching
 
         guard = SsrfGuard(trusted=frozenset({_host_and_port(self.server.base_url)}))
-        async with self.pace.turn(takes=timeout) as turn:
+        async with self.throttle.turn(takes=timeout) as turn:
             try:
                 async with fetching(
                     url, max_bytes=max_bytes, timeout=timeout, guard=guard
@@ -213,7 +217,7 @@ class SourceClient:
 
     async def _fetch_in_turn(self, url: str, headers: Mapping[str, str]) -> SourceResponse:
         server = self.server
-        async with self.pace.turn(takes=server.timeout) as turn:
+        async with self.throttle.turn(takes=server.timeout) as turn:
             answer = await self._fetch(url, headers)
             now = time.time()
             wait = demanded_pause(

@@ -61,12 +61,12 @@ class RequestTurn:
         return bounded
 
 
-class RequestPace(Protocol):
+class RequestThrottle(Protocol):
     """Lets requests to one server begin, one after the other."""
 
     def turn(self, *, takes: float) -> AbstractAsyncContextManager[RequestTurn]:
         """Wait until a request may begin that takes at most `takes` seconds. Raises SourceBusy
-        when the wait would exceed the pace's max_wait."""
+        when the wait would exceed the throttle's max_wait."""
         ...
 
     def reserve(self, *, takes: float) -> AbstractAsyncContextManager[None]:
@@ -113,7 +113,7 @@ class FleetThrottle:
 
     @asynccontextmanager
     async def turn(self, *, takes: float) -> AsyncIterator[RequestTurn]:
-        """As in RequestPace. Raises LedgerUnavailable too."""
+        """As in RequestThrottle. Raises LedgerUnavailable too."""
         holder = str(uuid4())
         # Within a reservation the interval is always waited for: otherwise no second request could
         # be sent.
@@ -136,7 +136,7 @@ class FleetThrottle:
 
     @asynccontextmanager
     async def reserve(self, *, takes: float) -> AsyncIterator[None]:
-        """As in RequestPace. Raises LedgerUnavailable too."""
+        """As in RequestThrottle. Raises LedgerUnavailable too."""
         async with self._hold_connection(str(uuid4()), takes, time.monotonic() + self._max_wait):
             self._is_reserved = True
             try:
@@ -241,7 +241,7 @@ class LocalThrottle:
 
     @asynccontextmanager
     async def turn(self, *, takes: float) -> AsyncIterator[RequestTurn]:
-        """As in RequestPace."""
+        """As in RequestThrottle."""
         async with self._connection:
             remaining = max(0.0, self._next - time.monotonic())
             if remaining > self._max_wait:
@@ -257,5 +257,5 @@ class LocalThrottle:
 
     @asynccontextmanager
     async def reserve(self, *, takes: float) -> AsyncIterator[None]:
-        """As in RequestPace: with a single client, no other request can come in between."""
+        """As in RequestThrottle: with a single client, no other request can come in between."""
         yield

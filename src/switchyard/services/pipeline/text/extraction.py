@@ -50,7 +50,7 @@ def extract(
         outline = [asdict(entry) for entry in pdf.outline]
     elif media_type in IMAGES:
         limits = Limits()
-        count = count_pages(data, pixels=limits.page_pixels, pages=limits.pages)
+        count = count_pages(data, max_pixels=limits.page_pixels, max_pages=limits.pages)
         pages = tuple(PdfPage(number, "", is_scan=True) for number in range(1, count + 1))
         own_title, metadata, needs_ocr, repaired = None, {}, True, False
     else:

@@ -162,7 +162,7 @@ def _cut_image(data: bytes) -> CutPictures:
     limits = Limits()
     pictures: list[Picture] = []
     errors: dict[int, str] = {}
-    count = images.count_pages(data, pixels=limits.page_pixels, pages=limits.pages)
+    count = images.count_pages(data, max_pixels=limits.page_pixels, max_pages=limits.pages)
     for number in range(1, min(count, MAX_FIGURES) + 1):
         try:
             drawn = images.draw(

@@ -45,19 +45,19 @@ _TIFF_STARTS, _BIG_TIFF_MARKS = (b"II", b"MM"), (b"+\0", b"\0+")
 """The first bytes of a TIFF, and the bytes that follow in a TIFF of 64 bits."""
 
 
-def count_pages(data: bytes, *, pixels: int, pages: int) -> int:
+def count_pages(data: bytes, *, max_pixels: int, max_pages: int) -> int:
     """Count the pages of an image without decoding them; only a TIFF can have several.
 
-    Raises CorruptDocument, UnsupportedDocument, and DocumentTooLarge for more than `pages` pages,
-    or more than `pixels` pixels on a page.
+    Raises CorruptDocument, UnsupportedDocument, and DocumentTooLarge for more than `max_pages`
+    pages, or more than `max_pixels` pixels on a page.
     """
     with _open_image(data) as image:
         # A TIFF does not say how many pages it has: each page only leads to the next.
-        for number in range(pages):
-            _check_size(image, number + 1, pixels)
+        for number in range(max_pages):
+            _check_size(image, number + 1, max_pixels)
             if image.format != "TIFF" or not _go_to_page(image, number + 1):
                 return number + 1
-    raise DocumentTooLarge(f"the image has more than the {pages:,} pages allowed")
+    raise DocumentTooLarge(f"the image has more than the {max_pages:,} pages allowed")
 
 
 def draw(data: bytes, number: int, *, pixels: int, side: int, area: int = 0) -> Image:
@@ -99,8 +99,8 @@ def _in_colour(image: Image) -> Image:
 
 
 def _in_shades(image: Image) -> Image:
-    """Convert a picture of numbers to shades of grey. The shades span the range of the numbers in
-    the picture, as the file names no range."""
+    """Convert a picture whose pixels are plain numbers to shades of grey. The shades span the range
+    of its numbers, as the file names none."""
     low, high = image.getextrema()
     if not isinstance(low, int | float) or not isinstance(high, int | float) or not high > low:
         return image.convert("L")
@@ -154,18 +154,18 @@ def _open_image(data: bytes) -> Iterator[Image]:
             raise
         # Pillow's readers raise errors of any class for damaged files.
         except Exception as error:
-            if (method := _unread_compression(data)) is not None:
+            if (method := _undecodable_compression(data)) is not None:
                 raise UnsupportedDocument(
                     f"the TIFF is compressed with {method}, which can't be read here: save it "
                     "with LZW or without compression, or as PNG or PDF, and send that"
                 ) from error
             if isinstance(error, UnidentifiedImageError):
-                raise CorruptDocument("the image is corrupt: its head can't be read") from error
+                raise CorruptDocument("the image is corrupt: its header can't be read") from error
             reason = str(error).strip() or type(error).__name__
             raise CorruptDocument(f"the image is corrupt: {reason[:200]}") from error
 
 
-def _unread_compression(data: bytes) -> str | None:
+def _undecodable_compression(data: bytes) -> str | None:
     """Return the compression of a TIFF that Pillow can't decode; None where it can."""
     from PIL import TiffImagePlugin as Tiff
 

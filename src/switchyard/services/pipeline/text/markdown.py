@@ -21,7 +21,7 @@ from switchyard.services.pipeline.text.tables import rows_with_tables, with_tabl
 from switchyard.services.pipeline.text.vertical_text import turn_vertical_lines
 
 _MIN_HEADING_RATIO = 1.15
-"""Ratio of a line's letters to those of the text above which the line is a heading."""
+"""Ratio of the size of a line's letters to that of the text, above which the line is a heading."""
 _MAX_LEVEL = 4
 _MAX_HEADING_WORDS = 24
 _RTL = re.compile("[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufeff]")
@@ -65,9 +65,9 @@ def compose(pages: Sequence[PageLines], outline: Sequence[Heading] = ()) -> list
 
 
 def _page_text(page: PageLines, levels: Mapping[float, int], titles: Mapping[str, int]) -> str:
-    level_lines = turn_vertical_lines(page.lines, page.width)
-    if level_lines is not None:
-        lines = level_lines
+    turned_lines = turn_vertical_lines(page.lines, page.width)
+    if turned_lines is not None:
+        lines = turned_lines
     else:
         lines = _mirror(page) if _is_right_to_left(page.lines) else list(page.lines)
     texts: list[str] = []
@@ -104,8 +104,8 @@ def _page_text(page: PageLines, levels: Mapping[float, int], titles: Mapping[str
 
 
 def _levels(pages: Sequence[Sequence[Line]]) -> dict[float, int]:
-    """Return the level of a heading by the size of its letters, for sizes that only headings
-    have."""
+    """Return the level of a heading by the size of its letters: 0 for the size of the text, absent
+    for other sizes that headings do not have."""
     letters_by_size: dict[float, int] = {}
     for lines in pages:
         for line in lines:
@@ -162,7 +162,7 @@ def _mirror(page: PageLines) -> list[Line]:
     return [replace(line, x0=page.width - line.x1, x1=page.width - line.x0) for line in page.lines]
 
 
-def cleaned(text: str) -> str:
-    """Clean the text of one line, as later steps need it."""
+def clean_line(text: str) -> str:
+    """Clean the text of one line: control characters are marked, and all spaces are plain."""
     text = clean(text if text.isprintable() else mark_controls(text))
     return text if text.isprintable() else " ".join(text.split())

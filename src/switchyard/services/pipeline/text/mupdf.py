@@ -14,7 +14,7 @@ from switchyard.services.common.files.errors import CorruptDocument, EncryptedDo
 from switchyard.services.pipeline.text.bidi import RIGHT_TO_LEFT, Glyph, text_in_order
 from switchyard.services.pipeline.text.layout import Line
 from switchyard.services.pipeline.text.legibility import may_be_language
-from switchyard.services.pipeline.text.markdown import Heading, PageLines, cleaned
+from switchyard.services.pipeline.text.markdown import Heading, PageLines, clean_line
 from switchyard.services.pipeline.text.pdf_pages import (
     NEEDS_PASSWORD,
     Box,
@@ -322,13 +322,13 @@ def _lines_with(flags: int, page: Any, *, by_glyphs: bool = False) -> list[Line]
             has_padding = has_padding or (
                 "   " in longest_text and PADDING.search(longest_text) is not None
             )
-            text = cleaned(longest_text)
+            text = clean_line(longest_text)
             if not text:
                 continue
             x0, y0, x1, y1 = line["bbox"]
             size = longest["size"]
             if by_glyphs and line["dir"][0] >= 0.5 and RIGHT_TO_LEFT.search(text):
-                text = cleaned(text_in_order(_glyphs(spans), size))
+                text = clean_line(text_in_order(_glyphs(spans), size))
             if line["dir"][0] < 0.5:  # upright print: the box is as wide as its letters are high
                 lines.append(Line(x0, y0, x1, y1, text, size))
                 continue

@@ -22,7 +22,7 @@ from switchyard.services.common.files.media_types import PDF
 from switchyard.services.common.files.storage import Storage
 from switchyard.services.pipeline.text.layout import Line, gutters
 from switchyard.services.pipeline.text.legibility import is_unreadable
-from switchyard.services.pipeline.text.markdown import PageLines, cleaned, compose
+from switchyard.services.pipeline.text.markdown import PageLines, clean_line, compose
 from switchyard.services.pipeline.text.ocr_rotation import MIN_CERTAINTY, find_lines, length
 from switchyard.services.pipeline.text.pdf import ExtractorName, draw_page_with_text
 from switchyard.services.pipeline.text.pdf_pages import MIN_SCAN_SHARE, Limits
@@ -186,7 +186,7 @@ def read_picture(
     picture = np.ascontiguousarray(picture[:, :, ::-1])  # the models expect blue, green, red
     boxes, texts, scores, turned = _read_upright(engine, picture)
     certain = [
-        (box, cleaned(text), score)
+        (box, clean_line(text), score)
         for box, text, score in zip(boxes, texts, scores, strict=True)
         if score >= MIN_CERTAINTY and text.strip()
     ]

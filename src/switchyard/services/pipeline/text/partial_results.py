@@ -1,7 +1,7 @@
-"""Keep the text of a long document range by range: a process that takes over from one that died
-goes on behind the last range.
+"""Keep drafts of a long document, one for each range of pages: a process that takes over from one
+that died goes on behind the last draft.
 
-Ranges are kept in the storage, as each is larger than a job's checkpoint may be, and so that a
+Drafts are kept in the storage, as each is larger than a job's checkpoint may be, and so that a
 redrive or another worker finds them as well. They are by-products: the storage's cleanup removes
 those that no job needs (`services/common/files/storage_cleanup.py`).
 """
@@ -19,15 +19,15 @@ from switchyard.services.common.files.storage_keys import content_hash, page_key
 from switchyard.services.pipeline.text.layout import Line
 from switchyard.services.pipeline.text.markdown import PageLines
 
-RANGE = 100
-"""Pages of a range; a document with no more pages is read as a whole, in about a second."""
+PAGES_PER_DRAFT = 100
+"""Pages of one draft; a document with no more pages is read as a whole, in about a second."""
 DRAFTS_VERSION = 7
 """Version of the drafts' form and of how lines are read: drafts of another version are not used."""
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """The result of reading a range of pages."""
+    """The result of reading PAGES_PER_DRAFT pages, or fewer at a document's end."""
 
     pages: Sequence[PageLines | str]
     """In place of a page that can't be read stands the reason."""
@@ -36,7 +36,7 @@ class Draft:
 
 
 class Drafts:
-    """The ranges of one document, as one stage reads it."""
+    """The drafts of one document, as one stage reads it."""
 
     def __init__(
         self,
@@ -45,16 +45,16 @@ class Drafts:
         stage: str,
         input_hash: str,
         *,
-        min_pages: int = RANGE + 1,
+        min_pages: int = PAGES_PER_DRAFT + 1,
     ) -> None:
-        """Keep the ranges below `folder`, such as the document's id. Ranges of another input hash
+        """Keep the drafts below `folder`, such as the document's id. Drafts of another input hash
         are not used. Pages of a document with fewer than `min_pages` pages are not kept."""
         self.min_pages = min_pages
         self._storage = storage
         self._folder = folder
         self._stage = stage
-        self._hash = content_hash([input_hash, DRAFTS_VERSION, RANGE])
-        self._seen: list[str] = []
+        self._hash = content_hash([input_hash, DRAFTS_VERSION, PAGES_PER_DRAFT])
+        self._keys: list[str] = []
         self.reused_pages = 0
         """Pages that did not have to be read again."""
 
@@ -69,12 +69,12 @@ class Drafts:
             return None
         except (ValueError, KeyError, TypeError):  # changed by hand: the pages are read again
             return None
-        self._seen.append(self._key(first))
+        self._keys.append(self._key(first))
         self.reused_pages += len(draft.pages)
         return draft
 
     def put(self, first: int, draft: Draft) -> None:
-        """Keep the range of pages that begins at `first`. Raises what the storage raises."""
+        """Keep the draft of the pages that begin at `first`. Raises what the storage raises."""
         stored = {
             "input_hash": self._hash,
             "repaired": draft.repaired,
@@ -82,12 +82,12 @@ class Drafts:
         }
         encoded = json.dumps(stored, ensure_ascii=False, separators=(",", ":")).encode()
         self._storage.put(self._key(first), encoded)
-        self._seen.append(self._key(first))
+        self._keys.append(self._key(first))
 
     def delete(self) -> None:
-        """Remove the ranges, as the whole document is stored now."""
-        while self._seen:
-            self._storage.delete(self._seen.pop())
+        """Remove the drafts, as the whole document is stored now."""
+        while self._keys:
+            self._storage.delete(self._keys.pop())
 
     def _key(self, first: int) -> str:
         return page_key(self._folder, self._stage, first)

@@ -17,7 +17,7 @@ from switchyard.services.pipeline.text.legibility import is_unreadable
 from switchyard.services.pipeline.text.markdown import Heading, PageLines, compose
 from switchyard.services.pipeline.text.overprint import without_copies
 from switchyard.services.pipeline.text.page_process import PageProcess
-from switchyard.services.pipeline.text.partial_results import RANGE, Draft, Drafts
+from switchyard.services.pipeline.text.partial_results import PAGES_PER_DRAFT, Draft, Drafts
 from switchyard.services.pipeline.text.pdf_pages import (
     MIN_SCAN_SHARE,
     Limits,
@@ -165,8 +165,8 @@ def read_pages(
         pages: list[PageLines | str] = []
         repaired = False
         used_drafts = drafts if drafts is not None and count >= drafts.min_pages else None
-        for first in range(1, count + 1, RANGE):
-            last = min(first + RANGE - 1, count)
+        for first in range(1, count + 1, PAGES_PER_DRAFT):
+            last = min(first + PAGES_PER_DRAFT - 1, count)
             draft = used_drafts.get(first, last) if used_drafts is not None else None
             if draft is None:
                 draft = _read(pdf, range(first, last + 1), limits, characters, on_page)

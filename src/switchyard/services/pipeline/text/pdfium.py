@@ -22,7 +22,7 @@ from switchyard.services.pipeline.text.bidi import (
     text_in_order,
 )
 from switchyard.services.pipeline.text.layout import Line
-from switchyard.services.pipeline.text.markdown import Heading, PageLines, cleaned
+from switchyard.services.pipeline.text.markdown import Heading, PageLines, clean_line
 from switchyard.services.pipeline.text.overprint import cell_of, have_copies, is_copied
 from switchyard.services.pipeline.text.pdf_pages import (
     NEEDS_PASSWORD,
@@ -224,7 +224,7 @@ def _lines(page: Any, visible: _VisibleArea) -> list[Line]:
             if box is None:
                 continue
             text_in_box = text.get_text_bounded(*box).rstrip("\r\n")
-            text_in_box = cleaned(text_in_box.replace(_SOFT_HYPHEN, "-"))
+            text_in_box = clean_line(text_in_box.replace(_SOFT_HYPHEN, "-"))
             if not text_in_box:
                 continue
             at = raw.FPDFText_GetCharIndexAtPos(text, *visible.start_of_line(box), 4, 4)
@@ -354,7 +354,7 @@ def _divide_row(row: list[tuple[Glyph, float, float, float]]) -> Iterator[Line]:
         glyph_text = "".join(glyph.text for glyph in glyphs)
         is_rtl = RIGHT_TO_LEFT.search(glyph_text) is not None
         glyph_text = (text_in_order if is_rtl else text_from_left)(glyphs, sizes[0])
-        if glyph_text := cleaned(glyph_text):
+        if glyph_text := clean_line(glyph_text):
             right = max(glyph.x1 for glyph in glyphs)
             yield Line(glyphs[0].x0, min(tops), right, max(bottoms), glyph_text, sizes[0])
 

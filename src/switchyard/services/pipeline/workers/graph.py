@@ -1,5 +1,5 @@
-"""Job types that update the knowledge graph: for one document, or all of it, for which there is the
-lane `maintenance`."""
+"""Job types that update the knowledge graph: for one document, or, in the lane `maintenance`, all
+of it."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ RANKING_TIMEOUT = 600.0
 @job("update_graph", worker="link", lanes=("hot", "maintenance"), timeout=120)
 @ends_when_superseded
 async def update_graph(payload: DocumentJob, ctx: JobContext) -> Outcome:
-    """Write again into the graph what is stored of a document, and what it cites. A document that
-    was deleted is removed from the graph."""
+    """Bring a document's node and its citations in the graph up to date with what is stored. A
+    document that was deleted is removed from the graph."""
     ledger, document_id = _require_ledger(ctx), payload.document_id
     repositories = PipelineLedger(ledger)
     if await repositories.documents.get_document(document_id) is None:
@@ -60,8 +60,8 @@ class ComputeSimilarity(BaseModel):
 
 @job("compute_similarity", worker="link", lanes=("maintenance",), timeout=900)
 async def compute_similarity(payload: ComputeSimilarity, ctx: JobContext) -> Outcome:
-    """Compute again which documents are similar, as others have come in. A job does some documents,
-    so that more urgent work can run in between."""
+    """Compute again which documents are similar, since later documents may be more so. Each job
+    does one batch, so that more urgent work can run in between."""
     from switchyard.services.pipeline.graph.upserts import upsert_similar
 
     ledger = _require_ledger(ctx)
@@ -86,8 +86,8 @@ async def compute_similarity(payload: ComputeSimilarity, ctx: JobContext) -> Out
     if len(documents) < payload.batch:
         return Done(result)
     last = documents[-1]
-    more = payload.model_copy(update={"after": (last.created_at, last.id)})
-    return Next([Job("compute_similarity", more.model_dump(mode="json"))], result)
+    next_payload = payload.model_copy(update={"after": (last.created_at, last.id)})
+    return Next([Job("compute_similarity", next_payload.model_dump(mode="json"))], result)
 
 
 class RecomputeGraph(BaseModel):

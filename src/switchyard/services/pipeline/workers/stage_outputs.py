@@ -224,15 +224,23 @@ class DocumentFiles:
 
 
 def drafts_of(
-    storage: Storage, folder: str, content: str | None, extractor: str, *, keep: bool, run: str = ""
+    storage: Storage,
+    folder: str,
+    content: str | None,
+    extractor: str,
+    *,
+    keep_short: bool,
+    run: str = "",
 ) -> Drafts:
-    """Return the store of a PDF's pages that were read before its text is complete. With `keep`, it
-    takes pages of short documents as well, in which the places of references are looked up later.
-    `content` identifies the file's content; `run` is the id of a run that reads the file again."""
-    from switchyard.services.pipeline.text.partial_results import RANGE, Drafts
+    """Return the drafts of a PDF's pages, kept until its text is complete. With `keep_short`, those
+    of short documents are kept as well, as references are looked up in them later. `content`
+    identifies the file's content; `run` is the id of a run that reads the file again."""
+    from switchyard.services.pipeline.text.partial_results import PAGES_PER_DRAFT, Drafts
 
     hashed = content_hash([content, extractor, run])
-    return Drafts(storage, folder, EXTRACT.name, hashed, min_pages=1 if keep else RANGE + 1)
+    return Drafts(
+        storage, folder, EXTRACT.name, hashed, min_pages=1 if keep_short else PAGES_PER_DRAFT + 1
+    )
 
 
 def _envelope(

@@ -30,11 +30,11 @@ def keep_confirmed(parsed: Reference, text: str, *, engine: str) -> Reference:
 
     identifiers = identifiers_of(tokens_of(text))
     persons = tuple(
-        Person(_line(each.family), _line(each.given) if is_in_text(each.given) else "")
+        Person(_join_lines(each.family), _join_lines(each.given) if is_in_text(each.given) else "")
         for each in parsed.authors
         if is_in_text(each.family)
     )
-    values = {name: _line(getattr(parsed, name)) for name in (*_TEXT_FIELDS, *_NUMBER_FIELDS)}
+    values = {name: _join_lines(getattr(parsed, name)) for name in (*_TEXT_FIELDS, *_NUMBER_FIELDS)}
     fields: dict[str, Any] = {name: value for name, value in values.items() if is_in_text(value)}
     year = parsed.year if parsed.year in _YEAR and re.search(rf"{parsed.year}", text) else None
     confirmed = Reference(
@@ -73,5 +73,5 @@ def _words_of(texts: Iterable[str]) -> list[str]:
     return [word for text in texts for word in _words(text)]
 
 
-def _line(text: str) -> str:
+def _join_lines(text: str) -> str:
     return " ".join(clean(text).split())

@@ -37,7 +37,7 @@ _ESCAPES = {
 _SPECIAL = re.compile("[" + re.escape("".join(_ESCAPES)) + "]")
 _WORDS = re.compile(r"([^\W_]+)")
 _AND = re.compile(r"(?<!\S)and(?!\S)", re.IGNORECASE)
-_ADDRESS = "!#$%&'()*+,/:;=?@[]~"
+_SAFE_IN_ADDRESS = "!#$%&'()*+,/:;=?@[]~"
 
 
 def bibtex(references: Sequence[Reference]) -> str:
@@ -66,13 +66,13 @@ def _fields(reference: Reference, kind: WorkKind) -> Iterator[tuple[str, str]]:
     yield "edition", _escape(reference.edition)
     yield "isbn", _escape(reference.isbn)
     # These two are read literally: an escape would become a part of the address.
-    yield "doi", quote(_join_lines(reference.doi), safe=_ADDRESS)
-    yield "url", quote(_join_lines(reference.url), safe=_ADDRESS)
+    yield "doi", quote(_join_lines(reference.doi), safe=_SAFE_IN_ADDRESS)
+    yield "url", quote(_join_lines(reference.url), safe=_SAFE_IN_ADDRESS)
     if reference.arxiv_id:
         yield "eprint", _escape(reference.arxiv_id)
         yield "archiveprefix", "arXiv"
     yield "language", _escape(reference.language)
-    yield "note", _escape("; ".join(reference.also))
+    yield "note", _escape("; ".join(reference.notes))
 
 
 def _names(reference: Reference) -> str:

@@ -50,7 +50,7 @@ def _item(reference: Reference, key: str) -> dict[str, Any]:
         "archive": "arXiv" if reference.arxiv_id else "",
         "archive_location": clean(reference.arxiv_id),
         "language": clean(reference.language),
-        "note": clean("; ".join(reference.also)),
+        "note": clean("; ".join(reference.notes)),
     }
 
 

@@ -39,10 +39,12 @@ class ReferenceExport:
     media_type: str
 
 
-def export_references(stored: Sequence[Mapping[str, Any]], to: ReferenceFormat) -> ReferenceExport:
+def export_references(
+    stored: Sequence[Mapping[str, Any]], form: ReferenceFormat
+) -> ReferenceExport:
     """Write stored references (docs/citations.md) in a format."""
     references = [_reference(each) for each in stored]
-    match to:
+    match form:
         case ReferenceFormat.BIBTEX:
             text = bibtex(references)
         case ReferenceFormat.CSL:
@@ -53,7 +55,7 @@ def export_references(stored: Sequence[Mapping[str, Any]], to: ReferenceFormat) 
             )
         case ReferenceFormat.JSON:
             text = json.dumps(list(stored), ensure_ascii=False) + "\n"
-    return ReferenceExport(text.encode("utf-8", "backslashreplace"), MEDIA_TYPES[to])
+    return ReferenceExport(text.encode("utf-8", "backslashreplace"), MEDIA_TYPES[form])
 
 
 def _reference(stored: Mapping[str, Any]) -> Reference:

@@ -54,7 +54,7 @@ def _fill_entry(entry: ET.Element, reference: Reference) -> None:
         ET.SubElement(imprint, "date", type="published", when=f"{reference.year:04}")
     if reference.url:
         ET.SubElement(entry, "ptr", target=clean(reference.url))
-    for note in reference.also:
+    for note in reference.notes:
         _add_text(entry, "note", note)
     _add_text(entry, "note", reference.text, type="raw_reference")
 

@@ -44,7 +44,7 @@ _PREPRINTS = re.compile(
 
 def kind_of(reference: Reference) -> WorkKind:
     """Return the kind of work; OTHER where the fields don't tell."""
-    notes = " ".join((*reference.also, reference.container, reference.publisher))
+    notes = " ".join((*reference.notes, reference.container, reference.publisher))
     if _THESIS.search(notes) or (not reference.container and _THESIS.search(reference.text)):
         return WorkKind.THESIS
     if _REPORT.search(notes) or (not reference.container and _REPORT.search(reference.text)):

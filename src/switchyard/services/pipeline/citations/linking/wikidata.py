@@ -68,13 +68,13 @@ class Wikidata(Catalogue):
         ids = [each for each in titles if isinstance(each, str) and re.fullmatch(_ITEM, each)]
         items = await self._items(ids[:limit], "labels|claims")
         unnamed = {
-            author.item: None  # each once, in their order
+            author.item: None  # a dictionary keeps their order
             for item in items
             for author in _authors(dict_in(item.get("claims")))[:MAX_LISTED_AUTHORS]
             if not author.name
         }
-        people = await self._items(list(unnamed), "labels")
-        names = {last_part(each.get("id"), _ITEM): _label(each) for each in people}
+        author_items = await self._items(list(unnamed), "labels")
+        names = {last_part(each.get("id"), _ITEM): _label(each) for each in author_items}
         works = (_work_from_item(item, names) for item in items)
         return [work for work in works if work is not None]
 
@@ -128,11 +128,11 @@ def _work_from_item(item: Mapping[str, Any], names: Mapping[str, str]) -> CitedW
     claims = dict_in(item.get("claims"))
     title = next((text_in(dict_in(each).get("text")) for each in _values(claims, "P1476")), "")
     date = next((text_in(dict_in(each).get("time")) for each in _values(claims, "P577")), "")
-    people = [each.name or names.get(each.item, "") for each in _authors(claims)]
+    author_names = [each.name or names.get(each.item, "") for each in _authors(claims)]
     digits = re.match(r"\+?(\d{4})-", date)
     return work_or_none(
         title=title or _label(item),
-        authors=tuple(person_of(name) for name in people if name),
+        authors=tuple(person_of(name) for name in author_names if name),
         year=int(digits[1]) if digits else None,
         doi=next((doi_in(each) for each in _values(claims, "P356")), ""),
         arxiv_id=next((text_in(each).lower() for each in _values(claims, "P818")), ""),

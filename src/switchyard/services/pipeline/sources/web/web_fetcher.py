@@ -23,7 +23,11 @@ from switchyard.services.pipeline.sources.source_errors import (
     SourceRefused,
     SourceUnavailable,
 )
-from switchyard.services.pipeline.sources.throttle import FleetThrottle, LocalThrottle, RequestPace
+from switchyard.services.pipeline.sources.throttle import (
+    FleetThrottle,
+    LocalThrottle,
+    RequestThrottle,
+)
 from switchyard.services.pipeline.sources.web.robots import MAX_BYTES, RobotsVerdict, judge
 from switchyard.services.pipeline.sources.web.web_addresses import origin_of, page_address
 
@@ -101,7 +105,7 @@ class WebFetcher:
 
     async def _get(self, url: str, delay: float, headers: Mapping[str, str]) -> FetchedPage:
         limit = self._ctx.settings.max_document_bytes
-        async with self._pace(url, delay).turn(takes=PAGE_TIMEOUT) as turn:
+        async with self._throttle(url, delay).turn(takes=PAGE_TIMEOUT) as turn:
             try:
                 async with self._fetch(url, limit, PAGE_TIMEOUT, headers) as fetched:
                     body = await _read_body(fetched, limit)
@@ -127,7 +131,7 @@ class WebFetcher:
             trusted=frozenset(host_and_port(f"http://{each}") for each in trusted_hosts)
         )
 
-    def _pace(self, url: str, delay: float) -> RequestPace:
+    def _throttle(self, url: str, delay: float) -> RequestThrottle:
         host, _ = host_and_port(url)
         interval = max(self._ctx.settings.web_interval, delay)
         max_wait = max(TURN_TIMEOUT, interval + 1)
@@ -167,7 +171,7 @@ class WebFetcher:
         if stored is not None:
             return stored
         url = f"{origin}/robots.txt"
-        async with self._pace(url, 0).turn(takes=ROBOTS_TIMEOUT) as turn:
+        async with self._throttle(url, 0).turn(takes=ROBOTS_TIMEOUT) as turn:
             try:
                 text = await self._fetch_robots(url)
             except SourceUnavailable as error:

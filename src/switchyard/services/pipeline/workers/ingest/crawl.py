@@ -23,7 +23,7 @@ from switchyard.services.engine.jobs.outcomes import Done, Outcome, Snooze
 from switchyard.services.engine.jobs.registry import Registry, job, job_type_of
 from switchyard.services.engine.monitoring.lane_pressure import LanePressure
 from switchyard.services.engine.records.states import Pressure
-from switchyard.services.pipeline.crawls.crawl_bounds import belongs, host_of
+from switchyard.services.pipeline.crawls.crawl_bounds import host_of, is_on_hosts
 from switchyard.services.pipeline.crawls.crawl_pages import (
     JOB_TYPE,
     SLOW_LANE_FACTOR,
@@ -72,7 +72,7 @@ async def crawl_page(payload: CrawlPagePayload, ctx: JobContext) -> Outcome:
     if crawl is None or page is None or page.job_id != ctx.job_id:
         raise PermanentError("the job is of no crawl: start one with `jobctl crawl start`")
     now = ctx.ledger.clock.time()
-    if (why := crawl.why_over(now)) is not None:
+    if (why := crawl.end_reason(now)) is not None:
         return Done({"skipped": why})
     pressure = await _lane_pressure(ctx)
     if pressure is Pressure.FULL:
@@ -109,7 +109,7 @@ async def _claim_links(
     urls = [
         each
         for each in link_addresses(base, page_text.links, max_links=MAX_LINKS)
-        if belongs(each, crawl.hosts)
+        if is_on_hosts(each, crawl.hosts)
     ]
     registry = Registry([job_type_of(crawl_page)])
     ids = await ledger.system.job_ids()
@@ -131,7 +131,7 @@ def _redirect_check(
     crawls = PipelineLedger(ledger).crawls
 
     async def may_follow(url: str) -> None:
-        if not belongs(url, crawl.hosts):
+        if not is_on_hosts(url, crawl.hosts):
             raise SourceRefused(
                 f"the page redirects to {host_of(url)[:100]}, which is no host of the crawl"
             )

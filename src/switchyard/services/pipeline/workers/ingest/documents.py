@@ -197,7 +197,7 @@ def extract_text(payload: ExtractText, ctx: JobContext) -> Outcome:
         payload.document_id,
         original.content,
         extractor,
-        keep=keeps_drafts,
+        keep_short=keeps_drafts,
         run=ctx.pipeline if payload.force else "",
     )
 
@@ -257,7 +257,7 @@ def _extract_upload(payload: ExtractText, ctx: JobContext) -> Done:
     identity = identify(data, payload.filename)
     extractor = ctx.settings.pdf_extractor
     folder = job_folder(ctx.job_id)
-    drafts = drafts_of(storage, folder, identity.sha256, extractor, keep=False)
+    drafts = drafts_of(storage, folder, identity.sha256, extractor, keep_short=False)
     text = extract(
         data,
         identity.media_type,

@@ -93,9 +93,9 @@ async def document_on_page(
 ) -> tuple[FoundDocument | None, WebText | None]:
     """Return a page as a document, None where nothing is readable; and its text, where it is HTML.
     Raises UnsupportedDocument, TimeoutError, MemoryError, ProcessCrashed."""
-    kind = page.headers.get("content-type", "").lower()
-    charset = charset_of(kind)
-    if not is_html(page.body, kind):
+    content_type = page.headers.get("content-type", "").lower()
+    charset = charset_of(content_type)
+    if not is_html(page.body, content_type):
         # It may be as large as any document: to decode that takes seconds.
         return await asyncio.to_thread(_file_on_page, page, url, charset), None
     metadata: dict[str, Any] = {"url": page.url}
@@ -130,14 +130,14 @@ def _file_on_page(page: FetchedPage, url: str, charset: Charset | None) -> Found
     return FoundDocument(id=url, title=name, text=decode_text(body), metadata=metadata)
 
 
-def is_html(body: bytes, kind: str) -> bool:
-    """Return whether the body is a web page: by its content, and by the server's type where that
-    leaves it open."""
+def is_html(body: bytes, content_type: str) -> bool:
+    """Return whether the body is a web page. Its content decides; where that could be other text,
+    too, the content type does."""
     try:
         refuse_unsupported(body[:SNIFF_BYTES])
     except UnsupportedDocument:
-        return _HTML.search(body[:SNIFF_BYTES]) is not None or "html" in kind
-    return "html" in kind and b"%PDF-" not in body[:1024]
+        return _HTML.search(body[:SNIFF_BYTES]) is not None or "html" in content_type
+    return "html" in content_type and b"%PDF-" not in body[:1024]
 
 
 class PageValidators:

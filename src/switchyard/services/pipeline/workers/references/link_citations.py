@@ -67,7 +67,7 @@ async def _link_document(document_id: str, ctx: JobContext) -> Outcome:
     links, noted = linked
     stored_links = {
         "document_id": document_id,
-        "of": stored.get("hash"),
+        "references_hash": stored.get("hash"),
         "links": await asyncio.to_thread(lambda: [link.as_json() for link in links]),
         **noted,
     }

@@ -8,21 +8,30 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from switchyard.broker import patterns
 from switchyard.services.engine.jobs.local_fields import LocalOnly
-from switchyard.services.pipeline.citations.reference_limits import MAX_AT_ONCE, OneReference, Text
+from switchyard.services.pipeline.citations.reference_limits import (
+    MAX_REFERENCES,
+    OneReference,
+    Text,
+)
 from switchyard.services.pipeline.workers.stages import DocumentId
 
 
-class _FromFile(BaseModel):
+class _FileOrText(BaseModel):
+    """References in a file that was uploaded, or in a text."""
+
     model_config = ConfigDict(extra="forbid")
 
     key: Annotated[
-        str | None, LocalOnly("send the file to POST /process/references and its kin")
+        str | None,
+        LocalOnly(
+            "send the file to POST /process/references, /extract/references or /parse/references"
+        ),
     ] = Field(default=None, pattern=patterns.INCOMING_KEY)
     filename: str | None = Field(default=None, max_length=1000)
     text: Text | None = None
 
 
-class FindReferences(_FromFile):
+class FindReferences(_FileOrText):
     """Payload of `extract_references` and `process_references`: where to find the references. A
     document that was taken in, a text, or the `key` of an upload."""
 
@@ -37,12 +46,12 @@ class FindReferences(_FromFile):
         return self
 
 
-class ParseReferences(_FromFile):
+class ParseReferences(_FileOrText):
     """Payload of `parse_references`: references as text. Either a list of references; or a text, or
     the `key` of an upload, with one reference to a line, or with blank lines between references."""
 
     references: list[OneReference] | None = Field(
-        default=None, min_length=1, max_length=MAX_AT_ONCE
+        default=None, min_length=1, max_length=MAX_REFERENCES
     )
 
     @model_validator(mode="after")
@@ -59,7 +68,7 @@ class LinkCitations(BaseModel):
 
     document_id: DocumentId | None = None
     references: list[OneReference] | None = Field(
-        default=None, min_length=1, max_length=MAX_AT_ONCE
+        default=None, min_length=1, max_length=MAX_REFERENCES
     )
     force: bool = False
     """As in DocumentJob."""

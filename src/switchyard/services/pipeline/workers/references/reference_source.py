@@ -91,7 +91,7 @@ def read_file(
     except NotStored as error:
         raise PermanentError(f"the upload {key!r} is gone: send it again") from error
     media_type = identify(data, filename).media_type
-    drafts = drafts_of(storage, folder, key, extractor, keep=True)
+    drafts = drafts_of(storage, folder, key, extractor, keep_short=True)
     return extract(
         data, media_type, title=None, filename=filename, extractor=extractor, drafts=drafts
     )
@@ -124,7 +124,7 @@ def boxes_in_pdf(
     from switchyard.services.pipeline.text.pdf_pages import Limits
 
     storage = Storage(files_url)
-    drafts = drafts_of(storage, folder, made_of, extractor, keep=True)
+    drafts = drafts_of(storage, folder, made_of, extractor, keep_short=True)
     raw = read_pages(storage.get(key), Limits(), extractor, drafts=drafts)
     drafts.delete()
     return [[asdict(box) for box in boxes] for boxes in boxes_of(raw.pages, references)]
