@@ -48,8 +48,8 @@ def papers(tmp_path: Path) -> list[str]:
 def test_documents_are_sent_shown_and_found(shell: CommandLine, papers: list[str]) -> None:
     first, name, second, other = shell.ok("documents", "upload", *papers).split()
     assert [name, other] == papers
-    shown = shell.json("documents", "show", first)
-    assert (shown["state"], shown["filename"]) == ("completed", "paper-0.pdf")
+    details = shell.json("documents", "show", first)
+    assert (details["state"], details["filename"]) == ("completed", "paper-0.pdf")
     assert "completed" in shell.ok("documents", "show", first)
     assert {each["document_id"] for each in shell.json("documents", "list")} == {first, second}
     assert first in shell.ok("documents", "list")
@@ -59,18 +59,22 @@ def test_documents_are_sent_shown_and_found(shell: CommandLine, papers: list[str
     assert "more with --limit" in newest.stderr
     assert shell.json("documents", "list", "--state", "failed") == []
     assert shell.ok("documents", "wait", first).split() == [first, "completed"]
-    made = shell.json("documents", "result", first, "--text")
-    for told in (made["title"], made["summary"]["summary"].split()[0], made["pages"][0]["text"]):
-        assert told in shell.ok("documents", "result", first, "--text")
+    result = shell.json("documents", "result", first, "--text")
+    for text in (
+        result["title"],
+        result["summary"]["summary"].split()[0],
+        result["pages"][0]["text"],
+    ):
+        assert text in shell.ok("documents", "result", first, "--text")
     cited = shell.ok("documents", "bibliography", papers[0], "--format", "csl")
     assert json.loads(cited) == []
     assert "0 references" in shell.run("documents", "bibliography", papers[0]).stderr
     page = shell.ok("documents", "page", first, "1")
-    assert page.strip() == made["pages"][0]["text"]
-    words = " ".join(made["pages"][0]["text"].split()[:8])
+    assert page.strip() == result["pages"][0]["text"]
+    words = " ".join(result["pages"][0]["text"].split()[:8])
     hits = shell.json("search", words, "--mode", "keyword", "--document", first, "--limit", "2")
     assert {hit["document_id"] for hit in hits} == {first}
-    assert made["title"] in shell.ok("search", words)
+    assert result["title"] in shell.ok("search", words)
     assert "Nothing found" in shell.run("search", words, "--source", "elsewhere").stderr
 
 
@@ -78,9 +82,9 @@ def test_what_is_known_is_told(shell: CommandLine, papers: list[str]) -> None:
     sent = shell.ok("documents", "upload", papers[0], "--source", "s", "--title", "Mine")
     again = shell.run("documents", "upload", papers[0], "--wait", "--json")
     assert json.loads(again.stdout)["duplicate"] is False  # as the document itself has it
-    known = shell.run("documents", "upload", papers[0])
-    assert (known.returncode, known.stdout) == (0, sent)
-    assert "known already" in known.stderr
+    upload_output = shell.run("documents", "upload", papers[0])
+    assert (upload_output.returncode, upload_output.stdout) == (0, sent)
+    assert "known already" in upload_output.stderr
     assert shell.json("documents", "list", "--source", "s")[0]["title"] == "Mine"
 
 
@@ -127,8 +131,8 @@ def test_an_id_in_place_of_a_file_is_told_which_command_takes_ids(
     shell: CommandLine, command: str, instead: str
 ) -> None:
     document_id = "0b0f6c1e-6a5e-4a0e-9a39-6a1f3b1f8f11"
-    told = shell.fails("documents", command, document_id, code=2)
-    assert f"`jobctl documents {instead.format(document_id)}`" in told
+    error_text = shell.fails("documents", command, document_id, code=2)
+    assert f"`jobctl documents {instead.format(document_id)}`" in error_text
 
 
 def test_what_fails_is_one_line_and_says_what_to_do(shell: CommandLine, papers: list[str]) -> None:

@@ -34,10 +34,10 @@ async def _write_one() -> None:
 @pytest.mark.long
 async def test_an_index_is_shown_built_anew_and_compacted(jobctl: CommandLine) -> None:
     await _write_one()
-    shown = jobctl.json("index", "show")
-    assert [(each["role"], each["embedder"], each["chunks"]) for each in shown["generations"]] == [
-        ("active", "wordllama-1-256", 1)
-    ]
+    index_state = jobctl.json("index", "show")
+    assert [
+        (each["role"], each["embedder"], each["chunks"]) for each in index_state["generations"]
+    ] == [("active", "wordllama-1-256", 1)]
     assert "active: wordllama-1-256, 1 chunk (chunks)" in jobctl.ok("index", "show")
     assert "Nothing is being built" in jobctl.run("index", "abandon").stderr
     # There is no worker yet.
@@ -47,10 +47,12 @@ async def test_an_index_is_shown_built_anew_and_compacted(jobctl: CommandLine) -
     with jobctl.started("worker", "reindex"):
         jobctl.ok("index", "rebuild", "--offline", "hashed", "--dimensions", "64", "--wait")
         jobctl.ok("index", "compact", "--wait")
-    shown = jobctl.json("index", "show")
-    assert [(each["role"], each["embedder"], each["chunks"]) for each in shown["generations"]] == [
+    index_state = jobctl.json("index", "show")
+    assert [
+        (each["role"], each["embedder"], each["chunks"]) for each in index_state["generations"]
+    ] == [
         ("active", "hashed-2-64", 1),
         ("retired", "wordllama-1-256", None),
     ]
-    told = jobctl.run("index", "show").stderr
-    assert "It keeps hashed-2-64 until `jobctl index rebuild`" in told
+    index_errors = jobctl.run("index", "show").stderr
+    assert "It keeps hashed-2-64 until `jobctl index rebuild`" in index_errors

@@ -46,8 +46,8 @@ async def test_a_document_of_2000_pages_goes_on_at_page_1500_when_its_worker_is_
         await eventually(files[KILLED_AT + 1 - PAGES_PER_DRAFT].exists, 60)
         victim.kill()
         await victim.ended()
-        kept = sum(file.exists() for file in files.values()) * PAGES_PER_DRAFT
-        assert KILLED_AT <= kept < PAGES
+        kept_pages = sum(file.exists() for file in files.values()) * PAGES_PER_DRAFT
+        assert KILLED_AT <= kept_pages < PAGES
         (extracting,) = [
             job.id for job in await system.ledger.job_reads.pipeline(job_id) if job.id != job_id
         ]
@@ -55,7 +55,7 @@ async def test_a_document_of_2000_pages_goes_on_at_page_1500_when_its_worker_is_
         await processes.start("worker", kind="ingest")
         done = await system.wait_for_state(extracting, State.SUCCEEDED, timeout=60)
         assert done.result is not None
-        assert (done.result["page_count"], done.result["pages_read"]) == (PAGES, PAGES - kept)
+        assert (done.result["page_count"], done.result["pages_read"]) == (PAGES, PAGES - kept_pages)
         kept_text = tmp_path / "files" / stage_key(document_id, "extract_text")
         pages = json.loads(kept_text.read_text())["result"]["pages"]
         assert [page["text"].splitlines()[0] for page in pages] == texts

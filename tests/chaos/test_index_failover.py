@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from switchyard.services.pipeline.index import postgres_store as postgres_home
+from switchyard.services.pipeline.index import postgres_store
 from switchyard.services.pipeline.index.chunk_index import ChunkIndex, IndexUnavailable
 from switchyard.services.pipeline.index.generations import Generation
 from switchyard.services.pipeline.index.open_index import index_store_at
@@ -20,18 +20,18 @@ from tests.support.postgres_standby import Pair, running_pair, url_of
 pytestmark = [pytest.mark.chaos, pytest.mark.long, pytest.mark.timeout(240), pytest.mark.postgres]
 
 CHUNKS = 4
-"""Of each document."""
+"""Chunks of each document."""
 WRITERS, DOCUMENTS = 4, 100
-BEFORE = 100
-"""Documents that are written before the server goes."""
-STATEMENT = 10.0
-"""Seconds that a statement may take: so long everybody waits for a server that is silent, once."""
+WRITTEN_BEFORE = 100
+"""Documents that are written before the server fails."""
+STATEMENT_TIMEOUT = 10.0
+"""Seconds that a statement may take, and so the time for which all wait for a silent server."""
 
 
 @pytest.fixture
 def pair() -> Iterator[Pair]:
-    with running_pair(with_vectors=True) as found:
-        yield found
+    with running_pair(with_vectors=True) as running:
+        yield running
 
 
 def chunks(document: str) -> list[Chunk]:
@@ -45,10 +45,10 @@ class Traffic:
     def __init__(self, index: ChunkIndex) -> None:
         self.index = index
         self.written: list[str] = []
-        self.found = 0
+        self.answered = 0
         """Searches that were answered, each with the document that it asked for."""
         self.refused = 0
-        """Writes and searches that were told that the index is away."""
+        """Writes and searches that raised IndexUnavailable."""
 
     async def write(self, writer: int) -> None:
         for number in range(DOCUMENTS):
@@ -67,7 +67,7 @@ class Traffic:
                 return
 
     async def search(self) -> None:
-        """Until cancelled."""
+        """Search until cancelled."""
         while True:
             await asyncio.sleep(0.01)
             for document in self.written[-3:]:
@@ -78,34 +78,38 @@ class Traffic:
                 else:
                     assert {each.chunk.document_id for each in matches} == {document}
                     assert len(matches) == CHUNKS
-                    self.found += 1
+                    self.answered += 1
 
 
-@pytest.mark.parametrize("how", ["killed", "silent"])
+@pytest.mark.parametrize("failure", ["killed", "silent"])
 async def test_the_standby_takes_over_in_the_middle_of_indexing_and_search(
-    pair: Pair, how: str, monkeypatch: pytest.MonkeyPatch
+    pair: Pair, failure: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(postgres_home, "_TIMEOUT", STATEMENT)
+    monkeypatch.setattr(postgres_store, "_TIMEOUT", STATEMENT_TIMEOUT)
     primary, standby = pair
-    home = index_store_at(url_of(pair))
-    async with home.table(Generation("chunks", "test", 2)) as index:
+    store = index_store_at(url_of(pair))
+    async with store.table(Generation("chunks", "test", 2)) as index:
         traffic = Traffic(index)
         async with asyncio.TaskGroup() as tasks:
             searching = tasks.create_task(traffic.search())
             writing = [tasks.create_task(traffic.write(each)) for each in range(WRITERS)]
-            await eventually(lambda: len(traffic.written) >= BEFORE and traffic.found > 0)
+            await eventually(
+                lambda: len(traffic.written) >= WRITTEN_BEFORE and traffic.answered > 0
+            )
             began = time.monotonic()
             # Silent: as one that is frozen, whose host still takes what is sent to it.
-            await asyncio.to_thread(primary.stop if how == "killed" else primary.pause)
+            await asyncio.to_thread(primary.stop if failure == "killed" else primary.pause)
             await asyncio.to_thread(standby.promote)
             await asyncio.wait(writing)
-            found = traffic.found
-            await eventually(lambda: traffic.found > found, what="search goes on")
+            answered_before = traffic.answered
+            await eventually(lambda: traffic.answered > answered_before, what="search goes on")
             searching.cancel()
-        assert time.monotonic() - began < (STATEMENT * 1.8 if how == "silent" else STATEMENT)
+        assert time.monotonic() - began < (
+            STATEMENT_TIMEOUT * 1.8 if failure == "silent" else STATEMENT_TIMEOUT
+        )
         assert traffic.refused, "it was in the middle"
         assert len(traffic.written) == WRITERS * DOCUMENTS
         assert await index.count() == WRITERS * DOCUMENTS * CHUNKS
         for document in traffic.written:
             assert await index.count(document) == CHUNKS
-    await home.close()
+    await store.close()

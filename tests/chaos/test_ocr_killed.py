@@ -66,20 +66,20 @@ async def read_once(
             number: tmp_path / "files" / page_key(document_id, "ocr_pdf", number)
             for number in range(1, count + 1)
         }
-        kept: dict[int, float] = {}
+        written_at: dict[int, float] = {}
 
         def some_more() -> bool:
-            return sum(file.exists() for file in files.values()) >= len(kept) + between
+            return sum(file.exists() for file in files.values()) >= len(written_at) + between
 
         for _ in range(kills):
             victim = await processes.start("worker", kind="ocr", slots=2)
             await eventually(some_more, 90)
             victim.kill()
             await victim.ended()
-            kept |= {
+            written_at |= {
                 number: file.stat().st_mtime for number, file in files.items() if file.exists()
             }
-        assert len(kept) < count
+        assert len(written_at) < count
         await processes.start("worker", kind="ocr", slots=2)
 
         async def is_done() -> bool:
@@ -87,7 +87,11 @@ async def read_once(
             return document is not None and document.state == "completed"
 
         await eventually(is_done, 150)
-        again = {number for number, when in kept.items() if files[number].stat().st_mtime != when}
+        again = {
+            number
+            for number, modified_at in written_at.items()
+            if files[number].stat().st_mtime != modified_at
+        }
         assert again == set()
         jobs = await system.ledger.job_reads.pipeline(job_id)
         (extracted,) = [job.id for job in jobs if job.job_type == "extract_text"]

@@ -48,13 +48,13 @@ async def test_an_upload_is_kept_when_another_was_told_of_its_document_before_it
     mine = await first.intake.receive(text())
     sending = asyncio.create_task(first.submit(mine, ABOUT))
     await slow.answered.wait()
-    told = await second.submit(await second.intake.receive(text()), ABOUT)
-    assert told.duplicate
+    answer = await second.submit(await second.intake.receive(text()), ABOUT)
+    assert answer.duplicate
     slow.go_on.set()
-    kept = await sending
-    assert (kept.duplicate, kept.status.job_id) == (False, told.status.job_id)
+    first_answer = await sending
+    assert (first_answer.duplicate, first_answer.status.job_id) == (False, answer.status.job_id)
     assert waiting_files(system) == [mine.key]
-    record = await system.record(str(told.status.job_id))
+    record = await system.record(str(answer.status.job_id))
     assert (record.state, record.payload["key"]) == (State.PENDING, mine.key)
 
 

@@ -38,18 +38,18 @@ class Pages(Site):
         self.names = [f"psf/repository-{number}" for number in range(7)]
 
     def answer(self, exchange: Exchange, request: Request) -> None:
-        given = request.parameters
+        parameters = request.parameters
         if request.path == "/orgs/psf":
             return server.says({"public_repos": len(self.names)})(exchange, request)
         if request.path in ("/orgs/psf/repos", "/search/repositories"):
-            size, page = int(given["per_page"]), int(given["page"])
+            size, page = int(parameters["per_page"]), int(parameters["page"])
             listed = [repository(each) for each in self.names[(page - 1) * size : page * size]]
-            found: Any = listed
-            if "q" in given:
-                found = {"total_count": len(self.names), "items": listed}
-            return server.says(found)(exchange, request)
+            body: Any = listed
+            if "q" in parameters:
+                body = {"total_count": len(self.names), "items": listed}
+            return server.says(body)(exchange, request)
         if request.path in ("/api/models", "/api/datasets"):
-            size, at = int(given["limit"]), int(given.get("cursor", 0))
+            size, at = int(parameters["limit"]), int(parameters.get("cursor", 0))
             more = at + size < len(self.names)
             query = f"limit={size}&cursor={at + size}"
             link = {"Link": f'<{self.origin}{request.path}?{query}>; rel="next"'} if more else {}

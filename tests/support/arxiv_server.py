@@ -113,20 +113,20 @@ class ArxivServer(Site):
         if self.deepest is not None and start >= self.deepest:
             exchange.send(500, b"too deep", content_type="text/plain")
             return
-        found = self._by_ids(ids) if ids else self._search(parameters)
-        page = found[start : start + int(parameters.get("max_results", 10))]
+        papers = self._by_ids(ids) if ids else self._search(parameters)
+        page = papers[start : start + int(parameters.get("max_results", 10))]
         entries = [self.entry(paper) for paper in page]
-        exchange.send(200, feed(entries, len(found), start), content_type=ATOM)
+        exchange.send(200, feed(entries, len(papers), start), content_type=ATOM)
 
     def _by_ids(self, ids: Sequence[str]) -> list[Paper]:
-        known = {paper.id: paper for paper in self.papers}
-        found = []
+        papers_by_id = {paper.id: paper for paper in self.papers}
+        chosen = []
         for each in ids:
             base, _, version = each.partition("v")
-            if base in known:
-                paper = known[base]
-                found.append(replace(paper, version=int(version)) if version else paper)
-        return found
+            if base in papers_by_id:
+                paper = papers_by_id[base]
+                chosen.append(replace(paper, version=int(version)) if version else paper)
+        return chosen
 
     def _search(self, parameters: dict[str, str]) -> list[Paper]:
         query = parameters.get("search_query", "")
@@ -181,10 +181,10 @@ def feed(entries: Sequence[str], total: int, start: int) -> bytes:
     return text.encode()
 
 
-def refusal(said: str) -> bytes:
+def refusal(message: str) -> bytes:
     """Return arXiv's answer to an invalid request."""
-    url = "https://arxiv.org/api/errors#" + said.replace(" ", "_")
-    entry = f"<entry><id>{url}</id><title>Error</title><summary>{said}</summary></entry>"
+    url = "https://arxiv.org/api/errors#" + message.replace(" ", "_")
+    entry = f"<entry><id>{url}</id><title>Error</title><summary>{message}</summary></entry>"
     return feed([entry], total=1, start=0)
 
 

@@ -41,9 +41,9 @@ class CatalogueServer(Site):
 
     def with_dois(self, dois: Iterable[str]) -> list[KnownWork]:
         """Return the works with these DOIs; each counts as answered."""
-        asked = [doi.lower() for doi in dois]
-        self.answered += asked
-        return [self.by_doi[doi] for doi in asked if doi in self.by_doi]
+        lower_dois = [doi.lower() for doi in dois]
+        self.answered += lower_dois
+        return [self.by_doi[doi] for doi in lower_dois if doi in self.by_doi]
 
     def with_words(self, text: str) -> list[KnownWork]:
         """Return the works whose titles share the most words with a text."""
@@ -58,9 +58,9 @@ class CatalogueServer(Site):
 class OpenAlexServer(CatalogueServer):
     def answer(self, exchange: Exchange, request: Request) -> None:
         """Answer as this catalogue does."""
-        asked = request.parameters["filter"]
-        kind, _, value = asked.partition(":")
-        if "," in asked:
+        doi_filter = request.parameters["filter"]
+        kind, _, value = doi_filter.partition(":")
+        if "," in doi_filter:
             send(exchange, {"error": "Invalid query parameters error."}, 400)
         elif kind == "doi":
             self._send(exchange, self.with_dois(value.split("|")))
@@ -131,15 +131,17 @@ class WikidataServer(CatalogueServer):
             }
             send(exchange, {"entities": entities, "success": 1})
             return
-        said = parameters["srsearch"]
-        if said.startswith("haswbstatement:"):
-            asked = [each.split("=") for each in said.removeprefix("haswbstatement:").split("|")]
+        query = parameters["srsearch"]
+        if query.startswith("haswbstatement:"):
+            statements = [
+                each.split("=") for each in query.removeprefix("haswbstatement:").split("|")
+            ]
             prefix = {"P818": "10.48550/arxiv.", "P356": ""}
-            works = self.with_dois(prefix[name] + value for name, value in asked)
+            works = self.with_dois(prefix[name] + value for name, value in statements)
         else:
-            works = self.with_words(said.partition(" haswbstatement:")[0])
-        found = [{"ns": 0, "title": f"Q{work.number}"} for work in works]
-        send(exchange, {"batchcomplete": "", "query": {"search": found}})
+            works = self.with_words(query.partition(" haswbstatement:")[0])
+        search_results = [{"ns": 0, "title": f"Q{work.number}"} for work in works]
+        send(exchange, {"batchcomplete": "", "query": {"search": search_results}})
 
     def _entity(self, work: KnownWork) -> dict[str, Any]:
         values: dict[str, list[Any]] = {

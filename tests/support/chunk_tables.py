@@ -26,12 +26,12 @@ def vector(angle: float) -> list[float]:
 async def opened(
     url: str, embedder: str = "test", dimensions: int = DIMENSIONS, table: str = "chunks"
 ) -> AsyncIterator[ChunkIndex]:
-    home = index_store_at(url)
+    store = index_store_at(url)
     try:
-        async with home.table(Generation(table, embedder, dimensions)) as index:
+        async with store.table(Generation(table, embedder, dimensions)) as index:
             yield index
     finally:
-        await home.close()
+        await store.close()
 
 
 async def put(index: ChunkIndex, document_id: str, count: int, text: str = "text") -> None:

@@ -24,7 +24,7 @@ class GrobidServer(Site):
 
     def __init__(self) -> None:
         super().__init__()
-        self.known: dict[str, str] = {}
+        self.structures: dict[str, str] = {}
         """What stands in a `biblStruct`, by the reference."""
         self.in_pdf: list[tuple[str, str]] = []
         """References of any PDF: the text, and `coords`."""
@@ -34,26 +34,26 @@ class GrobidServer(Site):
     def answer(self, exchange: Exchange, request: Request) -> None:
         """Answer as GROBID 0.8 would."""
         if request.path == "/api/processCitationList":
-            asked = parse_qs(request.body.decode(), keep_blank_values=True)["citations"]
-            self.citations.append(asked)
-            body = tei([self._entry(n, each) for n, each in enumerate(asked)])
+            citations = parse_qs(request.body.decode(), keep_blank_values=True)["citations"]
+            self.citations.append(citations)
+            body = tei([self._entry(n, each) for n, each in enumerate(citations)])
         elif request.path == "/api/processReferences" and b"%PDF" in request.body:
-            found = self.in_pdf
-            body = tei([self._entry(n, text, at) for n, (text, at) in enumerate(found)])
+            references = self.in_pdf
+            body = tei([self._entry(n, text, at) for n, (text, at) in enumerate(references)])
         else:
             exchange.send(404, b"")
             return
         exchange.send(200, body, content_type="application/xml")
 
     def _entry(self, number: int, text: str, coords: str = "") -> str:
-        said = self.known.get(text) or (
+        structure = self.structures.get(text) or (
             f"<analytic><title level='a'>{escape(text.split('. ')[1])}</title></analytic><monogr/>"
             if ". " in text
             else "<monogr/>"
         )
         at = f" coords={quoteattr(coords)}" if coords else ""
         raw = f"<note type='raw_reference'>{escape(text)}</note>"
-        return f"<biblStruct{at} xml:id='b{number}'>{said}{raw}</biblStruct>"
+        return f"<biblStruct{at} xml:id='b{number}'>{structure}{raw}</biblStruct>"
 
 
 def tei(entries: list[str]) -> bytes:

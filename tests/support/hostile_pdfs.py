@@ -126,7 +126,7 @@ def with_a_costly_page(kind: str) -> bytes:
     document = pymupdf.open(stream=pdf([f"{TEXT} Page {number}." for number in (1, 2, 3)]))
     about, content, resources, use = COSTLY_PAGES[kind]
     inner = b"0 0 10 10 re f"
-    own = ""
+    own_resources = ""
     for _ in range(12):
         xref = document.get_new_xref()
         if kind == "fonts":
@@ -134,17 +134,17 @@ def with_a_costly_page(kind: str) -> bytes:
             document.update_stream(xref, b"1000 0 d0 " + inner)
             letter, xref = xref, document.get_new_xref()
             document.update_object(
-                xref, f"<<{about}/CharProcs<</a {letter} 0 R>>/Resources<<{own}>>>>"
+                xref, f"<<{about}/CharProcs<</a {letter} 0 R>>/Resources<<{own_resources}>>>>"
             )
         else:
-            document.update_object(xref, f"<<{about}/Resources<<{own}>>>>")
+            document.update_object(xref, f"<<{about}/Resources<<{own_resources}>>>>")
             document.update_stream(xref, inner)
-        own, inner = resources % xref, content
+        own_resources, inner = resources % xref, content
     page = document[1]
     own_font = document.xref_get_key(page.xref, "Resources/Font")[1]
     fonts = f"/Font{own_font}" if kind != "fonts" else ""
     before = b"" if kind == "fonts" else page.read_contents()
-    document.xref_set_key(page.xref, "Resources", f"<<{fonts}{own}>>")
+    document.xref_set_key(page.xref, "Resources", f"<<{fonts}{own_resources}>>")
     document.update_stream(page.get_contents()[0], before + b" q " + use + b" Q")
     return bytes(document.tobytes(no_new_id=True))
 
@@ -251,11 +251,11 @@ def not_pdfs() -> dict[str, bytes]:
 
 
 def _archive(files: dict[str, bytes]) -> bytes:
-    made = io.BytesIO()
-    with zipfile.ZipFile(made, "w") as archive:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
         for name, content in files.items():
             archive.writestr(name, content)
-    return made.getvalue()
+    return buffer.getvalue()
 
 
 def _stream(number: int, about: bytes, content: bytes) -> bytes:

@@ -72,8 +72,8 @@ def read(text: str) -> None:
     shorten(text, 300)
     chunks = split_into_chunks("d", [{"page": 1, "text": cleaned}])
     summarize([cleaned], "A title")
-    shown, _ = fit(sections_of([cleaned]), 24_000)
-    summary_messages("A title", shown + text[:24_000])
+    fitting, _ = fit(sections_of([cleaned]), 24_000)
+    summary_messages("A title", fitting + text[:24_000])
     HashedEmbedder(64).embed_now([chunk.text for chunk in chunks[:100]])
     cause_of("exhausted", "noop", "Error", text, text)
 

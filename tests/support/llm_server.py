@@ -75,17 +75,17 @@ def embeds(
     backwards: bool = False,
     model: str | None = None,
     weights: str = "",
-    most: int | None = None,
+    max_texts: int | None = None,
     too_many: int = 400,
     longest: int | None = None,
 ) -> Behaviour:
     """Proper embeddings: made of the text's hash. With a `model`, those of that one, whichever is
-    asked for; with `weights`, others under the same name. More than `most` texts, and one of
+    asked for; with `weights`, others under the same name. More than `max_texts` texts, and one of
     more characters than `longest`, are refused."""
 
     def behave(exchange: Exchange, request: Request) -> None:
         texts = request.json["input"]
-        if most is not None and len(texts) > most:
+        if max_texts is not None and len(texts) > max_texts:
             exchange.send_json(too_many, {"error": {"message": "the batch is too large"}})
             return
         if longest is not None and any(len(each) > longest for each in texts):

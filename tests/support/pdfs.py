@@ -78,14 +78,14 @@ def sized(width: float, height: float) -> bytes:
 
 def scan(document: bytes, dpi: int = 150) -> bytes:
     """Return the same pages as pictures alone, as a scanner makes them."""
-    made = pymupdf.open()
+    new_document = pymupdf.open()
     with pymupdf.open(stream=document, filetype="pdf") as opened:
         for page in opened:
             picture = page.get_pixmap(dpi=dpi).tobytes("png")
-            made.new_page(width=page.rect.width, height=page.rect.height).insert_image(
+            new_document.new_page(width=page.rect.width, height=page.rect.height).insert_image(
                 page.rect, stream=picture
             )
-    return bytes(made.tobytes(no_new_id=True))
+    return bytes(new_document.tobytes(no_new_id=True))
 
 
 def slips(texts: Sequence[str]) -> bytes:

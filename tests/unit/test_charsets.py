@@ -99,8 +99,8 @@ def test_a_byte_order_mark_comes_before_what_is_declared(data: bytes) -> None:
     ],
 )
 def test_a_content_type_names_the_charset(content_type: str | None, name: str | None) -> None:
-    found = charset_of(content_type)
-    assert (found and found.name) == name
+    charset = charset_of(content_type)
+    assert (charset and charset.name) == name
 
 
 @pytest.mark.parametrize(
@@ -118,8 +118,8 @@ def test_a_content_type_names_the_charset(content_type: str | None, name: str | 
     ],
 )
 def test_a_page_names_its_charset_itself(page: str, name: str | None) -> None:
-    found = charset_in(page.encode())
-    assert (found and found.name) == name
+    charset = charset_in(page.encode())
+    assert (charset and charset.name) == name
 
 
 WESTERN = "“Café” costs 5 €, the naïve user’s fiancée said – and that’s what it is."
@@ -138,8 +138,8 @@ PAGES = {
 def test_a_page_is_read_by_the_charset_that_is_named(named: str) -> None:
     text, codec, meta, charset = PAGES[named]
     html = f"<html><head>{meta}<title>T</title></head><body><p>{text}</p></body></html>"
-    said = read_page(html.encode(codec), "http://example.org/", charset)
-    assert text in said.text
+    read = read_page(html.encode(codec), "http://example.org/", charset)
+    assert text in read.text
 
 
 TEXTS = {
@@ -240,8 +240,8 @@ async def test_a_file_with_a_wrong_charset_becomes_utf_8_by_its_own(
             yield data[start : start + 700]
 
     latin = Charset("windows-1252")
-    found = b"".join([part async for part in convert_to_utf8(parts(), lambda _: latin)])
-    assert found.decode() == text
+    converted = b"".join([part async for part in convert_to_utf8(parts(), lambda _: latin)])
+    assert converted.decode() == text
 
 
 def test_what_is_no_text_in_any_charset_is_given_none() -> None:
@@ -276,8 +276,8 @@ async def test_a_file_becomes_utf_8_wherever_its_pieces_end(
         for start in range(0, len(data), size):
             yield data[start : start + size]
 
-    found = b"".join([part async for part in convert_to_utf8(parts(), lambda _: Charset(name))])
-    assert found.decode() == text
+    converted = b"".join([part async for part in convert_to_utf8(parts(), lambda _: Charset(name))])
+    assert converted.decode() == text
 
 
 async def test_a_text_that_is_not_what_it_is_declared_to_be_is_an_error() -> None:

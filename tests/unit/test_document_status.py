@@ -1,4 +1,4 @@
-"""What a document's jobs say of its state, while those of one stage are many."""
+"""The state of a document follows from its jobs, also while one stage has many of them."""
 
 from __future__ import annotations
 
@@ -65,11 +65,11 @@ BEFORE = [
     job("ingest_document", State.SUCCEEDED),
     job("extract_text", State.SUCCEEDED),
     job("await_ocr", State.SUCCEEDED),
-    job("ocr_pdf", State.SUCCEEDED),  # it has divided the pages among others
+    job("ocr_pdf", State.SUCCEEDED),  # it has published one `ocr_pages` for each part
 ]
 
 
-def told(*jobs: JobSummary) -> tuple[str, str | None, tuple[str, ...]]:
+def state_of(*jobs: JobSummary) -> tuple[str, str | None, tuple[str, ...]]:
     status = status_of("a", DOCUMENT, jobs)
     return status.state, status.current_stage, status.completed_stages
 
@@ -77,20 +77,20 @@ def told(*jobs: JobSummary) -> tuple[str, str | None, tuple[str, ...]]:
 def test_a_long_scan_is_being_read_until_its_pages_are_put_together():
     joining = job("ocr_pdf", State.JOINING)
     for state in (State.QUEUED, State.RUNNING, State.RETRYING, State.SUCCEEDED):
-        assert told(*BEFORE, job("ocr_pages", state), joining) == (
+        assert state_of(*BEFORE, job("ocr_pages", state), joining) == (
             "recognizing",
             "ocr_pdf",
             ("ingest_document", "extract_text"),
         )
-    waits = told(*BEFORE[:-1], job("ocr_pdf", State.QUEUED))
+    waits = state_of(*BEFORE[:-1], job("ocr_pdf", State.QUEUED))
     assert waits[:2] == ("needs_ocr", "ocr_pdf")
 
 
 def test_a_document_has_not_failed_where_another_job_reads_the_pages_of_one_that_died():
     dead, joining = job("ocr_pages", State.DEAD), job("ocr_pdf", State.JOINING)
-    assert told(*BEFORE, dead, joining)[0] == "recognizing"
+    assert state_of(*BEFORE, dead, joining)[0] == "recognizing"
     merged, next_stage = job("ocr_pdf", State.SUCCEEDED), job("summarize_content", State.RUNNING)
-    state, stage, completed = told(*BEFORE, dead, merged, next_stage)
+    state, stage, completed = state_of(*BEFORE, dead, merged, next_stage)
     assert (state, stage, completed[-1]) == ("summarizing", "summarize_content", "ocr_pdf")
-    failed = told(*BEFORE, dead, replace(joining, state=State.DEAD))
+    failed = state_of(*BEFORE, dead, replace(joining, state=State.DEAD))
     assert failed[:2] == ("failed", "ocr_pdf")

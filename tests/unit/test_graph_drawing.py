@@ -31,11 +31,11 @@ def drawn(around: Neighbourhood) -> ET.Element:
 
 def labels(svg: ET.Element) -> list[tuple[float, float, str]]:
     """Those of nodes, with their places."""
-    shown = [text for text in svg.iter(f"{SVG}text") if text.get("fill") == "#1c2730"]
+    labels_shown = [text for text in svg.iter(f"{SVG}text") if text.get("fill") == "#1c2730"]
     groups = {text for group in svg.iter(f"{SVG}g") for text in group.iter(f"{SVG}text")}
     return [
         (float(text.get("x", 0)), float(text.get("y", 0)), text.text or "")
-        for text in shown
+        for text in labels_shown
         if text in groups
     ]
 
@@ -62,12 +62,13 @@ def test_foreign_labels_stay_text_and_have_a_line_each():
     edges = [edge("c", each.key) for each in others]
     svg = drawn(Neighbourhood(nodes, [0] + [1] * 60, edges, truncated=True))
     assert not list(svg.iter(f"{SVG}script"))
-    shown = labels(svg)
+    labels_shown = labels(svg)
     assert all(
-        len(text) <= MAX_LABEL_LENGTH and text.startswith("</text><script>") for _, _, text in shown
+        len(text) <= MAX_LABEL_LENGTH and text.startswith("</text><script>")
+        for _, _, text in labels_shown
     )
-    assert all(text.endswith("(2000)") for _, _, text in shown[1:])
-    heights = sorted(y for _, y, _ in shown[1:])
+    assert all(text.endswith("(2000)") for _, _, text in labels_shown[1:])
+    heights = sorted(y for _, y, _ in labels_shown[1:])
     assert min(b - a for a, b in pairwise(heights)) >= LINE_HEIGHT - 1
     assert "Only a part" in ET.tostring(svg, encoding="unicode")
 

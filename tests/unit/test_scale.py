@@ -19,7 +19,7 @@ def test_each_kind_gets_its_number_and_the_last_word_counts(registry: Registry) 
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("painter=2", "there is no 'painter' among ingest"),
         ("llm", "write llm=N"),
@@ -29,6 +29,8 @@ def test_each_kind_gets_its_number_and_the_last_word_counts(registry: Registry) 
         (f"llm={MAX_PROCESSES + 1}", f"from 0 to {MAX_PROCESSES}"),
     ],
 )
-def test_what_is_no_number_of_a_kind_is_refused(registry: Registry, text: str, said: str) -> None:
-    with pytest.raises(WrongUsage, match=said):
+def test_what_is_no_number_of_a_kind_is_refused(
+    registry: Registry, text: str, message: str
+) -> None:
+    with pytest.raises(WrongUsage, match=message):
         parse_scale([text], registry)

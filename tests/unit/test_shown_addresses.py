@@ -7,7 +7,7 @@ from switchyard.services.pipeline.index.lance_store import LanceStore
 
 
 @pytest.mark.parametrize(
-    ("url", "shown"),
+    ("url", "expected"),
     [
         ("s3://KEY:SECRET@bucket/index?secret=x", "s3://bucket/index"),
         ("az://bucket/a@b", "az://bucket/a@b"),
@@ -16,10 +16,10 @@ from switchyard.services.pipeline.index.lance_store import LanceStore
         ("file:///srv/a@b", "file:///srv/a@b"),
     ],
 )
-def test_an_address_is_shown_without_its_credentials(url: str, shown: str) -> None:
-    assert without_credentials(url) == shown
+def test_an_address_is_shown_without_its_credentials(url: str, expected: str) -> None:
+    assert without_credentials(url) == expected
 
 
 def test_an_index_in_an_object_store_tells_no_credentials() -> None:
-    home = LanceStore("s3://KEY:SECRET@bucket/index?aws_secret_access_key=SECRET")
-    assert home.location == "s3://bucket/index"
+    store = LanceStore("s3://KEY:SECRET@bucket/index?aws_secret_access_key=SECRET")
+    assert store.location == "s3://bucket/index"

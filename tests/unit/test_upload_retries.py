@@ -63,14 +63,14 @@ def refusing(times: int) -> Iterator[tuple[str, list[bytes]]]:
 
 
 def test_a_refused_upload_is_sent_again_whole() -> None:
-    told: list[ApiError] = []
+    errors: list[ApiError] = []
     with (
         refusing(2) as (url, bodies),
-        Client(url, on_retry=lambda error, pause: told.append(error)) as client,
+        Client(url, on_retry=lambda error, pause: errors.append(error)) as client,
     ):
         assert client.upload(io.BytesIO(CONTENT), filename="tide.txt").document_id == "d-1"
     assert [CONTENT in body for body in bodies] == [True] * 3
-    assert [each.kind for each in told] == ["lane-full"] * 2
+    assert [each.kind for each in errors] == ["lane-full"] * 2
 
 
 async def test_it_is_given_up_after_two_repeats(tmp_path: Path) -> None:
@@ -94,14 +94,14 @@ def test_what_can_not_be_wound_back_is_sent_once() -> None:
 
 
 def test_an_upload_without_an_answer_is_not_sent_again(unused_tcp_port: int) -> None:
-    told: list[ApiError] = []
+    errors: list[ApiError] = []
     url = f"http://127.0.0.1:{unused_tcp_port}"
     with (
-        Client(url, on_retry=lambda error, pause: told.append(error)) as client,
+        Client(url, on_retry=lambda error, pause: errors.append(error)) as client,
         pytest.raises(ApiUnavailable),
     ):
         client.upload(io.BytesIO(CONTENT))
-    assert told == []
+    assert errors == []
 
 
 def test_jobctl_says_that_it_sends_a_file_again(

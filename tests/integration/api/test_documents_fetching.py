@@ -77,10 +77,10 @@ def test_addresses_of_our_own_network_are_told_apart(address: str, public: bool)
 
 @dataclass
 class Web:
-    """A server that answers paths with raw HTTP, and remembers which were asked for."""
+    """A server that answers paths with raw HTTP, and records the requested paths."""
 
     answers: dict[str, bytes] = field(default_factory=dict)
-    asked: list[str] = field(default_factory=list)
+    requested_paths: list[str] = field(default_factory=list)
     port: int = 0
     endless: bytes = b""
     """After the answer: sent again and again, for as long as somebody listens."""
@@ -90,7 +90,7 @@ class Web:
         try:
             head = await reader.readuntil(b"\r\n\r\n")
             path = head.split()[1].decode()
-            self.asked.append(path)
+            self.requested_paths.append(path)
             writer.write(self.answers.get(path, b"HTTP/1.1 404 No\r\nContent-Length: 0\r\n\r\n"))
             await writer.drain()
             while self.endless:
@@ -105,10 +105,10 @@ class Web:
 
 @asynccontextmanager
 async def web(**answers: bytes) -> AsyncIterator[Web]:
-    made = Web({f"/{name}": answer for name, answer in answers.items()})
-    async with await asyncio.start_server(made.serve, "127.0.0.1", 0) as server:
-        made.port = server.sockets[0].getsockname()[1]
-        yield made
+    site = Web({f"/{name}": answer for name, answer in answers.items()})
+    async with await asyncio.start_server(site.serve, "127.0.0.1", 0) as server:
+        site.port = server.sockets[0].getsockname()[1]
+        yield site
 
 
 def only_127_0_0_1(address: Address) -> bool:
@@ -117,15 +117,15 @@ def only_127_0_0_1(address: Address) -> bool:
 
 
 @dataclass
-class Names:
+class ChangingResolver:
     """A resolver whose answers change."""
 
     answers: list[list[str]]
-    asked: int = 0
+    lookups: int = 0
 
     async def __call__(self, host: str, port: int) -> Sequence[str]:
-        self.asked += 1
-        return self.answers[min(self.asked, len(self.answers)) - 1]
+        self.lookups += 1
+        return self.answers[min(self.lookups, len(self.answers)) - 1]
 
 
 async def fetch(
@@ -147,10 +147,10 @@ def moved(to: str) -> bytes:
 OPEN = SsrfGuard(is_allowed=only_127_0_0_1)
 
 
-async def test_what_is_there_is_fetched():
+async def test_a_redirect_is_followed():
     async with web(paper=moved("/there"), there=ok(b"hello")) as server:
         assert await fetch(f"http://127.0.0.1:{server.port}/paper", OPEN) == b"hello"
-        assert server.asked == ["/paper", "/there"]
+        assert server.requested_paths == ["/paper", "/there"]
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ async def test_this_machine_is_not_fetched_from_however_it_is_written(host: str)
     async with web(secret=ok(b"secret")) as server:
         with pytest.raises(FetchRefused, match="open internet"):
             await fetch(f"http://{host}:{server.port}/secret")
-        assert not server.asked
+        assert not server.requested_paths
 
 
 @pytest.mark.parametrize(
@@ -196,29 +196,31 @@ async def test_a_redirect_leads_to_nothing_that_is_not_allowed(target: str):
         guard = SsrfGuard(resolve=resolve, is_allowed=only_127_0_0_1)
         with pytest.raises(FetchRefused):
             await fetch(f"http://127.0.0.1:{server.port}/paper", guard)
-        assert server.asked == ["/paper"]
+        assert server.requested_paths == ["/paper"]
 
 
 async def test_the_checked_address_is_the_one_that_is_connected_to():
-    names = Names([["127.0.0.1"], ["10.0.0.1"]])
+    names = ChangingResolver([["127.0.0.1"], ["10.0.0.1"]])
     async with web(paper=ok(b"hello")) as server:
         guard = SsrfGuard(resolve=names, is_allowed=only_127_0_0_1)
         assert await fetch(f"http://paper.example:{server.port}/paper", guard) == b"hello"
-        assert names.asked == 1
+        assert names.lookups == 1
 
 
 async def test_a_name_that_changes_its_answer_is_checked_at_each_connection():
-    names = Names([["127.0.0.1"], ["10.0.0.1"]])
+    names = ChangingResolver([["127.0.0.1"], ["10.0.0.1"]])
     async with web(paper=b"", secret=ok(b"secret")) as server:
         url = f"http://paper.example:{server.port}"
         server.answers["/paper"] = moved(f"{url}/secret")
         with pytest.raises(FetchRefused, match="open internet"):
             await fetch(f"{url}/paper", SsrfGuard(resolve=names, is_allowed=only_127_0_0_1))
-        assert (names.asked, server.asked) == (2, ["/paper"])
+        assert (names.lookups, server.requested_paths) == (2, ["/paper"])
 
 
 async def test_a_name_with_one_private_address_among_others_is_refused():
-    guard = SsrfGuard(resolve=Names([["127.0.0.1", "10.0.0.1"]]), is_allowed=only_127_0_0_1)
+    guard = SsrfGuard(
+        resolve=ChangingResolver([["127.0.0.1", "10.0.0.1"]]), is_allowed=only_127_0_0_1
+    )
     with pytest.raises(FetchRefused):
         await fetch("http://paper.example/", guard)
 
@@ -227,7 +229,7 @@ async def test_redirects_come_to_an_end():
     async with web(paper=moved("/paper")) as server:
         with pytest.raises(FetchRefused, match="redirects"):
             await fetch(f"http://127.0.0.1:{server.port}/paper", OPEN)
-        assert len(server.asked) == 6
+        assert len(server.requested_paths) == 6
 
 
 @pytest.mark.parametrize("announced", [b"Content-Length: 100000\r\n", b""])
@@ -249,7 +251,7 @@ async def test_a_server_that_dribbles_is_given_up():
 
 async def test_a_body_in_chunks_of_one_byte_leaves_the_loop_to_others():
     body = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 20_000
-    turns, most = 0, 0
+    turns, longest_run = 0, 0
 
     async def take_turns() -> None:
         nonlocal turns
@@ -261,14 +263,14 @@ async def test_a_body_in_chunks_of_one_byte_leaves_the_loop_to_others():
         others = asyncio.create_task(take_turns())
         url = f"http://127.0.0.1:{server.port}/paper"
         async with fetching(url, max_bytes=30_000, timeout=60, guard=OPEN) as fetched:
-            since = parts = 0
+            run = parts = 0
             async for _ in fetched.parts:
-                parts, since = parts + 1, since + 1
+                parts, run = parts + 1, run + 1
                 if turns:
-                    most, since, turns = max(most, since), 0, 0
+                    longest_run, run, turns = max(longest_run, run), 0, 0
         others.cancel()
     assert parts == 20_000
-    assert most <= PARTS_PER_TURN
+    assert longest_run <= PARTS_PER_TURN
 
 
 async def test_the_authorities_are_loaded_once_and_not_on_the_event_loop(
@@ -277,13 +279,13 @@ async def test_the_authorities_are_loaded_once_and_not_on_the_event_loop(
     threads: list[int] = []
     load = httpcore.default_ssl_context
 
-    def loaded() -> ssl.SSLContext:
+    def record_thread_and_load() -> ssl.SSLContext:
         threads.append(threading.get_ident())
         return load()
 
     web_authorities.cache_clear()
-    monkeypatch.setattr(httpcore, "default_ssl_context", loaded)
-    monkeypatch.setattr("httpcore._async.connection.default_ssl_context", loaded)
+    monkeypatch.setattr(httpcore, "default_ssl_context", record_thread_and_load)
+    monkeypatch.setattr("httpcore._async.connection.default_ssl_context", record_thread_and_load)
 
     async def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.close()
@@ -299,7 +301,7 @@ async def test_the_authorities_are_loaded_once_and_not_on_the_event_loop(
     assert threads[0] != threading.get_ident()
 
 
-async def test_a_packed_answer_is_refused():
+async def test_a_compressed_answer_is_refused():
     async with web(paper=ok(b"\x1f\x8b", b"Content-Encoding: gzip")) as server:
         with pytest.raises(FetchRefused, match="compresses its answer"):
             await fetch(f"http://127.0.0.1:{server.port}/paper", OPEN)

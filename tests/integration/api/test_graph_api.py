@@ -75,8 +75,8 @@ async def test_the_client_asks_the_graph(client: httpx.AsyncClient):
         assert [len(path.edges) for path in paths.paths] == [2, 2]
         assert [each.shared for each in (await graph.cocited("doi:10.1234/b")).works] == [2, 1]
         assert [each.node.documents for each in (await graph.coupled("a")).works] == [["z"]]
-        most = [each async for each in graph.most_cited(kind="work", limit=2)]
-        assert [each.cited for each in most] == [2, 2, 1]
+        most_cited = [each async for each in graph.most_cited(kind="work", limit=2)]
+        assert [each.cited for each in most_cited] == [2, 2, 1]
         assert [each async for each in graph.most_cited(by_rank=True)] == []  # not ranked yet
         whole = await graph.graph()
         assert (whole.nodes["document"], whole.edges["cites"], whole.ranking) == (2, 5, None)
@@ -121,8 +121,8 @@ async def test_the_graph_at_the_terminal(
     async def graph(*arguments: str, code: int = 0) -> str:
         return await typed(settings, str(client.base_url), *arguments, code=code)
 
-    shown = json.loads(await graph("show", "a", "--json"))
-    assert (shown["key"], shown["cited"]) == ("arxiv:2001.00001", 0)
+    node = json.loads(await graph("show", "a", "--json"))
+    assert (node["key"], node["cited"]) == ("arxiv:2001.00001", 0)
     assert "arxiv:2001.00001" in await graph("show", "a")
     assert "recompute_graph" in await graph("show")
     assert "topic:cs.db" in await graph("neighbours", "a")
@@ -183,20 +183,20 @@ async def test_a_search_asks_only_what_cites_a_work_or_what_a_work_cites(
         cited = {"references": [{"arxiv_id": "2002.00002"}]}
         await upsert_document(ledger, ids[1], {}, "Sand", references=cited)
 
-    async def found(**filters: Any) -> list[str]:
+    async def ids_of_works(**filters: Any) -> list[str]:
         async with AsyncClient(str(client.base_url)) as opened:
             return [hit.document_id for hit in (await opened.search("wave", **filters)).hits]
 
-    assert set(await found()) == set(ids)
-    assert await found(cites="doi:10.1234/q") == [ids[0]]
-    assert await found(cites="arxiv:2002.00002") == [ids[1]]
-    assert await found(cited_by=ids[1]) == [ids[0]]
-    assert await found(cited_by=ids[1], cites="doi:10.1234/q") == [ids[0]]
-    assert await found(cited_by=ids[0]) == []
+    assert set(await ids_of_works()) == set(ids)
+    assert await ids_of_works(cites="doi:10.1234/q") == [ids[0]]
+    assert await ids_of_works(cites="arxiv:2002.00002") == [ids[1]]
+    assert await ids_of_works(cited_by=ids[1]) == [ids[0]]
+    assert await ids_of_works(cited_by=ids[1], cites="doi:10.1234/q") == [ids[0]]
+    assert await ids_of_works(cited_by=ids[0]) == []
     answer = await client.post("/search", json={"query": "x", "filters": {"cites": "doi:none"}})
     assert answer.status_code == 422
     assert "the graph has no node 'doi:none'" in answer.text
     url = str(client.base_url)
-    shown = await typed(settings, url, "wave", "--cited-by", ids[1], command="search")
-    assert ids[0] in shown
-    assert ids[1] not in shown
+    output = await typed(settings, url, "wave", "--cited-by", ids[1], command="search")
+    assert ids[0] in output
+    assert ids[1] not in output

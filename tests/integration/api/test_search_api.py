@@ -132,12 +132,12 @@ async def test_documents_are_found_by_when_they_were_taken_in(client: httpx.Asyn
 
 
 async def test_operators_see_whose_the_index_is(client: httpx.AsyncClient):
-    told = (await client.get("/admin/index")).json()
-    assert told["wanted"] == "wordllama-1-256"
-    assert [(each["role"], each["embedder"]) for each in told["generations"]] == [
+    index_state = (await client.get("/admin/index")).json()
+    assert index_state["wanted"] == "wordllama-1-256"
+    assert [(each["role"], each["embedder"]) for each in index_state["generations"]] == [
         ("active", "wordllama-1-256")
     ]
-    assert told["generations"][0]["chunks"] >= len(TEXTS)
+    assert index_state["generations"][0]["chunks"] >= len(TEXTS)
 
 
 async def test_an_index_is_searched_with_its_own_embedder_whatever_the_settings_say(
@@ -165,7 +165,7 @@ async def test_an_index_of_an_embedder_that_is_not_there_says_what_to_do(tmp_pat
 async def test_filters_leave_out_all_other_documents(client: httpx.AsyncClient, mode: str):
     everything = await find(client, "water", mode=mode)
     tides = next(hit["document_id"] for hit in everything if hit["title"] == "Tides")
-    for filters, wanted in (
+    for filters, expected in (
         ({"document_ids": [tides]}, ["Tides"]),
         ({"source": "bread"}, ["Bread"]),
         ({"source": "bread", "document_ids": [tides]}, []),
@@ -173,7 +173,7 @@ async def test_filters_leave_out_all_other_documents(client: httpx.AsyncClient, 
         ({"document_ids": []}, []),
         ({"document_ids": ["unknown"]}, []),
     ):
-        assert titles(await find(client, "water", mode=mode, filters=filters)) == wanted, filters
+        assert titles(await find(client, "water", mode=mode, filters=filters)) == expected, filters
 
 
 async def test_limit_and_hits_of_one_document_are_held_to(client: httpx.AsyncClient):

@@ -25,7 +25,7 @@ from tests.support.jobs import journal
 from tests.support.system import JOB_MODULES
 
 MANY = BATCH + 10
-"""More than are read at once."""
+"""Items of more than one batch."""
 
 
 async def test_each_item_becomes_one_job_and_is_done(
@@ -48,34 +48,34 @@ async def test_each_item_becomes_one_job_and_is_done(
 async def test_other_tasks_run_while_a_batch_is_made(
     user: BackfillUser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made, most, loop = 0, 0, asyncio.get_running_loop()
+    made_in_turn, max_made_in_turn, loop = 0, 0, asyncio.get_running_loop()
 
     def begin_turn() -> None:
-        nonlocal made
-        made = 0
+        nonlocal made_in_turn
+        made_in_turn = 0
 
-    def watched(plan: Plan, item: Item | Unusable) -> NewJob | str:
-        nonlocal made, most
-        if made == 0:
+    def count_jobs(plan: Plan, item: Item | Unusable) -> NewJob | str:
+        nonlocal made_in_turn, max_made_in_turn
+        if made_in_turn == 0:
             loop.call_soon(begin_turn)
-        made += 1
-        most = max(most, made)
+        made_in_turn += 1
+        max_made_in_turn = max(max_made_in_turn, made_in_turn)
         return job_or_reason(plan, item)
 
-    monkeypatch.setattr(backfill_run, "job_or_reason", watched)
+    monkeypatch.setattr(backfill_run, "job_or_reason", count_jobs)
     options = await user.store({"n": n} for n in range(MANY))
     operation = await user.start("file", options, job_type="noop")
     await user.system.start_worker(slots=8)
     await user.run(operation)
-    assert 0 < most <= backfill_run.JOBS_PER_TURN
+    assert 0 < max_made_in_turn <= backfill_run.JOBS_PER_TURN
 
 
 async def test_a_template_makes_payloads_of_csv(user: BackfillUser) -> None:
     data = '\ufeffid,title\r\n7,"two\nlines, and ""quotes"""\r\n8,plain\r\n'.encode()
     options = await user.store(data, FileFormat.CSV)
     template = {"text": "{title} ({id})", "n": 3}
-    wanted = {"source": "file", "options": options, "job_type": "noop", "payload": template}
-    preview = await user.backfills.preview(parse_spec(wanted))
+    spec_json = {"source": "file", "options": options, "job_type": "noop", "payload": template}
+    preview = await user.backfills.preview(parse_spec(spec_json))
     assert preview.total == 2
     assert [job.message.payload for job in preview.jobs] == [
         {"text": 'two\nlines, and "quotes" (7)', "n": 3},
@@ -83,7 +83,7 @@ async def test_a_template_makes_payloads_of_csv(user: BackfillUser) -> None:
     ]
 
 
-async def test_what_can_not_be_used_is_skipped_and_told(user: BackfillUser) -> None:
+async def test_unusable_lines_are_skipped_and_reported(user: BackfillUser) -> None:
     lines = [b'{"n": 0}', b"", b"{nonsense", b'{"n": "many"}', b"\xff\xfe", b'{"n": 5}']
     options = await user.store(b"\n".join(lines))
     operation = await user.start("file", options, job_type="noop")
@@ -100,18 +100,18 @@ async def test_what_can_not_be_used_is_skipped_and_told(user: BackfillUser) -> N
 async def test_a_csv_with_odd_rows_is_read_all_the_same(user: BackfillUser) -> None:
     long = "x" * 200_000
     options = await user.store(f"\n\nn,text\n1,{long}\n2,b\n".encode(), FileFormat.CSV)
-    wanted = {"source": "file", "options": options, "job_type": "noop"}
-    wanted["payload"] = {"n": 0, "text": "{n}{text}"}
-    preview = await user.backfills.preview(parse_spec(wanted))
+    spec_json = {"source": "file", "options": options, "job_type": "noop"}
+    spec_json["payload"] = {"n": 0, "text": "{n}{text}"}
+    preview = await user.backfills.preview(parse_spec(spec_json))
     assert [job.message.payload["text"] for job in preview.jobs] == [f"1{long}", "2b"]
     rows = "".join(f"{n},some text\n" for n in range(100_000))
     options = await user.store(f'n,text\n1,"open\n{rows}'.encode(), FileFormat.CSV)
-    preview = await user.backfills.preview(parse_spec({**wanted, "options": options}))
+    preview = await user.backfills.preview(parse_spec({**spec_json, "options": options}))
     assert preview.unusable == ("line 2: longer than 1,048,576 bytes: is a quote not closed?",)
     assert preview.jobs
 
 
-async def test_an_own_source_is_read_on_after_it_was_away(
+async def test_reading_a_source_goes_on_after_it_was_unavailable(
     user: BackfillUser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bulk_runner, "MIN_RETRY_PAUSE", 0.05)

@@ -41,12 +41,12 @@ async def completed(system: System, api: RunningApi, number: int) -> Page[Docume
     """Wait until the pipeline has done with so many documents."""
     documents = api.server.app.state.document_services.documents
 
-    async def found() -> Page[DocumentStatus] | None:
+    async def documents_page() -> Page[DocumentStatus] | None:
         page: Page[DocumentStatus] = await documents.documents(limit=50, cursor=None)
         done = len(page.items) == number and all(each.is_finished for each in page.items)
         return page if done else None
 
-    return await eventually(found, what="the end of the pipeline")
+    return await eventually(documents_page, what="the end of the pipeline")
 
 
 async def test_documents_are_dropped_read_searched_and_opened_at_the_passage(

@@ -64,12 +64,14 @@ async def test_maintenance_changes_nothing_that_is_seen(url: str):
 
 
 async def test_texts_that_a_database_does_not_take_are_kept_nevertheless(url: str):
-    texts = ["zero \0 byte", "half \ud800 pair", "long " + "x" * 5_000]
+    odd_texts = ["zero \0 byte", "half \ud800 pair", "long " + "x" * 5_000]
     if "postgresql" not in url:
-        texts.pop(1)  # Arrow has no room for it; no text of a document has one
+        odd_texts.pop(1)  # Arrow has no room for it; no text of a document has one
     async with opened(url) as index:
-        some = [Chunk(chunk_id("a", n), "a", n, 1, text) for n, text in enumerate(texts)]
-        await index.put("T", some, [vector(0)] * len(some))
+        document_chunks = [
+            Chunk(chunk_id("a", n), "a", n, 1, text) for n, text in enumerate(odd_texts)
+        ]
+        await index.put("T", document_chunks, [vector(0)] * len(document_chunks))
         assert [match.chunk.index for match in await index.keyword_search("zero", 3)] == [0]
 
 
@@ -79,9 +81,9 @@ async def test_a_documents_texts_come_in_order_and_documents_by_name(url: str):
         await put(index, "b", 12)
         await put(index, "A", 1)
         assert await index.document_ids() == ["A", "b"]
-        texts = await index.texts_of("b", 5, 4)
-        assert [each.chunk for each in texts] == chunks("b", 12)[5:9]
-        assert {each.title for each in texts} == {"Title"}
+        stored_texts = await index.texts_of("b", 5, 4)
+        assert [each.chunk for each in stored_texts] == chunks("b", 12)[5:9]
+        assert {each.title for each in stored_texts} == {"Title"}
         assert await index.texts_of("nobody", 0, 4) == []
 
 
@@ -95,16 +97,16 @@ async def test_another_embedders_index_is_refused(url: str, embedder: str, dimen
 
 
 @pytest.mark.parametrize(
-    ("made_by", "way_back"),
+    ("made_by", "remedy"),
     [
         ("hashed-2-8", "JOBS_EMBED_OFFLINE=hashed and JOBS_EMBED_DIMENSIONS=8"),
         ("wordllama-1-8", "JOBS_EMBED_OFFLINE=wordllama and JOBS_EMBED_DIMENSIONS=8"),
         ("some-model-8", "JOBS_EMBED_BASE_URL, JOBS_EMBED_MODEL and JOBS_EMBED_DIMENSIONS back"),
     ],
 )
-async def test_a_refusal_says_how_to_use_the_index_as_it_is(url: str, made_by: str, way_back: str):
+async def test_a_refusal_says_how_to_use_the_index_as_it_is(url: str, made_by: str, remedy: str):
     async with opened(url, made_by):
         pass
-    with pytest.raises(IndexMismatch, match=way_back):
+    with pytest.raises(IndexMismatch, match=remedy):
         async with opened(url, "other"):
             pass

@@ -33,10 +33,10 @@ async def index(pgvector_url: str) -> AsyncIterator[ChunkIndex]:
             chunks = []
             for at in range(EACH):
                 parts = [("common", 1.0), ("half", 0.5), ("tenth", 0.1), ("third", 0.3)]
-                said = [word for word, share in parts if randomly.random() < share]
+                chosen_words = [word for word, share in parts if randomly.random() < share]
                 if number % 10 == 3 and at == 7:
-                    said.append("rare")
-                text = " ".join([*said, *["filling"] * randomly.randrange(5)])
+                    chosen_words.append("rare")
+                text = " ".join([*chosen_words, *["filling"] * randomly.randrange(5)])
                 chunks.append(Chunk(chunk_id(document_id, at), document_id, at, 1, text))
             await table.put("Title", chunks, [[1.0] * DIMENSIONS] * EACH)
         await table.compact()
@@ -60,8 +60,8 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 async def test_words_that_all_chunks_have_cost_no_more_than_others(
     index: ChunkIndex, compared: list[int]
 ):
-    found = await index.keyword_search("common rare half", 10)
-    first = {match.chunk.document_id for match in found[:3]}
+    matches = await index.keyword_search("common rare half", 10)
+    first = {match.chunk.document_id for match in matches[:3]}
     assert first == {"doc-03", "doc-13", "doc-23"}
     candidates = await index.candidates(NOWHERE, "common rare half", 10)
     found_by_key = await index.read_candidates([each.key for each in candidates])
@@ -75,16 +75,16 @@ async def test_words_that_all_chunks_have_cost_no_more_than_others(
 async def test_chunks_with_the_most_telling_words_come_before_those_that_lack_one(
     index: ChunkIndex,
 ):
-    found = await index.keyword_search("half tenth third common", 20)
-    assert len(found) == 20
-    assert all("tenth" in match.chunk.text.split() for match in found)
-    relevances = [match.relevance for match in found]
+    matches = await index.keyword_search("half tenth third common", 20)
+    assert len(matches) == 20
+    assert all("tenth" in match.chunk.text.split() for match in matches)
+    relevances = [match.relevance for match in matches]
     assert all(one >= other for one, other in pairwise(relevances))
 
 
 async def test_whoever_wants_all_chunks_with_a_word_gets_them(index: ChunkIndex):
-    found = await index.keyword_search("tenth rare", DOCUMENTS * EACH)
-    assert {match.chunk.id for match in found} == {
+    matches = await index.keyword_search("tenth rare", DOCUMENTS * EACH)
+    assert {match.chunk.id for match in matches} == {
         each.chunk.id
         for document_id in await index.document_ids()
         for each in await index.texts_of(document_id, 0, EACH)
@@ -97,10 +97,10 @@ async def test_within_few_documents_and_within_many_the_best_are_found(
     index: ChunkIndex, documents: int
 ):
     within = [f"doc-{number:02}" for number in range(3, 3 + documents)]
-    found = await index.keyword_search("rare common", 10, document_ids=within)
-    assert "rare" in found[0].chunk.text
-    assert len(found) == 10
-    assert {match.chunk.document_id for match in found} <= set(within)
+    matches = await index.keyword_search("rare common", 10, document_ids=within)
+    assert "rare" in matches[0].chunk.text
+    assert len(matches) == 10
+    assert {match.chunk.document_id for match in matches} <= set(within)
 
 
 async def test_words_are_found_by_their_index_before_any_compaction_and_behind_it(
@@ -110,8 +110,8 @@ async def test_words_are_found_by_their_index_before_any_compaction_and_behind_i
     await index.put("Title", [Chunk("new", "doc-new", 0, 1, "rare brandnew")], [[1.0] * DIMENSIONS])
     assert [match.chunk.id for match in await index.keyword_search("brandnew", 10)] == ["new"]
     async with index._open_read(_WORD_SEARCH_SETTINGS) as connection:
-        found = postgres_words._SELECT_IDS.format(table="chunks")
-        compared = postgres_words._SELECT_FEATURES.format(table="chunks", ids=found)
+        matches = postgres_words._SELECT_IDS.format(table="chunks")
+        compared = postgres_words._SELECT_FEATURES.format(table="chunks", ids=matches)
         for statement, values in (
             (word_counts_statement("chunks", is_counted=False), [["rare"]]),
             (compared, [["common", "rare"], NOWHERE, ["rare common"], None, 9]),

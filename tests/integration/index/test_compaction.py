@@ -64,8 +64,8 @@ async def test_what_many_small_writes_leave_is_merged_while_they_go_on(index: Op
     for number in range(3 * PIECES):
         await write(index, f"doc{number}")
         async with index.open_active() as (table, _):
-            (found, *_) = await table.keyword_search(f"doc{number}", 1)
-            assert found.chunk.document_id == f"doc{number}"
+            (match, *_) = await table.keyword_search(f"doc{number}", 1)
+            assert match.chunk.document_id == f"doc{number}"
 
     async def is_merged() -> bool:
         return not await is_scattered(index)

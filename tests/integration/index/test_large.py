@@ -40,26 +40,27 @@ def vectors(count: int) -> list[list[float]]:
     return [[randomly.gauss(0, 1) for _ in range(DIMENSIONS)] for _ in range(count)]
 
 
-async def put(index: ChunkIndex, document_id: str, made: list[list[float]]) -> None:
+async def put(index: ChunkIndex, document_id: str, chunk_vectors: list[list[float]]) -> None:
     some = [
-        Chunk(chunk_id(document_id, n), document_id, n, 1, f"text {n}") for n in range(len(made))
+        Chunk(chunk_id(document_id, n), document_id, n, 1, f"text {n}")
+        for n in range(len(chunk_vectors))
     ]
-    await index.put("Title", some, made)
+    await index.put("Title", some, chunk_vectors)
 
 
 async def test_as_many_as_are_wanted_are_found_within_a_few_documents(url: str):
-    home = index_store_at(url)
-    made = vectors(LARGE + 500)
+    store = index_store_at(url)
+    all_vectors = vectors(LARGE + 500)
     try:
-        async with home.table(GENERATION) as index:
-            await put(index, "a", made)
-            far = [[-value for value in made[7]]] * 20
+        async with store.table(GENERATION) as index:
+            await put(index, "a", all_vectors)
+            far = [[-value for value in all_vectors[7]]] * 20
             await put(index, "far", far)
             await index.compact()
-            found = await index.nearest(made[7], 20, document_ids=["far"])
-            assert [match.chunk.document_id for match in found] == ["far"] * 20
+            matches = await index.nearest(all_vectors[7], 20, document_ids=["far"])
+            assert [match.chunk.document_id for match in matches] == ["far"] * 20
     finally:
-        await home.close()
+        await store.close()
 
 
 async def searched(index: ChunkIndex) -> dict[str, int]:
@@ -74,12 +75,12 @@ async def searched(index: ChunkIndex) -> dict[str, int]:
 
 
 async def test_the_index_of_neighbours_is_read_once_and_not_for_each_search(tmp_path: Path):
-    home = index_store_at(str(tmp_path / "index"))
-    async with home.table(GENERATION) as index:
+    store = index_store_at(str(tmp_path / "index"))
+    async with store.table(GENERATION) as index:
         await put(index, "a", vectors(LARGE))
         await index.compact()
         first = await searched(index)
-    async with home.table(GENERATION) as index:
+    async with store.table(GENERATION) as index:
         again = await searched(index)
     assert first["partitions_searched"] == again["partitions_searched"] > 0
     assert (first["parts_loaded"] > 0, again["parts_loaded"]) == (True, 0)
@@ -89,8 +90,8 @@ async def test_the_index_of_neighbours_does_not_fall_to_pieces_night_by_night(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(lance_table, "_MAX_SEGMENTS", 3)
-    home = index_store_at(str(tmp_path / "index"))
-    async with home.table(GENERATION) as index:
+    store = index_store_at(str(tmp_path / "index"))
+    async with store.table(GENERATION) as index:
         pieces = []
         for night in range(5):
             await put(index, f"doc-{night}", vectors(LARGE))
@@ -105,15 +106,15 @@ async def test_indexes_of_an_earlier_version_are_replaced_or_removed_by_the_next
     # Here, and not for every process that collects tests: it takes 1.5 s.
     from lancedb.index import BTree, IvfFlat
 
-    home = index_store_at(str(tmp_path / "index"))
-    async with home.table(GENERATION) as index:
+    store = index_store_at(str(tmp_path / "index"))
+    async with store.table(GENERATION) as index:
         assert isinstance(index, LanceTable)
         table: Any = index._table
-        made = vectors(LARGE)
-        await put(index, "a", made)
+        all_vectors = vectors(LARGE)
+        await put(index, "a", all_vectors)
         await table.create_index("vector", config=IvfFlat(distance_type="cosine"))
         await table.create_index("id", config=BTree())
-        (before,) = await index.nearest(made[7], 1)
+        (before,) = await index.nearest(all_vectors[7], 1)
         # With it, two processes that put the same new document at once could write it twice.
         await table.add(await table.query().limit(20).to_arrow())
         assert await index.count() == LARGE + 20
@@ -121,7 +122,7 @@ async def test_indexes_of_an_earlier_version_are_replaced_or_removed_by_the_next
         assert await index.count() == LARGE
         kinds = {each.columns[0]: each.index_type for each in await table.list_indices()}
         assert kinds == {"document_id": "BTree", "vector": "IvfSq", "words": "FTS"}
-        assert await index.nearest(made[7], 1) == [before]
+        assert await index.nearest(all_vectors[7], 1) == [before]
 
 
 async def expect_a_large_table(url: str, *, walks_on: bool = False) -> None:
@@ -143,25 +144,27 @@ async def test_a_narrow_filter_finds_the_nearest_of_what_it_leaves(
 ):
     monkeypatch.setattr(postgres_table, "MAX_COMPARED_CHUNKS", compared)
     await expect_a_large_table(url)
-    home = index_store_at(url)
+    store = index_store_at(url)
     try:
-        async with home.table(GENERATION) as index:
-            made = vectors(LARGE + 500)
-            await put(index, "others", made)
+        async with store.table(GENERATION) as index:
+            all_vectors = vectors(LARGE + 500)
+            await put(index, "others", all_vectors)
             for number in range(5):
                 await put(
-                    index, f"far-{number}", [[-v for v in made[number]], *made[number + 9 :: 300]]
+                    index,
+                    f"far-{number}",
+                    [[-v for v in all_vectors[number]], *all_vectors[number + 9 :: 300]],
                 )
             await index.compact()
-        async with home.table(GENERATION) as index:
+        async with store.table(GENERATION) as index:
             within = ["far-1", "far-3"]
-            for query in made[:20]:
-                found = await index.nearest(query, 12, document_ids=within)
+            for query in all_vectors[:20]:
+                matches = await index.nearest(query, 12, document_ids=within)
                 best = await index.nearest(query, 12, document_ids=within, exact=True)
                 assert len(best) == 12
-                assert [match.chunk.id for match in found] == [match.chunk.id for match in best]
+                assert [match.chunk.id for match in matches] == [match.chunk.id for match in best]
     finally:
-        await home.close()
+        await store.close()
 
 
 KINDS = pytest.mark.parametrize("graph_from", [10 * LARGE, 0], ids=["lists", "graph"])
@@ -180,23 +183,25 @@ async def test_what_a_filter_leaves_is_compared_exactly_up_to_a_number_and_walke
     monkeypatch.setattr(postgres_neighbours, "_EF_SEARCH", 1)
     monkeypatch.setattr(postgres_neighbours, "_LIST_SHARE", LARGE)
     await expect_a_large_table(pgvector_url, walks_on=True)
-    home = index_store_at(pgvector_url)
+    store = index_store_at(pgvector_url)
     try:
-        async with home.table(GENERATION) as index:
+        async with store.table(GENERATION) as index:
             made = vectors(2 * LARGE)
             await put(index, "others", made[left:])
             await put(index, "left", made[:left])
             await index.compact()
-        async with home.table(GENERATION) as index:
+        async with store.table(GENERATION) as index:
             missed = 0
             for query in vectors(2 * LARGE + 50)[2 * LARGE :]:
-                found = await index.nearest(query, 10, document_ids=["left"])
+                matches = await index.nearest(query, 10, document_ids=["left"])
                 best = await index.nearest(query, 10, document_ids=["left"], exact=True)
-                assert len(found) == 10
-                missed += len({each.chunk.id for each in best} - {each.chunk.id for each in found})
+                assert len(matches) == 10
+                missed += len(
+                    {each.chunk.id for each in best} - {each.chunk.id for each in matches}
+                )
             assert (missed > 0) == (beyond > 0)
     finally:
-        await home.close()
+        await store.close()
 
 
 @pytest.mark.postgres
@@ -212,13 +217,13 @@ async def test_an_index_of_neighbours_is_built_in_memory_that_it_fits_in(
     log = Path(await connection.fetchval("SHOW data_directory")).parent / "postgres.log"
     await connection.close()
     before = log.stat().st_size
-    home = index_store_at(pgvector_url)
+    store = index_store_at(pgvector_url)
     try:
-        async with home.table(GENERATION) as index:
+        async with store.table(GENERATION) as index:
             await put(index, "a", vectors(3 * LARGE))
             await index.compact()
     finally:
-        await home.close()
+        await store.close()
     logged = log.read_bytes()[before:].decode(errors="replace")
     assert "no longer fits" not in logged
 
@@ -232,9 +237,9 @@ async def test_an_index_of_neighbours_is_built_although_processes_have_too_littl
     connection: Any = await asyncpg.connect(dsn(pgvector_url))
     name = pgvector_url.rpartition("/")[2]
     await connection.execute(f"ALTER DATABASE {name} SET min_parallel_table_scan_size = 0")
-    home = index_store_at(pgvector_url)
+    store = index_store_at(pgvector_url)
     try:
-        async with home.table(GENERATION) as index:
+        async with store.table(GENERATION) as index:
             await put(index, "a", vectors(3 * LARGE))
             (ours,) = await connection.fetch(
                 "SELECT pid FROM pg_stat_activity WHERE datname = current_database() "
@@ -249,5 +254,5 @@ async def test_an_index_of_neighbours_is_built_although_processes_have_too_littl
             "SELECT indisvalid FROM pg_index WHERE indexrelid = 'chunks_neighbours'::regclass"
         )
     finally:
-        await home.close()
+        await store.close()
         await connection.close()

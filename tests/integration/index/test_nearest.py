@@ -16,11 +16,11 @@ async def test_the_nearest_come_first_with_all_that_is_known_of_them(url: str):
     async with opened(url) as index:
         await put(index, "a", 10)
         await put(index, "b", 1)
-        found = await index.nearest(vector(0.31), 3)
-        assert [match.chunk.index for match in found] == [3, 4, 2]
-        assert found[0].chunk == chunks("a", 10)[3]
-        assert found[0].title == "Title"
-        assert found[0].similarity == pytest.approx(math.cos(0.01))
+        matches = await index.nearest(vector(0.31), 3)
+        assert [match.chunk.index for match in matches] == [3, 4, 2]
+        assert matches[0].chunk == chunks("a", 10)[3]
+        assert matches[0].title == "Title"
+        assert matches[0].similarity == pytest.approx(math.cos(0.01))
         assert await index.nearest([0.0] * DIMENSIONS, 3) == []
 
 
@@ -32,13 +32,13 @@ async def test_the_neighbours_of_several_vectors_are_documents_each_as_near_as_i
         await put(index, "near", 3)
         await index.put("Far", chunks("far", 2), [vector(1.5), vector(1.6)])
         await index.put("Empty", chunks("empty", 1), [[0.0] * DIMENSIONS])
-        asked = [vector(0.21), vector(1.4), [0.0] * DIMENSIONS]
-        found = await index.neighbours(asked, 1, excluding="self")
-        assert [(each.document_id, each.title) for each in found] == [
+        query_vectors = [vector(0.21), vector(1.4), [0.0] * DIMENSIONS]
+        neighbours = await index.neighbours(query_vectors, 1, excluding="self")
+        assert [(each.document_id, each.title) for each in neighbours] == [
             ("near", "Title"),
             ("far", "Far"),
         ]
-        assert [each.similarity for each in found] == [
+        assert [each.similarity for each in neighbours] == [
             pytest.approx(math.cos(0.01)),
             pytest.approx(math.cos(0.1)),
         ]
@@ -50,17 +50,17 @@ async def test_texts_without_words_do_no_harm(url: str):
     async with opened(url) as index:
         await index.put("", chunks("z", 1), [[0.0] * DIMENSIONS])
         await put(index, "a", 1)
-        found = await index.nearest(vector(0), 5)
-        assert found[0].chunk.document_id == "a"
-        assert all(math.isfinite(match.similarity) for match in found)
+        matches = await index.nearest(vector(0), 5)
+        assert matches[0].chunk.document_id == "a"
+        assert all(math.isfinite(match.similarity) for match in matches)
 
 
 async def test_vectors_come_back_in_the_order_of_their_chunks(url: str):
     async with opened(url) as index:
         await put(index, "a", 12)
         await put(index, "it's", 1)
-        found = await index.vectors_at("a", [11, 0, 7, 99])
-        assert found == [pytest.approx(vector(n / 10), abs=1e-6) for n in (0, 7, 11)]
+        vectors = await index.vectors_at("a", [11, 0, 7, 99])
+        assert vectors == [pytest.approx(vector(n / 10), abs=1e-6) for n in (0, 7, 11)]
         assert len(await index.vectors_at("it's", [0])) == 1
         assert await index.vectors_at("nobody", [0]) == []
         assert await index.vectors_at("a", []) == []

@@ -69,7 +69,7 @@ async def test_the_number_of_chunks_decides_the_kind_of_index_which_replaces_the
         pgvector_url, "cpu_operator_cost = 1"
     )  # as if comparing all vectors took long
     vectors = random_vectors(LARGE)
-    wanted = [chunk.id for chunk in chunks("a", 20)]
+    expected_ids = [chunk.id for chunk in chunks("a", 20)]
     async with opened(pgvector_url) as before:
         await before.put("Title", chunks("a", LARGE), vectors)
         assert isinstance(before, PostgresTable)
@@ -80,19 +80,19 @@ async def test_the_number_of_chunks_decides_the_kind_of_index_which_replaces_the
         assert GRAPH in await explain_nearest(before)
         await before.compact()
         assert await neighbour_indexes(before) == {LISTS}
-        assert await nearest_ids(before, vectors[:20]) == wanted
+        assert await nearest_ids(before, vectors[:20]) == expected_ids
 
         async with opened(pgvector_url) as index:
             assert f"Index Scan using {LISTS}" in await explain_nearest(index)
-            assert await nearest_ids(index, vectors[:20]) == wanted
+            assert await nearest_ids(index, vectors[:20]) == expected_ids
             monkeypatch.setattr(postgres_neighbours, "GRAPH_FROM", LARGE)
             await index.compact()
             assert await neighbour_indexes(index) == {GRAPH}
-            assert await nearest_ids(index, vectors[:20]) == wanted
+            assert await nearest_ids(index, vectors[:20]) == expected_ids
 
     async with opened(pgvector_url) as index:
         assert f"Index Scan using {GRAPH}" in await explain_nearest(index)
-        assert await nearest_ids(index, vectors[:20]) == wanted
+        assert await nearest_ids(index, vectors[:20]) == expected_ids
 
 
 async def test_vectors_of_any_length_fit_into_lists_of_halved_numbers(pgvector_url: str):
@@ -104,8 +104,8 @@ async def test_vectors_of_any_length_fit_into_lists_of_halved_numbers(pgvector_u
         long = [[scale * value for value in vectors[7]] for scale in (1e9, 1e-9)]
         await index.put("Title", chunks("long", 2), long)
         for query in (vectors[7], *long):
-            found = await index.nearest(query, 3)
-            assert {match.chunk.id for match in found[:3]} == {
+            matches = await index.nearest(query, 3)
+            assert {match.chunk.id for match in matches[:3]} == {
                 chunks("a", 8)[7].id,
                 *(chunk.id for chunk in chunks("long", 2)),
             }

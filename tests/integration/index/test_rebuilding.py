@@ -60,8 +60,8 @@ async def test_the_settings_name_another_embedder_and_the_index_is_used_as_it_is
 
 async def test_an_index_whose_embedder_nobody_can_make_is_refused(url: str):
     async with opened(url) as index:
-        odd = Generation("chunks", "some-model-64", 64)
-        async with index.store.table(odd):
+        of_unknown_model = Generation("chunks", "some-model-64", 64)
+        async with index.store.table(of_unknown_model):
             pass
         with pytest.raises(IndexMismatch, match="JOBS_EMBED_BASE_URL, JOBS_EMBED_MODEL"):
             async with index.open_active():

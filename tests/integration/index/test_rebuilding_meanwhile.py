@@ -41,7 +41,7 @@ async def test_documents_that_come_in_and_change_meanwhile_are_in_it_once(
     async with opened(url) as index, opened(url) as writing, opened(url) as searching:
         old = [f"old-{n:03}" for n in range(there)]
         await fill(index, old, "first")
-        wanted = {name: texts(name, 3, "first") for name in old}
+        expected = {name: texts(name, 3, "first") for name in old}
         done, changed = asyncio.Event(), asyncio.Event()
         searched: list[str] = []
 
@@ -59,11 +59,11 @@ async def test_documents_that_come_in_and_change_meanwhile_are_in_it_once(
             for n in range(lot, arriving, 4):
                 count = randomly.randint(1, 4)
                 await write(writing, f"new-{n:03}", count, "first")
-                wanted[f"new-{n:03}"] = texts(f"new-{n:03}", count, "first")
+                expected[f"new-{n:03}"] = texts(f"new-{n:03}", count, "first")
                 if n % 2:
                     changing = old[n % there]
                     await write(writing, changing, count, f"changed {n}")
-                    wanted[changing] = texts(changing, count, f"changed {n}")
+                    expected[changing] = texts(changing, count, f"changed {n}")
                 changed.set()
 
         async def rebuild() -> None:
@@ -83,7 +83,7 @@ async def test_documents_that_come_in_and_change_meanwhile_are_in_it_once(
         changed.set()
         await looking
         assert (await index.generations()).active.embedder == "hashed-2-32"
-        assert await contents(index) == wanted
+        assert await contents(index) == expected
         assert searched[0] == "hashed-2-64"
 
 
@@ -180,8 +180,8 @@ async def build_until_killed(url: str) -> None:
             await continue_rebuild(index, building, always(False))
 
 
-async def far_enough(table: ChunkIndex, wanted: int, process: BaseProcess) -> bool:
-    return not process.is_alive() or await table.count() >= wanted
+async def far_enough(table: ChunkIndex, min_count: int, process: BaseProcess) -> bool:
+    return not process.is_alive() or await table.count() >= min_count
 
 
 def run_build(url: str) -> None:

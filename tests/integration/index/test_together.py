@@ -17,32 +17,32 @@ import pytest
 from tests.support.chunk_tables import opened, put
 
 SPAWN = multiprocessing.get_context("spawn")
-TOGETHER = pytest.mark.parametrize(
+WRITERS_AND_ROUNDS = pytest.mark.parametrize(
     ("writers", "rounds"), [(2, 6), pytest.param(4, 12, marks=pytest.mark.long)]
 )
 Target = Callable[[str, int, int, Barrier], None]
 
 
 class Writers:
-    """Processes that do the same at the same time. Each loads LanceDB once, which takes a second or
-    two of processor time."""
+    """Processes that call the same function at the same time. Each loads LanceDB once, which takes
+    a second or two of processor time."""
 
     def __init__(self, number: int) -> None:
-        self._barrier = SPAWN.Barrier(number)  # is gone with its last name here
+        self._barrier = SPAWN.Barrier(number)  # freed with its last reference in this process
         pipes = [SPAWN.Pipe() for _ in range(number)]
         self._ours = [ours for ours, _ in pipes]
         self._processes = [
-            SPAWN.Process(target=obey, args=(theirs, who, self._barrier), daemon=True)
-            for who, (_, theirs) in enumerate(pipes)
+            SPAWN.Process(target=run_targets, args=(theirs, writer, self._barrier), daemon=True)
+            for writer, (_, theirs) in enumerate(pipes)
         ]
         for process in self._processes:
             process.start()
         for _, theirs in pipes:
             theirs.close()  # so that the end of a process is seen here
 
-    def run(self, target: Target, url: str, how_many: int) -> None:
+    def run(self, target: Target, url: str, count: int) -> None:
         for each in self._ours:
-            each.send((target, url, how_many))
+            each.send((target, url, count))
         for each in self._ours:
             assert each.poll(90), "it hangs"
             assert each.recv() is None
@@ -53,14 +53,14 @@ class Writers:
             process.join()
 
 
-def obey(orders: Connection, who: int, barrier: Barrier) -> None:
+def run_targets(pipe: Connection, writer: int, barrier: Barrier) -> None:
     while True:
-        target, url, how_many = orders.recv()
+        target, url, count = pipe.recv()
         try:
-            target(url, who, how_many, barrier)
-            orders.send(None)
+            target(url, writer, count, barrier)
+            pipe.send(None)
         except Exception:
-            orders.send(traceback.format_exc())
+            pipe.send(traceback.format_exc())
 
 
 @pytest.fixture(scope="module")
@@ -70,51 +70,53 @@ def writers_of() -> Iterator[Callable[[int], Writers]]:
         yield cache(lambda number: stack.enter_context(closing(Writers(number))))
 
 
-def write(url: str, who: int, how_many: int, barrier: Barrier) -> None:
+def write(url: str, writer: int, count: int, barrier: Barrier) -> None:
     async def rounds() -> None:
         async with opened(url) as index:
-            for n in range(how_many):
+            for n in range(count):
                 barrier.wait(60)  # the same new document, at the same moment
                 await put(index, f"shared-{n}", 4)
-                await put(index, f"own-{who}-{n}", 3)
+                await put(index, f"own-{writer}-{n}", 3)
 
     asyncio.run(rounds())
 
 
-def create(url: str, who: int, how_many: int, barrier: Barrier) -> None:
+def create(url: str, writer: int, count: int, barrier: Barrier) -> None:
     async def write(table: str) -> None:
         async with opened(url, table=table) as index:
-            await put(index, f"doc-{who}", 2)
+            await put(index, f"doc-{writer}", 2)
 
     if not url.startswith("postgres"):  # all are at the barrier with everything loaded
         import lancedb  # noqa: F401
 
-    for n in range(how_many):
+    for n in range(count):
         barrier.wait(60)
         asyncio.run(write(f"made_{n}"))
 
 
-@TOGETHER
+@WRITERS_AND_ROUNDS
 async def test_processes_that_write_at_the_same_time_lose_and_double_nothing(
     url: str, writers_of: Callable[[int], Writers], writers: int, rounds: int
 ):
     async with opened(url) as index:
         await put(index, "first", 1)
-        await index.compact()  # upserts find what there is by other ways where there are indexes
+        await index.compact()  # with indexes, upserts find existing rows in another way
     await asyncio.to_thread(writers_of(writers).run, write, url, rounds)
     async with opened(url) as index:
         assert [await index.count(f"shared-{n}") for n in range(rounds)] == [4] * rounds
         assert await index.count() == 1 + rounds * (4 + writers * 3)
 
 
-@TOGETHER
+@WRITERS_AND_ROUNDS
 async def test_processes_that_make_the_index_at_the_same_time_lose_nothing(
     url: str, writers_of: Callable[[int], Writers], writers: int, rounds: int
 ):
     await asyncio.to_thread(writers_of(writers).run, create, url, rounds)
     for n in range(rounds):
         async with opened(url, table=f"made_{n}") as index:
-            assert [await index.count(f"doc-{who}") for who in range(writers)] == [2] * writers
+            assert [await index.count(f"doc-{writer}") for writer in range(writers)] == [
+                2
+            ] * writers
 
 
 async def test_a_marker_of_a_process_that_died_does_not_stop_others(

@@ -54,7 +54,7 @@ async def compact(url: str) -> None:
         await index.compact()
 
 
-async def found(url: str, text: str) -> list[WordMatch]:
+async def matches_of(url: str, text: str) -> list[WordMatch]:
     async with opened(url) as index:
         return await index.keyword_search(text, 10)
 
@@ -80,14 +80,14 @@ async def test_words_of_a_large_table_are_counted_and_searches_find_the_same_by_
     pgvector_url: str, database: Any
 ):
     await put(pgvector_url, "a")
-    before = await found(pgvector_url, QUERY)
+    before = await matches_of(pgvector_url, QUERY)
     await compact(pgvector_url)
     assert await counts(database) == {"common": 1, "half": 0.5, "tenth": 0.1}
-    assert await found(pgvector_url, QUERY) == before
+    assert await matches_of(pgvector_url, QUERY) == before
 
-    (best, *_) = await found(pgvector_url, "tenth")
+    (best, *_) = await matches_of(pgvector_url, "tenth")
     await database.execute("UPDATE chunks_counts SET part = 0.01 WHERE word = 'tenth'")
-    (now, *_) = await found(pgvector_url, "tenth")
+    (now, *_) = await matches_of(pgvector_url, "tenth")
     assert now.chunk == best.chunk
     assert now.relevance > best.relevance
 
@@ -121,7 +121,7 @@ async def test_a_new_word_is_found_at_once(pgvector_url: str):
         assert is_counted(index)
         new = Chunk("new", "doc-new", 0, 1, "brandnew common")
         await index.put("Title", [new], [[1.0] * DIMENSIONS])
-    assert (await found(pgvector_url, "common brandnew half"))[0].chunk.id == "new"
+    assert (await matches_of(pgvector_url, "common brandnew half"))[0].chunk.id == "new"
 
 
 async def test_what_was_counted_counts_until_the_table_has_doubled_or_halved(
@@ -174,11 +174,11 @@ async def test_two_may_compact_at_once(pgvector_url: str, database: Any):
 async def test_what_was_counted_goes_with_its_table(pgvector_url: str, database: Any):
     await put(pgvector_url, "a")
     await compact(pgvector_url)
-    home = index_store_at(pgvector_url)
+    store = index_store_at(pgvector_url)
     try:
-        await home.drop(Generation("chunks", "test", DIMENSIONS))
+        await store.drop(Generation("chunks", "test", DIMENSIONS))
     finally:
-        await home.close()
+        await store.close()
     assert await database.fetch("SELECT FROM pg_class WHERE relname LIKE 'chunks%'") == []
 
 
@@ -193,8 +193,8 @@ async def test_whoever_may_read_the_chunks_alone_searches_without_what_was_count
     await database.execute(f"GRANT SELECT ON {tables} TO {reader}")
     url = re.sub("//[^@]*@", f"//{reader}:secret@", pgvector_url)
     try:
-        assert [each.chunk for each in await found(url, QUERY)] == [
-            each.chunk for each in await found(pgvector_url, QUERY)
+        assert [each.chunk for each in await matches_of(url, QUERY)] == [
+            each.chunk for each in await matches_of(pgvector_url, QUERY)
         ]
     finally:
         await database.execute(f"DROP OWNED BY {reader}; DROP ROLE {reader}")

@@ -82,9 +82,9 @@ async def test_a_chunk_is_found_by_its_words(url: str):
     async with opened(url) as index:
         await put_texts(index)
         for query, first in FIRST_BY_QUERY.items():
-            found = await index.keyword_search(query, 10)
-            assert found[0].chunk == Chunk(chunk_id(first, 0), first, 0, 1, TEXTS[first]), query
-            assert all(match.relevance > 0 for match in found), query
+            matches = await index.keyword_search(query, 10)
+            assert matches[0].chunk == Chunk(chunk_id(first, 0), first, 0, 1, TEXTS[first]), query
+            assert all(match.relevance > 0 for match in matches), query
 
 
 async def test_words_are_found_however_they_are_written(url: str):
@@ -96,8 +96,8 @@ async def test_words_are_found_however_they_are_written(url: str):
         ]
         await index.put("Title", stored_chunks, [vector(1)] * len(stored_chunks))
         for name, (query, text) in zip(names, SPELLINGS, strict=True):
-            found = await index.keyword_search(query, 10, document_ids=[name])
-            assert [match.chunk.text for match in found] == [text], query
+            matches = await index.keyword_search(query, 10, document_ids=[name])
+            assert [match.chunk.text for match in matches] == [text], query
 
 
 async def test_candidates_are_near_or_have_the_words_and_all_are_compared_with_the_vector(url: str):
@@ -108,7 +108,7 @@ async def test_candidates_are_near_or_have_the_words_and_all_are_compared_with_t
         await index.put("Title", stored_chunks, vectors)
         candidates = await index.candidates(vector(0.2), "tide", 4)
         found_by_key = await index.read_candidates([each.key for each in candidates])
-        assert {found.chunk.index: found.chunk for found in found_by_key.values()} == dict(
+        assert {match.chunk.index: match.chunk for match in found_by_key.values()} == dict(
             enumerate(stored_chunks)
         )
         numbers = {each.key: found_by_key[each.key].chunk.index for each in candidates}
@@ -136,7 +136,7 @@ async def test_candidates_that_were_deleted_meanwhile_are_not_shown(url: str):
         candidates = await index.candidates(vector(0), "text", 10)
         await index.delete_document("a")
         found_by_key = await index.read_candidates([each.key for each in candidates])
-        assert [found.chunk.document_id for found in found_by_key.values()] == ["b", "b"]
+        assert [match.chunk.document_id for match in found_by_key.values()] == ["b", "b"]
         assert await index.read_candidates([]) == {}
 
 
@@ -152,12 +152,12 @@ async def test_of_chunks_that_are_equally_relevant_the_same_are_found_each_time(
         assert isinstance(index, LanceTable)
         rows = await index._table.query().select(["index"]).with_row_id().to_list()
         stored = [row["index"] for row in sorted(rows, key=lambda row: row["_rowid"])]
-        wanted = sorted([*range(0, 180, 7), *[n for n in stored if n % 7][:3]])
-        found = await index.keyword_search("tide", len(wanted))
-        assert sorted(match.chunk.index for match in found) == wanted
-        candidates = await index.candidates([0.0] * DIMENSIONS, "tide", len(wanted))
+        expected = sorted([*range(0, 180, 7), *[n for n in stored if n % 7][:3]])
+        found = await index.keyword_search("tide", len(expected))
+        assert sorted(match.chunk.index for match in found) == expected
+        candidates = await index.candidates([0.0] * DIMENSIONS, "tide", len(expected))
         found_by_key = await index.read_candidates([each.key for each in candidates])
-        assert sorted(found.chunk.index for found in found_by_key.values()) == wanted
+        assert sorted(found.chunk.index for found in found_by_key.values()) == expected
 
 
 async def test_others_take_the_place_of_what_is_deleted_amid_a_search(

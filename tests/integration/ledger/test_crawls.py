@@ -43,10 +43,10 @@ async def crawl(ledger: Ledger) -> CrawlRecord:
 async def test_many_that_find_the_same_pages_claim_each_once_and_no_more_than_allowed(
     ledger: Ledger, crawl: CrawlRecord
 ) -> None:
-    found = [pages(*map(str, range(first, first + 20))) for first in range(0, 40, 5)]
+    found_pages = [pages(*map(str, range(first, first + 20))) for first in range(0, 40, 5)]
     claims = [
         PipelineLedger(ledger).crawls.claim_pages(crawl.id, each, 2_000.0, interval=1)
-        for each in found
+        for each in found_pages
     ]
     numbers = await asyncio.gather(*claims)
     assert sum(numbers) == 29

@@ -33,8 +33,8 @@ async def test_the_same_source_is_the_same_document(ledger: Ledger) -> None:
 async def test_the_content_counts_more_than_the_source(ledger: Ledger) -> None:
     await PipelineLedger(ledger).documents.upsert_document("hash-1", source="s-1")
     second, _ = await PipelineLedger(ledger).documents.upsert_document("hash-2", source="s-2")
-    found, _ = await PipelineLedger(ledger).documents.upsert_document("hash-2", source="s-1")
-    assert found.id == second.id
+    stored, _ = await PipelineLedger(ledger).documents.upsert_document("hash-2", source="s-1")
+    assert stored.id == second.id
 
 
 async def test_of_twenty_concurrent_callers_one_makes_the_document(ledger: Ledger) -> None:
@@ -55,10 +55,10 @@ async def test_stages_are_completed_once_and_in_order(ledger: Ledger) -> None:
             document.id, stage, "processing", completed=True
         )
     await PipelineLedger(ledger).documents.set_stage(document.id, "store", "storing")
-    found = await PipelineLedger(ledger).documents.get_document(document.id)
-    assert found is not None
-    assert found.completed_stages == ("extract", "classify")
-    assert (found.current_stage, found.state) == ("store", "storing")
+    stored = await PipelineLedger(ledger).documents.get_document(document.id)
+    assert stored is not None
+    assert stored.completed_stages == ("extract", "classify")
+    assert (stored.current_stage, stored.state) == ("store", "storing")
 
 
 async def test_unknown_documents(ledger: Ledger) -> None:
@@ -133,9 +133,9 @@ async def test_of_those_who_take_a_source_over_one_does(ledger: Ledger) -> None:
     left = await PipelineLedger(ledger).documents.get_document(first.id)
     assert left is not None
     assert left == replace(first, source=None, updated_at=left.updated_at)
-    found = await PipelineLedger(ledger).documents.find_document("nothing has this", "s")
-    assert found is not None
-    assert found.id == winner
+    absent = await PipelineLedger(ledger).documents.find_document("nothing has this", "s")
+    assert absent is not None
+    assert absent.id == winner
 
 
 async def test_a_document_that_another_run_has_taken_up_keeps_its_source(ledger: Ledger) -> None:
@@ -146,10 +146,10 @@ async def test_a_document_that_another_run_has_taken_up_keeps_its_source(ledger:
     await PipelineLedger(ledger).documents.renew_document(
         first, "hash-1", filename="v", pipeline="p-2", **fields
     )
-    found, created = await PipelineLedger(ledger).documents.upsert_document(
+    stored, created = await PipelineLedger(ledger).documents.upsert_document(
         "hash-2", source="s", instead_of=first
     )
-    assert (found.id, found.source, created) == (first.id, "s", False)
+    assert (stored.id, stored.source, created) == (first.id, "s", False)
 
 
 async def test_a_renewed_document_does_not_take_the_content_of_another(ledger: Ledger) -> None:

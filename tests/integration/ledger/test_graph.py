@@ -50,15 +50,17 @@ async def put(
 
 
 async def edges(ledger: Ledger, *kinds: str) -> list[tuple[str, str, str]]:
-    found, _ = await PipelineLedger(ledger).graph_reads.graph_edges_after(None, 1000)
+    stored_edges, _ = await PipelineLedger(ledger).graph_reads.graph_edges_after(None, 1000)
     return sorted(
-        (edge.source, edge.kind, edge.target) for edge in found if not kinds or edge.kind in kinds
+        (edge.source, edge.kind, edge.target)
+        for edge in stored_edges
+        if not kinds or edge.kind in kinds
     )
 
 
 async def nodes(ledger: Ledger) -> dict[str, tuple[str, int]]:
-    found = await PipelineLedger(ledger).graph_reads.graph_nodes_after(0, 1000)
-    return {node.key: (str(node.kind), node.cited) for _, node in found}
+    stored_nodes = await PipelineLedger(ledger).graph_reads.graph_nodes_after(0, 1000)
+    return {node.key: (str(node.kind), node.cited) for _, node in stored_nodes}
 
 
 async def test_two_papers_that_cite_each_other_get_one_edge_each_way(ledger: Ledger) -> None:
@@ -82,8 +84,8 @@ async def test_a_document_takes_as_many_statements_whether_it_cites_three_works_
 ) -> None:
     statements: list[str] = []
 
-    def note(*told: Any) -> None:
-        statements.append(told[2])
+    def note(*description: Any) -> None:
+        statements.append(description[2])
 
     async def taken(name: str, number: int) -> int:
         works = [
@@ -106,13 +108,13 @@ async def test_a_document_takes_as_many_statements_whether_it_cites_three_works_
 async def test_whatever_comes_first_the_graph_is_the_same(
     ledger: Ledger, order: tuple[int, ...]
 ) -> None:
-    told = [
+    descriptions = [
         lambda: put(ledger, "tides", TIDES, [SEA, {"arxiv_id": "2001.00002", "title": "On waves"}]),
         lambda: put(ledger, "waves", WAVES, [SEA | {"doi": "10.1234/sea"}]),
         lambda: put(ledger, "sea", None, [{"doi": "10.1234/tides"}], title=SEA["title"]),
     ]
     for at in order:
-        await told[at]()
+        await descriptions[at]()
     assert await edges(ledger, "cites") == [
         ("arxiv:2001.00002", "cites", "doi:10.1234/sea"),
         ("doi:10.1234/sea", "cites", "doi:10.1234/tides"),
@@ -152,9 +154,9 @@ async def test_works_become_one_when_a_doi_becomes_known(ledger: Ledger) -> None
     await put(ledger, "two", None, [{"doi": "10.1234/sea"}])
     assert len([kind for kind, _ in (await nodes(ledger)).values() if kind == "work"]) == 2
     await put(ledger, "one", None, [SEA | {"doi": "10.1234/sea"}])
-    found = await nodes(ledger)
-    assert found["doi:10.1234/sea"] == ("work", 2)
-    assert len([kind for kind, _ in found.values() if kind == "work"]) == 1
+    stored_nodes = await nodes(ledger)
+    assert stored_nodes["doi:10.1234/sea"] == ("work", 2)
+    assert len([kind for kind, _ in stored_nodes.values() if kind == "work"]) == 1
     assert ("doi:10.1234/sea", "written_by", "author:doe john") in await edges(ledger)
     by_old_name = await PipelineLedger(ledger).graph_reads.graph_node(
         "title:the sea and all that is in it|1999|doe"
@@ -195,10 +197,10 @@ async def test_a_document_that_changes_loses_its_stale_edges(ledger: Ledger) -> 
     await put(ledger, "tides", TIDES, [SEA, {"doi": "10.1234/old"}])
     await put(ledger, "waves", WAVES, [{"doi": "10.1234/old"}])
     await put(ledger, "tides", TIDES, [{"doi": "10.1234/new"}])
-    found = await nodes(ledger)
-    assert found["doi:10.1234/old"] == ("work", 1)
-    assert found["doi:10.1234/new"] == ("work", 1)
-    assert "author:doe john" not in found  # nobody cites the sea any more
+    stored_nodes = await nodes(ledger)
+    assert stored_nodes["doi:10.1234/old"] == ("work", 1)
+    assert stored_nodes["doi:10.1234/new"] == ("work", 1)
+    assert "author:doe john" not in stored_nodes  # nobody cites the sea any more
     await put(ledger, "tides", TIDES)  # its references were not looked at this time
     assert ("doi:10.1234/tides", "cites", "doi:10.1234/new") in await edges(ledger)
 

@@ -15,8 +15,8 @@ FAR = "c0ffee00-0000-4000-8000-000000000000"
 async def test_it_is_found_by_six_digits_or_more(ledger: Ledger) -> None:
     for job_id in (ONE, OTHER, FAR):
         await ledger.jobs.record(new_job(message(job_id)))
-    for given in (FAR, FAR[:-1], FAR[:8], FAR[:9], FAR[:6]):
-        assert await ledger.short_ids.full_id(IdTable.JOBS, given) == FAR
+    for id_or_start in (FAR, FAR[:-1], FAR[:8], FAR[:9], FAR[:6]):
+        assert await ledger.short_ids.full_id(IdTable.JOBS, id_or_start) == FAR
     assert await ledger.short_ids.full_id(IdTable.JOBS, "4eed1ee8-9") == OTHER
     for too_short_or_of_nothing in (FAR[:5], "4eed1ee9", "C0FFEE00", "c0ffee%", ""):
         same = await ledger.short_ids.full_id(IdTable.JOBS, too_short_or_of_nothing)
@@ -33,8 +33,8 @@ async def test_what_several_begin_with_names_them(ledger: Ledger) -> None:
 async def test_somebodys_own_id_stands_for_itself_alone(ledger: Ledger) -> None:
     for job_id in ("order-12", "1000012", "abcdef", "abcdef0123456789"):
         await ledger.jobs.record(new_job(message(job_id)))
-    for given in ("order-1", "100001", "abcdef"):
-        assert await ledger.short_ids.full_id(IdTable.JOBS, given) == given
+    for id_or_start in ("order-1", "100001", "abcdef"):
+        assert await ledger.short_ids.full_id(IdTable.JOBS, id_or_start) == id_or_start
 
 
 async def test_dead_letters_and_operations_have_short_ids_too(ledger: Ledger) -> None:

@@ -42,9 +42,9 @@ async def ingested(pipeline: Pipeline, payload: dict[str, Any]) -> str:
 
 async def document(pipeline: Pipeline, document_id: str):
     assert pipeline.ledger is not None
-    found = await PipelineLedger(pipeline.ledger).documents.get_document(document_id)
-    assert found is not None
-    return found
+    stored = await PipelineLedger(pipeline.ledger).documents.get_document(document_id)
+    assert stored is not None
+    return stored
 
 
 def whole_result(pipeline: Pipeline, document_id: str) -> dict[str, Any]:
@@ -52,12 +52,12 @@ def whole_result(pipeline: Pipeline, document_id: str) -> dict[str, Any]:
 
 
 async def find(pipeline: Pipeline, query: str, limit: int = 10, **options: Any) -> list[Hit]:
-    async with open_index(pipeline.settings) as home, home.open_active() as (index, embedder):
+    async with open_index(pipeline.settings) as store, store.open_active() as (index, embedder):
         return await search(index, embedder, query, limit, **options)
 
 
 async def chunk_count(pipeline: Pipeline, document_id: str) -> int:
-    async with open_index(pipeline.settings) as home, home.open_active() as (index, _):
+    async with open_index(pipeline.settings) as store, store.open_active() as (index, _):
         return await index.count(document_id)
 
 

@@ -30,8 +30,8 @@ async def ingest_file(pipeline: Pipeline, directory: Path, name: str, content: b
 
 def text_of(pipeline: Pipeline, document_id: str) -> list[str]:
     key = f"intermediate/{document_id}/extract_text/output.json"
-    kept = json.loads(pipeline.storage.get(key))["result"]
-    return [page["text"] for page in kept["pages"]]
+    extracted = json.loads(pipeline.storage.get(key))["result"]
+    return [page["text"] for page in extracted["pages"]]
 
 
 def picture_of(content: bytes, number: int = 1) -> np.ndarray:
@@ -40,20 +40,20 @@ def picture_of(content: bytes, number: int = 1) -> np.ndarray:
 
 
 def as_image(content: bytes, kind: str, **saving: Any) -> bytes:
-    made = io.BytesIO()
-    Image.fromarray(picture_of(content)).save(made, kind, **saving)
-    return made.getvalue()
+    buffer = io.BytesIO()
+    Image.fromarray(picture_of(content)).save(buffer, kind, **saving)
+    return buffer.getvalue()
 
 
 def with_scans(texts: Sequence[str], scans: Sequence[int], blank: Sequence[int] = ()) -> bytes:
     """Return a PDF with a slip for each text. Those in `scans` are pictures, and before those in
     `blank` stands an empty page (both by number, from 1)."""
-    made = pymupdf.open()
+    document = pymupdf.open()
     for number, text in enumerate(texts, 1):
         if number in blank:
-            made.new_page(width=220, height=220)
+            document.new_page(width=220, height=220)
         page = slips([text])
-        made.insert_pdf(
+        document.insert_pdf(
             pymupdf.open(stream=scan(page) if number in scans else page, filetype="pdf")
         )
-    return bytes(made.tobytes())
+    return bytes(document.tobytes())

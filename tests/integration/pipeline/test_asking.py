@@ -1,4 +1,4 @@
-"""Asking a server politely: what holds for every source."""
+"""Requests to a server: caching, limits and errors, as they hold for every source."""
 
 from __future__ import annotations
 
@@ -34,29 +34,27 @@ def site() -> Iterator[Site]:
 
 
 @pytest.fixture
-def asked(site: Site) -> SourceServer:
+def things(site: Site) -> SourceServer:
     return SourceServer("things", label="Things", base_url=f"{site.origin}/api", interval=0)
 
 
 @pytest.fixture
 async def client(
-    asked: SourceServer, settings: Settings, ledger: Ledger
+    things: SourceServer, settings: Settings, ledger: Ledger
 ) -> AsyncIterator[SourceClient]:
-    async with opened(asked, settings, ledger) as connected:
+    async with opened(things, settings, ledger) as connected:
         yield connected
 
 
 @asynccontextmanager
 async def opened(
-    asked: SourceServer, settings: Settings, ledger: Ledger | None, **how: Any
+    things: SourceServer, settings: Settings, ledger: Ledger | None, **options: Any
 ) -> AsyncIterator[SourceClient]:
-    async with SourceClient.connect(asked, settings, ledger, **how) as connected:
+    async with SourceClient.connect(things, settings, ledger, **options) as connected:
         yield connected
 
 
-async def test_what_is_kept_is_asked_for_by_its_etag_and_given_when_it_is_unchanged(
-    client: SourceClient, site: Site
-) -> None:
+async def test_a_cached_answer_is_revalidated_by_its_etag(client: SourceClient, site: Site) -> None:
     first = await client.get("/thing", conditional=True)
     again = await client.get("/thing", conditional=True)
     assert [first.json(), again.json()] == [{"name": "thing"}] * 2
@@ -67,7 +65,9 @@ async def test_what_is_kept_is_asked_for_by_its_etag_and_given_when_it_is_unchan
     assert (third.json(), third.unchanged) == ({"name": "other"}, False)
 
 
-async def test_a_date_does_where_there_is_no_etag(client: SourceClient, site: Site) -> None:
+async def test_a_cached_answer_without_an_etag_is_revalidated_by_its_date(
+    client: SourceClient, site: Site
+) -> None:
     stamp = {"Last-Modified": "Mon, 05 Jan 2026 09:00:00 GMT"}
     site.pages["/api/thing"] = server.says({"name": "dated"}, headers=stamp)
     await client.get("/thing", conditional=True)
@@ -76,20 +76,22 @@ async def test_a_date_does_where_there_is_no_etag(client: SourceClient, site: Si
     assert site.requests[-1].headers["if-modified-since"] == stamp["Last-Modified"]
 
 
-async def test_what_is_kept_can_be_removed_or_damaged_at_any_time(
+async def test_a_removed_or_damaged_cache_file_is_fetched_again(
     client: SourceClient, site: Site, settings: Settings
 ) -> None:
     await client.get("/thing", conditional=True)
-    [kept] = [path for path in (settings.data_dir / "files/sources").rglob("*") if path.is_file()]
+    [cached_file] = [
+        path for path in (settings.data_dir / "files/sources").rglob("*") if path.is_file()
+    ]
     for damaged in (b"nonsense", b"[]\n", b'{"url": 1}\n'):
-        kept.write_bytes(damaged)
+        cached_file.write_bytes(damaged)
         assert (await client.get("/thing", conditional=True)).json() == {"name": "thing"}
         assert "if-none-match" not in site.requests[-1].headers
-    kept.unlink()
+    cached_file.unlink()
     assert (await client.get("/thing", conditional=True)).unchanged is False
 
 
-async def test_an_unchanged_answer_to_no_such_question_is_nonsense(
+async def test_not_modified_in_answer_to_an_unconditional_request_is_invalid(
     client: SourceClient, site: Site
 ) -> None:
     site.next(server.says(b"", status=304))
@@ -98,7 +100,7 @@ async def test_an_unchanged_answer_to_no_such_question_is_nonsense(
 
 
 @pytest.mark.parametrize(
-    ("behaviour", "error", "said"),
+    ("behaviour", "error", "message"),
     [
         (server.says({"message": "No such\nthing"}, status=404), SourceNotFound, "404"),
         (server.says(b"", status=410), SourceNotFound, "410"),
@@ -119,16 +121,16 @@ async def test_an_unchanged_answer_to_no_such_question_is_nonsense(
         (server.moved("http://[/"), SourceUnavailable, "301 to"),
     ],
 )
-async def test_an_answer_that_is_not_the_thing_has_its_error(
+async def test_each_kind_of_bad_answer_raises_its_own_error(
     client: SourceClient,
     site: Site,
     behaviour: server.Behaviour,
     error: type[Exception],
-    said: str,
+    message: str,
 ) -> None:
     client.server = replace(client.server, max_bytes=300_000)
     site.next(behaviour)
-    with pytest.raises(error, match=said):
+    with pytest.raises(error, match=message):
         (await client.get("/thing")).json()
     assert len(site.requests) == 1
 
@@ -141,7 +143,7 @@ async def test_a_request_that_is_due_is_sent_however_long_the_ledger_took(ledger
         pass
 
 
-async def test_what_was_renamed_is_found_and_a_circle_is_left(
+async def test_redirects_are_followed_and_loops_are_given_up(
     client: SourceClient, site: Site
 ) -> None:
     site.pages["/api/old"] = server.moved("/api/thing")
@@ -153,9 +155,9 @@ async def test_what_was_renamed_is_found_and_a_circle_is_left(
 
 
 async def test_a_secret_goes_to_the_server_alone(
-    asked: SourceServer, settings: Settings, site: Site
+    things: SourceServer, settings: Settings, site: Site
 ) -> None:
-    secret = replace(asked, headers={"Authorization": "Bearer s3cret"})
+    secret = replace(things, headers={"Authorization": "Bearer s3cret"})
     assert "s3cret" not in repr(secret)
     with Site() as elsewhere:
         site.pages["/api/gone"] = server.moved(f"{elsewhere.origin}/api/thing")
@@ -169,11 +171,11 @@ async def test_a_secret_goes_to_the_server_alone(
     assert site.requests[-1].headers["authorization"] == "Bearer s3cret"
 
 
-async def test_whoever_asks_says_who_it_is(
-    asked: SourceServer, settings: Settings, site: Site
+async def test_a_request_names_its_sender(
+    things: SourceServer, settings: Settings, site: Site
 ) -> None:
-    known = settings.model_copy(update={"contact": "mailto:ops@example.org"})
-    async with opened(asked, known, None) as client:
+    identified = settings.model_copy(update={"contact": "mailto:ops@example.org"})
+    async with opened(things, identified, None) as client:
         await client.get("/thing")
     assert site.requests[0].headers["user-agent"] == "switchyard (mailto:ops@example.org)"
 
@@ -197,7 +199,7 @@ LIMITS = [
 @pytest.mark.parametrize(("limited", "wait"), LIMITS)
 async def test_a_limit_pauses_the_whole_fleet(
     client: SourceClient,
-    asked: SourceServer,
+    things: SourceServer,
     settings: Settings,
     site: Site,
     limited: server.Behaviour,
@@ -210,7 +212,7 @@ async def test_a_limit_pauses_the_whole_fleet(
     assert not busy.value.counts
     async with (
         await Ledger.open(settings.ledger_url) as other,
-        opened(asked, settings, other) as second,
+        opened(things, settings, other) as second,
     ):
         with pytest.raises(SourceBusy, match="whole fleet") as busy:
             await second.get("/thing")
@@ -230,37 +232,37 @@ async def test_the_last_request_that_is_allowed_is_answered_and_pauses_those_aft
 
 
 async def test_servers_do_not_wait_for_each_other(
-    client: SourceClient, asked: SourceServer, settings: Settings, ledger: Ledger, site: Site
+    client: SourceClient, things: SourceServer, settings: Settings, ledger: Ledger, site: Site
 ) -> None:
     site.next(server.throttled(100))
     with pytest.raises(SourceBusy):
         await client.get("/thing")
-    async with opened(replace(asked, name="others"), settings, ledger) as other:
+    async with opened(replace(things, name="others"), settings, ledger) as other:
         assert (await other.get("/thing")).status == 200
 
 
 async def test_the_turn_of_a_killed_process_is_free_within_seconds_whatever_its_time_limit(
-    asked: SourceServer, settings: Settings, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+    things: SourceServer, settings: Settings, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slow = replace(asked, timeout=3600)
+    slow = replace(things, timeout=3600)
     async with opened(slow, settings, ledger) as client, client.throttle.turn(takes=3600):
-        for held in ("things.connection", "things.place.1"):
-            assert 0 < await ledger.leases.lease_remaining(held) <= 6
+        for lease in ("things.connection", "things.place.1"):
+            assert 0 < await ledger.leases.lease_remaining(lease) <= 6
     monkeypatch.setattr(leases, "LEASE_SECONDS", 0.3)
-    for held in ("things.connection", "things.place.1", "things.place.2"):
-        assert await ledger.leases.acquire_lease(held, "killed")
+    for lease in ("things.connection", "things.place.1", "things.place.2"):
+        assert await ledger.leases.acquire_lease(lease, "killed")
     async with opened(slow, settings, ledger, max_wait=10) as client:
         assert (await client.get("/thing")).json() == {"name": "thing"}
 
 
 async def test_the_turn_of_a_living_process_lasts_as_long_as_its_request_may(
-    asked: SourceServer, settings: Settings, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+    things: SourceServer, settings: Settings, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(leases, "LEASE_SECONDS", 0.3)
     monkeypatch.setattr(throttling, "_MARGIN", 0.0)
     async with (
-        opened(asked, settings, ledger, max_wait=0.1) as slow,
-        opened(asked, settings, ledger, max_wait=0.6) as other,
+        opened(things, settings, ledger, max_wait=0.1) as slow,
+        opened(things, settings, ledger, max_wait=0.6) as other,
     ):
         async with slow.throttle.turn(takes=60):
             with pytest.raises(SourceBusy, match="others are waiting"):
@@ -275,15 +277,15 @@ async def test_the_turn_of_a_living_process_lasts_as_long_as_its_request_may(
 
 
 async def test_a_hot_job_is_next_however_many_others_ask(
-    asked: SourceServer, settings: Settings, ledger: Ledger
+    things: SourceServer, settings: Settings, ledger: Ledger
 ) -> None:
-    asked = replace(asked, interval=4)  # for two of which a job waits
+    things = replace(things, interval=4)  # a job waits for two intervals
     places = ("things.place.1", "things.place.2")
     for place in places:
         assert await ledger.leases.acquire_lease(place, "backfill")
     async with (
-        opened(asked, settings, ledger, lane="hot") as hot,
-        opened(asked, settings, ledger, lane="backfill") as other,
+        opened(things, settings, ledger, lane="hot") as hot,
+        opened(things, settings, ledger, lane="backfill") as other,
     ):
         waiting = asyncio.create_task(hot.get("/thing"))
 

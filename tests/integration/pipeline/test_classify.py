@@ -123,10 +123,10 @@ async def test_an_index_built_for_another_embedder_classifies_anew(
     document_id = await ingest_file(pipeline, tmp_path, SECRET)
 
     async def similarity() -> float:
-        found = (await PipelineLedger(ledger).document_classes.classes_of([document_id]))[
+        stored_classes = (await PipelineLedger(ledger).document_classes.classes_of([document_id]))[
             document_id
         ]
-        return next(each.score for each in found if each.kind == "environmental_impact")
+        return next(each.score for each in stored_classes if each.kind == "environmental_impact")
 
     before = await similarity()
     await pipeline.run("rebuild_index", {"offline": "hashed"}, lane="maintenance")
@@ -140,10 +140,10 @@ async def test_the_classes_of_old_content_are_forgotten(
     pipeline: Pipeline, ledger: Ledger, tmp_path: Path
 ):
     document_id = await ingest_file(pipeline, tmp_path, SECRET)
-    known = await PipelineLedger(ledger).documents.get_document(document_id)
-    assert known is not None
+    stored = await PipelineLedger(ledger).documents.get_document(document_id)
+    assert stored is not None
     renewed = await PipelineLedger(ledger).documents.renew_document(
-        known,
+        stored,
         "f" * 64,
         filename=None,
         title=None,

@@ -33,11 +33,11 @@ DAY = 86400.0
 
 
 def page(name: str, *links: str, head: str = "") -> Any:
-    said = " ".join(f"The {name} says something of its own in sentence {n}." for n in range(12))
+    text = " ".join(f"The {name} says something of its own in sentence {n}." for n in range(12))
     anchors = "".join(f'<p>See <a href="{link}">this</a>.</p>' for link in links)
     return says(
         f"<html><head><title>{name}</title>{head}</head>"
-        f"<body><article><h1>{name}</h1><p>{said}</p>{anchors}</article></body></html>",
+        f"<body><article><h1>{name}</h1><p>{text}</p>{anchors}</article></body></html>",
         "text/html",
     )
 
@@ -76,8 +76,8 @@ def desk(system: System) -> Crawls:
 
 
 def bounds(site: Site, path: str = "/", **changes: Any) -> CrawlBounds:
-    given = {"max_pages": 50, "max_depth": 5, "within": DAY, "page_limit": 1000} | changes
-    return CrawlBounds.from_request([f"{site.origin}{path}"], (), **given)
+    bound_values = {"max_pages": 50, "max_depth": 5, "within": DAY, "page_limit": 1000} | changes
+    return CrawlBounds.from_request([f"{site.origin}{path}"], (), **bound_values)
 
 
 async def ended(ledger: Ledger, crawl_id: str, timeout: float = 60) -> None:
@@ -93,10 +93,10 @@ def has_visited(site: Site, number: int) -> bool:
 
 
 async def outcomes(system: System, site: Site, crawl_id: str) -> dict[str, str]:
-    found = await desk(system).pages(crawl_id)
+    listed = await desk(system).pages(crawl_id)
     return {
         each.page.url.removeprefix(site.origin): (each.outcome or "").partition(" ")[0]
-        for each in found.items
+        for each in listed.items
     }
 
 
@@ -185,8 +185,8 @@ async def test_pages_wait_while_the_lane_is_full_and_none_once_the_crawl_is_canc
         assert progress.state is CrawlState.CANCELLED
 
         async def cancelled() -> bool:  # it may just be asking again whether there is room
-            found = await desk(system).show(crawl.id)
-            return found.pages == {"cancelled": 1}
+            shown_crawl = await desk(system).show(crawl.id)
+            return shown_crawl.pages == {"cancelled": 1}
 
         await eventually(cancelled, what="the end of its page")
         await worker.stop()

@@ -44,10 +44,10 @@ from tests.support.site import Exchange, Request, held
 async def test_a_pdf_goes_through_all_stages(pipeline: Pipeline, paper: str):
     assert await pipeline.run("ingest_document", {"path": paper, "source": "here"}) == STAGES
     document_id = pipeline.result("ingest_document")["document_id"]
-    known = await document(pipeline, document_id)
-    assert (known.state, known.current_stage) == ("completed", "link_content")
-    assert list(known.completed_stages) == STAGES
-    assert (known.filename, known.source, known.media_type) == (
+    stored = await document(pipeline, document_id)
+    assert (stored.state, stored.current_stage) == ("completed", "link_content")
+    assert list(stored.completed_stages) == STAGES
+    assert (stored.filename, stored.source, stored.media_type) == (
         "paper.pdf",
         "here",
         "application/pdf",
@@ -143,9 +143,9 @@ async def test_a_document_whose_summary_is_refused_is_searchable_and_marked(
     llm.next(server.fails(400, message))
     assert await llm_pipeline.run("ingest_document", {"path": paper}) == STAGES
     document_id = llm_pipeline.result("ingest_document")["document_id"]
-    found = whole_result(llm_pipeline, document_id)["summary"]
-    assert found["method"] == "extractive"
-    assert message in found["refused"]
+    summary = whole_result(llm_pipeline, document_id)["summary"]
+    assert summary["method"] == "extractive"
+    assert message in summary["refused"]
     assert await chunk_count(llm_pipeline, document_id) == 1
     # With the next run, the model is asked again.
     await llm_pipeline.run("summarize_content", {"document_id": document_id})
@@ -164,8 +164,8 @@ async def test_a_summary_is_cut_to_the_servers_context(
     text = " ".join(f"Tide {n} rises twice a day." for n in range(2_000))
     await llm_pipeline.run("ingest_document", written(tmp_path, "long.txt", text.encode()))
     document_id = llm_pipeline.result("ingest_document")["document_id"]
-    found = whole_result(llm_pipeline, document_id)["summary"]
-    assert (found["method"], found["truncated"]) == ("llm", True)
+    summary = whole_result(llm_pipeline, document_id)["summary"]
+    assert (summary["method"], summary["truncated"]) == ("llm", True)
     assert len(llm.requests) <= 4
 
 
@@ -182,8 +182,12 @@ async def test_a_file_gets_the_source_of_one_that_did_not_get_through(
     assert newer != failed
     result = whole_result(llm_pipeline, newer)
     assert (result["title"], result["source"]) == ("newer.pdf", "s")
-    found = await document(llm_pipeline, newer)
-    assert (found.state, found.source, found.completed_stages) == ("completed", "s", tuple(STAGES))
+    stored = await document(llm_pipeline, newer)
+    assert (stored.state, stored.source, stored.completed_stages) == (
+        "completed",
+        "s",
+        tuple(STAGES),
+    )
     assert (await document(llm_pipeline, failed)).source is None
     # What has failed is there still, and has its own file.
     await llm_pipeline.run("summarize_content", {"document_id": failed})
@@ -210,10 +214,10 @@ async def test_a_finished_document_stays_so_while_a_stage_is_run_again(
     other = replace(llm_pipeline, settings=llm_pipeline.settings.model_copy(update=update))
     go_on = threading.Event()
     llm.next(held(go_on, server.fails(401, "bad key")))
-    asked = len(llm.requests)
+    request_count = len(llm.requests)
     again = asyncio.create_task(other.run("summarize_content", {"document_id": document_id}))
     try:
-        await eventually(lambda: len(llm.requests) > asked)
+        await eventually(lambda: len(llm.requests) > request_count)
         assert (await document(llm_pipeline, document_id)).state == "completed"
     finally:
         go_on.set()
@@ -236,8 +240,8 @@ async def test_nothing_runs_while_another_run_is_at_work(
     other = written(tmp_path, "newer.pdf", pdf(["Another text altogether."]))
     again = {"path": paper} if same == "content" else other | {"source": "s"}
     assert await pipeline.run("ingest_document", again) == ["ingest_document"]
-    told = {"document_id": "d", "duplicate": True, "state": "queued"}
-    assert pipeline.result("ingest_document") == told
+    expected = {"document_id": "d", "duplicate": True, "state": "queued"}
+    assert pipeline.result("ingest_document") == expected
     assert [each async for each in pipeline.storage.list_async("")] == []
 
     await ledger.jobs.cancel(message.job_id, time.time())
@@ -297,10 +301,10 @@ async def test_another_model_is_asked_anew(llm_pipeline: Pipeline, llm: LlmServe
 
 async def test_finished_stages_are_not_run_again(pipeline: Pipeline, paper: str):
     document_id = await ingested(pipeline, {"path": paper})
-    kept = {stage: pipeline.storage.get(stage_key(document_id, stage)) for stage in STAGES[1:]}
+    outputs = {stage: pipeline.storage.get(stage_key(document_id, stage)) for stage in STAGES[1:]}
     await pipeline.run("extract_text", {"document_id": document_id})
     assert all(pipeline.result(stage)["reused"] for stage in STAGES[1:])
-    for stage, output in kept.items():
+    for stage, output in outputs.items():
         assert pipeline.storage.get(stage_key(document_id, stage)) == output
 
 
@@ -320,7 +324,7 @@ async def test_a_damaged_output_is_made_again(pipeline: Pipeline, paper: str):
 
 async def test_chunks_that_got_lost_are_embedded_again(pipeline: Pipeline, paper: str):
     document_id = await ingested(pipeline, {"path": paper})
-    async with open_index(pipeline.settings) as home, home.open_active() as (index, _):
+    async with open_index(pipeline.settings) as store, store.open_active() as (index, _):
         await index.delete_document(document_id)
     await pipeline.run("embed_content", {"document_id": document_id})
     assert not pipeline.result("embed_content")["reused"]

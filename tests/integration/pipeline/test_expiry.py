@@ -52,7 +52,7 @@ async def test_by_products_go_after_a_day_and_documents_stay(storage: Storage, l
     put(storage, "intermediate/jobs/some-job/extract_text/pages/1.json")
     put(storage, "sources/github/0123")
     put(storage, "health/probe-of-a-process-that-is-gone")
-    kept = [
+    remaining = [
         put(storage, "health/probe-of-one-that-runs", age=60),
         put(storage, "uploads/incoming/new", age=DAY / 2),
         put(storage, "results/jobs/new-job/result.json", age=DAY / 2),
@@ -64,30 +64,30 @@ async def test_by_products_go_after_a_day_and_documents_stay(storage: Storage, l
     ]
     done = await clean(storage, ledger.references, KEPT)
     assert (done.files, done.bytes, done.kept) == (6, 42, 0)
-    assert await left(storage) == sorted(kept)
+    assert await left(storage) == sorted(remaining)
     assert (await clean(storage, ledger.references, KEPT)).files == 0
 
 
 async def test_an_input_stays_as_long_as_a_backfill_needs_it(storage: Storage, ledger: Ledger):
-    kept = [
+    remaining = [
         put(storage, "backfills/of-one-that-runs.jsonl"),
         put(storage, "backfills/uploaded-today.jsonl", age=DAY / 2),
     ]
     ended = put(storage, "backfills/of-one-that-has-ended.jsonl")
     put(storage, "backfills/never-used.jsonl")
-    for key in (kept[0], ended):
+    for key in (remaining[0], ended):
         spec = {"source": "file", "options": {"key": key}}
         await ledger.bulk.create_bulk(key, kind="backfill", title="", spec=spec, created_by="test")
     await ledger.bulk.move_bulk(ended, BulkState.CANCELLED, among=list(BulkState))
     done = await clean(storage, ledger.references, KEPT)
     assert (done.files, done.kept) == (2, 1)
-    assert await left(storage) == sorted(kept)
+    assert await left(storage) == sorted(remaining)
 
 
 async def test_pictures_go_that_no_list_of_figures_names(storage: Storage, ledger: Ledger):
     named, listed = "results/doc/figures/01.png", "results/doc/figures.json"
     storage.put(listed, json.dumps({"figures": [{"key": named}]}).encode())
-    kept = [
+    remaining = [
         listed,
         put(storage, named),
         put(storage, "results/doc/figures/of-one-being-described.png", age=DAY / 2),
@@ -96,7 +96,7 @@ async def test_pictures_go_that_no_list_of_figures_names(storage: Storage, ledge
     put(storage, "results/other/figures/of-a-job-that-died.png")
     done = await clean(storage, ledger.references, KEPT)
     assert (done.files, done.kept) == (2, 0)
-    assert await left(storage) == sorted(kept)
+    assert await left(storage) == sorted(remaining)
 
 
 async def test_documents_files_go_where_a_setting_says_so_and_results_stay(
@@ -104,12 +104,12 @@ async def test_documents_files_go_where_a_setting_says_so_and_results_stay(
 ):
     put(storage, "uploads/old/input.pdf", age=11 * DAY)
     put(storage, "intermediate/old/extract_text/output.json", age=11 * DAY)
-    kept = [
+    remaining = [
         put(storage, "results/old/result.json", age=11 * DAY),
         put(storage, "uploads/new/input.pdf", age=9 * DAY),
     ]
     assert (await clean(storage, ledger.references, Expiry(24, documents=240))).files == 2
-    assert await left(storage) == sorted(kept)
+    assert await left(storage) == sorted(remaining)
 
 
 async def test_what_a_job_or_a_dead_letter_names_stays(pipeline: Pipeline, storage: Storage):

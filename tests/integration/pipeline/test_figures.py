@@ -220,9 +220,9 @@ async def test_a_picture_that_the_model_declines_does_not_hold_up_the_others(
     document_id = await ingest_file(vision_pipeline, tmp_path, sample.content, sample.filename)
     llm.next(server.answers("", finish_reason="content_filter"))
     await vision_pipeline.run("describe_figures", {"document_id": document_id})
-    found = stored_figures(vision_pipeline, document_id)
-    assert sorted({each["description"] for each in found}) == ["", DESCRIPTION]
-    assert ["content filter" in each.get("refused", "") for each in found].count(True) == 1
+    described = stored_figures(vision_pipeline, document_id)
+    assert sorted({each["description"] for each in described}) == ["", DESCRIPTION]
+    assert ["content filter" in each.get("refused", "") for each in described].count(True) == 1
 
 
 async def test_the_error_says_that_the_model_takes_no_pictures(

@@ -71,9 +71,9 @@ async def test_other_content_does_not_cite_what_the_old_one_has_cited(
     pipeline: Pipeline, ledger: Ledger, tmp_path: Path
 ):
     tides = await paper(pipeline, tmp_path, TIDES, SAND)
-    kept = json.loads(pipeline.storage.get(references_key(tides)))
-    kept["content"] = "of another version"
-    pipeline.storage.put(references_key(tides), json.dumps(kept).encode())
+    stored_references = json.loads(pipeline.storage.get(references_key(tides)))
+    stored_references["content"] = "of another version"
+    pipeline.storage.put(references_key(tides), json.dumps(stored_references).encode())
     await pipeline.run("link_content", {"document_id": tides})
     assert await cited(ledger, tides) == []
 

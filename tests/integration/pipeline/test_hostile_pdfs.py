@@ -77,63 +77,66 @@ async def extracted(
     message = JobMessage(job_type="extract_text", payload={"key": key})
     ctx = JobContext(message, "hot", "test", settings)
     began = time.monotonic()
-    ended = await executor.run(job_type, job_type.validate(message.payload), ctx)
-    return ended, time.monotonic() - began
+    outcome = await executor.run(job_type, job_type.validate(message.payload), ctx)
+    return outcome, time.monotonic() - began
 
 
-async def see_through(settings: Settings, count: int) -> Counter[str]:
+async def run_hostile_pdfs(settings: Settings, count: int) -> Counter[str]:
     """Run hostile files through the pipeline, with an ordinary one beside every tenth. Returns how
     each ended."""
     executor = Executor(processes=2)
     slots = asyncio.Semaphore(2)
-    ends: Counter[str] = Counter()
+    outcomes: Counter[str] = Counter()
 
-    async def hostile(at: int, name: str, data: bytes) -> None:
+    async def hostile(file_number: int, name: str, data: bytes) -> None:
         async with slots:
-            ended, seconds = await extracted(executor, settings, f"hostile-{at}", data)
-        assert seconds < 2 * LIMIT + 10, (name, seconds)  # twice where it came upon a worn process
-        if isinstance(ended, Done):
-            ends["needs_ocr" if ended.result["needs_ocr"] else "done"] += 1
+            outcome, seconds = await extracted(executor, settings, f"hostile-{file_number}", data)
+        assert seconds < 2 * LIMIT + 10, (
+            name,
+            seconds,
+        )  # twice where a reused process was replaced
+        if isinstance(outcome, Done):
+            outcomes["needs_ocr" if outcome.result["needs_ocr"] else "done"] += 1
             return
-        assert isinstance(ended, Failure), (name, ended)
-        assert ended.error_type in FAILURES, (name, ended.error_type, ended.traceback)
-        ends["too costly" if TOO_COSTLY in ended.message else ended.error_type] += 1
+        assert isinstance(outcome, Failure), (name, outcome)
+        assert outcome.error_type in FAILURES, (name, outcome.error_type, outcome.traceback)
+        outcomes["too costly" if TOO_COSTLY in outcome.message else outcome.error_type] += 1
 
-    async def ordinary(at: int) -> None:
+    async def ordinary(file_number: int) -> None:
         async with slots:
-            data = pdf([f"{TEXT} Number {at}."])
-            ended, _ = await extracted(executor, settings, f"ordinary-{at}", data)
-        assert isinstance(ended, Done), (at, ended)
-        assert not ended.result["needs_ocr"]
+            data = pdf([f"{TEXT} Number {file_number}."])
+            outcome, _ = await extracted(executor, settings, f"ordinary-{file_number}", data)
+        assert isinstance(outcome, Done), (file_number, outcome)
+        assert not outcome.result["needs_ocr"]
 
     try:
         async with asyncio.TaskGroup() as running:
-            for at, (name, data) in enumerate(hostile_pdfs(count)):
-                running.create_task(hostile(at, name, data))
-                if at % 10 == 0:
-                    running.create_task(ordinary(at))
+            for file_number, (name, data) in enumerate(hostile_pdfs(count)):
+                running.create_task(hostile(file_number, name, data))
+                if file_number % 10 == 0:
+                    running.create_task(ordinary(file_number))
     finally:
         await executor.close()
-    return ends
+    return outcomes
 
 
 async def test_a_small_pdf_that_never_comes_to_its_end_is_given_up_at_its_first_attempt(
     settings: Settings,
 ) -> None:
-    own = Registry.load().get("extract_text")
-    assert own.cpu_limit is not None
-    assert own.cpu_limit <= own.timeout / 2
+    extract_text = Registry.load().get("extract_text")
+    assert extract_text.cpu_limit is not None
+    assert extract_text.cpu_limit <= extract_text.timeout / 2
     endless = nested_forms(depth=11, width=10)
     assert len(endless) < 4_000
     executor = Executor(processes=1)
     limits = {"cpu_limit": 2, "timeout": 3 * LIMIT}
     try:
-        ended, _ = await extracted(executor, settings, "endless", endless, **limits)
+        outcome, _ = await extracted(executor, settings, "endless", endless, **limits)
         ordinary, _ = await extracted(executor, settings, "ordinary", pdf([TEXT]), **limits)
     finally:
         await executor.close()
-    assert (ended.error_type, ended.permanent) == ("ProcessorTimeExceeded", True)
-    assert "2 s of processor time" in ended.message
+    assert (outcome.error_type, outcome.permanent) == ("ProcessorTimeExceeded", True)
+    assert "2 s of processor time" in outcome.message
     assert isinstance(ordinary, Done)
 
 
@@ -149,8 +152,8 @@ def test_the_other_pages_are_read_beside_one_that_costs_too_much(
 ) -> None:
     read = read_pdf(with_a_costly_page(kind), QUICK, extractor)
     assert [page.text for page in read.pages] == [f"{TEXT} Page 1.", "", f"{TEXT} Page 3."]
-    why = "page 2 of the PDF takes more than 1 s of processor time"
-    assert [page.error for page in read.pages] == [None, why, None]
+    reason = "page 2 of the PDF takes more than 1 s of processor time"
+    assert [page.error for page in read.pages] == [None, reason, None]
 
 
 @pytest.mark.parametrize(("kind", "extractor"), [("fonts", "pymupdf"), ("patterns", "pypdfium2")])
@@ -195,11 +198,11 @@ def test_a_crash_of_the_library_at_one_page_leaves_the_others() -> None:
 
 
 def test_an_error_that_can_not_be_rebuilt_is_raised_with_its_text() -> None:
-    class Own(Exception):
+    class CustomError(Exception):
         pass
 
     def work(number: int) -> None:
-        raise Own(f"page {number}") if number == 1 else CorruptDocument("damaged")
+        raise CustomError(f"page {number}") if number == 1 else CorruptDocument("damaged")
 
     with PageProcess(work, QUICK) as process:
         with pytest.raises(RuntimeError, match="Own: page 1"):
@@ -215,23 +218,23 @@ async def test_a_document_tells_which_page_was_too_costly(
     payload = written(tmp_path, "forms.pdf", with_a_costly_page("forms"))
     document_id = await ingested(pipeline, payload)
     result = whole_result(pipeline, document_id)
-    why = "page 2 of the PDF takes more than 1 s of processor time"
-    assert (result["unreadable_pages"], result["page_errors"]) == ([2], {"2": why})
+    reason = "page 2 of the PDF takes more than 1 s of processor time"
+    assert (result["unreadable_pages"], result["page_errors"]) == ([2], {"2": reason})
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", HOSTILE_TO_PDFIUM)
 async def test_what_harms_pdfium_harms_its_own_process_alone(settings: Settings, name: str) -> None:
-    make, ends = HOSTILE_TO_PDFIUM[name]
+    make, outcomes = HOSTILE_TO_PDFIUM[name]
     by_pdfium = settings.model_copy(update={"pdf_extractor": "pypdfium2"})
     executor = Executor(processes=1)
     try:
-        ended, _ = await extracted(executor, by_pdfium, name, make(), cpu_limit=2)
+        outcome, _ = await extracted(executor, by_pdfium, name, make(), cpu_limit=2)
         ordinary, _ = await extracted(executor, by_pdfium, "ordinary", pdf([TEXT]), cpu_limit=2)
     finally:
         await executor.close()
-    assert isinstance(ended, Failure)
-    assert ended.error_type in ends, ended
+    assert isinstance(outcome, Failure)
+    assert outcome.error_type in outcomes, outcome
     assert isinstance(ordinary, Done)
     assert not ordinary.result["needs_ocr"]
 
@@ -239,15 +242,15 @@ async def test_what_harms_pdfium_harms_its_own_process_alone(settings: Settings,
 @pytest.mark.long
 @pytest.mark.timeout(300)
 async def test_some_hostile_pdfs_harm_no_ordinary_one(settings: Settings) -> None:
-    ends = await see_through(settings, 26)
-    assert ends.total() == 26
+    outcomes = await run_hostile_pdfs(settings, 26)
+    assert outcomes.total() == 26
     # On a busy machine, the time of the whole job is over first.
-    assert ends["too costly"] + ends["TimeLimitExceeded"] >= 1, ends
+    assert outcomes["too costly"] + outcomes["TimeLimitExceeded"] >= 1, outcomes
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1_800)
 async def test_three_hundred_hostile_pdfs_harm_no_ordinary_one(settings: Settings) -> None:
-    ends = await see_through(settings, 320)
-    assert ends.total() == 320
-    assert min(ends["done"], ends["needs_ocr"], ends["CorruptDocument"]) > 0, ends
+    outcomes = await run_hostile_pdfs(settings, 320)
+    assert outcomes.total() == 320
+    assert min(outcomes["done"], outcomes["needs_ocr"], outcomes["CorruptDocument"]) > 0, outcomes

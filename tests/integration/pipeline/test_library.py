@@ -21,7 +21,7 @@ from tests.support.ledgers import make_ledger
 
 
 @pytest.fixture(scope="module")
-def kept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
+def stored_library(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
     """Ingest all samples, then link each once more, now that all are there. Returns their ids by
     file name."""
     folder = tmp_path_factory.mktemp("library")
@@ -42,9 +42,9 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]
 
 
 @pytest.fixture
-def library(kept: tuple[Path, dict[str, str]], settings: Settings) -> dict[str, str]:
+def library(stored_library: tuple[Path, dict[str, str]], settings: Settings) -> dict[str, str]:
     """Return a copy of the ingested samples, which the test may change."""
-    folder, ids = kept
+    folder, ids = stored_library
     shutil.copytree(folder, settings.data_dir)
     return ids
 
@@ -77,13 +77,13 @@ async def test_documents_on_one_subject_are_linked(pipeline: Pipeline, library: 
 async def test_links_are_edges_in_the_ledger(pipeline: Pipeline, library: dict[str, str]):
     assert pipeline.ledger is not None
     one, other = library["honeybees"], library["flowers-and-pollinators"]
-    found = await PipelineLedger(pipeline.ledger).graph_reads.graph_neighbours(one)
-    assert found is not None
-    assert {(each.direction, each.node.documents, each.edge.kind) for each in found.items} == {
+    neighbours = await PipelineLedger(pipeline.ledger).graph_reads.graph_neighbours(one)
+    assert neighbours is not None
+    assert {(each.direction, each.node.documents, each.edge.kind) for each in neighbours.items} == {
         ("out", (other,), "similar"),
         ("in", (other,), "similar"),
     }
-    assert found.items[0].edge.weight == found.items[1].edge.weight  # likeness is mutual
+    assert neighbours.items[0].edge.weight == neighbours.items[1].edge.weight  # likeness is mutual
 
 
 async def similar_to(ledger: Ledger, document_id: str) -> list[str]:

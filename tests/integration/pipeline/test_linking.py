@@ -92,10 +92,10 @@ def linking_settings(
     return settings.model_copy(update=update)
 
 
-def cites(work: KnownWork, **said: Any) -> Reference:
+def cites(work: KnownWork, **fields: Any) -> Reference:
     """Return a reference as a parser returns it."""
     persons = tuple(Person(name.split()[-1], name[0]) for name in work.authors)
-    return Reference(text=work.title, title=work.title, authors=persons, year=work.year, **said)
+    return Reference(text=work.title, title=work.title, authors=persons, year=work.year, **fields)
 
 
 async def linked(
@@ -145,9 +145,9 @@ async def test_by_doi_by_arxiv_id_and_by_search_in_the_order_of_the_settings(
     for site in (openalex, crossref):
         assert all(each.parameters["mailto"] == "me@example.org" for each in site.requests)
     assert "mailto" not in wikidata.requests[0].parameters
-    asked = [len(site.requests) for site in (openalex, crossref, wikidata)]
+    request_counts = [len(site.requests) for site in (openalex, crossref, wikidata)]
     await linked(linking_settings, ledger, cites(WIND), cites(TIDES, doi="10.1000/tides"))
-    assert [len(site.requests) for site in (openalex, crossref, wikidata)] == asked
+    assert [len(site.requests) for site in (openalex, crossref, wikidata)] == request_counts
 
 
 async def test_authors_that_are_items_of_wikidata_are_named_in_their_order(
@@ -157,13 +157,15 @@ async def test_authors_that_are_items_of_wikidata_are_named_in_their_order(
     charts = KnownWork(7, "Charts for pilots", 1851, authors=("Q901", "Paul Phare", "Q902", "Q903"))
     wikidata.works.append(charts)
     wikidata.people["Q903"] = ""
-    said = Reference(text="", title=charts.title, authors=(Person("Pilote", "J"),), year=1851)
-    (link,) = await linked(linking_settings, ledger, said)
+    reference = Reference(text="", title=charts.title, authors=(Person("Pilote", "J"),), year=1851)
+    (link,) = await linked(linking_settings, ledger, reference)
     assert link.work is not None
     assert [each.family for each in link.work.authors] == ["Pilote", "Phare", "Marin"]
     # The item of the work, then all people in one request.
-    asked = [each.parameters["ids"] for each in wikidata.requests if "ids" in each.parameters]
-    assert asked[-1] == "Q901|Q902|Q903"
+    requested_ids = [
+        each.parameters["ids"] for each in wikidata.requests if "ids" in each.parameters
+    ]
+    assert requested_ids[-1] == "Q901|Q902|Q903"
 
 
 async def test_what_fits_several_works_is_kept_as_ambiguous(
@@ -276,10 +278,10 @@ async def test_claims_are_exclusive_end_with_their_holder_and_old_answers_are_dr
     await PipelineLedger(ledger).catalogue_answers.give_up_catalogue_claims(["a", "c"], "one")
     assert await claimed("two", "a", "b") == ("a",)
     await PipelineLedger(ledger).catalogue_answers.keep_catalogue_answers({"b": [1]})
-    kept = await PipelineLedger(ledger).catalogue_answers.claim_catalogue_questions(
+    claim = await PipelineLedger(ledger).catalogue_answers.claim_catalogue_questions(
         ["b"], "two", ttl=60, max_age=60
     )
-    assert (kept.stored, kept.claimed) == ({"b": [1]}, ())
+    assert (claim.stored, claim.claimed) == ({"b": [1]}, ())
     old = await PipelineLedger(ledger).catalogue_answers.claim_catalogue_questions(
         ["b"], "two", ttl=60, max_age=0
     )
@@ -321,15 +323,15 @@ async def test_a_document_s_references_are_linked_and_every_repeat_changes_nothi
     ]
     result = links.result("link_citations")
     assert (result["linked"], result["ambiguous"], result["not_found"]) == (2, 0, 0)
-    kept = links.storage.get(links_key(document_id))
-    asked = len(openalex.requests)
+    stored_links = links.storage.get(links_key(document_id))
+    request_count = len(openalex.requests)
     await links.run("link_citations", {"document_id": document_id})
     await links.run("process_references", {"document_id": document_id})
-    assert links.storage.get(links_key(document_id)) == kept
-    assert len(openalex.requests) == asked
-    found = await stored_references(links.storage, document_id)
-    assert found is not None
-    assert [each["link"]["work"]["id"] for each in found["references"]] == [
+    assert links.storage.get(links_key(document_id)) == stored_links
+    assert len(openalex.requests) == request_count
+    references = await stored_references(links.storage, document_id)
+    assert references is not None
+    assert [each["link"]["work"]["id"] for each in references["references"]] == [
         "doi:10.1000/tides",
         "openalex:W3",
     ]
@@ -345,9 +347,9 @@ async def test_a_document_s_references_are_linked_and_every_repeat_changes_nothi
     # The links of another list of references are not shown with this one.
     other = json.loads(links.storage.get(references_key(document_id))) | {"hash": "other"}
     links.storage.put(references_key(document_id), json.dumps(other).encode())
-    found = await stored_references(links.storage, document_id)
-    assert found is not None
-    assert "link" not in found["references"][0]
+    references = await stored_references(links.storage, document_id)
+    assert references is not None
+    assert "link" not in references["references"][0]
 
 
 async def test_a_job_whose_time_is_over_goes_on_later(
@@ -358,8 +360,8 @@ async def test_a_job_whose_time_is_over_goes_on_later(
 ):
     with pytest.raises(OutOfTime):
         await linked(linking_settings, ledger, cites(WIND), timeout=-1)
-    made = {"hash": "x", "references": [cites(WIND).as_json()], "citations": []}
-    pipeline.storage.put(references_key("d"), json.dumps(made).encode())
+    stored = {"hash": "x", "references": [cites(WIND).as_json()], "citations": []}
+    pipeline.storage.put(references_key("d"), json.dumps(stored).encode())
     monkeypatch.setattr(
         "switchyard.services.pipeline.workers.references.link_citations.TIME_BUDGET", -1
     )
@@ -395,8 +397,8 @@ async def test_the_references_of_a_book_are_linked_beside_other_jobs(
         for work, reference in zip(works, references, strict=True)
     }
     await PipelineLedger(ledger).catalogue_answers.keep_catalogue_answers(known)
-    made = {"hash": "x", "references": [each.as_json() for each in references], "citations": []}
-    pipeline.storage.put(references_key("d"), json.dumps(made).encode())
+    stored = {"hash": "x", "references": [each.as_json() for each in references], "citations": []}
+    pipeline.storage.put(references_key("d"), json.dumps(stored).encode())
     links = replace(pipeline, settings=linking_settings)
     outcome = await links.one("link_citations", {"document_id": "d"})
     assert isinstance(outcome, Done)
@@ -453,10 +455,10 @@ async def test_references_of_no_document_are_cut_and_linked_and_their_links_are_
     await links.run("link_citations", {"references": texts})
     result = links.result("link_citations")
     assert (result["references"], result["linked"], result["not_found"]) == (2, 1, 1)
-    made = json.loads(links.storage.get(result["result"]))["references"]
-    assert made[0]["title"] == "On tides and their causes"
-    assert made[0]["link"]["work"]["id"] == "doi:10.1000/tides"
-    assert made[1]["link"]["status"] == "not_found"
+    references = json.loads(links.storage.get(result["result"]))["references"]
+    assert references[0]["title"] == "On tides and their causes"
+    assert references[0]["link"]["work"]["id"] == "doi:10.1000/tides"
+    assert references[1]["link"]["status"] == "not_found"
     with pytest.raises(ValueError, match="one of document_id and references"):
         await links.run("link_citations", {})
 
@@ -478,11 +480,11 @@ async def test_a_catalogue_that_pauses_for_hours_is_left_out_and_asked_later(
 
     system = DoctorContext(linking_settings, Registry([]))
     system.ledger = ledger
-    (told,) = await check_source_pauses(system)
-    assert (told.status, told.finding) == ("warning", Finding.SOURCE_PAUSED)
+    (check,) = await check_source_pauses(system)
+    assert (check.status, check.finding) == ("warning", Finding.SOURCE_PAUSED)
     until = datetime.fromtimestamp(linker.paused["openalex"], UTC)
     assert (
-        f"openalex asked for a pause: nothing is sent to it until {until:%Y-%m-%d}" in told.detail
+        f"openalex asked for a pause: nothing is sent to it until {until:%Y-%m-%d}" in check.detail
     )
 
     await ledger.leases.drop_old_leases(-7200, limit=9)  # the pause is over
@@ -500,8 +502,10 @@ async def test_references_are_linked_as_far_as_they_can_be_when_every_catalogue_
 ):
     for site in (openalex, crossref, wikidata):
         site.next(throttled(7200))
-    own = replace(pipeline, settings=linking_settings)
-    outcome = await own.one("link_citations", {"references": ["J. Doe. Wind over harbours. 2010."]})
+    with_linking = replace(pipeline, settings=linking_settings)
+    outcome = await with_linking.one(
+        "link_citations", {"references": ["J. Doe. Wind over harbours. 2010."]}
+    )
     assert isinstance(outcome, Done)
     assert outcome.result["not_found"] == 1
     assert sorted(outcome.result["paused"]) == ["crossref", "openalex", "wikidata"]

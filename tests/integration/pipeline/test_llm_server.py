@@ -127,19 +127,21 @@ async def test_the_answer_is_what_the_model_says_and_not_its_reasoning(
 async def test_reasoning_that_was_streamed_is_taken_back_and_is_not_streamed_again(
     llm: LlmServer, asking: Settings
 ):
-    told: list[str] = []
+    text_pieces: list[str] = []
     pieces = [{"content": each} for each in ("The sea ", "is wet", ".</thi", "nk>\n\nWa", "ter.")]
     llm.always(server.streams(*pieces))
     (one,) = asking.llm_servers
     async with ServerClient.connect(one, 5) as client:
         for _ in range(2):
-            said = await client.ask(ASKED, timeout=10, on_text=told.append, restart=told.clear)
-            assert said.answer.text == "Water."
-            assert "".join(told) == "Water."
-            told.clear()
+            answer = await client.ask(
+                ASKED, timeout=10, on_text=text_pieces.append, restart=text_pieces.clear
+            )
+            assert answer.answer.text == "Water."
+            assert "".join(text_pieces) == "Water."
+            text_pieces.clear()
         never = pytest.fail
         await client.ask(
-            ASKED, timeout=10, on_text=told.append, restart=lambda: never("told again")
+            ASKED, timeout=10, on_text=text_pieces.append, restart=lambda: never("told again")
         )
 
 
@@ -213,8 +215,8 @@ async def test_the_servers_own_reason_is_enough_for_the_end(llm: LlmServer, aski
 async def test_an_answer_that_is_cut_at_its_limit_is_not_complete(
     llm: LlmServer, asking: Settings, reason: str, streams: bool
 ):
-    said = server.streams({"content": "Wat"}, reason=reason)
-    llm.next(said if streams else server.answers("Wat", finish_reason=reason))
+    behaviour = server.streams({"content": "Wat"}, reason=reason)
+    llm.next(behaviour if streams else server.answers("Wat", finish_reason=reason))
     assert not (await ask(asking)).is_complete
 
 
@@ -223,8 +225,8 @@ async def test_an_answer_that_is_cut_at_its_limit_is_not_complete(
 async def test_an_answer_that_the_server_broke_off_is_none(
     llm: LlmServer, asking: Settings, reason: str, streams: bool
 ):
-    said = server.streams({"content": "Wat"}, reason=reason)
-    llm.next(said if streams else server.answers("Wat", finish_reason=reason))
+    behaviour = server.streams({"content": "Wat"}, reason=reason)
+    llm.next(behaviour if streams else server.answers("Wat", finish_reason=reason))
     with pytest.raises(LlmUnavailable, match=reason):
         await ask(asking)
 
@@ -400,12 +402,12 @@ SCHEMA_CHAT = {
 }
 
 
-def takes_schemas(known: tuple[str, ...], status: int, message: str) -> Behaviour:
+def takes_schemas(known_names: tuple[str, ...], status: int, message: str) -> Behaviour:
     """Return a model server that accepts only these types of `response_format`."""
 
     def behave(exchange: Exchange, request: Request) -> None:
         form = request.json.get("response_format")
-        if form is None or form["type"] in known:
+        if form is None or form["type"] in known_names:
             server.answers('{"a": 1}')(exchange, request)
         else:
             server.fails(status, message)(exchange, request)
@@ -464,14 +466,14 @@ async def test_a_clients_own_schema_is_sent_as_it_is(llm: LlmServer, asking: Set
 
 
 async def test_the_settings_can_say_how_a_server_is_asked(llm: LlmServer):
-    given = {
+    overrides = {
         "base_url": llm.url,
         "schema": "json_object",
         "stream": False,
         "leave_out": ["temperature"],
         "extra_body": {"top_k": 3, "max_tokens": 7},
     }
-    async with ServerClient.connect(Provider.model_validate(given), 5) as client:
+    async with ServerClient.connect(Provider.model_validate(overrides), 5) as client:
         await client.ask(SCHEMA_CHAT, timeout=10)
     sent = llm.requests[-1].json
     assert sent.pop("response_format") == {"type": "json_object"}
@@ -514,8 +516,8 @@ async def test_the_settings_can_say_which_parameters_a_model_takes(
     llm: LlmServer, asking: Settings
 ):
     llm.always(refuses(*NO_MAX_TOKENS, *NO_TEMPERATURE))
-    given = {"llm_max_tokens_name": "max_completion_tokens", "llm_sends_temperature": False}
-    await ask(asking.model_copy(update=given))
+    overrides = {"llm_max_tokens_name": "max_completion_tokens", "llm_sends_temperature": False}
+    await ask(asking.model_copy(update=overrides))
     assert len(llm.requests) == 1
     fixed = {"llm_max_tokens_name": "max_tokens", "llm_sends_temperature": False}
     with pytest.raises(LlmRefused, match="max_completion_tokens"):
@@ -600,7 +602,7 @@ async def test_nonsense_is_tried_again_later(
 
 
 @pytest.mark.parametrize(
-    ("said", "told"),
+    ("body", "message"),
     [
         (b"<html>\n<h1>Bad \x1b[2Jgateway</h1>", 'not JSON: "<html> <h1>Bad \\x1b[2Jgateway</h1>"'),
         (b"", "not JSON: an empty body"),
@@ -609,12 +611,12 @@ async def test_nonsense_is_tried_again_later(
     ],
 )
 async def test_the_error_quotes_what_was_answered_instead(
-    llm: LlmServer, asking: Settings, embedder: RemoteEmbedder, said: bytes, told: str
+    llm: LlmServer, asking: Settings, embedder: RemoteEmbedder, body: bytes, message: str
 ):
-    llm.always(server.says(said))
-    with pytest.raises(InvalidLlmResponse, match=re.escape(told)):
+    llm.always(server.says(body))
+    with pytest.raises(InvalidLlmResponse, match=re.escape(message)):
         await ask(asking)
-    with pytest.raises(InvalidLlmResponse, match=re.escape(told.split(": ", 1)[1][-12:])):
+    with pytest.raises(InvalidLlmResponse, match=re.escape(message.split(": ", 1)[1][-12:])):
         await embedder.embed(["a"])
 
 
@@ -669,22 +671,22 @@ async def test_a_server_embeds_in_batches(llm: LlmServer, embedder: RemoteEmbedd
 
 
 @pytest.mark.parametrize("status", [400, 413, 422])
-@pytest.mark.parametrize("most", [1, 10, 63])
+@pytest.mark.parametrize("max_texts", [1, 10, 63])
 async def test_a_server_that_takes_few_texts_gets_fewer_from_then_on(
-    llm: LlmServer, embedder: RemoteEmbedder, status: int, most: int
+    llm: LlmServer, embedder: RemoteEmbedder, status: int, max_texts: int
 ):
     texts = [f"text {n}" for n in range(BATCH_SIZE + 3)]
     expected = await embedder.embed(texts)
-    llm.always(server.embeds(most=most, too_many=status))
+    llm.always(server.embeds(max_texts=max_texts, too_many=status))
     assert await embedder.embed(texts) == expected
     llm.requests.clear()
     of_another_job = replace(embedder, sizes=embedder.sizes)
     assert await of_another_job.embed(texts) == expected
-    assert all(len(request.json["input"]) <= most for request in llm.requests)
+    assert all(len(request.json["input"]) <= max_texts for request in llm.requests)
 
 
 async def test_the_settings_can_say_how_many_texts_a_server_takes(llm: LlmServer):
-    llm.always(server.embeds(most=10))
+    llm.always(server.embeds(max_texts=10))
     settings = Settings(
         embed_base_url=llm.url, embed_model="m", embed_dimensions=8, embed_batch_size=10
     )

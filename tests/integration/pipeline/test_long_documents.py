@@ -51,15 +51,15 @@ def test_the_next_attempt_reads_from_the_last_range_on_and_finds_the_same(
     pipeline: Pipeline, book: bytes, extractor: ExtractorName
 ):
     read_until(book, drafts_in(pipeline), 2 * PAGES_PER_DRAFT + 10, extractor)
-    told: list[int] = []
+    pages_read: list[int] = []
     drafts = drafts_in(pipeline)
     read = read_pdf(
         book,
         extractor=extractor,
         drafts=drafts,
-        on_page=lambda number, _: told.append(number),
+        on_page=lambda number, _: pages_read.append(number),
     )
-    assert told == [
+    assert pages_read == [
         PAGES_PER_DRAFT,
         2 * PAGES_PER_DRAFT,
         *range(2 * PAGES_PER_DRAFT + 1, PAGES + 1),
@@ -77,9 +77,9 @@ def test_a_range_of_other_content_or_one_that_is_damaged_is_read_anew(
     read_pdf(book, drafts=drafts)
     assert drafts.reused_pages == 0
     key = page_key("book", "extract_text", PAGES_PER_DRAFT + 1)
-    kept = json.loads(pipeline.storage.get(key))
-    kept["pages"] = kept["pages"][:5]
-    pipeline.storage.put(key, json.dumps(kept).encode())
+    stored_draft = json.loads(pipeline.storage.get(key))
+    stored_draft["pages"] = stored_draft["pages"][:5]
+    pipeline.storage.put(key, json.dumps(stored_draft).encode())
     pipeline.storage.put(page_key("book", "extract_text", 1), b"{")
     drafts = drafts_in(pipeline)
     assert len(read_pdf(book, drafts=drafts).pages) == PAGES

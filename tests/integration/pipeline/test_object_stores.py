@@ -131,8 +131,8 @@ async def test_a_bucket_that_is_not_there_is_no_file_that_is_not_there(place: st
         await opened(index_store_at(place.replace(CONTAINER, "nobodys", 1)))
 
 
-async def opened(home: IndexStore) -> None:
-    async with home.table(Generation("chunks", "hashed", 4)):
+async def opened(store: IndexStore) -> None:
+    async with store.table(Generation("chunks", "hashed", 4)):
         pass
 
 
@@ -187,11 +187,11 @@ async def test_an_upload_whose_process_is_killed_leaves_nothing(
     assert not await storage.exists_async("killed")
 
 
-def write_chunks(url: str, who: int, rounds: int) -> None:
+def write_chunks(url: str, writer: int, rounds: int) -> None:
     async def write() -> None:
         async with index_store_at(url).table(Generation("chunks", "test", 2)) as index:
             for n in range(rounds):
-                for document_id in (f"shared-{n}", f"own-{who}-{n}"):
+                for document_id in (f"shared-{n}", f"own-{writer}-{n}"):
                     chunk = Chunk(chunk_id(document_id, 0), document_id, 0, 1, "text")
                     await index.put("Title", [chunk], [[1.0, 0.0]])
 
@@ -212,7 +212,9 @@ async def test_processes_that_write_an_index_in_a_store_at_once_lose_and_double_
     place: str, rounds: int
 ):
     url = f"{place}/index"
-    processes = [SPAWN.Process(target=write_chunks, args=(url, who, rounds)) for who in range(2)]
+    processes = [
+        SPAWN.Process(target=write_chunks, args=(url, writer, rounds)) for writer in range(2)
+    ]
     for process in processes:
         process.start()
     for process in processes:

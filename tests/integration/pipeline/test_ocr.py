@@ -49,14 +49,14 @@ async def test_a_scan_is_read_and_found_by_its_words(pipeline: Pipeline, tmp_pat
     ]
     assert text_of(pipeline, document_id) == list(SLIPS)
     assert pipeline.ledger is not None
-    known = await PipelineLedger(pipeline.ledger).documents.get_document(document_id)
-    assert known is not None
-    assert known.state == "completed"
-    assert "ocr_pdf" in known.completed_stages
+    stored = await PipelineLedger(pipeline.ledger).documents.get_document(document_id)
+    assert stored is not None
+    assert stored.state == "completed"
+    assert "ocr_pdf" in stored.completed_stages
     result = json.loads(pipeline.storage.get(result_key(document_id)))
     assert (result["title"], result["page_count"]) == (SLIPS[0], 3)
     assert result["word_count"] == sum(len(words(each)) for each in SLIPS)
-    async with open_index(pipeline.settings) as home, home.open_active() as (index, embedder):
+    async with open_index(pipeline.settings) as store, store.open_active() as (index, embedder):
         hits = await search(index, embedder, "lantern harbour", 3)
     assert hits[0].document_id == document_id
 
@@ -72,17 +72,17 @@ async def test_an_image_is_a_document(
     document_id = await ingest_file(pipeline, tmp_path, f"slip.{kind.lower()}", content)
     assert text_of(pipeline, document_id) == [SLIPS[0]]
     assert pipeline.ledger is not None
-    known = await PipelineLedger(pipeline.ledger).documents.get_document(document_id)
-    assert known is not None
-    assert (known.state, known.media_type) == ("completed", media_type)
+    stored = await PipelineLedger(pipeline.ledger).documents.get_document(document_id)
+    assert stored is not None
+    assert (stored.state, stored.media_type) == ("completed", media_type)
 
 
 @pytest.mark.long
 async def test_every_page_of_a_tiff_is_one(pipeline: Pipeline, tmp_path: Path):
     first, *others = [Image.fromarray(picture_of(slips(SLIPS), n)) for n in (1, 2, 3)]
-    made = io.BytesIO()
-    first.save(made, "TIFF", save_all=True, append_images=others)
-    document_id = await ingest_file(pipeline, tmp_path, "slips.tif", made.getvalue())
+    buffer = io.BytesIO()
+    first.save(buffer, "TIFF", save_all=True, append_images=others)
+    document_id = await ingest_file(pipeline, tmp_path, "slips.tif", buffer.getvalue())
     assert text_of(pipeline, document_id) == list(SLIPS)
 
 
@@ -118,11 +118,11 @@ def ocr_states(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     inner = DocumentRepository.set_stage
 
     async def set_stage(
-        documents: DocumentRepository, document_id: str, stage: str, state: str, **said: Any
+        documents: DocumentRepository, document_id: str, stage: str, state: str, **fields: Any
     ):
         if state in {"needs_ocr", "recognizing"} and state not in states:
             states.append(state)
-        await inner(documents, document_id, stage, state, **said)
+        await inner(documents, document_id, stage, state, **fields)
 
     monkeypatch.setattr(DocumentRepository, "set_stage", set_stage)
     return states
@@ -133,19 +133,19 @@ def test_a_scan_is_a_page_without_words_that_pictures_cover_by_more_than_half(
     extractor: ExtractorName,
 ):
     shade = pymupdf.Pixmap(pymupdf.csGRAY, pymupdf.IRect(0, 0, 40, 40))
-    made = pymupdf.open(stream=pdf([TEXT, "", TEXT]), filetype="pdf")  # the second one is blank
-    made[2].insert_image(made[2].rect, pixmap=shade)  # a background
-    width, height = made[0].rect.width, made[0].rect.height
+    document = pymupdf.open(stream=pdf([TEXT, "", TEXT]), filetype="pdf")  # the second one is blank
+    document[2].insert_image(document[2].rect, pixmap=shade)  # a background
+    width, height = document[0].rect.width, document[0].rect.height
     for boxes in (
         [(0, 0, width, height * 0.45)],
         [(0, 0, width, height * 0.55)],
         [(0, height * part, width, height * (part + 0.2)) for part in (0, 0.2, 0.4)],
         [(-10 * width, -height, width * 0.3, height)],
     ):
-        page = made.new_page(width=width, height=height)
+        page = document.new_page(width=width, height=height)
         for box in boxes:
             page.insert_image(pymupdf.Rect(box), pixmap=shade, keep_proportion=False)
-    read = read_pdf(bytes(made.tobytes()), extractor=extractor)
+    read = read_pdf(bytes(document.tobytes()), extractor=extractor)
     assert [page.number for page in read.pages if page.is_scan] == [5, 6]
 
 
@@ -193,9 +193,9 @@ async def test_pictures_without_words_end_with_the_reason(pipeline: Pipeline, tm
         await ingest_file(pipeline, tmp_path, "blank.pdf", scanned())
     document_id = str(pipeline.result("ingest_document")["document_id"])
     assert pipeline.ledger is not None
-    known = await PipelineLedger(pipeline.ledger).documents.get_document(document_id)
-    assert known is not None
-    assert (known.state, known.current_stage) == ("failed", "ocr_pdf")
+    stored = await PipelineLedger(pipeline.ledger).documents.get_document(document_id)
+    assert stored is not None
+    assert (stored.state, stored.current_stage) == ("failed", "ocr_pdf")
 
 
 async def test_a_picture_of_one_line_of_pixels_has_no_words(pipeline: Pipeline, tmp_path: Path):
@@ -218,10 +218,10 @@ async def test_a_picture_that_is_cut_off_fails_for_that_reason(pipeline: Pipelin
 async def test_one_page_that_stops_the_reading_does_so_with_its_own_error(
     pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    async def recognised(pages: Any, number: int) -> dict[str, Any]:
+    async def recognise(pages: Any, number: int) -> dict[str, Any]:
         raise OcrNotInstalled("this worker has no OCR")
 
-    monkeypatch.setattr(ocr_worker._PageReader, "_recognise", recognised)
+    monkeypatch.setattr(ocr_worker._PageReader, "_recognise", recognise)
     with pytest.raises(OcrNotInstalled):
         await ingest_file(pipeline, tmp_path, "slips.pdf", scan(slips(SLIPS)))
 
@@ -231,19 +231,19 @@ async def test_a_page_that_can_not_be_read_does_not_hold_up_the_others(
 ):
     inner = ocr_worker._PageReader._recognise
 
-    async def recognised(pages: Any, number: int) -> dict[str, Any]:
+    async def recognise(pages: Any, number: int) -> dict[str, Any]:
         if number == 2:
             return {"text": None, "error": "MemoryError: too much"}
         return await inner(pages, number)
 
-    monkeypatch.setattr(ocr_worker._PageReader, "_recognise", recognised)
+    monkeypatch.setattr(ocr_worker._PageReader, "_recognise", recognise)
     document_id = await ingest_file(pipeline, tmp_path, "slips.pdf", scan(slips(SLIPS)))
     assert text_of(pipeline, document_id) == [SLIPS[0], "", SLIPS[2]]
     assert pipeline.result("ocr_pdf")["broken_pages"] == [2]
-    kept = json.loads(pipeline.storage.get(page_key(document_id, "ocr_pdf", 2)))
-    assert kept["error"] == "MemoryError: too much"
+    page_result = json.loads(pipeline.storage.get(page_key(document_id, "ocr_pdf", 2)))
+    assert page_result["error"] == "MemoryError: too much"
     extracted = json.loads(pipeline.storage.get(stage_key(document_id, "extract_text")))
-    assert kept["content"] == extracted["content"]
+    assert page_result["content"] == extracted["content"]
 
 
 async def test_of_a_document_of_costly_pages_only_some_are_tried(
@@ -261,18 +261,18 @@ async def test_of_a_document_of_costly_pages_only_some_are_tried(
     again = {"document_id": document_id, "force": True}
     await pipeline.run("ocr_pdf", again, lane="vlm_ocr")
     assert tried == [1, 2, 3, 4, 5]
-    kept = json.loads(pipeline.storage.get(page_key(document_id, "ocr_pdf", 8)))
-    assert kept["error"] == "not drawn, as 5 pages of the document take too long"
+    page_result = json.loads(pipeline.storage.get(page_key(document_id, "ocr_pdf", 8)))
+    assert page_result["error"] == "not drawn, as 5 pages of the document take too long"
 
 
 async def test_a_page_that_can_not_be_read_again_keeps_its_text(
     pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    async def recognised(pages: Any, number: int) -> dict[str, Any]:
+    async def recognise(pages: Any, number: int) -> dict[str, Any]:
         text = "What stands there" if number == 1 else None
         return {"text": text, "error": "TimeoutError: too slow"}
 
-    monkeypatch.setattr(ocr_worker._PageReader, "_recognise", recognised)
+    monkeypatch.setattr(ocr_worker._PageReader, "_recognise", recognise)
     document_id = await ingest_file(pipeline, tmp_path, "slips.pdf", slips(SLIPS))
     await pipeline.run("ocr_pdf", {"document_id": document_id, "force": True}, lane="vlm_ocr")
     assert text_of(pipeline, document_id) == ["What stands there", *SLIPS[1:]]
@@ -281,14 +281,14 @@ async def test_a_page_that_can_not_be_read_again_keeps_its_text(
 
 async def test_plain_text_has_no_pages_for_ocr(pipeline: Pipeline, tmp_path: Path):
     document_id = await ingest_file(pipeline, tmp_path, "slip.txt", SLIPS[0].encode())
-    wanted = {"document_id": document_id, "force": True}
+    payload = {"document_id": document_id, "force": True}
     with pytest.raises(UnsupportedDocument, match="plain text has no pages"):
-        await pipeline.run("ocr_pdf", wanted, lane="vlm_ocr")
+        await pipeline.run("ocr_pdf", payload, lane="vlm_ocr")
     assert text_of(pipeline, document_id) == [SLIPS[0]]
 
 
 async def test_a_language_without_a_model_is_refused(pipeline: Pipeline, tmp_path: Path):
     document_id = await ingest_file(pipeline, tmp_path, "slip.pdf", pdf(["some text"]))
-    wanted = {"document_id": document_id, "language": "ar", "force": True}
+    payload = {"document_id": document_id, "language": "ar", "force": True}
     with pytest.raises(UnknownLanguage, match=r"ar\.onnx .* JOBS_OCR_MODELS"):
-        await pipeline.run("ocr_pdf", wanted, lane="vlm_ocr")
+        await pipeline.run("ocr_pdf", payload, lane="vlm_ocr")

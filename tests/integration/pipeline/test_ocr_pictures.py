@@ -28,21 +28,21 @@ MANY = 50_000_000
 
 
 def test_an_image_is_measured_before_it_is_decoded():
-    made = io.BytesIO()
-    Image.new("1", (12_000, 12_000)).save(made, "PNG")
+    buffer = io.BytesIO()
+    Image.new("1", (12_000, 12_000)).save(buffer, "PNG")
     with pytest.raises(DocumentTooLarge, match="12000 × 12000"):
-        count_pages(made.getvalue(), max_pixels=MANY, max_pages=10)
+        count_pages(buffer.getvalue(), max_pixels=MANY, max_pages=10)
     with pytest.raises(DocumentTooLarge, match="12000 × 12000"):
-        draw(made.getvalue(), 1, pixels=MANY, side=100)
+        draw(buffer.getvalue(), 1, pixels=MANY, side=100)
 
 
 def test_a_tiff_with_too_many_pages_is_refused():
     frames = [Image.new("L", (4, 4)) for _ in range(5)]
-    made = io.BytesIO()
-    frames[0].save(made, "TIFF", save_all=True, append_images=frames[1:])
-    assert count_pages(made.getvalue(), max_pixels=MANY, max_pages=5) == 5
+    buffer = io.BytesIO()
+    frames[0].save(buffer, "TIFF", save_all=True, append_images=frames[1:])
+    assert count_pages(buffer.getvalue(), max_pixels=MANY, max_pages=5) == 5
     with pytest.raises(DocumentTooLarge, match="4 pages"):
-        count_pages(made.getvalue(), max_pixels=MANY, max_pages=4)
+        count_pages(buffer.getvalue(), max_pixels=MANY, max_pages=4)
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "TIFF", "WEBP"])
@@ -55,10 +55,10 @@ def test_an_image_that_was_cut_off_is_corrupt(kind: str, percent: int):
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "I;16"])
 def test_images_of_every_kind_are_drawn_in_colour(mode: str):
-    made = io.BytesIO()
-    Image.new("L", (60, 30), 255).convert("I;16" if mode == "I;16" else mode).save(made, "PNG")
-    assert draw(made.getvalue(), 1, pixels=MANY, side=30).size == (30, 15)
-    assert draw(made.getvalue(), 1, pixels=MANY, side=30).mode == "RGB"
+    buffer = io.BytesIO()
+    Image.new("L", (60, 30), 255).convert("I;16" if mode == "I;16" else mode).save(buffer, "PNG")
+    assert draw(buffer.getvalue(), 1, pixels=MANY, side=30).size == (30, 15)
+    assert draw(buffer.getvalue(), 1, pixels=MANY, side=30).mode == "RGB"
 
 
 @pytest.mark.parametrize(("quarters", "turned"), [(0, 0), (1, 270), (2, 180), (3, 90)])
@@ -77,8 +77,8 @@ def test_a_page_that_lies_on_its_side_is_turned_and_its_lines_lie_where_they_are
 
 
 def test_long_lines_that_stand_on_their_heads_are_turned():
-    _, made = generate(2, seed=5, kinds=["text"], languages=["en"])
-    lines = picture_of(made.content)[332:460]
+    _, sample = generate(2, seed=5, kinds=["text"], languages=["en"])
+    lines = picture_of(sample.content)[332:460]
     # The engine enlarges a picture that is lower than this until it is not.
     page = np.full((736, *lines.shape[1:]), 255, lines.dtype)
     page[300 : 300 + len(lines)] = lines
@@ -127,8 +127,8 @@ def test_a_long_screenshot_is_read_in_pieces_and_no_line_is_cut_or_doubled(sidew
     document = pymupdf.open()
     width, height = (9_000, 400) if sideways else (700, 9_000)
     page = document.new_page(width=width, height=height)
-    said = [f"Line {number:02d} of the {SLIPS[number % 3]}" for number in range(12)]
-    for number, line in enumerate(said):
+    expected_lines = [f"Line {number:02d} of the {SLIPS[number % 3]}" for number in range(12)]
+    for number, line in enumerate(expected_lines):
         # Some stand where a piece begins.
         at = (40 + 700 * number, 200) if sideways else (40, 60 + 740 * number)
         page.insert_text(at, line, fontsize=26)
@@ -136,8 +136,8 @@ def test_a_long_screenshot_is_read_in_pieces_and_no_line_is_cut_or_doubled(sidew
     picture = draw(content, 1, pixels=MANY, side=MAX_SIDE, area=MAX_PIXELS)
     assert picture.size == (width, height)
     read = read_picture(np.asarray(picture)).text
-    assert [line for line in said if line not in read] == []
-    assert len(read.split()) == sum(len(line.split()) for line in said)
+    assert [line for line in expected_lines if line not in read] == []
+    assert len(read.split()) == sum(len(line.split()) for line in expected_lines)
 
 
 def test_a_page_without_anything_costs_no_model_its_time():

@@ -39,10 +39,10 @@ async def test_a_job_leaves_pages_beyond_its_time_budget_to_another(
     assert [(job.job_type, dict(job.payload)) for job in outcome.jobs] == [("ocr_pdf", document)]
     assert (outcome.result["pages_done"], outcome.result["pages"]) == (0, 3)
     assert pipeline.ledger is not None
-    known = await PipelineLedger(pipeline.ledger).documents.get_document(document["document_id"])
-    assert known is not None
-    assert known.state == "recognizing"
-    assert "ocr_pdf" not in known.completed_stages
+    stored = await PipelineLedger(pipeline.ledger).documents.get_document(document["document_id"])
+    assert stored is not None
+    assert stored.state == "recognizing"
+    assert "ocr_pdf" not in stored.completed_stages
 
 
 async def test_the_pages_of_a_long_scan_are_read_by_several_jobs_and_put_together(
@@ -58,9 +58,9 @@ async def test_the_pages_of_a_long_scan_are_read_by_several_jobs_and_put_togethe
     assert [each["pages_read"] for each in answers[4:7]] == [2, 1, 0]
     assert text_of(pipeline, document_id) == list(SLIPS)
     assert pipeline.ledger is not None
-    known = await PipelineLedger(pipeline.ledger).documents.get_document(document_id)
-    assert known is not None
-    assert known.state == "completed"
+    stored = await PipelineLedger(pipeline.ledger).documents.get_document(document_id)
+    assert stored is not None
+    assert stored.state == "completed"
 
 
 @pytest.mark.parametrize(

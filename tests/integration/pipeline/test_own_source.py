@@ -26,7 +26,7 @@ from tests.integration.pipeline.conftest import Pipeline
 from tests.support import site as server
 from tests.support.site import Site
 
-PAGE = (Path(__file__).parents[3] / "docs/sources.md").read_text()
+SOURCES_DOC = (Path(__file__).parents[3] / "docs/sources.md").read_text()
 RECORD = {
     "id": 7,
     "metadata": {
@@ -49,7 +49,7 @@ def site() -> Iterator[Site]:
 def zenodo(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pipeline: Pipeline, site: Site
 ) -> Iterator[Pipeline]:
-    [example] = re.findall(r"```python\n# zenodo\.py\n(.*?)```", PAGE, re.DOTALL)
+    [example] = re.findall(r"```python\n# zenodo\.py\n(.*?)```", SOURCES_DOC, re.DOTALL)
     assert len(example.splitlines()) <= 40
     (tmp_path / "zenodo.py").write_text(example)
     monkeypatch.syspath_prepend(tmp_path)

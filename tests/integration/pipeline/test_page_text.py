@@ -32,7 +32,7 @@ RIGHT = (
 )
 
 
-def made(draw: Callable[[Any, int], None], pages: int = 1) -> bytes:
+def drawn_pdf(draw: Callable[[Any, int], None], pages: int = 1) -> bytes:
     document = pymupdf.open()
     for number in range(1, pages + 1):
         draw(document.new_page(), number)
@@ -50,7 +50,7 @@ def test_columns_are_read_one_after_the_other_below_their_headline(extractor: Ex
         box(page, (50, 120, 285, 700), LEFT)
         box(page, (50, 60, 545, 100), "Two lives by the sea", fontsize=22)
 
-    (page,) = read_pdf(made(draw), extractor=extractor).pages
+    (page,) = read_pdf(drawn_pdf(draw), extractor=extractor).pages
     assert page.text == f"# Two lives by the sea\n\n{LEFT}\n\n{RIGHT}"
 
 
@@ -63,7 +63,7 @@ def test_what_lies_outside_of_the_visible_part_of_a_page_is_not_read(extractor: 
         page.insert_text((478, 500), "In and out", fontsize=11)
         page.set_cropbox(pymupdf.Rect(100, 100, 500, 700))
 
-    (page,) = read_pdf(made(draw), extractor=extractor).pages
+    (page,) = read_pdf(drawn_pdf(draw), extractor=extractor).pages
     assert page.text == f"{LEFT}\n\nIn an"
 
 
@@ -78,7 +78,7 @@ def test_a_page_that_is_turned_to_be_read_is_read_as_it_is_shown(
         box(page, (50, 60, 545, 100), "Two lives by the sea", fontsize=22)
         page.set_cropbox(pymupdf.Rect(20, 30, 570, 740))
 
-    upright = pymupdf.open(stream=made(draw), filetype="pdf")
+    upright = pymupdf.open(stream=drawn_pdf(draw), filetype="pdf")
     lying = pymupdf.open()
     width, height = (550, 710) if turned in (0, 180) else (710, 550)
     page = lying.new_page(width=width, height=height)
@@ -97,7 +97,7 @@ def test_three_columns_are_read_one_after_the_other(extractor: ExtractorName):
             left = 40 + number * 180
             box(page, (left, 80, left + 155, 700), text)
 
-    (page,) = read_pdf(made(draw), extractor=extractor).pages
+    (page,) = read_pdf(drawn_pdf(draw), extractor=extractor).pages
     assert page.text == "\n\n".join(texts)
 
 
@@ -106,7 +106,7 @@ def test_words_that_a_line_has_cut_are_whole(extractor: ExtractorName):
     def draw(page: Any, _: int) -> None:
         box(page, (50, 60, 545, 200), "The light-\nhouse stood on the is-\nland alone.")
 
-    (page,) = read_pdf(made(draw), extractor=extractor).pages
+    (page,) = read_pdf(drawn_pdf(draw), extractor=extractor).pages
     assert page.text == "The lighthouse stood on the island alone."
 
 
@@ -117,7 +117,7 @@ def test_what_stands_on_every_page_is_left_out(extractor: ExtractorName):
         box(page, (50, 200, 545, 300), f"{TEXT} Page {number} has its own words.")
         box(page, (50, 790, 545, 830), f"Page {number} of 4")
 
-    pages = read_pdf(made(draw, 4), extractor=extractor).pages
+    pages = read_pdf(drawn_pdf(draw, 4), extractor=extractor).pages
     assert [page.text for page in pages] == [
         f"{TEXT} Page {number} has its own words." for number in range(1, 5)
     ]
@@ -130,7 +130,7 @@ def test_a_number_below_the_text_of_a_single_page_is_read(extractor: ExtractorNa
         page.insert_text((50, 100), "Please pay the following amount:", fontsize=11)
         page.insert_text((50, 140), last, fontsize=11)
 
-    (page,) = read_pdf(made(draw), extractor=extractor).pages
+    (page,) = read_pdf(drawn_pdf(draw), extractor=extractor).pages
     assert page.text.split("\n\n")[-1].endswith(last)
 
 
@@ -145,7 +145,7 @@ def test_a_table_is_markdown(extractor: ExtractorName):
             for place, cell in enumerate(row):
                 page.insert_text((60 + 150 * place, 140 + 18 * number), cell, fontsize=11)
 
-    (page,) = read_pdf(made(draw), extractor=extractor).pages
+    (page,) = read_pdf(drawn_pdf(draw), extractor=extractor).pages
     assert page.text == (
         f"{TEXT}\n\n| Port | Depth | Ships |\n| --- | --- | --- |\n| Brest | 14 m | 310 |\n"
         "| Cork | 11 m | 95 |\n| Turku | 9 m | 120 |\n| A\\|B | 8 m | 7 |"
@@ -203,8 +203,8 @@ async def test_the_setting_chooses_the_extractor(pipeline: Pipeline, tmp_path: P
     again = await pipeline.one("extract_text", document)
     pipeline.settings = pipeline.settings.model_copy(update={"pdf_extractor": "pypdfium2"})
     other = await pipeline.one("extract_text", document)
-    told = [each.result["reused"] for each in (first, again, other) if isinstance(each, Next)]
-    assert told == [False, True, False]
+    reused = [each.result["reused"] for each in (first, again, other) if isinstance(each, Next)]
+    assert reused == [False, True, False]
 
 
 async def _ingested(pipeline: Pipeline, path: Path) -> Next:

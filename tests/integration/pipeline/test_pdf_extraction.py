@@ -52,7 +52,7 @@ WHOLE = {
     "object-streams": pdf([TEXT] * 5, deflate=True, use_objstms=1),
     "plain": pdf([TEXT] * 5),
 }
-SECONDS = 20
+TIMEOUT = 20
 
 
 def test_text_is_read_page_by_page():
@@ -94,14 +94,14 @@ def test_a_truncated_pdf_is_refused_wherever_it_was_cut(
     name: str, percent: int, in_process: Callable[..., Any]
 ):
     data = WHOLE[name][: len(WHOLE[name]) * percent // 100]
-    error = in_process(read_pdf, data, timeout=SECONDS)
+    error = in_process(read_pdf, data, timeout=TIMEOUT)
     assert isinstance(error, CorruptDocument)
     assert any(word in str(error) for word in ("truncated", "corrupt", "empty"))
 
 
 @pytest.mark.parametrize("name", WHOLE)
 def test_a_whole_pdf_is_read_in_a_process_of_its_own(name: str, in_process: Callable[..., Any]):
-    read = in_process(read_pdf, WHOLE[name], timeout=SECONDS)
+    read = in_process(read_pdf, WHOLE[name], timeout=TIMEOUT)
     assert isinstance(read, PdfText)
     assert not read.needs_ocr
 
@@ -113,12 +113,12 @@ def test_a_whole_pdf_is_read_in_a_process_of_its_own(name: str, in_process: Call
 def test_a_damaged_pdf_never_hangs_or_crashes_the_caller(
     seed: int, damage: int, name: str, in_process: Callable[..., Any]
 ):
-    chance = random.Random(seed)
+    randomness = random.Random(seed)
     data = bytearray(WHOLE[name])
     for _ in range(damage):
-        data[chance.randrange(len(data))] = chance.randrange(256)
-    found = in_process(read_pdf, bytes(data), timeout=SECONDS)
-    assert isinstance(found, PdfText | CorruptDocument | EncryptedDocument | DocumentTooLarge)
+        data[randomness.randrange(len(data))] = randomness.randrange(256)
+    outcome = in_process(read_pdf, bytes(data), timeout=TIMEOUT)
+    assert isinstance(outcome, PdfText | CorruptDocument | EncryptedDocument | DocumentTooLarge)
 
 
 @pytest.mark.parametrize(
@@ -149,15 +149,15 @@ def read_by(extractor: ExtractorName, data: bytes) -> PdfText:
 def test_an_outline_of_any_depth_is_read_as_far_as_anybody_would_look(
     extractor: ExtractorName, in_process: Callable[..., Any]
 ):
-    read = in_process(read_by, extractor, deep_outline(), timeout=3 * SECONDS)
+    read = in_process(read_by, extractor, deep_outline(), timeout=3 * TIMEOUT)
     assert isinstance(read, PdfText), read
     assert 5 <= len(read.outline) <= 100
     assert {entry.page for entry in read.outline} <= {0, 1}
 
 
 def test_entries_of_an_outline_lead_to_pages_by_whatever_way():
-    made = pymupdf.open("pdf", pdf([TEXT] * 3))
-    first, second, third = (made.page_xref(at) for at in range(3))
+    document = pymupdf.open("pdf", pdf([TEXT] * 3))
+    first, second, third = (document.page_xref(at) for at in range(3))
     targets = [
         f"/Dest[{second} 0 R/Fit]",
         "/Dest(by\\377name)",
@@ -169,16 +169,16 @@ def test_entries_of_an_outline_lead_to_pages_by_whatever_way():
         "/Dest(nowhere)",
         "",
     ]
-    entries = [made.get_new_xref() for _ in targets]
+    entries = [document.get_new_xref() for _ in targets]
     following = [*(f"/Next {xref} 0 R" for xref in entries[1:]), f"/Next {entries[0]} 0 R"]
     for xref, target, next_one in zip(entries, targets, following, strict=True):
-        made.update_object(xref, f"<</Title(Tide){target}{next_one}>>")
-    catalog = made.pdf_catalog()
-    made.xref_set_key(catalog, "Outlines", f"<</First {entries[0]} 0 R>>")
-    made.xref_set_key(catalog, "Dests", f"<</old[{third} 0 R/Fit]>>")
+        document.update_object(xref, f"<</Title(Tide){target}{next_one}>>")
+    catalog = document.pdf_catalog()
+    document.xref_set_key(catalog, "Outlines", f"<</First {entries[0]} 0 R>>")
+    document.xref_set_key(catalog, "Dests", f"<</old[{third} 0 R/Fit]>>")
     names = f"(by\\377name)[{second} 0 R/Fit](with-more)<</D[{first} 0 R/Fit]>>"
-    made.xref_set_key(catalog, "Names", f"<</Dests<</Kids[<</Names[{names}]>>]>>>>")
-    outline = read_pdf(made.tobytes()).outline
+    document.xref_set_key(catalog, "Names", f"<</Dests<</Kids[<</Names[{names}]>>]>>>>")
+    outline = read_pdf(document.tobytes()).outline
     assert [entry.page for entry in outline] == [2, 2, 3, 3, 1, 2, 0, 0, 0]
     assert {(entry.level, entry.title) for entry in outline} == {(1, "Tide")}
 
@@ -227,7 +227,7 @@ def test_a_warning_is_no_damage_where_nothing_was_lost(content: bytes, resources
 
 
 @pytest.mark.parametrize(
-    ("content", "about"),
+    ("content", "stream_fields"),
     [
         (b"junk" * 30, "/Filter/FlateDecode"),
         (zlib.compress(b"BT (word) Tj ET" * 50)[:9], "/Filter/FlateDecode"),
@@ -237,9 +237,9 @@ def test_a_warning_is_no_damage_where_nothing_was_lost(content: bytes, resources
     ],
     ids=["packed-badly", "packed-and-cut", "filter", "form", "no-operators"],
 )
-def test_a_page_of_which_all_was_lost_is_broken(content: bytes, about: str):
+def test_a_page_of_which_all_was_lost_is_broken(content: bytes, stream_fields: str):
     with pytest.raises(CorruptDocument, match="page 1 can't be read"):
-        extract(drawn(content, about=about), PDF, title=None, filename=None)
+        extract(drawn(content, about=stream_fields), PDF, title=None, filename=None)
 
 
 def test_a_pdf_that_is_encrypted_but_open_to_all_is_read():
@@ -258,19 +258,19 @@ def test_limits_are_named_when_they_are_broken():
 
 
 def test_an_image_within_forms_is_measured_however_they_are_used():
-    made = pymupdf.open()
-    page = made.new_page()
-    twice, around, image = (made.get_new_xref() for _ in range(3))
+    document = pymupdf.open()
+    page = document.new_page()
+    twice, around, image = (document.get_new_xref() for _ in range(3))
     form = "<</Type/XObject/Subtype/Form/BBox[0 0 9 9]/Resources<</XObject<<%s>>>>>>"
-    made.update_object(twice, form % "")
-    made.update_object(around, form % f"/Self {around} 0 R/Image {image} 0 R")
-    made.update_object(image, "<</Type/XObject/Subtype/Image/Width 20000/Height 20001>>")
+    document.update_object(twice, form % "")
+    document.update_object(around, form % f"/Self {around} 0 R/Image {image} 0 R")
+    document.update_object(image, "<</Type/XObject/Subtype/Image/Width 20000/Height 20001>>")
     for xref in (twice, around, image):
-        made.update_stream(xref, b" ")
+        document.update_stream(xref, b" ")
     forms = f"/A {twice} 0 R/B {twice} 0 R/C {around} 0 R"
-    made.xref_set_key(page.xref, "Resources", f"<</XObject<<{forms}>>>>")
+    document.xref_set_key(page.xref, "Resources", f"<</XObject<<{forms}>>>>")
     with pytest.raises(DocumentTooLarge, match="an image of 20000 × 20001"):
-        read_pdf(made.tobytes())
+        read_pdf(document.tobytes())
 
 
 @pytest.mark.parametrize(
@@ -352,12 +352,13 @@ def test_no_image_is_decoded_for_the_sake_of_the_title():
 
 
 @pytest.mark.parametrize(
-    "said", ["malloc (8 bytes) failed", "calloc (1 x 8 bytes) failed", "realloc (8 bytes) failed"]
+    "message",
+    ["malloc (8 bytes) failed", "calloc (1 x 8 bytes) failed", "realloc (8 bytes) failed"],
 )
-def test_memory_that_ran_out_is_no_fault_of_the_document(said: str):
+def test_memory_that_ran_out_is_no_fault_of_the_document(message: str):
     library = SimpleNamespace(mupdf=SimpleNamespace(FzErrorBase=RuntimeError))
     with pytest.raises(MemoryError, match="alloc"), _reading(library, b"", "it"):
-        raise RuntimeError(f"code=1: {said}")
+        raise RuntimeError(f"code=1: {message}")
 
 
 def test_a_scan_of_which_the_library_complains_needs_ocr_and_is_not_broken():

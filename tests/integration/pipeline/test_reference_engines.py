@@ -48,7 +48,7 @@ BILLION = b"""<!DOCTYPE a [<!ENTITY a "aaaaaaaaaa"><!ENTITY b "&a;&a;&a;&a;">]><
 @pytest.fixture
 def grobid() -> Iterator[GrobidServer]:
     with GrobidServer() as server:
-        server.known[STRUCTURE] = KUHN
+        server.structures[STRUCTURE] = KUHN
         yield server
 
 
@@ -85,15 +85,15 @@ async def test_grobid_cuts_references_and_the_result_says_so(
 async def test_what_is_not_in_the_reference_is_not_believed(
     pipeline: Pipeline, grobid: GrobidServer
 ):
-    grobid.known[SEA] = (
+    grobid.structures[SEA] = (
         "<analytic><title level='a'>The sea</title><author><persName><surname>Nobody</surname>"
         "</persName></author></analytic><monogr><title level='j'>Another journal</title>"
         "<imprint><date when='1999'/></imprint></monogr>"
     )
-    (said,) = await parsed(asking(pipeline, "grobid", grobid_url=grobid.origin), SEA)
-    assert said["title"] == "The sea"
-    assert not {"authors", "container", "year"} & said.keys()
-    assert said["confidence"] < 0.5
+    (reference,) = await parsed(asking(pipeline, "grobid", grobid_url=grobid.origin), SEA)
+    assert reference["title"] == "The sea"
+    assert not {"authors", "container", "year"} & reference.keys()
+    assert reference["confidence"] < 0.5
 
 
 async def test_a_busy_grobid_is_waited_for_and_costs_no_attempt(
@@ -132,8 +132,8 @@ async def test_where_grobid_fails_the_next_engine_does_it(
         await parsed(asking(pipeline, "grobid", grobid_url=grobid.origin), STRUCTURE)
     grobid.next(behaviour)
     asks = asking(pipeline, "grobid", "offline", grobid_url=grobid.origin)
-    (made,) = await parsed(asks, STRUCTURE)
-    assert (made["engine"], made["title"]) == (
+    (reference,) = await parsed(asks, STRUCTURE)
+    assert (reference["engine"], reference["title"]) == (
         "offline",
         "The structure of scientific revolutions",
     )
@@ -164,13 +164,13 @@ async def test_a_pdf_whose_list_we_don_t_find_goes_to_grobid_as_a_whole(
     await asks.run("ingest_document", {"path": str(path)})
     document_id = asks.result("ingest_document")["document_id"]
     await asks.run("process_references", {"document_id": document_id})
-    made = json.loads(pipeline.storage.get(references_key(document_id)))
-    first, second = made["references"]
+    stored = json.loads(pipeline.storage.get(references_key(document_id)))
+    first, second = stored["references"]
     assert (first["label"], first["page"], first["engine"]) == ("1", 2, "grobid")
     assert first["boxes"][0] == {"page": 2, "x": 56.7, "y": 100.5, "width": 200.0, "height": 11.0}
     assert len(first["boxes"]) == 2
     assert second["text"] == SEA
-    assert [each["references"] for each in made["citations"]] == [[1]]
+    assert [each["references"] for each in stored["citations"]] == [[1]]
     pipeline.storage.put("uploads/incoming/paper", path.read_bytes())
     await asks.run("process_references", {"key": "uploads/incoming/paper"})
     assert asks.result("process_references")["references"] == 2
@@ -183,12 +183,12 @@ def answers_references(leaving_out: int | None = None) -> Behaviour:
     """Answer as a model that recognises authors, year and title of references in our form."""
 
     def behave(exchange: Any, request: Any) -> None:
-        shown = request.json["messages"][-1]["content"]
-        found = re.findall(r"\[(\d+)\] (\w+), ([\w ]+)\. ([^.]+)\..*?(\d{4})", shown)
+        prompt = request.json["messages"][-1]["content"]
+        entries = re.findall(r"\[(\d+)\] (\w+), ([\w ]+)\. ([^.]+)\..*?(\d{4})", prompt)
         references = [
             {
                 "number": int(number),
-                "authors": [{"family": family, "given": given}],
+                "authors": [{"family": family, "given": given_name}],
                 "others": False,
                 "year": int(year),
                 "title": title,
@@ -200,7 +200,7 @@ def answers_references(leaving_out: int | None = None) -> Behaviour:
                 "place": "",
                 "edition": "",
             }
-            for number, family, given, title, year in found
+            for number, family, given_name, title, year in entries
             if int(number) != leaving_out
         ]
         llm_server.answers(json.dumps({"references": references}))(exchange, request)

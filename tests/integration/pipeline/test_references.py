@@ -35,24 +35,24 @@ async def cited(pipeline: Pipeline, tmp_path: Path) -> str:
     return str(pipeline.result("ingest_document")["document_id"])
 
 
-def kept(pipeline: Pipeline, document_id: str) -> dict[str, Any]:
+def stored_json(pipeline: Pipeline, document_id: str) -> dict[str, Any]:
     return dict(json.loads(pipeline.storage.get(references_key(document_id))))
 
 
 async def test_a_document_s_references_and_where_they_are_cited(pipeline: Pipeline, tmp_path: Path):
     document_id = await cited(pipeline, tmp_path)
     await pipeline.run("process_references", {"document_id": document_id})
-    made = kept(pipeline, document_id)
-    first, second = made["references"]
+    stored = stored_json(pipeline, document_id)
+    first, second = stored["references"]
     assert (first["label"], first["page"], first["year"]) == ("1", 2, 1999)
     assert first["title"] == "On tides and their causes"
     assert [person["family"] for person in first["authors"]] == ["Roe", "Doe"]
     assert second["title"] == "The sea"
-    assert [(one["marker"], one["references"]) for one in made["citations"]] == [
+    assert [(one["marker"], one["references"]) for one in stored["citations"]] == [
         ("[1]", [0]),
         ("[1, 2]", [0, 1]),
     ]
-    assert made["citations"][0]["sentence"] == "The tide rises twice a day [1]."
+    assert stored["citations"][0]["sentence"] == "The tide rises twice a day [1]."
     assert pipeline.result("process_references")["references"] == 2
 
 
@@ -61,13 +61,13 @@ async def test_a_repeat_finds_what_was_kept_and_writes_what_was_lost(
 ):
     document_id = await cited(pipeline, tmp_path)
     await pipeline.run("process_references", {"document_id": document_id})
-    before = kept(pipeline, document_id)
+    before = stored_json(pipeline, document_id)
     pipeline.storage.put(references_key(document_id), b"{}")
     monkeypatch.setattr(reference_lists, "find_references", None)  # would fail if it were called
     monkeypatch.setattr(engine_chain, "parse_offline", None)
     await pipeline.run("process_references", {"document_id": document_id})
     assert pipeline.result("process_references")["reused"]
-    assert kept(pipeline, document_id) == before
+    assert stored_json(pipeline, document_id) == before
 
 
 async def test_without_the_document_s_text_it_says_what_to_do(pipeline: Pipeline, tmp_path: Path):
@@ -99,7 +99,7 @@ async def test_whatever_is_killed_in_the_middle_the_repeat_makes_the_same(
 ):
     document_id = await cited(pipeline, tmp_path)
     await pipeline.run("process_references", {"document_id": document_id})
-    whole = kept(pipeline, document_id)
+    whole = stored_json(pipeline, document_id)
     other = tmp_path / "other.pdf"
     other.write_bytes(pdf([BODY, LISTED], title="On Tides, again"))
     await pipeline.run("ingest_document", {"path": str(other)})
@@ -113,7 +113,7 @@ async def test_whatever_is_killed_in_the_middle_the_repeat_makes_the_same(
         with pytest.raises(MemoryError):
             await pipeline.run("process_references", {"document_id": other_id})
     await pipeline.run("process_references", {"document_id": other_id})
-    again = kept(pipeline, other_id)
+    again = stored_json(pipeline, other_id)
     assert again == whole | {"document_id": other_id, "content": again["content"]}
 
 
@@ -123,12 +123,12 @@ async def test_the_references_of_an_upload_are_the_job_s(pipeline: Pipeline):
     await pipeline.run("process_references", {"key": key})
     result = pipeline.result("process_references")
     assert (result["references"], result["citations"]) == (2, 2)
-    made = json.loads(pipeline.storage.get(result["result"]))
-    assert [each["label"] for each in made["references"]] == ["1", "2"]
-    assert made["references"][1]["title"] == "The sea"
+    result_json = json.loads(pipeline.storage.get(result["result"]))
+    assert [each["label"] for each in result_json["references"]] == ["1", "2"]
+    assert result_json["references"][1]["title"] == "The sea"
     await pipeline.run("extract_references", {"text": f"{BODY}\n{LISTED}"})
-    made = json.loads(pipeline.storage.get(pipeline.result("extract_references")["result"]))
-    assert made["references"][1] == {
+    result_json = json.loads(pipeline.storage.get(pipeline.result("extract_references")["result"]))
+    assert result_json["references"][1] == {
         "text": "A. Smith. The sea. Oxford University Press, Oxford, 2004.",
         "label": "2",
         "page": 1,
@@ -144,9 +144,9 @@ async def test_a_list_of_references_has_one_to_a_line_or_blank_lines_between_the
         for payload in ({"text": text}, {"key": "uploads/incoming/list"}):
             await pipeline.run("parse_references", payload)
             key = pipeline.result("parse_references")["result"]
-            made = json.loads(pipeline.storage.get(key))["references"]
-            assert [each["title"] for each in made] == ["The sea", "On tides"]
-            assert made[0]["year"] == 2004
+            references = json.loads(pipeline.storage.get(key))["references"]
+            assert [each["title"] for each in references] == ["The sea", "On tides"]
+            assert references[0]["year"] == 2004
 
 
 async def test_a_file_of_pictures_has_no_references_without_ocr(pipeline: Pipeline):
@@ -162,7 +162,7 @@ async def test_references_follow_the_pipeline_where_the_settings_say_so(
     following = replace(pipeline, settings=settings)
     document_id = await cited(following, tmp_path)
     assert [name for name, _ in following.ran][-2:] == ["link_content", "process_references"]
-    assert len(kept(pipeline, document_id)["references"]) == 2
+    assert len(stored_json(pipeline, document_id)["references"]) == 2
     assert pipeline.ledger is not None
     document = await PipelineLedger(pipeline.ledger).documents.get_document(document_id)
     assert document is not None
@@ -180,7 +180,7 @@ async def test_each_reference_keeps_its_place_on_the_page(
     reads = replace(pipeline, settings=settings)
     document_id = await cited(reads, tmp_path)
     await reads.run("process_references", {"document_id": document_id})
-    first, second = kept(reads, document_id)["references"]
+    first, second = stored_json(reads, document_id)["references"]
     (upper,), (lower,) = first["boxes"], second["boxes"]
     assert upper["page"] == lower["page"] == 2
     with pymupdf.open(tmp_path / "paper.pdf") as document:
@@ -197,7 +197,7 @@ async def test_without_the_pdf_there_are_references_and_no_boxes(
     document_id = await cited(pipeline, tmp_path)
     pipeline.storage.put(upload_key(document_id, "application/pdf"), b"%PDF-1.7 and no more")
     await pipeline.run("process_references", {"document_id": document_id})
-    made = kept(pipeline, document_id)["references"]
+    made = stored_json(pipeline, document_id)["references"]
     assert len(made) == 2
     assert not any("boxes" in each for each in made)
 
@@ -232,7 +232,7 @@ async def test_raised_numbers_are_recognised_by_size_and_place_and_tied_to_the_l
     await one.run("ingest_document", {"path": str(path)})
     document_id = str(one.result("ingest_document")["document_id"])
     await one.run("process_references", {"document_id": document_id})
-    made = kept(one, document_id)
+    made = stored_json(one, document_id)
     assert [each["label"] for each in made["references"]] == ["1", "2", "3", "4"]
     assert [(each["marker"], each["references"]) for each in made["citations"]] == [
         ("¹", [0]),
@@ -263,7 +263,7 @@ async def test_no_page_is_read_twice_for_the_boxes(
         await one.run("process_references", {"key": "uploads/incoming/paper"})
         made = json.loads(one.storage.get(one.result("process_references")["result"]))
     else:
-        made = kept(one, await cited(one, tmp_path))
+        made = stored_json(one, await cited(one, tmp_path))
     assert len(made["references"][0]["boxes"]) == 1
     assert read == [1, 2]
     left = [stored.key async for stored in one.storage.list_async("intermediate")]

@@ -21,26 +21,26 @@ from tests.integration.pipeline.documents import document, find
 TO_READ = [kind for kind in kinds() if kind not in ("scan", "image")]
 
 
-async def made(pipeline: Pipeline, **wanted: object) -> list[dict[str, str]]:
-    await pipeline.run("generate_documents", wanted)
+async def generated(pipeline: Pipeline, **order: object) -> list[dict[str, str]]:
+    await pipeline.run("generate_documents", order)
     documents: list[dict[str, str]] = pipeline.result("generate_documents")["documents"]
     return documents
 
 
 async def test_every_kind_of_sample_goes_through_and_is_found(pipeline: Pipeline):
-    samples = await made(pipeline, count=len(TO_READ), seed=3, kinds=TO_READ)
+    samples = await generated(pipeline, count=len(TO_READ), seed=3, kinds=TO_READ)
     for sample in samples:
-        known = await document(pipeline, sample["document_id"])
-        assert (known.state, known.filename) == ("completed", sample["filename"])
+        stored = await document(pipeline, sample["document_id"])
+        assert (stored.state, stored.filename) == ("completed", sample["filename"])
     assert len({sample["language"] for sample in samples}) > 4
     hits = await find(pipeline, samples[0]["title"])
     assert samples[0]["document_id"] in {hit.document_id for hit in hits}
 
 
 async def test_the_same_samples_again_are_known(pipeline: Pipeline):
-    wanted = {"count": 2, "seed": 9, "kinds": ["letter", "invoice"]}
-    first = await made(pipeline, **wanted)
-    assert await made(pipeline, **wanted) == first
+    order = {"count": 2, "seed": 9, "kinds": ["letter", "invoice"]}
+    first = await generated(pipeline, **order)
+    assert await generated(pipeline, **order) == first
     assert [name for name, _ in pipeline.ran] == ["generate_documents"] + 2 * ["ingest_document"]
     assert pipeline.result("ingest_document")["duplicate"] is True
 

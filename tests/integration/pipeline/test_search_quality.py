@@ -16,19 +16,19 @@ from switchyard.services.pipeline.index.search_modes import SearchMode
 
 @pytest.mark.long
 async def test_the_default_finds_at_least_as_much_as_the_best_single_way():
-    found = await evaluate(embedder_for(Settings()))
-    both = found.pop(SearchMode.HYBRID)
-    assert both.first >= max(one.first for one in found.values())
-    assert both.mrr >= max(one.mrr for one in found.values())
+    quality = await evaluate(embedder_for(Settings()))
+    both = quality.pop(SearchMode.HYBRID)
+    assert both.first >= max(one.first for one in quality.values())
+    assert both.mrr >= max(one.mrr for one in quality.values())
     assert both.first >= 105
     assert both.hits_for_nothing <= 3
 
 
 def test_the_collection_is_large_enough_and_whole():
     names = [document.name for document in documents()]
-    wanted = {query.document for query in queries() if query.document is not None}
+    expected = {query.document for query in queries() if query.document is not None}
     assert len(names) == len(set(names)) >= 60
-    assert wanted <= set(names)
+    assert expected <= set(names)
     assert sum(query.document is not None for query in queries()) >= 60
     assert SAMPLE_QUERY in {query.text for query in queries()}
 
@@ -55,5 +55,5 @@ async def test_public_collections_are_read_in_the_forms_in_which_they_are_handed
     assert cran.relevant == {"1": {"1"}, "2": {"2"}}
     assert (npl.documents, npl.questions) == ({"7": "memories", "8": "tubes"}, {"1": "THE MEMORY"})
     assert npl.relevant == {"1": {"7"}}
-    found = await compare(cran, embedder_for(Settings()))
-    assert found == {"BM25 with stems": 1.0, "vector": 1.0, "keyword": 1.0, "hybrid": 1.0}
+    quality = await compare(cran, embedder_for(Settings()))
+    assert quality == {"BM25 with stems": 1.0, "vector": 1.0, "keyword": 1.0, "hybrid": 1.0}

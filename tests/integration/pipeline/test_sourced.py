@@ -189,14 +189,14 @@ async def test_a_run_that_asked_before_another_took_it_in_looks_again(
     loop = asyncio.get_running_loop()
     good = site.pages["/repos/psf/requests/releases"]
 
-    def held(exchange: server.Exchange, request: server.Request) -> None:
+    def hold(exchange: server.Exchange, request: server.Request) -> None:
         loop.call_soon_threadsafe(asking.set)
         asyncio.run_coroutine_threadsafe(taken.wait(), loop).result(20)
         good(exchange, request)
 
     site.put(description="The old words.")
     good = site.pages["/repos/psf/requests/releases"]
-    site.pages["/repos/psf/requests/releases"] = held
+    site.pages["/repos/psf/requests/releases"] = hold
     old = asyncio.create_task(sourced.one("ingest_github", REPOSITORY, run_id="old"))
     await asking.wait()
     assert sourced.ledger is not None
@@ -268,9 +268,9 @@ async def test_a_limit_of_githubs_uses_up_no_attempt(
     outcome = await sourced.one("ingest_github", REPOSITORY)
     assert isinstance(outcome, Snooze)
     assert 85 < outcome.after <= 90
-    asked = len(site.requests)
+    request_count = len(site.requests)
     assert isinstance(await sourced.one("ingest_github", REPOSITORY), Snooze)
-    assert len(site.requests) == asked == requests + 1
+    assert len(site.requests) == request_count == requests + 1
 
 
 async def test_the_requests_of_one_repository_come_in_a_row(

@@ -48,7 +48,7 @@ def names(root: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("data", "charset", "kept"),
+    ("data", "charset", "stored_text"),
     [
         ("5 €, it’s".encode("cp1252"), "iso-8859-1", "5 €, it’s".encode()),
         ("朱镕基".encode("gbk"), "gb2312", "朱镕基".encode()),
@@ -57,10 +57,10 @@ def names(root: Path) -> list[str]:
     ],
 )
 async def test_an_uploaded_text_is_kept_in_utf_8(
-    storage: Storage, data: bytes, charset: str, kept: bytes
+    storage: Storage, data: bytes, charset: str, stored_text: bytes
 ) -> None:
     upload = await receive(storage, parts(data), charset=lambda: charset_named(charset))
-    assert await storage.get_async(upload.key) == kept
+    assert await storage.get_async(upload.key) == stored_text
 
 
 async def test_what_is_put_can_be_got(storage: Storage, root: Path):

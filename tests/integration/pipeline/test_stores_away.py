@@ -1,4 +1,4 @@
-"""An object store that is away is told as that, to whoever searches, stores, or asks the doctor."""
+"""An object store that is unreachable is reported as that: to searches, uploads and the doctor."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from tests.support.missing import MissingError, skip_or_fail
 from tests.support.object_stores import s3_server
 from tests.support.peers import silence
 
-AWAY = "s3://switchyard/index"
+INDEX_URL = "s3://switchyard/index"
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +58,7 @@ def nobody_there(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def while_it_runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def running_store(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Run a server within the block."""
     try:
         with s3_server() as environment:
@@ -69,7 +69,7 @@ def while_it_runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         skip_or_fail(str(error))
 
 
-async def test_every_call_says_that_the_store_does_not_answer():
+async def test_every_call_raises_storage_unavailable():
     store = Storage("s3://switchyard/files")
     with pytest.raises(StorageUnavailable, match="s3://switchyard/files does not answer"):
         await store.put_async("a", b"content")
@@ -140,11 +140,11 @@ async def test_uploads_do_not_wait_for_one_another_where_the_store_says_nothing(
 
 
 @pytest.mark.parametrize("slow", ["store", "sender"])
-async def test_what_is_slow_is_waited_for_and_a_store_asked_whether_it_answers(
+async def test_a_slow_upload_is_waited_for_and_a_slow_store_is_probed(
     monkeypatch: pytest.MonkeyPatch, slow: str
 ):
     monkeypatch.setattr(storing, "FAIL_FAST_TIMEOUT", 0.4)
-    asked = asyncio.Event()
+    head_requested = asyncio.Event()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer the write of a file only after a request for another file."""
@@ -152,9 +152,9 @@ async def test_what_is_slow_is_waited_for_and_a_store_asked_whether_it_answers(
         size = int(head.partition("content-length: ")[2].partition("\r")[0] or 0)
         await reader.readexactly(size)
         if head.startswith("put ") and slow == "store":
-            await asked.wait()
+            await head_requested.wait()
         if head.startswith("head "):
-            asked.set()
+            head_requested.set()
         status = "404 Not Found" if head.startswith("head ") else "200 OK"
         body = "<Upload><UploadId>1</UploadId><ETag>1</ETag></Upload>"
         body = body if head.startswith("post ") else ""
@@ -174,7 +174,7 @@ async def test_what_is_slow_is_waited_for_and_a_store_asked_whether_it_answers(
         store = Storage("s3://switchyard/files", fail_fast=True)
         received = await store.put_stream_async("key", parts(), max_bytes=100)
     assert received.size == 7
-    assert asked.is_set() == (slow == "store")
+    assert head_requested.is_set() == (slow == "store")
 
 
 @pytest.mark.parametrize("away", [StorageUnavailable("away"), IndexUnavailable("away")])
@@ -192,22 +192,22 @@ def test_a_job_waits_for_a_store_without_using_up_an_attempt(away: RetryableErro
 
 async def test_a_process_starts_while_the_stores_are_away(ledger: Ledger, tmp_path: Path):
     settings = Settings(
-        data_dir=tmp_path, storage_url="s3://switchyard/files", index_url=SecretStr(AWAY)
+        data_dir=tmp_path, storage_url="s3://switchyard/files", index_url=SecretStr(INDEX_URL)
     )
     with capture_logs() as logs:
         await claim_places(settings, ledger)
-    passed_over = [each["of"] for each in logs if each["event"] == "system not checked"]
-    assert passed_over == ["file storage", "index"]
+    unchecked = [each["of"] for each in logs if each["event"] == "system not checked"]
+    assert unchecked == ["file storage", "index"]
 
 
-async def test_a_search_is_asked_to_come_again_and_the_doctor_says_why(
+async def test_a_search_gets_503_with_retry_after_and_the_doctor_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     settings = Settings(
-        data_dir=tmp_path, amqp_url=None, index_url=AWAY, storage_url="s3://switchyard/files"
+        data_dir=tmp_path, amqp_url=None, index_url=INDEX_URL, storage_url="s3://switchyard/files"
     )
     async with AsyncExitStack() as stack:
-        with while_it_runs(monkeypatch):
+        with running_store(monkeypatch):
             client = await stack.enter_async_context(serving(settings))
             answer = await client.post("/search", json={"query": "tide"})
             assert (answer.status_code, answer.json()["hits"]) == (200, [])
@@ -225,7 +225,7 @@ async def test_a_search_is_asked_to_come_again_and_the_doctor_says_why(
 async def test_a_table_that_can_not_be_opened_is_an_index_that_is_away(tmp_path: Path):
     generation = generation_of(embedder_for(Settings(data_dir=tmp_path)), "chunks")
     with pytest.raises(IndexUnavailable, match="s3://switchyard/index does not answer"):
-        async with index_store_at(AWAY).table(generation):
+        async with index_store_at(INDEX_URL).table(generation):
             pass
 
 
@@ -241,14 +241,14 @@ async def test_an_index_whose_store_refuses_is_waited_for(
         await writer.drain()
         writer.close()
 
-    opened = AsyncExitStack()
-    with while_it_runs(monkeypatch):
-        table = await opened.enter_async_context(index_store_at(AWAY).table(generation))
+    stack = AsyncExitStack()
+    with running_store(monkeypatch):
+        table = await stack.enter_async_context(index_store_at(INDEX_URL).table(generation))
         await table.put("Title", [Chunk(chunk_id("any", 0), "any", 0, 1, "text")], [vector])
         port = urlsplit(os.environ["AWS_ENDPOINT_URL"]).port
     async with await asyncio.start_server(refusing, LOOPBACK, port):
         with pytest.raises(IndexUnavailable):
-            async with opened:
+            async with stack:
                 await table.nearest(vector, 1)
 
 
@@ -283,7 +283,7 @@ async def test_bytes_in_the_storage_are_shown_beside_their_quota(pipeline: Pipel
     pipeline.storage.put("uploads/one", b"x" * 100)
     settings = pipeline.settings.model_copy(update={"storage_quota": 1_000, "amqp_url": None})
     assert pipeline.ledger is not None
-    shown = SystemMetrics(settings, pipeline.registry, pipeline.ledger)
-    await shown.refresh()
-    found = dict(shown.metric_samples())
-    assert (found[STORAGE_USED], found[STORAGE_QUOTA]) == ({(): 100.0}, {(): 1_000.0})
+    metrics = SystemMetrics(settings, pipeline.registry, pipeline.ledger)
+    await metrics.refresh()
+    samples = dict(metrics.metric_samples())
+    assert (samples[STORAGE_USED], samples[STORAGE_QUOTA]) == ({(): 100.0}, {(): 1_000.0})

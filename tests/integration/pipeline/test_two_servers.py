@@ -113,9 +113,9 @@ async def test_a_server_that_gets_other_weights_is_noticed_by_who_asks_it_for_lo
         }
         async with open_index(settings.model_copy(update=changes)) as index:
             await put(index, "a")
-            asked = len(one.requests)
+            request_count = len(one.requests)
             await put(index, "b")
-            assert len(one.requests) == asked + 1  # it was compared a moment ago
+            assert len(one.requests) == request_count + 1  # it was compared a moment ago
             one.always(server.embeds(weights="others "))
             for generation in index.verified.at:
                 index.verified.at[generation] -= VERIFICATION_TTL + 1

@@ -155,15 +155,15 @@ async def test_unreadable_pages_are_read_by_ocr(pipeline: Pipeline, tmp_path: Pa
     assert result["unreadable_pages"] == []
 
 
-@pytest.mark.parametrize("why", ["not installed", "switched off"])
+@pytest.mark.parametrize("reason", ["not installed", "switched off"])
 async def test_the_result_names_the_pages_that_stay_unreadable(
-    pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str
+    pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: str
 ):
     def missing(*_: Any) -> None:
         raise OcrNotInstalled("install switchyard[ocr]")
 
     monkeypatch.setattr("switchyard.services.pipeline.text.ocr.require_ocr", missing)
-    if why == "switched off":
+    if reason == "switched off":
         update = {"ocr_scanned_pages": False}
         pipeline = replace(pipeline, settings=pipeline.settings.model_copy(update=update))
     content = without_unicode(LONG, before=SLIPS[0])

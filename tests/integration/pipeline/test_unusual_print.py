@@ -16,11 +16,11 @@ HEBREW = "שלום עולם (2021) Python 3.11 סוף"
 
 
 @both
-@pytest.mark.parametrize("shown", ["for readers", "as in a mirror"])
-def test_hebrew_is_read_in_its_order(extractor: ExtractorName, shown: str):
+@pytest.mark.parametrize("printed", ["for readers", "as in a mirror"])
+def test_hebrew_is_read_in_its_order(extractor: ExtractorName, printed: str):
     document = pymupdf.open()
     page = document.new_page()
-    if shown == "for readers":
+    if printed == "for readers":
         read = HEBREW
         page.insert_htmlbox(pymupdf.Rect(50, 50, 500, 100), f'<p dir="rtl">{read}</p>')
     else:

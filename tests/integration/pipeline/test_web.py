@@ -89,13 +89,13 @@ async def test_a_pdf_and_a_text_are_taken_in_as_they_are(web: Pipeline, site: Si
 async def test_a_page_and_a_text_are_read_in_the_charset_that_their_server_names(
     web: Pipeline, site: Site
 ) -> None:
-    said = "The mole’s toll is 5 €, so “high water” is dear"
-    page = PAGE.replace("follows the moon", f"follows the moon. {said}").encode("cp1252")
+    text = "The mole’s toll is 5 €, so “high water” is dear"
+    page = PAGE.replace("follows the moon", f"follows the moon. {text}").encode("cp1252")
     site.pages["/tides"] = server.says(page, "text/html; charset=ISO-8859-1")
     await web.one(JOB, at(site))
     document = await the_document(web)
-    assert said in web.storage.get(f"uploads/{document.id}/input.md").decode()
-    found, _ = await document_on_page(
+    assert text in web.storage.get(f"uploads/{document.id}/input.md").decode()
+    found_document, _ = await document_on_page(
         FetchedPage(
             "http://a/notes.txt",
             200,
@@ -105,8 +105,8 @@ async def test_a_page_and_a_text_are_read_in_the_charset_that_their_server_names
         "http://a/notes.txt",
         cast("Any", None),
     )
-    assert found is not None
-    assert found.text == "朱镕基"
+    assert found_document is not None
+    assert found_document.text == "朱镕基"
 
 
 async def test_a_file_is_decoded_and_hashed_off_the_event_loop(
@@ -218,8 +218,8 @@ async def test_our_own_network_is_not_fetched_from_whoever_leads_there(
             with pytest.raises(SourceRefused):
                 await web.one(JOB, at(site, path))
         site.pages["/robots.txt"] = server.moved(f"{inside.origin}/secret")
-        for kept in (web.settings.data_dir / "files/sources/robots").iterdir():
-            kept.unlink()
+        for cached_file in (web.settings.data_dir / "files/sources/robots").iterdir():
+            cached_file.unlink()
         with pytest.raises(SourceRefused):
             await web.one(JOB, at(site))
         assert inside.requests == []
@@ -262,9 +262,9 @@ async def test_a_site_that_says_later_is_asked_later(
     outcome = await web.one(JOB, at(site))
     assert isinstance(outcome, Snooze)
     assert outcome.after == 40
-    asked = len(site.requests)
+    request_count = len(site.requests)
     assert isinstance(await web.one(JOB, at(site, "/other")), Snooze)
-    assert len(site.requests) == asked
+    assert len(site.requests) == request_count
 
 
 async def test_one_host_is_asked_as_slowly_as_its_robots_txt_says(
@@ -295,8 +295,8 @@ async def test_a_page_of_nonsense_does_no_harm() -> None:
         b"<html lang='\x00'><title>\xff</title><meta name=robots content='none'><p>" + b"a " * 9999,
         b"<!DOCTYPE html [<!ENTITY a 'b'>]><html><body>&a;<a href='http://[::1'>x</a></html>",
     ):
-        said = read_page(html, "http://example.org/", "no-such-charset")
-        assert isinstance(said.text, str)
+        page_text = read_page(html, "http://example.org/", "no-such-charset")
+        assert isinstance(page_text.text, str)
 
 
 @pytest.mark.parametrize("charset", ["idna", "undefined", "zip", "punycode", "utf-7"])
@@ -306,21 +306,21 @@ def test_a_server_can_name_no_charset_that_fails(charset: str) -> None:
 
 
 def test_the_links_and_wishes_of_a_page_are_read() -> None:
-    said = read_page(PAGE.encode(), "http://example.org/tides/")
+    page_text = read_page(PAGE.encode(), "http://example.org/tides/")
     base = "http://example.org/tides/x"
-    assert link_addresses(base, said.links, max_links=10) == [
+    assert link_addresses(base, page_text.links, max_links=10) == [
         "http://example.org/",
         "http://example.org/imprint",
         "http://example.org/tides/moon.html",
         "http://example.org/tides/list.pdf",
     ]
     hidden = PAGE.replace("<head>", '<head><meta name="robots" content="noindex, nofollow">')
-    said = read_page(hidden.encode(), "http://example.org/")
-    assert (said.links, said.indexed) == ((), False)
+    page_text = read_page(hidden.encode(), "http://example.org/")
+    assert (page_text.links, page_text.indexed) == ((), False)
 
 
 @pytest.mark.parametrize(
-    ("text", "made"),
+    ("text", "expected"),
     [
         ("HTTP://Example.ORG:80/a?b#c", "http://example.org/a?b"),
         ("https://example.org", "https://example.org/"),
@@ -335,10 +335,10 @@ def test_the_links_and_wishes_of_a_page_are_read() -> None:
         ("", None),
     ],
 )
-def test_an_address_has_one_form(text: str, made: str | None) -> None:
-    if made is not None:
-        assert page_address(text) == made
-        assert Registry.load().get(JOB).validate({"url": text}).model_dump()["url"] == made
+def test_an_address_has_one_form(text: str, expected: str | None) -> None:
+    if expected is not None:
+        assert page_address(text) == expected
+        assert Registry.load().get(JOB).validate({"url": text}).model_dump()["url"] == expected
         return
     with pytest.raises(InvalidPayload):
         Registry.load().get(JOB).validate({"url": text})

@@ -24,7 +24,7 @@ def test_one_that_goes_on_in_the_next_column_and_one_on_the_next_page():
     right += [line(320, 112 + 12 * n, f"[1{n}] Others follow with number {n}.") for n in range(9)]
     last = line(320, 220, "[20] A last one that begins here and")
     second = page(line(50, 60, "ends on the next page, 2004."), line(50, 72, "Something else."))
-    found = boxes_of(
+    found_boxes = boxes_of(
         [page(*left, *right, last), second],
         [
             (1, "A work on tides and their causes, which goes on here. 1999."),
@@ -33,7 +33,7 @@ def test_one_that_goes_on_in_the_next_column_and_one_on_the_next_page():
             (7, "A page that there is not."),
         ],
     )
-    assert found == [
+    assert found_boxes == [
         [Box(1, 50, 208, 200, 10), Box(1, 320, 100, 200, 10)],
         [Box(1, 320, 220, 200, 10), Box(2, 50, 60, 200, 10)],
         [],
@@ -46,8 +46,8 @@ def test_those_that_begin_alike_have_places_of_their_own():
     one = page(
         line(50, 100, f"{same} 1."), line(50, 112, f"{same} 2."), line(50, 124, f"{same} 3.")
     )
-    found = boxes_of([one], [(1, f"{same} {n}.") for n in (1, 2, 3)])
-    assert [boxes[0].y for boxes in found] == [100, 112, 124]
+    found_boxes = boxes_of([one], [(1, f"{same} {n}.") for n in (1, 2, 3)])
+    assert [boxes[0].y for boxes in found_boxes] == [100, 112, 124]
 
 
 def test_a_page_that_can_t_be_read_has_no_boxes():

@@ -47,17 +47,17 @@ def read(text: str) -> BibliographyData:
 def field(text: str, name: str) -> str:
     """A field of the only entry, as BibTeX has it, without our escapes."""
     (entry,) = read(text).entries.values()
-    said = entry.fields[name]
+    value = entry.fields[name]
     for sign, word in (("{", "braceleft"), ("}", "braceright"), ("\\", "backslash")):
-        said = said.replace(f"{{\\text{word}}}", f"\x00{ord(sign)}\x00")
+        value = value.replace(f"{{\\text{word}}}", f"\x00{ord(sign)}\x00")
     for sign, word in (("~", "tilde"), ("^", "circum")):
-        said = said.replace(f"{{\\textascii{word}}}", sign)
+        value = value.replace(f"{{\\textascii{word}}}", sign)
     for sign in "$&#%_":
-        said = said.replace(f"\\{sign}", sign)
-    said = said.replace("{", "").replace("}", "")
+        value = value.replace(f"\\{sign}", sign)
+    value = value.replace("{", "").replace("}", "")
     for sign in "{}\\":
-        said = said.replace(f"\x00{ord(sign)}\x00", sign)
-    return str(said)
+        value = value.replace(f"\x00{ord(sign)}\x00", sign)
+    return str(value)
 
 
 def test_an_article_in_bibtex():
@@ -98,17 +98,17 @@ def test_whatever_stands_in_a_reference_each_format_can_be_read(title: str, name
     assert len(entries) == 3
     last = list(entries.values())[-1]
     assert last.fields["title"] == "Time, clocks, and {BERT}"
-    told = [reference.as_json(), ARTICLE.as_json()]
+    references = [reference.as_json(), ARTICLE.as_json()]
     assert (
         len(
-            ET.fromstring(export_references(told, ReferenceFormat.TEI).content).findall(
+            ET.fromstring(export_references(references, ReferenceFormat.TEI).content).findall(
                 f".//{{{TEI}}}biblStruct"
             )
         )
         == 2
     )
-    assert len(json.loads(export_references(told, ReferenceFormat.CSL).content)) == 2
-    assert len(json.loads(export_references(told, ReferenceFormat.JSON).content)) == 2
+    assert len(json.loads(export_references(references, ReferenceFormat.CSL).content)) == 2
+    assert len(json.loads(export_references(references, ReferenceFormat.JSON).content)) == 2
 
 
 def test_an_organisation_is_no_family_and_others_are_told():
@@ -157,8 +157,8 @@ def test_kinds_of_works(fields, kind):
 def test_a_reference_has_the_identifiers_of_its_work():
     work = CitedWork.from_fields(doi="10.1000/1", arxiv_id="1706.03762", title="Another title")
     link = WorkLink(LinkStatus.LINKED, "search", "openalex", 0.9, work).as_json()
-    told = {**replace(ARTICLE, doi="").as_json(), "link": link}
-    (item,) = json.loads(export_references([told], ReferenceFormat.CSL).content)
+    stored = {**replace(ARTICLE, doi="").as_json(), "link": link}
+    (item,) = json.loads(export_references([stored], ReferenceFormat.CSL).content)
     assert (item["DOI"], item["archive_location"]) == ("10.1000/1", "1706.03762")
     assert item["title"] == ARTICLE.title
     assert WorkLink.from_json(link).as_json() == link

@@ -27,18 +27,18 @@ REFERENCE = Reference(
 )
 
 
-def work(number: int = 1, **said) -> CitedWork:
+def work(number: int = 1, **fields) -> CitedWork:
     known = {
         "title": REFERENCE.title,
         "authors": (Person("Lamport", "Leslie"),),
         "year": 1978,
         "container": "Communications of the ACM",
     }
-    return CitedWork.from_fields(openalex=f"W{number}", **{**known, **said})
+    return CitedWork.from_fields(openalex=f"W{number}", **{**known, **fields})
 
 
 @pytest.mark.parametrize(
-    ("said", "least", "most"),
+    ("fields", "least", "most"),
     [
         ({}, 0.99, 1.0),
         ({"title": "Time, Clocks and the Ordering of Events in a Distributed System."}, 0.95, 1.0),
@@ -52,8 +52,8 @@ def work(number: int = 1, **said) -> CitedWork:
         ({"title": ""}, 0.0, 0.0),
     ],
 )
-def test_how_well_a_work_fits(said, least, most):
-    assert least <= score(REFERENCE, work(**said)) <= most
+def test_how_well_a_work_fits(fields, least, most):
+    assert least <= score(REFERENCE, work(**fields)) <= most
 
 
 def test_a_reference_without_a_title_fits_nothing():
@@ -114,7 +114,7 @@ def test_numbers_in_titles_tell_works_apart():
 
 
 def test_what_is_asked_for_a_reference():
-    asked = questions_of(
+    questions = questions_of(
         Reference(
             text="",
             title="Étude of TIDES, and harbours",
@@ -124,16 +124,16 @@ def test_what_is_asked_for_a_reference():
             arxiv_id="1706.03762v5",
         )
     )
-    assert [(each.method, each.value) for each in asked] == [
+    assert [(each.method, each.value) for each in questions] == [
         (LookupMethod.DOI, "10.1000/abc"),
         (LookupMethod.ARXIV, "1706.03762"),
         (LookupMethod.SEARCH, "etude of tides and harbours"),
     ]
-    assert asked[2].author == "muller"
-    assert questions_of(Reference(text="", doi="10.48550/arXiv.1706.03762v2")) == [asked[1]]
+    assert questions[2].author == "muller"
+    assert questions_of(Reference(text="", doi="10.48550/arXiv.1706.03762v2")) == [questions[1]]
     assert questions_of(Reference(text="", title="Sea")) == []
     again = questions_of(Reference(text="", title="Etude of tides & and harbours"))
-    assert again[0].value == asked[2].value
+    assert again[0].value == questions[2].value
 
 
 MARKED_UP = [
@@ -157,8 +157,8 @@ MARKED_UP = [
 @pytest.mark.parametrize(("marked_up", "plain"), MARKED_UP)
 def test_markup_of_catalogues_is_gone_and_what_only_looks_like_it_stays(marked_up: str, plain: str):
     assert text_in(marked_up) == plain
-    told = {"id": "doi:10.1/x", "doi": "10.1/x", "title": marked_up, "container": marked_up}
-    work = CitedWork.from_json(told)
+    record = {"id": "doi:10.1/x", "doi": "10.1/x", "title": marked_up, "container": marked_up}
+    work = CitedWork.from_json(record)
     assert (work.title, work.container) == (plain, plain)
     assert work.as_json()["title"] == plain
 

@@ -23,47 +23,47 @@ def parser() -> OfflineParser:
 
 
 def test_an_article_is_cut_into_its_fields(parser):
-    found = parser.parse(
+    parsed = parser.parse(
         "[7] Lowe, D.G., 2004. Distinctive image features from scale-invariant keypoints. "
         "Int. J. Comput. Vis. 60, 91–110. https://doi.org/10.1023/B:VISI.0000029664.99615.94"
     )
-    assert found.authors == (Person("Lowe", "D.G."),)
-    assert found.title == "Distinctive image features from scale-invariant keypoints"
-    assert found.container == "Int. J. Comput. Vis."
-    assert (found.year, found.volume, found.pages) == (2004, "60", "91–110")
-    assert found.doi == "10.1023/b:visi.0000029664.99615.94"
-    assert found.language == "" or found.language == "en"
-    assert found.engine == "offline"
-    assert 0.5 < found.confidence <= 1
+    assert parsed.authors == (Person("Lowe", "D.G."),)
+    assert parsed.title == "Distinctive image features from scale-invariant keypoints"
+    assert parsed.container == "Int. J. Comput. Vis."
+    assert (parsed.year, parsed.volume, parsed.pages) == (2004, "60", "91–110")
+    assert parsed.doi == "10.1023/b:visi.0000029664.99615.94"
+    assert parsed.language == "" or parsed.language == "en"
+    assert parsed.engine == "offline"
+    assert 0.5 < parsed.confidence <= 1
 
 
 def test_given_names_may_stand_before_or_after_the_family_s(parser):
-    found = parser.parse(
+    parsed = parser.parse(
         "McClelland, L. E., and T. J. Vogus. 2014. Compassion practices and job satisfaction. "
         "Health Services Research 49 (5): 1670-1683."
     )
-    assert found.authors == (Person("McClelland", "L. E."), Person("Vogus", "T. J."))
+    assert parsed.authors == (Person("McClelland", "L. E."), Person("Vogus", "T. J."))
 
 
 def test_a_chapter_names_its_book_its_editors_and_its_publisher(parser):
-    found = parser.parse(
+    parsed = parser.parse(
         "Rumelhart, D. E., Hinton, G. E., & Williams, R. J. (1986). Learning internal "
         "representations by error propagation. In D. E. Rumelhart & J. L. McClelland (Eds.), "
         "Parallel distributed processing (pp. 318–362). Cambridge, MA: MIT Press."
     )
-    assert [person.family for person in found.authors] == ["Rumelhart", "Hinton", "Williams"]
-    assert found.container == "Parallel distributed processing"
-    assert "McClelland" in found.editors
-    assert (found.publisher, found.pages, found.year) == ("MIT Press", "318–362", 1986)
+    assert [person.family for person in parsed.authors] == ["Rumelhart", "Hinton", "Williams"]
+    assert parsed.container == "Parallel distributed processing"
+    assert "McClelland" in parsed.editors
+    assert (parsed.publisher, parsed.pages, parsed.year) == ("MIT Press", "318–362", 1986)
 
 
 def test_a_book_in_another_language_is_cut_too(parser):
-    found = parser.parse(
+    parsed = parser.parse(
         "Habermas, Jürgen (1990): Strukturwandel der Öffentlichkeit. Frankfurt am Main: Suhrkamp."
     )
-    assert found.title == "Strukturwandel der Öffentlichkeit"
-    assert (found.publisher, found.place) == ("Suhrkamp", "Frankfurt am Main")
-    assert found.language == "de"
+    assert parsed.title == "Strukturwandel der Öffentlichkeit"
+    assert (parsed.publisher, parsed.place) == ("Suhrkamp", "Frankfurt am Main")
+    assert parsed.language == "de"
 
 
 def test_lines_that_a_pdf_has_cut_are_put_together(parser):
@@ -100,9 +100,9 @@ def test_others_who_are_not_named_are_noted(parser):
 
 
 def test_only_what_is_there_is_told(parser):
-    told = parser.parse("Kuhn, T. S. (1962). The structure of scientific revolutions.").as_json()
-    assert "doi" not in told
-    assert told["year"] == 1962
+    fields = parser.parse("Kuhn, T. S. (1962). The structure of scientific revolutions.").as_json()
+    assert "doi" not in fields
+    assert fields["year"] == 1962
 
 
 @pytest.mark.parametrize(
@@ -238,13 +238,13 @@ HARD: dict[str, tuple[str, dict[str, Any]]] = {
 def test_a_reference_of_a_hard_kind_is_cut_right(parser, kind):
     text, right = HARD[kind]
     found = parser.parse(text)
-    told = {name: getattr(found, name) for name in right}
+    fields = {name: getattr(found, name) for name in right}
     if "authors" in right:
-        told["authors"] = [str(person) for person in found.authors]
+        fields["authors"] = [str(person) for person in found.authors]
     title = right.get("title", "")
     if title.endswith("?"):  # whether a question keeps its mark is the style's matter
-        told["title"] = told["title"].rstrip("?") + "?"
-    assert told == right
+        fields["title"] = fields["title"].rstrip("?") + "?"
+    assert fields == right
 
 
 @pytest.mark.parametrize(

@@ -27,10 +27,10 @@ def texts(*pages: str) -> list[str]:
     ],
 )
 def test_a_list_is_found_by_its_heading(heading):
-    found = split_references([f"Some text of 2001.\n{heading}\n{_NUMBERED}"])
-    assert [reference.label for reference in found.references] == ["1", "2"]
-    assert found.references[0].text.endswith("CVPR, pages 770–778, 2016.")
-    assert "He" not in found.body[0]
+    sections = split_references([f"Some text of 2001.\n{heading}\n{_NUMBERED}"])
+    assert [reference.label for reference in sections.references] == ["1", "2"]
+    assert sections.references[0].text.endswith("CVPR, pages 770–778, 2016.")
+    assert "He" not in sections.body[0]
 
 
 def test_numbers_without_brackets_are_followed_in_their_order():
@@ -66,9 +66,9 @@ van der Pol, B. (1927). Frequency demultiplication. Nature, 120, 363-364."""
     ],
 )  # fmt: skip
 def test_a_block_of_a_pdf_that_is_one_line_holds_several(block, starts):
-    found = split_references([block]).references
+    references = split_references([block]).references
     assert [
-        reference.text[: len(start)] for reference, start in zip(found, starts, strict=True)
+        reference.text[: len(start)] for reference, start in zip(references, starts, strict=True)
     ] == starts
 
 
@@ -77,17 +77,17 @@ def test_a_list_goes_on_over_pages_and_ends_where_the_appendix_begins():
         "Text.\nReferences\n[1] A. One. First. Nature, 1999.",
         "[2] B. Two. Second,\nScience, 2000.\nAppendix A. Proofs\n[3] is not a reference of 2001.",
     ]
-    found = split_references(pages)
-    assert [(reference.label, reference.page) for reference in found.references] == [
+    sections = split_references(pages)
+    assert [(reference.label, reference.page) for reference in sections.references] == [
         ("1", 1), ("2", 2),
     ]  # fmt: skip
-    assert "not a reference" in found.body[1]
+    assert "not a reference" in sections.body[1]
 
 
 def test_each_chapter_may_have_its_own_list():
     chapter = f"A chapter's text.\nReferences\n{_NUMBERED}\n"
-    found = split_references([f"Chapter 1\n{chapter}Chapter 2\n{chapter}"])
-    assert [reference.label for reference in found.references] == ["1", "2", "1", "2"]
+    sections = split_references([f"Chapter 1\n{chapter}Chapter 2\n{chapter}"])
+    assert [reference.label for reference in sections.references] == ["1", "2", "1", "2"]
 
 
 def test_a_numbered_list_without_a_heading_is_found_at_the_end():

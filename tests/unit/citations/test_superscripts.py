@@ -56,8 +56,8 @@ def test_exponents_units_isotopes_and_lines_of_authors_are_not(text: str):
 
 def test_the_sentence_around_a_marker_is_its_own():
     text = "The tide rises twice a day.¹ Others have said so before.² This was new."
-    found = find_citations([text], LABELS, [])
-    assert [each.sentence for each in found] == [
+    citations = find_citations([text], LABELS, [])
+    assert [each.sentence for each in citations] == [
         "The tide rises twice a day.¹",
         "Others have said so before.²",
     ]
@@ -81,10 +81,10 @@ def test_where_brackets_or_names_cite_raised_numbers_are_notes():
 
 
 def test_a_list_may_have_raised_labels():
-    found = split_references(
+    sections = split_references(
         ["The tide.\nReferences\n¹ Roe R. On tides. 1999.\n² Smith A. The sea. 2004."]
     )
-    assert [(each.label, each.text) for each in found.references] == [
+    assert [(each.label, each.text) for each in sections.references] == [
         ("1", "Roe R. On tides. 1999."),
         ("2", "Smith A. The sea. 2004."),
     ]

@@ -25,8 +25,8 @@ def test_there_are_forty_styles_to_learn_from_and_others_held_back():
 def test_works_to_measure_with_name_other_journals_than_those_to_learn_from():
     def named(*, held_out: bool) -> set[str]:
         works = Works(1, held_out=held_out)
-        made = (works.next() for _ in range(400))
-        return {work.fields["publisher"] for work in made if work.kind in ("book", "chapter")}
+        references = (works.next() for _ in range(400))
+        return {work.fields["publisher"] for work in references if work.kind in ("book", "chapter")}
 
     common = named(held_out=False) & named(held_out=True)
     assert not common & set(listed("publishers"))  # others are made up anew for each work
@@ -61,9 +61,13 @@ def test_the_truth_of_a_made_up_reference_is_its_fields():
              ("). ", "o"), ("A title", "title"), (". ", "o"), ("Nature", "container"), (", ", "o"),
              ("12", "volume"), (", ", "o"), ("3-4", "pages"), (".", "o")]  # fmt: skip
     assert "".join(piece for piece, _ in spans) == text
-    found = truth(text, [label for piece, label in spans for _ in piece])
-    assert (found.title, found.container, found.pages) == ("A title", "Nature", "3–4")
-    assert str(found.authors[0]) == "Smith, J."
+    true_labels = truth(text, [label for piece, label in spans for _ in piece])
+    assert (true_labels.title, true_labels.container, true_labels.pages) == (
+        "A title",
+        "Nature",
+        "3–4",
+    )
+    assert str(true_labels.authors[0]) == "Smith, J."
 
 
 def test_the_model_of_the_package_cuts_styles_that_it_has_never_seen():

@@ -46,8 +46,8 @@ def test_keywords_are_found_as_words_of_any_script(keyword: str, text: str, time
 
 
 def test_a_word_counts_for_each_label_however_the_labels_spell_it():
-    found = counted(["Résumé", "resume", "IBAN*", "iban*"], "The resume has an iban.")
-    assert found == {"Résumé": 1, "resume": 1, "IBAN*": 1, "iban*": 1}
+    counts = counted(["Résumé", "resume", "IBAN*", "iban*"], "The resume has an iban.")
+    assert counts == {"Résumé": 1, "resume": 1, "IBAN*": 1, "iban*": 1}
 
 
 def test_keywords_are_found_across_the_parts_of_a_long_text(monkeypatch: pytest.MonkeyPatch):
@@ -63,11 +63,11 @@ def test_keywords_are_found_across_the_parts_of_a_long_text(monkeypatch: pytest.
 @pytest.mark.long
 def test_matching_takes_time_in_proportion_to_the_text():
     keywords = [f"{'a ' * length}b" for length in range(1, 8)] + ["a" * 30 + "*", "a*"]
-    found = keyword_classes.KeywordFinder(keywords)
+    finder = keyword_classes.KeywordFinder(keywords)
 
     def seconds(length: int) -> float:
         began = time.process_time()
-        found.count(["a " * length, "a" * length])
+        finder.count(["a " * length, "a" * length])
         return time.process_time() - began
 
     seconds(1_000)
@@ -78,10 +78,10 @@ def test_the_first_label_with_enough_points_is_taken_and_says_why():
     kind = read_definitions(None).kinds["privacy"]
     assert isinstance(kind, RuleKind)
     counts = {"iban": 5, "salary": 1, "invoice": 1}
-    found = keyword_classes.classes_by_keywords("privacy", kind, counts)
-    assert [(each.name, each.score) for each in found] == [("privacy:confidential", 11.0)]
-    assert found[0].why["keywords"] == {"iban": 5, "salary": 1}
-    assert found[0].why["points"] == {"restricted": 0, "confidential": 11, "internal": 2}
+    classes = keyword_classes.classes_by_keywords("privacy", kind, counts)
+    assert [(each.name, each.score) for each in classes] == [("privacy:confidential", 11.0)]
+    assert classes[0].why["keywords"] == {"iban": 5, "salary": 1}
+    assert classes[0].why["points"] == {"restricted": 0, "confidential": 11, "internal": 2}
     nothing = keyword_classes.classes_by_keywords("privacy", kind, {})
     assert [(each.name, each.score) for each in nothing] == [("privacy:public", 0.0)]
 

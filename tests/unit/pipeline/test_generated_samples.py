@@ -1,4 +1,4 @@
-"""Documents that are made up: many kinds and languages, the same for a seed, with the truth."""
+"""Generated documents: many kinds and languages, the same for a seed, with their true text."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from switchyard.services.pipeline.text.plain_text import words
 DIGITAL = [kind for kind in kinds() if kind not in ("scan", "image")]
 
 
-def one(kind: str, language: str = "en", seed: int = 1):
+def generate_one(kind: str, language: str = "en", seed: int = 1):
     return next(generate(1, seed=seed, kinds=[kind], languages=[language]))
 
 
 KINDS = ("text", "report", "paper", "letter")
-IN_TURN = zip(cycle(KINDS), languages(), strict=False)
+KINDS_BY_LANGUAGE = zip(cycle(KINDS), languages(), strict=False)
 
 
 @pytest.mark.parametrize(
-    ("kind", "language"), [*IN_TURN, *((kind, "en") for kind in KINDS if kind != "text")]
+    ("kind", "language"), [*KINDS_BY_LANGUAGE, *((kind, "en") for kind in KINDS if kind != "text")]
 )
 def test_what_a_document_says_is_what_the_truth_says(kind: str, language: str):
     """Each kind is tested in English, and each language once."""
-    sample = one(kind, language)
+    sample = generate_one(kind, language)
     read = {word for page in read_pdf(sample.content).pages for word in words(page.text)}
     truth = {word for block in sample.blocks for word in words(block.text)}
     assert len(truth - read) <= 0.01 * len(truth), truth - read
@@ -60,21 +60,21 @@ def test_a_number_is_the_same_document_however_many_are_made():
 
 
 def test_kinds_and_languages_come_in_turn():
-    made = list(generate(len(kinds()), seed=1))
-    assert {sample.kind for sample in made} == set(kinds())
-    assert len({sample.language for sample in made}) == len(languages())
-    assert len({sample.filename for sample in made}) == len(made)
+    samples = list(generate(len(kinds()), seed=1))
+    assert {sample.kind for sample in samples} == set(kinds())
+    assert len({sample.language for sample in samples}) == len(languages())
+    assert len({sample.filename for sample in samples}) == len(samples)
 
 
 def test_scans_and_images_have_no_text():
-    scan, image = one("scan"), one("image")
+    scan, image = generate_one("scan"), generate_one("image")
     assert read_pdf(scan.content).needs_ocr
     assert media_type_of(image.content, image.filename) == "image/jpeg"
     assert any(block.text for block in scan.blocks)
 
 
 def test_a_table_goes_on_on_the_next_page_with_its_head():
-    tables = [block for block in one("tables").blocks if block.kind == "table"]
+    tables = [block for block in generate_one("tables").blocks if block.kind == "table"]
     continued = [block for block in tables if block.continued]
     assert continued
     before = tables[tables.index(continued[0]) - 1]
@@ -83,7 +83,7 @@ def test_a_table_goes_on_on_the_next_page_with_its_head():
 
 
 def test_a_paper_has_two_columns_with_broken_words_and_references():
-    sample = one("paper")
+    sample = generate_one("paper")
     assert any(block.kind == "reference" for block in sample.blocks)
     with pymupdf.open(stream=sample.content, filetype="pdf") as document:
         lines = document[0].get_text().splitlines()
@@ -93,14 +93,14 @@ def test_a_paper_has_two_columns_with_broken_words_and_references():
 
 
 def test_hebrew_reads_from_right_to_left():
-    sample = one("text", "he")
+    sample = generate_one("text", "he")
     with pymupdf.open(stream=sample.content, filetype="pdf") as document:
         first = document[0].get_text("blocks")[0]
     assert first[2] > 500  # it ends at the right margin
 
 
 def test_running_heads_are_no_part_of_the_text():
-    sample = one("report")
+    sample = generate_one("report")
     assert {block.kind for block in sample.furniture} == {"header", "footer"}
     assert not any(block.kind in ("header", "footer") for block in sample.blocks)
 

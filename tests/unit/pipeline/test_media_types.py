@@ -53,7 +53,7 @@ def test_type_follows_from_the_content(data: bytes, filename: str | None, expect
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "reason"),
     [
         (b"", "empty"),
         (b"PK\x03\x04rest", "ZIP"),
@@ -79,6 +79,6 @@ def test_type_follows_from_the_content(data: bytes, filename: str | None, expect
         (not_pdfs()["FB2"], "XML"),
     ],
 )
-def test_anything_else_is_refused_and_named(data: bytes, said: str):
-    with pytest.raises(UnsupportedDocument, match=said):
+def test_anything_else_is_refused_and_named(data: bytes, reason: str):
+    with pytest.raises(UnsupportedDocument, match=reason):
         media_type_of(data, "paper.pdf")

@@ -29,14 +29,14 @@ def test_pieces_cover_the_picture_and_overlap_by_more_than_a_line(size: int):
 
 def test_a_line_that_two_pieces_have_is_there_once_and_whole():
     whole, cut, other = box(10, 100, 500, 130), box(10, 118, 500, 131), box(10, 140, 500, 170)
-    found = _join_boxes([cut, other, whole])
-    assert len(found) == 2
-    assert any((each == whole).all() for each in found)
+    boxes = _join_boxes([cut, other, whole])
+    assert len(boxes) == 2
+    assert any((each == whole).all() for each in boxes)
 
 
 def test_a_line_that_goes_on_in_the_next_piece_is_one():
-    (found,) = _join_boxes([box(10, 100, 1_600, 130), box(1_400, 101, 2_900, 131)])
-    assert (found == box(10, 100, 2_900, 131)).all()
+    (joined_box,) = _join_boxes([box(10, 100, 1_600, 130), box(1_400, 101, 2_900, 131)])
+    assert (joined_box == box(10, 100, 2_900, 131)).all()
     (upright,) = _join_boxes([box(100, 10, 130, 1_600), box(101, 1_400, 131, 2_900)])
     assert (upright == box(100, 10, 131, 2_900)).all()
 
@@ -66,9 +66,9 @@ def test_a_long_page_is_shown_to_a_model_in_pieces_that_overlap(size: tuple[int,
     assert {min(piece.size) for piece in pieces[:-1]} == {1_080}
     assert max(max(piece.size) for piece in pieces) <= MAX_SIDE
     assert sum(piece.size[along] for piece in pieces) > max(size)
-    asked = picture_chat([(b"", "image/png")] * len(pieces), "", None)["messages"][1]["content"]
-    assert [each["type"] for each in asked] == ["text", *["image_url"] * len(pieces)]
-    assert f"its {len(pieces)} pieces" in asked[0]["text"]
+    content = picture_chat([(b"", "image/png")] * len(pieces), "", None)["messages"][1]["content"]
+    assert [each["type"] for each in content] == ["text", *["image_url"] * len(pieces)]
+    assert f"its {len(pieces)} pieces" in content[0]["text"]
 
 
 def test_another_page_is_one_picture():

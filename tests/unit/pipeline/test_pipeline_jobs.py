@@ -54,7 +54,7 @@ def test_importing_the_job_types_loads_nothing_heavy():
 
 
 @pytest.mark.parametrize(
-    ("job_type", "payload", "said"),
+    ("job_type", "payload", "message"),
     [
         ("ingest_document", {}, "either path or key"),
         ("ingest_document", {"path": "a", "key": "uploads/incoming/b"}, "either path or key"),
@@ -70,6 +70,6 @@ def test_importing_the_job_types_loads_nothing_heavy():
         ("parse_references", {"references": ["a" * 5_001]}, "references"),
     ],
 )
-def test_a_payload_that_does_not_fit_is_refused(job_type: str, payload: dict, said: str):
-    with pytest.raises(InvalidPayload, match=said):
+def test_a_payload_that_does_not_fit_is_refused(job_type: str, payload: dict, message: str):
+    with pytest.raises(InvalidPayload, match=message):
         Registry.load().get(job_type).validate(payload)

@@ -72,8 +72,8 @@ def test_chinese_lines_are_joined_without_a_space():
     ],
 )
 def test_sentences_end_where_readers_end_them(text: str, expected: list[str] | int):
-    found = sentences(text)
-    assert found == expected if isinstance(expected, list) else len(found) == expected, found
+    parts = sentences(text)
+    assert parts == expected if isinstance(expected, list) else len(parts) == expected, parts
 
 
 @given(st.text())
@@ -142,8 +142,8 @@ def test_shortened_text_ends_at_a_word():
 def test_a_text_has_the_same_words_however_many_different_characters_it_is_made_of(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    known = map(chr, range(sys.maxunicode))
-    folded = [char for char in known if not unicodedata.is_normalized("NFKD", char)]
+    characters = map(chr, range(sys.maxunicode))
+    folded = [char for char in characters if not unicodedata.is_normalized("NFKD", char)]
     texts = ["".join(folded[at::600]) for at in range(600)]
     by_the_text = [(normalised(text), words(text)) for text in texts]
     monkeypatch.setattr(plain_text, "_MAX_REPLACEMENTS", 0)

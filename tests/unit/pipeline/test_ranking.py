@@ -26,13 +26,13 @@ class Likenesses:
     """An index that knows how similar its chunks are to the best ones, and records what it was
     asked for."""
 
-    def __init__(self, known: dict[Key, float]) -> None:
-        self.known = known
+    def __init__(self, similarities: dict[Key, float]) -> None:
+        self.similarities = similarities
         self.best: list[Key] = []
 
     async def likenesses(self, keys: Sequence[Key], best: Sequence[Key]) -> dict[Key, float]:
         self.best = list(best)
-        return {key: self.known[key] for key in keys if key in self.known}
+        return {key: self.similarities[key] for key in keys if key in self.similarities}
 
 
 async def ranked(index: Likenesses, *candidates: ChunkCandidate) -> list[tuple[Key, float]]:
@@ -46,9 +46,9 @@ def test_best_come_first_by_the_weighted_sum_and_equal_ones_by_their_keys():
         ChunkCandidate("near", 0.9),
         ChunkCandidate("worded", -0.2, 6.0),
     ]
-    found = list(_weigh(candidates, 0.5, WEIGHT))
-    assert [key for key, _ in found] == ["near", "a", "b", "worded"]
-    assert [score for _, score in found] == pytest.approx([0.54, 0.4, 0.4, 0.2])
+    weighed = list(_weigh(candidates, 0.5, WEIGHT))
+    assert [key for key, _ in weighed] == ["near", "a", "b", "worded"]
+    assert [score for _, score in weighed] == pytest.approx([0.54, 0.4, 0.4, 0.2])
 
 
 @pytest.mark.parametrize(
@@ -70,9 +70,9 @@ def test_words_count_by_how_many_of_them_the_best_chunk_has(text: str, trust: fl
 
 def test_all_words_of_a_long_question_count_as_they_do_by_themselves():
     terms = [(f"word{number}",) for number in range(12)]
-    said = " ".join(f"word{number}" for number in range(8))
+    words_in_text = " ".join(f"word{number}" for number in range(8))
     candidates = [
-        ChunkCandidate("many", 0.3, 9.0, said),
+        ChunkCandidate("many", 0.3, 9.0, words_in_text),
         ChunkCandidate("some", 0.3, 8.0, "word1 word2 word3"),
         ChunkCandidate("near", 0.5),
     ]
@@ -86,18 +86,18 @@ def test_all_words_of_a_long_question_count_as_they_do_by_themselves():
 async def test_what_is_like_the_best_ones_comes_before_what_is_as_near_to_the_query():
     best = [ChunkCandidate(f"best-{n}", 0.8, 9.0, "red green blue unbroken") for n in range(5)]
     index = Likenesses({each.key: 0.9 for each in best} | {"alike": 0.8, "else": -0.3})
-    found = await ranked(index, ChunkCandidate("else", 0.5), ChunkCandidate("alike", 0.5), *best)
+    order = await ranked(index, ChunkCandidate("else", 0.5), ChunkCandidate("alike", 0.5), *best)
     assert index.best == [each.key for each in best]
-    assert [key for key, _ in found] == [*index.best, "alike", "else"]
-    scores = dict(found)
+    assert [key for key, _ in order] == [*index.best, "alike", "else"]
+    scores = dict(order)
     assert scores["alike"] == pytest.approx(0.6 * (0.5 + 0.8) / 2)
     assert scores["else"] == pytest.approx(0.6 * 0.5 / 2)
 
 
 async def test_where_words_tell_little_the_best_ones_are_not_followed():
     index = Likenesses({})
-    found = await ranked(index, ChunkCandidate("a", 0.4), ChunkCandidate("b", 0.5))
-    assert [key for key, _ in found] == ["b", "a"]
+    order = await ranked(index, ChunkCandidate("a", 0.4), ChunkCandidate("b", 0.5))
+    assert [key for key, _ in order] == ["b", "a"]
     assert index.best == []
     nowhere = await ranked(index, ChunkCandidate("a", 0.0, 3.0, "red green blue unbroken"))
     assert dict(nowhere) == {"a": pytest.approx(0.4)}

@@ -43,12 +43,12 @@ def drawn() -> pymupdf.Document:
 
 def turned(degrees: int) -> pymupdf.Document:
     """Return the same page, turned in the file and shown upright by /Rotate."""
-    made = pymupdf.open()
+    document = pymupdf.open()
     width, height = (600, 800) if degrees % 180 == 0 else (800, 600)
-    page = made.new_page(width=width, height=height)
+    page = document.new_page(width=width, height=height)
     page.show_pdf_page(page.rect, drawn(), 0, rotate=degrees)
     page.set_rotation(degrees)
-    return made
+    return document
 
 
 def colours(picture: figures.Picture) -> list[object]:
@@ -62,14 +62,14 @@ UPRIGHT = [(255, 0, 0), (0, 128, 0), (0, 0, 255), (255, 255, 0)]
 
 @pytest.mark.parametrize("degrees", [0, 90, 180, 270])
 def test_figures_of_a_turned_page_are_cut_out_as_it_is_shown(degrees: int) -> None:
-    found = figures._cut_pdf(bytes(turned(degrees).tobytes())).pictures
-    assert [(each.kind, each.caption) for each in found] == [
+    pictures = figures._cut_pdf(bytes(turned(degrees).tobytes())).pictures
+    assert [(each.kind, each.caption) for each in pictures] == [
         ("figure", "Figure 1: Four colours."),
         ("table", "Table 1: Cells."),
         ("figure", "Figure 2: A circle."),
     ]
-    assert colours(found[0]) == UPRIGHT
-    assert colours(found[2]) == [(0, 0, 255)] * 4
+    assert colours(pictures[0]) == UPRIGHT
+    assert colours(pictures[2]) == [(0, 0, 255)] * 4
 
 
 @pytest.mark.parametrize(
@@ -81,16 +81,16 @@ def test_figures_of_a_cropped_page_are_cut_out_as_it_is_shown(
     opened = drawn()
     opened[0].set_cropbox(pymupdf.Rect(80, 80, 500, 350))
     opened[0].set_rotation(degrees)
-    (found,) = figures._cut_pdf(bytes(opened.tobytes())).pictures
-    assert colours(found) == corners
+    (picture,) = figures._cut_pdf(bytes(opened.tobytes())).pictures
+    assert colours(picture) == corners
 
 
 def test_each_page_of_an_image_is_a_figure() -> None:
     content = io.BytesIO()
     pages = [Image.new("RGB", (60 + at, 40), "white") for at in range(3)]
     pages[0].save(content, "TIFF", save_all=True, append_images=pages[1:])
-    found = figures._cut_image(content.getvalue()).pictures
-    assert [(each.page, each.kind, each.width) for each in found] == [
+    pictures = figures._cut_image(content.getvalue()).pictures
+    assert [(each.page, each.kind, each.width) for each in pictures] == [
         (1, "image", 60),
         (2, "image", 61),
         (3, "image", 62),

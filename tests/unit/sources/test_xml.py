@@ -11,7 +11,7 @@ from switchyard.services.pipeline.sources.source_errors import InvalidSourceResp
 
 
 @pytest.mark.parametrize(
-    ("answer", "wrong"),
+    ("answer", "error_text"),
     [
         (b"<!DOCTYPE x [<!ENTITY a 'aaa'>]><x>&a;</x>", "DOCTYPE"),
         (b"<!DOCTYPE x SYSTEM 'file:///etc/passwd'><x/>", "DOCTYPE"),
@@ -20,10 +20,10 @@ from switchyard.services.pipeline.sources.source_errors import InvalidSourceResp
     ],
 )
 def test_what_would_grow_is_refused(
-    monkeypatch: pytest.MonkeyPatch, answer: bytes, wrong: str
+    monkeypatch: pytest.MonkeyPatch, answer: bytes, error_text: str
 ) -> None:
     monkeypatch.setattr(safe_xml, "MAX_ELEMENTS", 1_000)
-    with pytest.raises(InvalidSourceResponse, match=wrong):
+    with pytest.raises(InvalidSourceResponse, match=error_text):
         xml_tree(answer, "GROBID")
 
 
@@ -31,19 +31,19 @@ async def test_a_long_answer_of_grobid_holds_nobody_up(monkeypatch: pytest.Monke
     grobid = GrobidEngine("http://grobid")
     body = b"<TEI>" + b"<a/>" * 400_000 + b"</TEI>"
 
-    async def answered(*_: object, **__: object) -> bytes:
+    async def return_body(*_: object, **__: object) -> bytes:
         return body
 
-    monkeypatch.setattr(grobid, "_post", answered)
+    monkeypatch.setattr(grobid, "_post", return_body)
     turns = 0
 
-    async def another() -> None:
+    async def count_turns() -> None:
         nonlocal turns
         while True:
             turns += 1
             await asyncio.sleep(0.001)
 
-    other = asyncio.create_task(another())
+    other = asyncio.create_task(count_turns())
     assert await grobid.references_of_pdf(b"") == []
     other.cancel()
     assert turns > 5

@@ -34,14 +34,14 @@ def page_of(content: bytes, resources: bytes, *more: bytes) -> bytes:
         stream(b"", content),
         *more,
     ]
-    made, at = b"%PDF-1.5\n", []
+    data, offsets = b"%PDF-1.5\n", []
     for number, each in enumerate(objects, start=1):
-        at.append(len(made))
-        made += b"%d 0 obj\n%b\nendobj\n" % (number, each)
-    table = b"".join(b"%010d 00000 n \n" % offset for offset in at)
-    start, count = len(made), len(objects) + 1
-    made += b"xref\n0 %d\n0000000000 65535 f \n" % count + table
-    return made + b"trailer<</Size %d/Root 1 0 R>>\nstartxref\n%d\n%%%%EOF\n" % (count, start)
+        offsets.append(len(data))
+        data += b"%d 0 obj\n%b\nendobj\n" % (number, each)
+    table = b"".join(b"%010d 00000 n \n" % offset for offset in offsets)
+    start, count = len(data), len(objects) + 1
+    data += b"xref\n0 %d\n0000000000 65535 f \n" % count + table
+    return data + b"trailer<</Size %d/Root 1 0 R>>\nstartxref\n%d\n%%%%EOF\n" % (count, start)
 
 
 def stream(words: bytes, packed: bytes) -> bytes:

@@ -25,8 +25,8 @@ async def test_a_document_goes_by_the_title_that_was_found_in_it_as_in_search(
     listed = (await own_client.get("/documents")).json()["documents"]
     titles = {each["document_id"]: each["title"] for each in listed}
     assert titles == {sent["document_id"]: "On tides", named["document_id"]: "My waves"}
-    shown = (await own_client.get(f"/documents/{sent['document_id']}")).json()
-    assert (shown["title"], shown["filename"]) == ("On tides", "scan-0017.md")
+    details = (await own_client.get(f"/documents/{sent['document_id']}")).json()
+    assert (details["title"], details["filename"]) == ("On tides", "scan-0017.md")
     hits = (await own_client.post("/search", json={"query": "tide"})).json()["hits"]
     assert hits[0]["title"] == "On tides"
 
@@ -71,9 +71,9 @@ async def test_a_class_that_no_document_has_is_said_with_those_that_there_are(
         return ended.stdout + ended.stderr
 
     for arguments in (["documents", "list"], ["search", "tide"]):
-        said = await typed(*arguments, "--class", "privacy:secrett")
-        assert "No document is of the class privacy:secrett; the newest have " in said
-        assert "privacy:public" in said
+        error_text = await typed(*arguments, "--class", "privacy:secrett")
+        assert "No document is of the class privacy:secrett; the newest have " in error_text
+        assert "privacy:public" in error_text
 
 
 async def test_documents_are_listed_page_by_page(own_client: httpx.AsyncClient):
@@ -107,20 +107,20 @@ async def test_documents_are_listed_and_searched_by_class(own_client: httpx.Asyn
         assert answer.status_code == 200, answer.text
         return {each["document_id"] for each in answer.json()["documents"]}
 
-    async def found(*classes: str) -> set[str]:
+    async def ids_of_classes(*classes: str) -> set[str]:
         body = {"query": "tide table", "filters": {"classes": classes}}
         answer = await own_client.post("/search", json=body)
         assert answer.status_code == 200, answer.text
         return {each["document_id"] for each in answer.json()["hits"]}
 
     both = {secret["document_id"], public["document_id"]}
-    for names, wanted in (
+    for names, expected in (
         (["privacy:restricted"], {secret["document_id"]}),
         (["privacy:restricted", "privacy:public"], both),
         (["privacy:internal"], set()),
     ):
-        assert await listed(*names) == wanted
-        assert await found(*names) == wanted
+        assert await listed(*names) == expected
+        assert await ids_of_classes(*names) == expected
     assert (await own_client.get("/documents", params={"class": "privacy"})).status_code == 422
     summary = (await own_client.get("/documents")).json()["documents"][0]
     assert summary["classes"] == public["classes"]

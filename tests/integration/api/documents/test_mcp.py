@@ -48,9 +48,9 @@ async def test_an_agent_searches_documents_and_reads_their_text(
         listed = await client.list_tools()
         assert {each.name for each in listed.tools} == {*READING, "publish_job"}
         assert all(each.description for each in listed.tools)
-        ok, found = await called(client, "search_documents", query="tide")
-        assert ok, found
-        assert found["hits"][0]["document_id"] == sent["document_id"]
+        ok, results = await called(client, "search_documents", query="tide")
+        assert ok, results
+        assert results["hits"][0]["document_id"] == sent["document_id"]
         ok, read = await called(client, "get_document_text", document_id=sent["document_id"])
         assert ok, read
         assert "The tide rises twice a day." in read["text"]
@@ -68,13 +68,13 @@ async def test_an_agent_searches_documents_and_reads_their_text(
             ("get_job", {"job_id": "../admin/dead"}),
             ("plan_redrive", {}),
         ):
-            ok, said = await called(client, tool, **wrong)
+            ok, answer = await called(client, tool, **wrong)
             assert not ok, (tool, wrong)
-            assert "Traceback" not in said
+            assert "Traceback" not in answer
         job = {"lane": "hot", "job_type": "classify", "payload": {}}
-        ok, said = await called(client, "publish_job", **job, idempotency_key="a\r\nb")
+        ok, answer = await called(client, "publish_job", **job, idempotency_key="a\r\nb")
         assert not ok
-        assert "Idempotency-Key" in said
+        assert "Idempotency-Key" in answer
 
 
 async def test_the_scopes_of_the_key_hold_for_the_tools(
@@ -84,21 +84,21 @@ async def test_the_scopes_of_the_key_hold_for_the_tools(
         reader = await create_key(ledger, "agent", [Scope.READ])
     url = str(own_client.base_url)
     async with agent(url, key=reader.key) as client:
-        ok, found = await called(client, "search_documents", query="tide")
-        assert ok, found
+        ok, results = await called(client, "search_documents", query="tide")
+        assert ok, results
         for tool, arguments in (
             ("publish_job", {"lane": "hot", "job_type": "classify", "payload": {}}),
             ("plan_redrive", {"job_type": "classify"}),
         ):
-            ok, said = await called(client, tool, **arguments)
+            ok, answer = await called(client, tool, **arguments)
             assert not ok
-            assert "scope" in said
+            assert "scope" in answer
     async with agent(url, "--read-only", key=reader.key) as client:
         assert {each.name for each in (await client.list_tools()).tools} == READING
     async with agent(url, key="a-wrong-key-of-enough-characters") as client:
-        ok, said = await called(client, "get_job", job_id="x")
+        ok, answer = await called(client, "get_job", job_id="x")
         assert not ok
-        assert "JOBS_API_KEY" in said
+        assert "JOBS_API_KEY" in answer
 
 
 def test_a_long_field_of_a_job_is_cut_for_the_agent() -> None:

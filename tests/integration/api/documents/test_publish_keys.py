@@ -72,13 +72,15 @@ async def test_it_gets_the_result_of_its_own_upload_without_the_names_of_other_d
     first = await send(clients.owner, content, title="A secret title", source="there")
     assert first.status_code == 201, first.text
     alike = pdf([f"{SECRET} " * 20 + "And again."])
-    own = await send(clients.sender, alike, title="Mine")
-    assert own.status_code == 201, own.text
-    assert own.json()["result"]["title"] == "Mine"
-    assert own.json()["result"]["links"] == []
-    assert first.json()["document_id"] not in own.text
-    assert "A secret title" not in own.text
-    links = (await clients.owner.get(f"/documents/{own.json()['document_id']}/result")).json()
+    own_answer = await send(clients.sender, alike, title="Mine")
+    assert own_answer.status_code == 201, own_answer.text
+    assert own_answer.json()["result"]["title"] == "Mine"
+    assert own_answer.json()["result"]["links"] == []
+    assert first.json()["document_id"] not in own_answer.text
+    assert "A secret title" not in own_answer.text
+    links = (
+        await clients.owner.get(f"/documents/{own_answer.json()['document_id']}/result")
+    ).json()
     assert "A secret title" in [each["title"] for each in links["links"]]
 
 
@@ -122,14 +124,14 @@ async def test_it_gets_references_of_its_own_text_and_not_those_of_a_document(
 [1] R. Roe and J. Doe. On secrets and their causes. Journal of Physics, 12(3):33-40, 1999.
 [2] A. Smith. The sea. Oxford University Press, Oxford, 2004."""
     first = await send(clients.owner, pdf([f"{SECRET} It rises [1]. Others disagree [2].", listed]))
-    wanted = {"document_id": first.json()["document_id"]}
-    answer = await clients.sender.post(path, json=wanted)
+    expected = {"document_id": first.json()["document_id"]}
+    answer = await clients.sender.post(path, json=expected)
     assert answer.status_code == 200, answer.text
     assert filled_fields(answer) == {"job_id"}
-    whole = await clients.reader.post(path, json=wanted)
+    whole = await clients.reader.post(path, json=expected)
     assert "On secrets" in whole.text
-    own = await clients.sender.post(path, json={"text": f"It rises [1].\n{listed}"})
-    assert "On secrets" in own.text
+    own_answer = await clients.sender.post(path, json={"text": f"It rises [1].\n{listed}"})
+    assert "On secrets" in own_answer.text
     unknown = await clients.sender.post(path, json={"document_id": "doc-0000"})
     assert filled_fields(unknown) == {"job_id"}, unknown.text
 

@@ -58,8 +58,8 @@ async def test_an_upload_is_accepted_worked_and_found(
                 assert datetime.fromisoformat(view[name]).utcoffset() == timedelta(0)
         result = await client.get(f"/documents/{document_id}/result", params={"include": "text"})
         opening = " ".join(result.json()["pages"][0]["text"].split()[:8])
-        found = (await client.post("/search", json={"query": opening})).json()
-        assert document_id in {hit["document_id"] for hit in found["hits"]}
+        results = (await client.post("/search", json={"query": opening})).json()
+        assert document_id in {hit["document_id"] for hit in results["hits"]}
         again = await send(client, sample(0).content, name="other.pdf")
         assert (again.status_code, again.json()["document_id"]) == (200, document_id)
         other = await send(client, sample(1).content, source="here")
@@ -98,10 +98,10 @@ async def test_a_failed_document_names_the_job_and_completes_after_its_redrive(
             assert failed["completed_stages"] == ["ingest_document", "extract_text"]
             assert (failed["error"]["reason"], failed["error"]["attempts"]) == ("exhausted", 3)
             # Its record says `summarizing`: a job that is exhausted does not get to change it.
-            for params, found in (({}, 1), ({"state": "failed"}, 1), ({"state": "summarizing"}, 0)):
+            for params, count in (({}, 1), ({"state": "failed"}, 1), ({"state": "summarizing"}, 0)):
                 answer = await client.get("/documents", params=params)
                 listed = answer.json()["documents"]
-                assert [each.items() <= failed.items() for each in listed] == [True] * found
+                assert [each.items() <= failed.items() for each in listed] == [True] * count
             refused = await client.get(f"/documents/{document_id}/result")
             assert (refused.status_code, refused.json()["type"]) == (
                 409,
@@ -135,14 +135,14 @@ async def test_documents_of_a_state_are_looked_for_page_by_page(
                 dead = document.id
                 await system.publish("hot.link_content", {"document_id": dead}, job_id="run-2")
                 await system.ledger.jobs.cancel("run-2", time.time())
-        found, pages, cursor = [], 0, None
+        ids, pages, cursor = [], 0, None
         while pages == 0 or cursor:
             params = {"state": "failed", "limit": "1", **({"cursor": cursor} if cursor else {})}
             page = (await client.get("/documents", params=params)).json()
-            found += [each["document_id"] for each in page["documents"]]
+            ids += [each["document_id"] for each in page["documents"]]
             cursor = page["next_cursor"]
             pages += 1
-        assert found == [dead]
+        assert ids == [dead]
         assert 1 < pages < 10
 
 

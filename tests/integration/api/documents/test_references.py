@@ -28,8 +28,8 @@ def typed(content: bytes, media_type: str) -> dict[str, Any]:
     return {"content": content, "headers": {"Content-Type": media_type}}
 
 
-def titles(made: dict[str, Any]) -> list[str]:
-    return [each["title"] for each in made["references"]]
+def titles(answer: dict[str, Any]) -> list[str]:
+    return [each["title"] for each in answer["references"]]
 
 
 async def test_a_paper_s_references_are_found_cut_and_served_in_each_format(
@@ -53,19 +53,19 @@ async def test_texts_are_taken_as_json_and_as_they_are(client: httpx.AsyncClient
     text = f"{BODY}\n{LISTED}"
     plain = {"Content-Type": "text/plain; charset=utf-8"}
     for sent in ({"json": {"text": text}}, {"content": text.encode(), "headers": plain}):
-        found = await client.post("/extract/references", **sent)
-        assert [each["label"] for each in found.json()["result"]["references"]] == ["1", "2"]
-        made = await client.post("/process/references", **sent)
-        assert titles(made.json()["result"]) == ["On tides and their causes", "The sea"]
+        extracted = await client.post("/extract/references", **sent)
+        assert [each["label"] for each in extracted.json()["result"]["references"]] == ["1", "2"]
+        parsed = await client.post("/process/references", **sent)
+        assert titles(parsed.json()["result"]) == ["On tides and their causes", "The sea"]
     lists: tuple[dict[str, Any], ...] = (
         {"json": {"references": LIST.splitlines()}},
         {"json": {"text": LIST, "lane": "maintenance"}},
         {"content": LIST.encode(), "headers": plain},
     )
     for sent in lists:
-        made = await client.post("/parse/references", **sent)
-        assert titles(made.json()["result"]) == ["On tides", "The sea"], sent
-        again = await client.get(f"/jobs/{made.json()['job_id']}/references?format=csl")
+        parsed = await client.post("/parse/references", **sent)
+        assert titles(parsed.json()["result"]) == ["On tides", "The sea"], sent
+        again = await client.get(f"/jobs/{parsed.json()['job_id']}/references?format=csl")
         assert [each["title"] for each in again.json()] == ["On tides", "The sea"]
 
 
@@ -120,8 +120,8 @@ async def test_workers_do_the_work_where_there_is_a_broker(
             return status.completed_stages == STAGES and status.state == "succeeded"
 
         await eventually(done, 60, "the references")
-        made = await asyncio.to_thread(client.job_references, ordered.job_id)
-        assert titles(made) == ["On tides and their causes", "The sea"]
+        references = await asyncio.to_thread(client.job_references, ordered.job_id)
+        assert titles(references) == ["On tides and their causes", "The sea"]
         text = await asyncio.to_thread(client.job_bibliography, ordered.job_id, "tei")
         assert '<title level="a">On tides and their causes</title>' in text
         parsed = await asyncio.to_thread(client.parse_references, ["A. Smith. The sea. 2004."])

@@ -15,7 +15,7 @@ from tests.support.pdfs import encrypted, pdf, sized
 
 
 @pytest.mark.parametrize(
-    ("content", "name", "said"),
+    ("content", "name", "reason"),
     [
         (b"\x89PNG\r\n\x1a\n" + bytes(100), "paper.pdf", "no PDF"),
         (b"PK\x03\x04" + bytes(9000), "paper.pdf", "ZIP"),
@@ -27,12 +27,12 @@ from tests.support.pdfs import encrypted, pdf, sized
     ],
 )
 async def test_what_is_no_document_is_recognised_by_its_content(
-    client: httpx.AsyncClient, stored: Stored, content: bytes, name: str, said: str
+    client: httpx.AsyncClient, stored: Stored, content: bytes, name: str, reason: str
 ):
     answer = await send(client, content, name=name)
     assert answer.status_code == 415
     assert answer.headers["content-type"] == "application/problem+json"
-    assert said in answer.json()["detail"]
+    assert reason in answer.json()["detail"]
     assert not stored()
 
 
@@ -179,5 +179,5 @@ async def test_a_full_storage_takes_no_more_in(tmp_path: Path):
     await Storage(settings.files_url).put_async("results/other/result.json", bytes(30_000))
     async with serving(settings) as client:
         assert (await send(client, pdf(["other"]))).status_code == 507
-        found = (await client.get("/documents")).json()["documents"]
-        assert len(found) == 1
+        documents = (await client.get("/documents")).json()["documents"]
+        assert len(documents) == 1

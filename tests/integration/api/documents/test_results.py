@@ -43,11 +43,11 @@ async def test_the_stages_are_in_the_metrics_although_no_worker_runs_them(
     own_client: httpx.AsyncClient,
 ):
     assert (await send(own_client, sample(0).content)).status_code == 201
-    shown = Scrape((await own_client.get("/metrics")).text)
+    metrics = Scrape((await own_client.get("/metrics")).text)
     counted = {"lane": "hot", "outcome": "succeeded"}
     for stage in STAGES:
-        assert shown.value("switchyard_job_attempts_total", job_type=stage, **counted) == 1, stage
-    assert shown.value("switchyard_job_duration_seconds_count") == len(STAGES)
+        assert metrics.value("switchyard_job_attempts_total", job_type=stage, **counted) == 1, stage
+    assert metrics.value("switchyard_job_duration_seconds_count") == len(STAGES)
 
 
 async def test_references_are_served_once_they_were_looked_for(
@@ -58,10 +58,12 @@ async def test_references_are_served_once_they_were_looked_for(
     none_yet = await client.get(address)
     assert none_yet.status_code == 404
     assert "hot.process_references" in none_yet.json()["detail"]
-    made = {"document_id": document["document_id"], "references": [], "citations": []}
+    stored_references = {"document_id": document["document_id"], "references": [], "citations": []}
     storage = Storage(settings.files_url)
-    await storage.put_async(references_key(document["document_id"]), json.dumps(made).encode())
-    assert (await client.get(address)).json() == made
+    await storage.put_async(
+        references_key(document["document_id"]), json.dumps(stored_references).encode()
+    )
+    assert (await client.get(address)).json() == stored_references
     assert (await client.get("/documents/unknown/references")).status_code == 404
 
 
@@ -84,9 +86,9 @@ async def test_references_are_served_in_the_requested_format(
         "container": "Sea",
         "year": 1999,
     }
-    made = {"document_id": document_id, "references": [reference], "citations": []}
+    stored_references = {"document_id": document_id, "references": [reference], "citations": []}
     storage = Storage(settings.files_url)
-    await storage.put_async(references_key(document_id), json.dumps(made).encode())
+    await storage.put_async(references_key(document_id), json.dumps(stored_references).encode())
     address = f"/documents/{document_id}/references"
     by_name = await client.get(address, params={"format": named})
     by_type = await client.get(address, headers={"Accept": f"text/html, {media_type};q=0.9"})
@@ -98,7 +100,7 @@ async def test_references_are_served_in_the_requested_format(
         by_name.text,
     )
     other = await client.get(address, params={"format": "json"}, headers={"Accept": media_type})
-    assert other.json() == made
+    assert other.json() == stored_references
     wrong = await client.get(address, params={"format": "ris"})
     assert (wrong.status_code, wrong.json()["type"]) == (422, "/problems/invalid")
 
@@ -137,10 +139,12 @@ async def test_a_page_is_served_as_soon_as_ocr_has_read_it(
     document_id = (await send(client, pdf(["The first page.", ""]))).json()["document_id"]
     storage = Storage(settings.files_url)
     content = json.loads(await storage.get_async(stage_key(document_id, "extract_text")))["content"]
-    for made_of, shown in ((content, "From a scan."), ("of another version", "")):
+    for made_of, expected_text in ((content, "From a scan."), ("of another version", "")):
         read = {"text": "From a scan.", "content": made_of}
         await storage.put_async(page_key(document_id, "ocr_pdf", 2), json.dumps(read).encode())
-        assert (await client.get(f"/documents/{document_id}/pages/2")).json()["text"] == shown
+        assert (await client.get(f"/documents/{document_id}/pages/2")).json()[
+            "text"
+        ] == expected_text
 
 
 @pytest.mark.long
@@ -185,24 +189,24 @@ async def test_text_that_can_not_be_extracted_is_refused_with_the_reason(client:
 
 
 async def test_samples_are_made_and_go_through(client: httpx.AsyncClient):
-    wanted = {"count": 2, "seed": 1, "kinds": ["letter", "invoice"], "languages": ["en"]}
-    answer = await client.post("/documents/generate", json=wanted)
+    order = {"count": 2, "seed": 1, "kinds": ["letter", "invoice"], "languages": ["en"]}
+    answer = await client.post("/documents/generate", json=order)
     assert answer.status_code == 201, answer.text
-    made = answer.json()["documents"]
-    assert [(each["kind"], each["language"]) for each in made] == [
+    made_samples = answer.json()["documents"]
+    assert [(each["kind"], each["language"]) for each in made_samples] == [
         ("letter", "en"),
         ("invoice", "en"),
     ]
-    for each in made:
+    for each in made_samples:
         document = (await client.get(f"/documents/{each['document_id']}")).json()
         assert (document["state"], document["filename"]) == ("completed", each["filename"])
-    again = await client.post("/documents/generate", json=wanted)
-    assert again.json()["documents"] == made
+    again = await client.post("/documents/generate", json=order)
+    assert again.json()["documents"] == made_samples
 
 
 async def test_samples_of_an_unknown_kind_are_refused(client: httpx.AsyncClient):
-    for wanted in ({"kinds": ["poem"]}, {"languages": ["xx"]}, {"count": 51}):
-        answer = await client.post("/documents/generate", json=wanted)
+    for order in ({"kinds": ["poem"]}, {"languages": ["xx"]}, {"count": 51}):
+        answer = await client.post("/documents/generate", json=order)
         assert answer.status_code == 422, answer.text
     assert (
         "use en, de"
@@ -225,8 +229,8 @@ async def test_the_document_and_each_hit_name_its_unreadable_pages(
     status = (await client.get(f"/documents/{document['document_id']}")).json()
     assert status["unreadable_pages"] == [3, 4, 5]
     assert status["page_errors"] == {"4": "too costly"}
-    found = (await client.post("/search", json={"query": "cormorant"})).json()
-    hits = [hit for hit in found["hits"] if hit["document_id"] == document["document_id"]]
+    results = (await client.post("/search", json={"query": "cormorant"})).json()
+    hits = [hit for hit in results["hits"] if hit["document_id"] == document["document_id"]]
     assert [hit["unreadable_pages"] for hit in hits] == [[3, 4, 5]]
 
 
@@ -237,5 +241,5 @@ async def test_a_text_is_read_in_the_charset_that_its_sender_names(
     kind = "text/plain; charset=ISO-8859-1"
     file = {"file": ("toll.txt", text.encode("cp1252"), kind)}
     document = (await client.post("/documents", files=file)).json()
-    kept = Storage(settings.files_url).get(f"uploads/{document['document_id']}/input.txt")
-    assert kept.decode() == text
+    stored_text = Storage(settings.files_url).get(f"uploads/{document['document_id']}/input.txt")
+    assert stored_text.decode() == text

@@ -22,10 +22,10 @@ SOON, AT_MOST = 1.0, 4.0
 """Seconds that a search may take here, and within which its answer is there on a busy machine."""
 
 
-async def refused(client: httpx.AsyncClient, **asked: str) -> str:
+async def refused(client: httpx.AsyncClient, **query: str) -> str:
     """What a search that is not answered is told, in time."""
     began = time.monotonic()
-    answer = await client.post("/search", json={"query": "why the tide rises"} | asked)
+    answer = await client.post("/search", json={"query": "why the tide rises"} | query)
     assert time.monotonic() - began < AT_MOST
     assert int(answer.headers["retry-after"]) >= 1
     return str(problem(answer, 503, "search-away")["detail"])
@@ -51,11 +51,11 @@ async def test_a_search_does_not_wait_for_a_database_that_is_frozen(
             problem(await client.get("/admin/index"), 503, "search-away")
             proxy.resume()
 
-            async def found() -> bool:
+            async def has_results() -> bool:
                 answer = await client.post("/search", json={"query": "why the tide rises"})
                 return answer.is_success and len(answer.json()["hits"]) == 1
 
-            await eventually(found)
+            await eventually(has_results)
 
 
 async def test_a_search_does_not_wait_for_an_embedding_server_that_says_nothing(

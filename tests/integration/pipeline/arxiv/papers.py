@@ -26,8 +26,8 @@ ID = "1605.08386"
 async def the_document(arxiv: Pipeline) -> Document:
     """Return the only document."""
     assert arxiv.ledger is not None
-    [found] = (await PipelineLedger(arxiv.ledger).documents.list_documents()).items
-    return found
+    [only_document] = (await PipelineLedger(arxiv.ledger).documents.list_documents()).items
+    return only_document
 
 
 async def whole_result(arxiv: Pipeline) -> dict[str, Any]:
@@ -37,6 +37,6 @@ async def whole_result(arxiv: Pipeline) -> dict[str, Any]:
 
 async def indexed(arxiv: Pipeline) -> list[list[float]]:
     """Return the vectors of the only document."""
-    async with open_index(arxiv.settings) as home, home.open_active() as (index, _):
+    async with open_index(arxiv.settings) as store, store.open_active() as (index, _):
         document_id = (await the_document(arxiv)).id
         return await index.vectors_at(document_id, range(100))

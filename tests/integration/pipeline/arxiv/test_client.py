@@ -102,8 +102,8 @@ async def test_an_entry_has_all_that_arxiv_says_of_it(
 async def test_several_ids_are_one_request_and_those_that_do_not_exist_are_missing(
     client: ArxivClient, site: ArxivServer
 ) -> None:
-    found = await client.entries(["2403.00003", "9999.99999", "arXiv:2403.00001"])
-    assert [entry.id for entry in found] == ["2403.00003", "2403.00001"]
+    entries = await client.entries(["2403.00003", "9999.99999", "arXiv:2403.00001"])
+    assert [entry.id for entry in entries] == ["2403.00003", "2403.00001"]
     assert len(site.requests) == 1
 
 
@@ -146,8 +146,8 @@ async def test_a_listing_has_every_paper_of_its_dates_once_oldest_first(
 async def test_a_listing_goes_on_from_the_cursor_of_any_page(client: ArxivClient) -> None:
     end = MARCH + timedelta(days=1)
     pages = await listed(client, from_date=MARCH, to_date=end, page_size=2)
-    kept = str(pages[1].cursor)
-    rest = await listed(client, cursor=ListingCursor.parse(kept), to_date=end, page_size=2)
+    saved_cursor = str(pages[1].cursor)
+    rest = await listed(client, cursor=ListingCursor.parse(saved_cursor), to_date=end, page_size=2)
     assert ids(rest) == ids(pages[2:])
 
 
@@ -199,7 +199,7 @@ BILLION = b"""<?xml version="1.0"?><!DOCTYPE feed [<!ENTITY a "aaaaaaaaaa">
 
 
 @pytest.mark.parametrize(
-    ("behaviour", "error", "said"),
+    ("behaviour", "error", "message"),
     [
         (server.cut(), SourceUnavailable, "can't be reached"),
         (server.cut_in_the_middle(), SourceUnavailable, "can't be reached"),
@@ -227,10 +227,10 @@ async def test_an_answer_that_is_none_has_its_error(
     site: ArxivServer,
     behaviour: server.Behaviour,
     error: type[Exception],
-    said: str,
+    message: str,
 ) -> None:
     site.next(behaviour)
-    with pytest.raises(error, match=said):
+    with pytest.raises(error, match=message):
         await client.entries(["1605.08386"])
     assert len(site.requests) == 1
 
@@ -296,11 +296,11 @@ async def test_two_wait_for_their_turn_and_all_others_are_sent_away(
     """So waiting takes two slots of all workers together, and no turn is lost."""
     careful = hasty.model_copy(update={"arxiv_interval": 0.5})
     async with ArxivClient.connect(careful, ledger) as client:
-        asked = time.monotonic()
+        requested_at = time.monotonic()
         answers = await asyncio.gather(
             *(client.entries(["2403.00001"]) for _ in range(5)), return_exceptions=True
         )
-        assert time.monotonic() - asked < 2
+        assert time.monotonic() - requested_at < 2
         busy = [answer for answer in answers if isinstance(answer, SourceBusy)]
         assert [each.wait for each in busy] == [0.5] * 3
         assert len(site.requests) == 2

@@ -17,7 +17,7 @@ from tests.support.arxiv_server import ArxivServer
 
 
 @pytest.mark.parametrize(
-    ("payload", "said"),
+    ("payload", "message"),
     [
         ({}, "either id or query"),
         ({"id": ID, "query": "all:x"}, "either id or query"),
@@ -33,14 +33,14 @@ from tests.support.arxiv_server import ArxivServer
     ],
 )
 def test_a_payload_is_checked_when_it_is_published(
-    arxiv: Pipeline, payload: dict[str, Any], said: str | None
+    arxiv: Pipeline, payload: dict[str, Any], message: str | None
 ) -> None:
-    declared = arxiv.registry.get(JOB)
-    if said is None:
-        declared.validate(payload)
+    job_type = arxiv.registry.get(JOB)
+    if message is None:
+        job_type.validate(payload)
         return
-    with pytest.raises(InvalidPayload, match=said):
-        declared.validate(payload)
+    with pytest.raises(InvalidPayload, match=message):
+        job_type.validate(payload)
 
 
 async def test_an_entry_of_another_paper_is_refused(arxiv: Pipeline) -> None:

@@ -73,22 +73,22 @@ async def test_what_comes_of_an_older_version_too_late_is_not_kept(
     payload = dict(first.jobs[0].payload)
     for before in STAGES[1 : STAGES.index(stage)]:
         await arxiv.one(before, payload)
-    asked, go_on = len(llm.requests), threading.Event()
+    request_count, go_on = len(llm.requests), threading.Event()
     llm.next(held(go_on, answers("The old one.") if stage == "summarize_content" else embeds()))
     late = asyncio.create_task(arxiv.one(stage, payload))
     try:
-        await eventually(lambda: len(llm.requests) > asked)
+        await eventually(lambda: len(llm.requests) > request_count)
         site.replace(ID, version=2, abstract="Waves, and nothing but waves.")
         llm.next(answers("The new one."))
         assert await arxiv.run(JOB, {"id": ID}) == STAGES
-        kept = await whole_result(arxiv), await indexed(arxiv)
+        stored_before = await whole_result(arxiv), await indexed(arxiv)
     finally:
         go_on.set()
     assert await late == Done({"document_id": payload["document_id"], "superseded": True})
-    assert (await whole_result(arxiv), await indexed(arxiv)) == kept
-    assert kept[0]["summary"]["summary"] == "The new one."
+    assert (await whole_result(arxiv), await indexed(arxiv)) == stored_before
+    assert stored_before[0]["summary"]["summary"] == "The new one."
     await arxiv.run("link_content", {**payload, "force": True})
-    assert (await whole_result(arxiv))["summary"] == kept[0]["summary"]
+    assert (await whole_result(arxiv))["summary"] == stored_before[0]["summary"]
     assert (await the_document(arxiv)).state == "completed"
 
 
@@ -153,13 +153,13 @@ async def test_of_several_versions_at_once_the_newest_stays(
     await asyncio.gather(*(taken_in(payload) for payload in list(permutations(jobs))[number % 6]))
     document = await the_document(arxiv)
     assert document.filename == f"{ID}v3.md"
-    kept = json.loads(arxiv.storage.get(stage_key(document.id, INGEST.name)))["result"]
-    assert kept["entry"]["version"] == 3
-    assert b"version 3" in arxiv.storage.get(kept["key"])
+    ingest_result = json.loads(arxiv.storage.get(stage_key(document.id, INGEST.name)))["result"]
+    assert ingest_result["entry"]["version"] == 3
+    assert b"version 3" in arxiv.storage.get(ingest_result["key"])
 
 
 @pytest.mark.parametrize(
-    ("known", "offered", "replaces"),
+    ("ingested", "offered", "replaces"),
     [
         (None, IngestedVersion(9, True), False),
         (IngestedVersion(1, False), IngestedVersion(1, False), False),
@@ -172,6 +172,6 @@ async def test_of_several_versions_at_once_the_newest_stays(
     ],
 )
 def test_what_replaces_what(
-    known: IngestedVersion | None, offered: IngestedVersion, replaces: bool
+    ingested: IngestedVersion | None, offered: IngestedVersion, replaces: bool
 ) -> None:
-    assert takes_over(known, offered) is replaces
+    assert takes_over(ingested, offered) is replaces
