@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from markupsafe import escape
 from pydantic import ValidationError
 
 from switchyard.api.dashboard.schema_forms import fields_of, read_fields
@@ -80,6 +81,20 @@ async def test_a_backfill_is_planned_started_slowed_paused_resumed_and_ended_by_
     (operation,) = (await system.ledger.bulk.list_bulk("backfill")).items
     assert (operation.state, operation.rate) == (BulkState.CANCELLED, None)
     assert operation.spec["weight"] == 2.5
+
+
+async def test_what_has_ended_a_backfill_is_said_as_trouble(
+    system: System, api: RunningApi, tmp_path: Path
+) -> None:
+    user = BackfillUser(system)
+    backfill = await user.start("numbers", {"to": 3})
+    path = f"{BACKFILLS}/{backfill.id}"
+    for state, note, beginning in (
+        (BulkState.RUNNING, "two of three", '<p class="card calm">'),
+        (BulkState.FAILED, INJECTION, '<p class="notice bad">'),
+    ):
+        await system.ledger.bulk.move_bulk(backfill.id, state, among=list(BulkState), note=note)
+        assert f"{beginning}{escape(note)}" in (await api.client.get(path)).text
 
 
 async def test_a_plan_that_can_not_work_is_refused_and_a_reader_has_no_buttons(

@@ -45,6 +45,7 @@ async def test_a_group_is_counted_redriven_watched_and_what_is_left_is_purged_by
     def redrive_one() -> None:
         browser.open(f"{api.url}{DEAD}")
         assert "disk full" in browser.text("[data-region=live_groups]")
+        assert "\nfirst " in browser.text(".groups .when")
         browser.find(".groups a").click()
         browser.await_text("backfill", "[data-region=live_letters]")
         browser.find(".redrive input[name=why]").send_keys("the disk is empty")

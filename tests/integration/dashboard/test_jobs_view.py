@@ -313,6 +313,14 @@ async def test_a_dead_job_shows_its_error_with_the_traceback(
     assert INJECTION not in shown
 
 
+async def test_an_attempt_whose_worker_died_says_so(system: System, api: RunningApi) -> None:
+    await system.ledger.jobs.record(new_job())
+    await system.ledger.jobs.claim(claim())
+    await system.ledger.jobs.claim(claim(claim_id="claim-2", takeover_from="claim-1"))
+    page = (await api.client.get("/dashboard/jobs/job-1")).text
+    assert ">its worker died<" in page
+
+
 async def test_buttons_are_for_those_who_may(system: System) -> None:
     reader, publisher = "reader-of-32-characters-00000000", "publisher-of-32-characters-00000"
     keys = SecretStr(f"{reader}:read,{publisher}:publish")

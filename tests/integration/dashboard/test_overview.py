@@ -149,6 +149,7 @@ def test_what_a_remedy_says_leads_to_where_it_is_done() -> None:
         ("llm resume 'a b/c'", "/dashboard/llm/resume", True),
         ("jobs show abc-1", "/dashboard/jobs/abc-1", False),
         ("jobs cancel ID", None, False),
+        ("llm spend", "/dashboard/llm", False),
         ("jobs list --state pending", "/dashboard/jobs?state=pending", False),
         ("dead groups", "/dashboard/dead", False),
         ("dead redrive --group ab12", "/dashboard/dead/groups/ab12", False),

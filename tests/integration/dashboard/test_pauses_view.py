@@ -18,6 +18,9 @@ async def test_a_lane_and_a_type_are_paused_with_why_and_for_how_long_and_resume
     def pause_lane() -> None:
         browser.open(f"{api.url}/dashboard")
         browser.click("[popovertarget=pause-lane-vlm_ocr]")
+        browser.click("#pause-lane-vlm_ocr [popovertargetaction=hide]")
+        assert not any(each.is_displayed() for each in browser.all("#pause-lane-vlm_ocr"))
+        browser.click("[popovertarget=pause-lane-vlm_ocr]")
         browser.find("#pause-lane-vlm_ocr input[name=reason]").send_keys(INJECTION)
         browser.find("#pause-lane-vlm_ocr input[name=for]").send_keys("2h")
         browser.click("#pause-lane-vlm_ocr button.primary")

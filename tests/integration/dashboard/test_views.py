@@ -6,11 +6,14 @@ from functools import partial
 from switchyard.api.dashboard.workers import SHOWN_JOBS
 from switchyard.services.engine.access.api_keys import Scope, create_key
 from switchyard.services.engine.records.progress import ProgressRequest, ReportedProgress
+from switchyard.services.engine.records.schedules import PUT_OFF, FiringOutcome
 from switchyard.services.engine.records.states import State
+from switchyard.services.engine.records.system import KeyLimits
 from switchyard.services.engine.schedules.entry import ScheduleEntry
 from switchyard.services.engine.schedules.service import Schedules
 from switchyard.services.llm.ledger import LlmLedger
 from switchyard.services.llm.records.llm_servers import LlmMinute
+from switchyard.services.llm.records.llm_spend import CallState, LlmCall, NoBudgetLeft, Requester
 from tests.integration.dashboard.test_signing_in import sign_in
 from tests.support.api_server import RunningApi, serving, until_connected
 from tests.support.browser import Browser
@@ -97,6 +100,27 @@ async def test_a_schedule_is_paused_resumed_and_run_by_buttons(
     assert len(await system.ledger.schedules.firings("nightly", 10)) == 1
 
 
+async def test_a_schedule_whose_job_is_refused_says_why_and_leads_to_no_job(
+    system: System, api: RunningApi
+) -> None:
+    await _add_schedule(system)
+    firing = await Schedules(system.ledger, system.registry).run("nightly", "a test")
+    page = (await api.client.get("/dashboard/schedules")).text
+    assert "not taken yet" not in page
+    now = system.ledger.clock.time()
+    note = f"{PUT_OFF}no queue <b>"
+    await system.ledger.schedules.settle_firing(firing, FiringOutcome.DUE, now, note)
+    for path in ("/dashboard/schedules", "/dashboard/schedules/nightly"):
+        page = (await api.client.get(path)).text
+        assert "not taken yet" in page
+        assert "was refused: no queue &lt;b&gt;" in page
+        assert f"/dashboard/jobs/{firing.job_id}" not in page
+    await system.ledger.schedules.settle_firing(firing, FiringOutcome.FIRED, now)
+    page = (await api.client.get("/dashboard/schedules/nightly")).text
+    assert "not taken yet" not in page
+    assert f"/dashboard/jobs/{firing.job_id}" in page
+
+
 async def test_what_a_scope_does_not_allow_has_no_button_and_is_refused(
     system: System, api: RunningApi
 ) -> None:
@@ -152,6 +176,25 @@ async def test_limits_are_filtered_and_models_shown_where_there_are_servers(
         page = (await other.client.get("/dashboard")).text
         assert re.search(r">0 <span class=\"of\">of 1 ready<", page)
         assert "&lt;b&gt;no answer; 2 calls in a row have failed" in page
+        page = (await other.client.get("/dashboard/llm")).text
+        row, *_ = re.findall(r'<th scope="row">default</th>(.*?)</tr>', page, re.DOTALL)
+        assert "</span> fails</span>" in row, "as the overview says"
+        assert "&lt;b&gt;no answer" in row
+        assert "ready" not in row
+        assert "jobs wait" not in page
+        key = await create_key(
+            system.ledger, "shop", [Scope.PUBLISH], KeyLimits(budget_per_day=2.0)
+        )
+        me = await create_key(system.ledger, "me", [Scope.ADMIN])
+        await sign_in(other, me.key)
+        by = Requester(source=f"api:{key.id}")
+        call = LlmCall("call", CallState.OPEN, by, "default", "a-model", {}, 3.0)
+        assert isinstance(
+            await repositories.spending.reserve_llm_call(call, per_day=None), NoBudgetLeft
+        )
+        page = (await other.client.get("/dashboard/llm")).text
+        assert _tile(page, f"Budget of the API key {key.id}") == "2.00 left of 2.00"
+        assert "jobs wait</span> too little for the next call" in page
 
         for number in range(4):
             await system.ledger.jobs.record(new_job(f"job-{number}"))

@@ -152,6 +152,8 @@ async def test_a_job_without_a_queue_is_tried_again_until_it_is_of_no_use(
         await channel.queue_delete("hot.llm")
     assert await firing.turn() == 0
     assert (await outcomes(system))[0][1] == "due"
+    (due,) = await book(system).history("tidy", 10)
+    assert due.is_put_off
     assert await firing.turn() == 0  # too soon
     await declare(system.broker, system.registry, lanes=system.lanes)
 
@@ -161,6 +163,8 @@ async def test_a_job_without_a_queue_is_tried_again_until_it_is_of_no_use(
 
     await eventually(fires)
     assert (await outcomes(system))[0][1] == "fired"
+    (fired,) = await book(system).history("tidy", 10)
+    assert not fired.is_put_off
 
 
 async def test_a_type_that_nobody_knows_is_not_fired_into_the_void(

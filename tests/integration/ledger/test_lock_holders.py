@@ -1,0 +1,69 @@
+"""Who has locked a ledger of SQLite, as the doctor tells it."""
+
+import asyncio
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from switchyard.services.common.file_locks import find_writers
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.jobs.registry import Registry
+from switchyard.services.engine.monitoring.check import Finding
+from switchyard.services.engine.monitoring.checks.doctor_context import DoctorContext
+from switchyard.services.engine.monitoring.checks.ledger import ledger
+from tests.support.ledgers import make_ledger
+
+LOCK = """
+import sqlite3, sys
+held = sqlite3.connect(sys.argv[1], isolation_level=None)
+held.execute("BEGIN IMMEDIATE")
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+async def file(sqlite_url: str) -> Path:
+    await make_ledger(sqlite_url)
+    return Path(sqlite_url.partition(":///")[2])
+
+
+@pytest.fixture
+def holder(file: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that has locked the ledger."""
+    command = [sys.executable, "-c", LOCK, str(file)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"held\n"
+        yield process
+        process.kill()
+
+
+async def test_a_process_that_was_stopped_while_it_held_the_lock_is_let_go_on(
+    sqlite_url: str, holder: subprocess.Popen[bytes]
+) -> None:
+    context = DoctorContext(Settings(database_url=sqlite_url), Registry())
+    (found,) = await ledger(context)
+    assert found.finding is Finding.LEDGER_LOCKED
+    assert f"`kill {holder.pid}` only where it hangs" in found.remedy
+    holder.send_signal(signal.SIGSTOP)
+    await asyncio.to_thread(os.waitpid, holder.pid, os.WUNTRACED)
+    (found,) = await ledger(context)
+    assert f"process {holder.pid} (" in found.remedy
+    assert f"was stopped by a signal: `kill -CONT {holder.pid}` lets it go on" in found.remedy
+    assert f"`kill {holder.pid}`" not in found.remedy
+
+
+async def test_who_only_reads_holds_no_lock(file: Path) -> None:
+    reader = sqlite3.connect(file, isolation_level=None)
+    reader.execute("BEGIN")
+    reader.execute("SELECT count(*) FROM jobs").fetchone()
+    assert find_writers(file) == []
+    assert find_writers(file.with_name("nothing")) == []
+    reader.close()
