@@ -381,18 +381,24 @@ def _reason_to_keep(
     """Return an expression for the reason why a job is kept; NULL for a job that is not needed."""
     other = jobs.alias("other")
     is_staying = ~_is_old_enough(other.c, ages, now) if expect_removals else other.c.id.is_not(None)
-    letter = exists().where(
-        dead_letters.c.id == jobs.c.id, dead_letters.c.state == DeadLetterState.WAITING
+    letter = _finds_row(
+        select(dead_letters.c.id).where(
+            dead_letters.c.id == jobs.c.id, dead_letters.c.state == DeadLetterState.WAITING
+        )
     )
-    operation = exists().where(bulk_operations.c.id == jobs.c.operation_id, _OPEN_OPERATION)
+    operation = _finds_row(
+        select(bulk_operations.c.id).where(
+            bulk_operations.c.id == jobs.c.operation_id, _OPEN_OPERATION
+        )
+    )
     # A made-up parent id must not keep a job for ever.
-    follower = exists().where(other.c.parent_id == jobs.c.id, other.c.id != jobs.c.id, is_staying)
-    joined = exists().where(other.c.id == jobs.c.join_id, other.c.id != jobs.c.id, is_staying)
-    redrive = (
+    is_other = and_(other.c.id != jobs.c.id, is_staying)
+    follower = _finds_row(select(other.c.id).where(other.c.parent_id == jobs.c.id, is_other))
+    joined = _finds_row(select(other.c.id).where(other.c.id == jobs.c.join_id, is_other))
+    redrive = _finds_row(
         select(redriven_letters.c.letter_id)
         .join(bulk_operations, bulk_operations.c.id == redriven_letters.c.operation_id)
         .where(redriven_letters.c.letter_id == jobs.c.id, _OPEN_OPERATION)
-        .exists()
     )
     key = and_(jobs.c.idempotency_key.is_not(None), now - KEYS_KEPT_FOR <= _ENDED_AT)
     return case(
@@ -405,6 +411,15 @@ def _reason_to_keep(
         (redrive, KeptFor.REDRIVE.value),
         else_=None,
     )
+
+
+def _finds_row(query: Select[Any]) -> ColumnElement[bool]:
+    """Return the condition that a query about one job finds a row.
+
+    With EXISTS, PostgreSQL reads the whole table once for each page of jobs and compares, which
+    takes the longer the more letters or operations there are.
+    """
+    return query.limit(1).scalar_subquery().is_not(None)
 
 
 def _old_operations(oldest: float) -> Select[Any]:

@@ -19,8 +19,9 @@ from switchyard.services.engine.ledger.sql.job_rows import Rows
 from switchyard.services.engine.records.progress import ProgressRequest
 from switchyard.services.engine.records.states import State
 
-HAS_CHECKPOINT: Final = "EXISTS (SELECT 1 FROM job_checkpoints WHERE job_id = jobs.id)"
-"""SQL for whether a job has a checkpoint."""
+HAS_CHECKPOINT: Final = "(SELECT 1 FROM job_checkpoints WHERE job_id = jobs.id LIMIT 1) IS NOT NULL"
+"""SQL for whether a job has a checkpoint. Not EXISTS, for which PostgreSQL may read all checkpoints
+once for each batch of jobs."""
 
 _PROGRESS: Final[sql.Columns] = {
     "job_id": "text",
