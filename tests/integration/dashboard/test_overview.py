@@ -1,6 +1,7 @@
 import asyncio
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 
 from switchyard.api.dashboard import live
 from switchyard.api.dashboard.pages import DashboardPage, Renderer
-from switchyard.api.dashboard.readings import DOCTOR_INTERVAL
+from switchyard.api.dashboard.readings import DOCTOR_INTERVAL, NOTICED_INTERVAL
 from switchyard.api.dashboard.remedies import actions_of
 from switchyard.services.engine.monitoring.check import Finding, failure, ok, warning, worst_first
 from switchyard.services.engine.records.pauses import NewPause, PauseScope
@@ -89,6 +90,27 @@ async def test_a_finding_is_looked_at_again_as_soon_as_somebody_has_acted(
         return made.id not in (await api.client.get("/dashboard")).text
 
     await eventually(gone, what="the end of the finding", timeout=DOCTOR_INTERVAL / 2)
+
+
+async def test_the_checks_run_soon_when_what_the_page_shows_has_changed_and_new_findings_come_first(
+    system: System, api: RunningApi
+) -> None:
+    first = await system.ledger.pauses.pause(NewPause(PauseScope.TYPE, "noop", "a test"))
+
+    async def shown(text: str) -> bool:
+        return text in (await api.client.get("/dashboard")).text
+
+    await eventually(partial(shown, first.id), what="the finding")
+    assert not await shown(">found ")  # it was there when the first page was opened
+    await system.ledger.dead_letters.index_dead([letter(error_type="<b>")])
+    await eventually(
+        partial(shown, '<span class="tag">dead-waiting</span> <span class="of">found '),
+        what="the new finding",
+        timeout=NOTICED_INTERVAL + DOCTOR_INTERVAL / 2,
+    )
+    page = (await api.client.get("/dashboard")).text
+    tags = re.findall(r'<span class="tag">([\w-]+)</span>', page)
+    assert tags.index("dead-waiting") < tags.index("paused"), "of equals the newest first"
 
 
 async def test_a_finding_has_a_button_for_what_is_to_be_done_or_a_command_to_copy(

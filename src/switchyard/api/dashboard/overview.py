@@ -20,7 +20,8 @@ from switchyard.api.middleware.access import may
 from switchyard.api.state import ApiState, Shared
 from switchyard.broker.lanes import HOT, LANES
 from switchyard.services.engine.access.api_keys import Scope
-from switchyard.services.engine.monitoring.check import worst_first
+from switchyard.services.engine.monitoring.check import Diagnostic, worst_first
+from switchyard.services.engine.monitoring.checks.lanes import FILLING_PERCENT
 from switchyard.services.engine.monitoring.lane_report import LaneReport, LanesReport
 from switchyard.services.engine.monitoring.worker_status import alive_and_silent
 from switchyard.services.engine.records.results import LaneMinute
@@ -73,23 +74,47 @@ async def show_overview(request: Request, state: Shared, readings: ReadingsOf) -
         oldest[lane] = min(oldest.get(lane, at), at)
     groups = await state.ledger.dead_letters.dead_groups(limit=MAX_CAUSES)
     servers = await configured_servers(state)
+    failing = failing_servers(servers)
+    pauses = await pauses_in_force(state.ledger)
+    workers = await _workers(state, gauges.open_jobs, now)
+    readings.notice(
+        (
+            readings.lanes.trouble is None,
+            _nearly_full(report),
+            frozenset(each.pause_id for each in pauses.values()),
+            frozenset(failing),
+            (workers["alive"], workers["silent"]),
+            sum(gauges.dead.values()),
+            frozenset(gauges.bulk.items()),
+        )
+    )
     context = {
         "lanes": _lanes(report, minutes, oldest, gauges.open_jobs, first),
         "minutes": [first + 60 * index for index in range(MINUTES)],
         "lanes_trouble": readings.lanes.trouble,
-        "pauses": await pauses_in_force(state.ledger),
+        "pauses": pauses,
         "waits": _waits(minutes, first),
         "retries": retries,
         **_retrying(gauges.open_jobs, retries),
         "model_servers": servers,
-        "failing": list(failing_servers(servers).values()),
+        "failing": list(failing.values()),
         "causes": groups,
         "dead": sum(gauges.dead.values()),
         "dead_lanes": _by_lane(gauges.dead),
         **await _findings(request, readings),
-        **await _workers(state, gauges.open_jobs, now),
+        **workers,
     }
     return DashboardPage("overview.html", context, title="Overview")
+
+
+def _nearly_full(report: LanesReport | None) -> frozenset[tuple[str, bool]]:
+    """Return the queues that are nearly full, and whether they are full."""
+    queues = [] if report is None else [each for lane in report.lanes for each in lane.queues]
+    return frozenset(
+        (each.name, (each.percent_full or 0) >= 100)
+        for each in queues
+        if (each.percent_full or 0) >= FILLING_PERCENT
+    )
 
 
 def _retrying(
@@ -114,9 +139,16 @@ async def _findings(request: Request, readings: Readings) -> dict[str, Any]:
     """Return the doctor's findings. They name hosts and files, so the template shows their text
     only to those with the scope `admin` (`may_see_findings`)."""
     answers = await readings.doctor.look()
-    diagnostics = worst_first(answers or ())
+    since = {key: at or 0.0 for key, at in readings.finding_since.items()}
+
+    def newness(diagnostic: Diagnostic) -> float:
+        return -since.get((str(diagnostic.finding), diagnostic.name), 0.0)
+
+    # Of equals the newest first: who looks for what has just begun knows the others.
+    diagnostics = worst_first(sorted(answers or (), key=newness))
     return {
         "findings": diagnostics,
+        "since": [-newness(each) or None for each in diagnostics],
         "actions": [actions_of(each.remedy) for each in diagnostics],
         "checked": None if answers is None else len(answers),
         "checked_at": readings.doctor.read_at,

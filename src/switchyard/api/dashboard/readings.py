@@ -29,6 +29,9 @@ from switchyard.services.engine.records.states import State
 
 T = TypeVar("T")
 DOCTOR_INTERVAL = 30.0
+NOTICED_INTERVAL = 8.0
+"""Seconds between two runs of the doctor's checks while pages notice changes: a run takes some
+tenths of a second of processor time."""
 LANES_INTERVAL = 1.5
 GAUGES_INTERVAL = 5.0
 RUN_TIMES_INTERVAL = 30.0
@@ -56,7 +59,7 @@ class Reading(Generic[T]):
         self._fresh_for = fresh_for
         self._task: asyncio.Task[None] | None = None
         self._asked_at = float("-inf")
-        self._is_outdated = False
+        self._max_age = fresh_for
         self.read_at: float | None = None
         """When the value was read, in seconds since the epoch; None where there is none."""
         self.value: T | None = None
@@ -68,18 +71,19 @@ class Reading(Generic[T]):
         """Return the last value, and begin to read the next one where it is old. Where there is no
         value, or it is too old to be shown, wait a moment for the next one; None if that does not
         come in time, or can't be read."""
-        is_old = self._is_outdated or time.monotonic() - self._asked_at > self._fresh_for
+        is_old = time.monotonic() - self._asked_at > self._max_age
         if is_old and (self._task is None or self._task.done()):
-            self._is_outdated = False
+            self._max_age = self._fresh_for
             self._task = asyncio.create_task(self._read())
         if self._is_too_old and self._task is not None:
             await asyncio.wait([self._task], timeout=FIRST_TIMEOUT)
         return None if self._is_too_old else self.value
 
-    def outdate(self) -> None:
-        """Have the next look begin to read the value again, as after somebody has changed what it
-        is about; until it is read, the last one is shown."""
-        self._is_outdated = True
+    def outdate(self, max_age: float = -1.0) -> None:
+        """Have the next look begin to read the value again if it is older than `max_age` seconds,
+        by default in any case, as after somebody has changed what it is about. Until it is read,
+        the last one is shown."""
+        self._max_age = min(self._max_age, max_age)
 
     @property
     def _is_too_old(self) -> bool:
@@ -177,6 +181,10 @@ class Readings:
         self.lanes: Reading[LanesReport] = Reading(self._ask_lanes, LANES_INTERVAL)
         self._gauges: Reading[Gauges] = Reading(state.ledger.gauges.gauges, GAUGES_INTERVAL)
         self.retries: Reading[dict[float, int]] = Reading(self._ask_retries, LANES_INTERVAL)
+        self._signs: Hashable = None
+        self.finding_since: dict[tuple[str, str], float | None] = {}
+        """When each finding of the doctor was first seen, by its name and that of its check; None
+        where it was there when this process began to look."""
         self.run_versions = RunHeads(state.ledger.job_reads)
         self.usual_run_times = UsualRunTimes(state.ledger.job_reads)
 
@@ -191,6 +199,13 @@ class Readings:
         ):
             await each.close()
 
+    def notice(self, signs: Hashable) -> None:
+        """Have the doctor's checks run soon where the signs of trouble that a page has read anyway
+        are not those of the last time."""
+        if self._signs is not None and signs != self._signs:
+            self.doctor.outdate(NOTICED_INTERVAL)
+        self._signs = signs
+
     async def gauges(self) -> Gauges:
         """Return the ledger's gauges, at most half a minute old: counting many waiting jobs takes
         some tenths of a second. Raises LedgerUnavailable."""
@@ -198,7 +213,12 @@ class Readings:
         return await self._state.ledger.gauges.gauges() if gauges is None else gauges
 
     async def _ask_doctor(self) -> list[Diagnostic]:
-        return [each async for each in diagnose(self._state.settings)]
+        diagnostics = [each async for each in diagnose(self._state.settings)]
+        seen_at = None if self.doctor.read_at is None and not self.finding_since else time.time()
+        known = self.finding_since
+        keys = [(str(each.finding), each.name) for each in diagnostics if each.finding is not None]
+        self.finding_since = {key: known.get(key, seen_at) for key in keys}
+        return diagnostics
 
     async def _ask_lanes(self) -> LanesReport:
         self._state.require_broker()
