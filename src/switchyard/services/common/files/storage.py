@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import unquote, urlsplit
 
 from switchyard.services.common.extras import naming_extra
@@ -265,6 +266,24 @@ class Storage:
                     return bytes(await answer.bytes_async())
         except FileNotFoundError as error:
             _raise_not_stored(key, error)
+
+    async def get_json_async(
+        self, key: str, *, max_bytes: int | None = None
+    ) -> dict[str, Any] | None:
+        """Return a stored JSON object; None where there is none. Raises InvalidKey, FileTooLarge,
+        ValueError."""
+        from pydantic_core import from_json
+
+        try:
+            content = await self.get_async(key, max_bytes=max_bytes)
+        except NotStored:
+            return None
+        try:
+            # Twice as fast as `json`, which would block the event loop for long with a large file.
+            value = from_json(content)
+        except ValueError:  # pydantic refuses lone surrogates
+            value = json.loads(content)
+        return value if isinstance(value, dict) else None
 
     async def stream_async(self, key: str, *, start: int = 0) -> AsyncIterator[bytes]:
         """Yield a file from the byte `start` on, in parts of about 1 MiB. Raises NotStored,

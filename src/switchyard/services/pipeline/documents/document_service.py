@@ -6,7 +6,6 @@ one, the pipeline runs in this process, and the sender waits for its end.
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -141,6 +140,7 @@ class DocumentService:
         self._classes = repositories.document_classes
         self._graph = repositories.graph_reads
         self.intake = intake
+        self._read_json = intake.storage.get_json_async
 
     # --- submit -----------------------------------------------------------------------------
 
@@ -397,13 +397,6 @@ class DocumentService:
             if cursor is None or len(document_statuses) == limit:
                 break
         return Page(items=tuple(document_statuses), next_cursor=cursor)
-
-    async def _read_json(self, key: str) -> dict[str, Any] | None:
-        try:
-            value: dict[str, Any] = json.loads(await self.intake.storage.get_async(key))
-        except NotStored:
-            return None
-        return value
 
 
 def _title(label: str | None, document_id: str) -> str | None:

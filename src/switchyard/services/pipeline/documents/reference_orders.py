@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 from uuid import uuid4
 
 from switchyard.services.common.errors import NotFoundError
-from switchyard.services.common.files.errors import FileTooLarge, NotStored
+from switchyard.services.common.files.errors import FileTooLarge
 from switchyard.services.common.files.storage_keys import extraction_key, job_folder, stage_key
 from switchyard.services.common.files.uploads import Upload
 from switchyard.services.engine.ledger import Ledger
@@ -99,11 +98,9 @@ class ReferenceService:
             return None
         key = extraction_key(record.id)
         try:
-            raw = await self.intake.storage.get_async(key, max_bytes=MAX_OUTPUT_BYTES)
-        except (NotStored, FileTooLarge):
+            return await self.intake.storage.get_json_async(key, max_bytes=MAX_OUTPUT_BYTES)
+        except FileTooLarge:
             return None
-        output: dict[str, Any] = json.loads(raw)
-        return output
 
     async def references(self, job_id: str) -> dict[str, Any]:
         """Return the result of a job: `references`, and `citations` of `process_references`.

@@ -244,6 +244,11 @@ def sort_matches(matches: list[Match]) -> list[Match]:
     return sorted(matches, key=lambda match: (-match.similarity, match.chunk.id))
 
 
+def chunk_of(row: Any) -> Chunk:
+    """Make a chunk from a row of either kind of index."""
+    return Chunk(row["id"], row["document_id"], row["index"], row["page"], row["text"])
+
+
 def recovery_hint(made_by: str, length: int) -> str:
     """Name the settings with which an index of that embedder can be used as it is."""
     for offline in ("wordllama", "hashed"):

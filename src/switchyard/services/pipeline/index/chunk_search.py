@@ -79,19 +79,18 @@ async def search(
     mode: SearchMode = SearchMode.VECTOR,
     document_ids: Collection[str] | None = None,
     per_document: int | None = None,
-    at_least: float | None = None,
 ) -> list[Hit]:
     """Return the chunks that answer a query, best first.
 
     `limit` is 1 to MAX_LIMIT; `document_ids` leaves out all documents but these; `per_document` is
     how many hits one document may have. Where vectors are compared, a chunk that is less similar
-    than `at_least` (by default the embedder's own bound) is no hit, unless a hybrid search finds it
-    by words. A query without words finds nothing. Raises ValueError for a limit out of range, and
-    what the embedder raises.
+    than the embedder's `min_relevance` is no hit, unless a hybrid search finds it by words. A query
+    without words finds nothing. Raises ValueError for a limit out of range, and what the embedder
+    raises.
     """
     if not 1 <= limit <= MAX_LIMIT:
         raise ValueError(f"limit must be 1 to {MAX_LIMIT}, not {limit}")
-    least = embedder.calibration.min_relevance if at_least is None else at_least
+    min_relevance = embedder.calibration.min_relevance
     candidate_count = limit if per_document is None else min(limit * 10, 10 * MAX_LIMIT)
     terms = query_terms(query)
     query_text = (
@@ -101,7 +100,7 @@ async def search(
     if mode is SearchMode.VECTOR:
         vector = (await embedder.embed([query_text]))[0]
         ranked = _rank_by_similarity(
-            await index.nearest(vector, candidate_count, document_ids=document_ids), least
+            await index.nearest(vector, candidate_count, document_ids=document_ids), min_relevance
         )
     elif mode is SearchMode.KEYWORD:
         ranked = _rank_by_words(
@@ -111,7 +110,7 @@ async def search(
         vector = (await embedder.embed([query_text]))[0]
         fetched_count = max(candidate_count, _CANDIDATES)
         candidates = await index.candidates(vector, query, fetched_count, document_ids=document_ids)
-        fitting = list(_filter_fitting(candidates, least))
+        fitting = list(_filter_fitting(candidates, min_relevance))
         scored = await _rank(index, fitting, terms, embedder.calibration.vector_weight)
         # All of the first ones may be of one document.
         ranked = await _read_first(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -25,6 +25,7 @@ from switchyard.services.pipeline.index.chunk_index import (
     Match,
     NearDocument,
     WordMatch,
+    chunk_of,
     merge_candidates,
     normalize,
     require_pairs,
@@ -119,7 +120,7 @@ class LanceTable:
         await self._table.checkout_latest()
         rows = await self._table.query().where(where).select(list(_CHUNK_COLUMNS)).to_list()
         return [
-            IndexedText(row["title"], _chunk(row))
+            IndexedText(row["title"], chunk_of(row))
             for row in sorted(rows, key=lambda row: row["index"])
         ]
 
@@ -162,7 +163,7 @@ class LanceTable:
         rows = await query.select([*_CHUNK_COLUMNS, "_distance"]).to_list()
         return sort_matches(
             [
-                Match(_chunk(row), row["title"], similarity=1 - row["_distance"])
+                Match(chunk_of(row), row["title"], similarity=1 - row["_distance"])
                 for row in rows
                 if row["_distance"] is not None
             ]
@@ -306,7 +307,7 @@ class LanceTable:
             return {}
         query = self._table.take_row_ids(list(keys)).select(list(_CHUNK_COLUMNS)).with_row_id()
         rows = await query.to_list()
-        return {row["_rowid"]: IndexedText(row["title"], _chunk(row)) for row in rows}
+        return {row["_rowid"]: IndexedText(row["title"], chunk_of(row)) for row in rows}
 
     async def needs_compaction(self) -> bool:
         stats = await self._table.stats()
@@ -407,10 +408,6 @@ def table_schema(dimensions: int, *, has_words: bool = True) -> Any:
             *words,
         ]
     )
-
-
-def _chunk(row: Mapping[str, Any]) -> Chunk:
-    return Chunk(row["id"], row["document_id"], row["index"], row["page"], row["text"])
 
 
 def _is_in(ids: Collection[str]) -> str:

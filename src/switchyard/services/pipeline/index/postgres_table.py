@@ -19,6 +19,7 @@ from switchyard.services.pipeline.index.chunk_index import (
     Match,
     NearDocument,
     WordMatch,
+    chunk_of,
     merge_candidates,
     normalize,
     require_pairs,
@@ -39,7 +40,6 @@ from switchyard.services.pipeline.index.postgres_neighbours import (
 from switchyard.services.pipeline.index.postgres_words import (
     CHUNK_COLUMNS,
     MAX_WORD,
-    chunk_of,
     keyword_search,
     word_candidates,
 )

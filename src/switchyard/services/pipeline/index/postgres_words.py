@@ -18,9 +18,8 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from switchyard.services.pipeline.index.chunk_index import ChunkCandidate, WordMatch
+from switchyard.services.pipeline.index.chunk_index import ChunkCandidate, WordMatch, chunk_of
 from switchyard.services.pipeline.index.postgres_counts import COUNTED_FROM, counts_of
-from switchyard.services.pipeline.text.chunks import Chunk
 
 CHUNK_COLUMNS = "id, document_id, index, page, text, title"
 """The columns of `chunk_of`."""
@@ -117,11 +116,6 @@ def word_counts_statement(table: str, *, is_counted: bool) -> str:
     if is_counted:
         share = f"SELECT part FROM {counts_of(table)} AS counted WHERE counted.word = asked.word"
     return _WORD_COUNTS.format(table=table, share=share, most=_MAX_COUNTED, large=COUNTED_FROM)
-
-
-def chunk_of(row: Any) -> Chunk:
-    """Make a chunk from a row with the columns of CHUNK."""
-    return Chunk(row["id"], row["document_id"], row["index"], row["page"], row["text"])
 
 
 async def _fetch_candidates(

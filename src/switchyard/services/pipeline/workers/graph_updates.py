@@ -15,7 +15,6 @@ from switchyard.services.pipeline.ledger import PipelineLedger
 from switchyard.services.pipeline.workers.stage_outputs import (
     DocumentFiles,
     MissingOutput,
-    stored_result,
 )
 from switchyard.services.pipeline.workers.stages import EXTRACT, INGEST
 
@@ -61,5 +60,5 @@ async def _read_metadata(files: DocumentFiles) -> tuple[Mapping[str, Any], str |
         metadata = (await files.output_of_async(INGEST)).result
         return metadata, (await files.output_of_async(EXTRACT)).result["title"]
     except MissingOutput:
-        result = await stored_result(files.storage, result_key(files.document_id)) or {}
+        result = await files.storage.get_json_async(result_key(files.document_id)) or {}
         return result, result.get("title")

@@ -74,22 +74,14 @@ class DocumentFiles:
 
     def output_of(self, stage: Stage) -> StageOutput:
         """Return the output of an earlier stage. Raises MissingOutput, ContentReplaced."""
-        try:
-            raw = self.storage.get(self._key(stage))
-        except NotStored as error:
-            raise self._missing_output(stage) from error
-        output = self._required_output(stage, raw)
+        output = self._required_output(stage, self._read(stage))
         if stage is not INGEST:
-            self._require_content(output.content)
+            _require_same_content(output.content, self._read(INGEST))
         return output
 
     async def output_of_async(self, stage: Stage) -> StageOutput:
         """Do what `output_of` does, without blocking the event loop."""
-        try:
-            raw = await self.storage.get_async(self._key(stage))
-        except NotStored as error:
-            raise self._missing_output(stage) from error
-        output = self._required_output(stage, raw)
+        output = self._required_output(stage, await self._read_async(stage))
         if stage is not INGEST:
             await self.require_content_async(output.content)
         return output
@@ -97,18 +89,7 @@ class DocumentFiles:
     async def require_content_async(self, content: str | None) -> None:
         """Check that the document still has this content; None stands for any content. Raises
         ContentReplaced."""
-        try:
-            first_output = _parse_output(await self.storage.get_async(self._key(INGEST)))
-        except NotStored:
-            return
-        _require_same_content(content, first_output)
-
-    def _require_content(self, content: str | None) -> None:
-        try:
-            first_output = _parse_output(self.storage.get(self._key(INGEST)))
-        except NotStored:
-            return
-        _require_same_content(content, first_output)
+        _require_same_content(content, await self._read_async(INGEST))
 
     def reuse_or_run(
         self,
@@ -121,16 +102,13 @@ class DocumentFiles:
     ) -> StageOutput:
         """Return the stored output for this input, or call `compute` and store its result;
         `content` is that from which the input was made. Raises ContentReplaced."""
-        try:
-            stored = None if force else _parse_output(self.storage.get(self._key(stage)))
-        except NotStored:
-            stored = None
+        stored = None if force else self._read(stage)
         if _is_reusable(stored, stage, input_hash):
             envelope, reused = {**stored, "content": content}, True
         else:
             envelope, reused = _envelope(stage, input_hash, content, compute()), False
         if envelope != stored:
-            self._require_content(content)
+            _require_same_content(content, self._read(INGEST))
             self.storage.put(self._key(stage), _encode_result(envelope))
         return _stage_output(envelope, reused=reused)
 
@@ -146,12 +124,7 @@ class DocumentFiles:
     ) -> StageOutput:
         """Do what `reuse_or_run` does, without blocking the event loop. `is_complete` tells whether
         everything that a stored result refers to still exists, such as pictures."""
-        try:
-            stored = (
-                None if force else _parse_output(await self.storage.get_async(self._key(stage)))
-            )
-        except NotStored:
-            stored = None
+        stored = None if force else await self._read_async(stage)
         if _is_reusable(stored, stage, input_hash) and (
             is_complete is None or await is_complete(stored["result"])
         ):
@@ -159,8 +132,7 @@ class DocumentFiles:
         else:
             envelope, reused = _envelope(stage, input_hash, content, await compute()), False
         if envelope != stored:
-            await self.require_content_async(content)
-            await store_json(self.storage, self._key(stage), envelope)
+            await self._store_async(stage, envelope)
         return _stage_output(envelope, reused=reused)
 
     async def replace_async(
@@ -169,8 +141,7 @@ class DocumentFiles:
         """Replace the result `before` of an earlier stage by one that a later stage has completed,
         as OCR does. Raises ContentReplaced."""
         envelope = _envelope(stage, before.input_hash, before.content, result)
-        await self.require_content_async(before.content)
-        await store_json(self.storage, self._key(stage), envelope)
+        await self._store_async(stage, envelope)
         return _stage_output(envelope, reused=False)
 
     async def put_result_async(self, result: Mapping[str, Any]) -> str:
@@ -196,7 +167,7 @@ class DocumentFiles:
 
     async def figures(self, content: str | None) -> list[dict[str, Any]]:
         """Return the described figures of this content; none where they were not described."""
-        stored = await stored_result(self.storage, figures_key(self.document_id))
+        stored = await self.storage.get_json_async(figures_key(self.document_id))
         return (
             list(stored["figures"]) if stored is not None and stored["content"] == content else []
         )
@@ -210,17 +181,30 @@ class DocumentFiles:
     def _key(self, stage: Stage) -> str:
         return stage_key(self.document_id, stage.name)
 
-    def _required_output(self, stage: Stage, raw: bytes) -> StageOutput:
-        stored = _parse_output(raw)
-        if stored is None:
-            raise self._missing_output(stage)
-        return _stage_output(stored, reused=True)
+    def _read(self, stage: Stage) -> dict[str, Any] | None:
+        """Read the stored output of a stage; None where there is none, or an unreadable one."""
+        try:
+            return _parse_output(self.storage.get(self._key(stage)))
+        except NotStored:
+            return None
 
-    def _missing_output(self, stage: Stage) -> MissingOutput:
-        return MissingOutput(
-            f"there is no output of {stage.name} for document {self.document_id}: "
-            "ingest the document again"
-        )
+    async def _read_async(self, stage: Stage) -> dict[str, Any] | None:
+        try:
+            return _parse_output(await self.storage.get_async(self._key(stage)))
+        except NotStored:
+            return None
+
+    async def _store_async(self, stage: Stage, envelope: Mapping[str, Any]) -> None:
+        await self.require_content_async(envelope["content"])
+        await store_json(self.storage, self._key(stage), envelope)
+
+    def _required_output(self, stage: Stage, stored: Mapping[str, Any] | None) -> StageOutput:
+        if stored is None:
+            raise MissingOutput(
+                f"there is no output of {stage.name} for document {self.document_id}: "
+                "ingest the document again"
+            )
+        return _stage_output(stored, reused=True)
 
 
 def drafts_of(
@@ -289,15 +273,6 @@ def _stage_output(stored: Mapping[str, Any], *, reused: bool) -> StageOutput:
 def _require_same_content(content: str | None, first_output: Mapping[str, Any] | None) -> None:
     if content is not None and first_output is not None and first_output["output_hash"] != content:
         raise ContentReplaced
-
-
-async def stored_result(storage: Storage, key: str) -> dict[str, Any] | None:
-    """Read a result that is kept as long as its document; None where there is none."""
-    try:
-        value = json.loads(await storage.get_async(key))
-    except NotStored:
-        return None
-    return value if isinstance(value, dict) else None
 
 
 async def store_json(storage: Storage, key: str, value: Mapping[str, Any]) -> None:

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -105,14 +106,22 @@ class WebFetcher:
 
     async def _get(self, url: str, delay: float, headers: Mapping[str, str]) -> FetchedPage:
         limit = self._ctx.settings.max_document_bytes
-        async with self._throttle(url, delay).turn(takes=PAGE_TIMEOUT) as turn:
+        async with (
+            self._turn(url, delay, PAGE_TIMEOUT),
+            self._fetch(url, limit, PAGE_TIMEOUT, headers) as fetched,
+        ):
+            body = await _read_body(fetched, limit)
+            return FetchedPage(url, fetched.status, fetched.headers, body)
+
+    @asynccontextmanager
+    async def _turn(self, url: str, delay: float, timeout: float) -> AsyncIterator[None]:
+        """Wait for a turn at the server, and pause where its answer asks for it. Raises
+        SourceBusy."""
+        async with self._throttle(url, delay).turn(takes=timeout) as turn:
             try:
-                async with self._fetch(url, limit, PAGE_TIMEOUT, headers) as fetched:
-                    body = await _read_body(fetched, limit)
-                    return FetchedPage(url, fetched.status, fetched.headers, body)
+                yield
             except SourceUnavailable as error:
-                # With `after` where the server asks for a pause.
-                if error.after is None:
+                if error.after is None:  # the server asks for no pause
                     raise
                 wait = await turn.pause(error.after)
                 raise SourceBusy(f"{error}: pause for {wait:.0f} s", wait=wait) from error
@@ -171,14 +180,8 @@ class WebFetcher:
         if stored is not None:
             return stored
         url = f"{origin}/robots.txt"
-        async with self._throttle(url, 0).turn(takes=ROBOTS_TIMEOUT) as turn:
-            try:
-                text = await self._fetch_robots(url)
-            except SourceUnavailable as error:
-                if error.after is None:
-                    raise
-                wait = await turn.pause(error.after)
-                raise SourceBusy(f"{error}: pause for {wait:.0f} s", wait=wait) from error
+        async with self._turn(url, 0, ROBOTS_TIMEOUT):
+            text = await self._fetch_robots(url)
         raw = json.dumps({"at": time.time(), "robots": text}).encode()
         await self._storage.put_async(key, raw)
         return text
