@@ -22,7 +22,7 @@ KEY = "a-key-of-the-settings-alone"
 
 @pytest.fixture
 async def shell(tmp_path: Path) -> AsyncIterator[CommandLine]:
-    """A command line that knows an API, which works documents itself, and nothing else."""
+    """Open a command line that knows only the address of an API, which processes documents itself."""
     settings = Settings(amqp_url=None, data_dir=tmp_path / "data", api_keys=SecretStr(KEY))
     await make_ledger(settings.ledger_url)
     async with serving(settings) as api:
@@ -31,7 +31,7 @@ async def shell(tmp_path: Path) -> AsyncIterator[CommandLine]:
 
 @pytest.fixture
 async def waiting(jobctl: CommandLine) -> AsyncIterator[CommandLine]:
-    """A command line whose documents wait for workers, of which there are none."""
+    """Open a command line whose documents wait, as there are no workers."""
     async with serving(Settings()) as api:
         jobctl.environment["JOBS_API_URL"] = api.url
         yield jobctl

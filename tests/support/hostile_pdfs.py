@@ -106,7 +106,7 @@ def nested_forms(depth: int = 24, width: int = 4) -> bytes:
 
 
 def nested_fonts(depth: int = 15_000) -> bytes:
-    """Type 3 fonts of which each draws its letter with the next one."""
+    """Make Type 3 fonts of which each draws its letter with the next one."""
     fonts = []
     for at in range(1_000, 1_000 + 2 * depth, 2):
         resources = b"/Resources<</Font<</H %d 0 R>>>>" % (at + 2) if at < 998 + 2 * depth else b""

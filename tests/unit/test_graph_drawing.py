@@ -30,7 +30,7 @@ def drawn(around: Neighbourhood) -> ET.Element:
 
 
 def labels(svg: ET.Element) -> list[tuple[float, float, str]]:
-    """Those of nodes, with their places."""
+    """Return the labels of nodes, with their places."""
     labels_shown = [text for text in svg.iter(f"{SVG}text") if text.get("fill") == "#1c2730"]
     groups = {text for group in svg.iter(f"{SVG}g") for text in group.iter(f"{SVG}text")}
     return [

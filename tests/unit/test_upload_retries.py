@@ -35,7 +35,7 @@ DOCUMENT = dict.fromkeys(DocumentView.model_fields) | {
 
 @contextmanager
 def refusing(times: int) -> Iterator[tuple[str, list[bytes]]]:
-    """The address of an API that refuses so many uploads, and the bodies that it got."""
+    """Yield the address of an API that refuses so many uploads, and the bodies that it received."""
     bodies: list[bytes] = []
 
     class Api(BaseHTTPRequestHandler):
@@ -50,7 +50,7 @@ def refusing(times: int) -> Iterator[tuple[str, list[bytes]]]:
             self.wfile.write(body)
 
         def log_message(self, *_: object) -> None:
-            """Nothing on stderr."""
+            """Write nothing to stderr."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Api) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))

@@ -112,7 +112,7 @@ async def web(**answers: bytes) -> AsyncIterator[Web]:
 
 
 def only_127_0_0_1(address: Address) -> bool:
-    """In the tests, the open internet is this one address."""
+    """Allow one address, which stands for the open internet."""
     return str(address) == "127.0.0.1"
 
 

@@ -41,7 +41,7 @@ def _address(settings: Settings) -> Iterator[str]:
 
 @pytest.fixture
 async def client(_address: str) -> AsyncIterator[httpx.AsyncClient]:
-    """Of a server whose graph has a few papers."""
+    """Return a client of a server whose graph has a few papers."""
     async with client_of(_address) as opened:
         yield opened
 

@@ -47,7 +47,7 @@ async def _with_texts(directory: Path) -> AsyncIterator[httpx.AsyncClient]:
 
 @pytest.fixture
 async def client(_address: str) -> AsyncIterator[httpx.AsyncClient]:
-    """Of a server whose index has the texts."""
+    """Return a client of a server whose index has the texts."""
     async with client_of(_address) as opened:
         yield opened
 

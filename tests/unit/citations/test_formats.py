@@ -45,7 +45,7 @@ def read(text: str) -> BibliographyData:
 
 
 def field(text: str, name: str) -> str:
-    """A field of the only entry, as BibTeX has it, without our escapes."""
+    """Return a field of the only entry, as BibTeX reads it, without our escapes."""
     (entry,) = read(text).entries.values()
     value = entry.fields[name]
     for sign, word in (("{", "braceleft"), ("}", "braceright"), ("\\", "backslash")):

@@ -23,7 +23,7 @@ SOON, AT_MOST = 1.0, 4.0
 
 
 async def refused(client: httpx.AsyncClient, **query: str) -> str:
-    """What a search that is not answered is told, in time."""
+    """Search, and return the detail of the 503, which comes within the time limit."""
     began = time.monotonic()
     answer = await client.post("/search", json={"query": "why the tide rises"} | query)
     assert time.monotonic() - began < AT_MOST
