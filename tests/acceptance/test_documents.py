@@ -22,7 +22,7 @@ KEY = "a-key-of-the-settings-alone"
 
 @pytest.fixture
 async def shell(tmp_path: Path) -> AsyncIterator[CommandLine]:
-    """Open a command line that knows only the address of an API, which processes documents itself."""
+    """Open a command line that knows only the address of an API without a broker."""
     settings = Settings(amqp_url=None, data_dir=tmp_path / "data", api_keys=SecretStr(KEY))
     await make_ledger(settings.ledger_url)
     async with serving(settings) as api:
@@ -78,7 +78,9 @@ def test_documents_are_sent_shown_and_found(shell: CommandLine, papers: list[str
     assert "Nothing found" in shell.run("search", words, "--source", "elsewhere").stderr
 
 
-def test_what_is_known_is_told(shell: CommandLine, papers: list[str]) -> None:
+def test_the_output_names_a_document_that_is_known_already(
+    shell: CommandLine, papers: list[str]
+) -> None:
     sent = shell.ok("documents", "upload", papers[0], "--source", "s", "--title", "Mine")
     again = shell.run("documents", "upload", papers[0], "--wait", "--json")
     assert json.loads(again.stdout)["duplicate"] is False  # as the document itself has it
@@ -109,7 +111,7 @@ def test_a_pipe_is_refused_in_a_line(shell: CommandLine, tmp_path: Path) -> None
     assert refused.stderr == f"can't read '{pipe}': a pipe can't be sent: save it to a file first\n"
 
 
-def test_what_is_no_document_is_not_classified(shell: CommandLine) -> None:
+def test_an_unknown_document_is_not_classified(shell: CommandLine) -> None:
     refused = shell.run("documents", "classify", "nonsense")
     assert (refused.returncode, refused.stdout) == (1, "")
     assert "nonsense" in refused.stderr
@@ -127,7 +129,7 @@ def test_the_text_of_a_file(shell: CommandLine, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("command", "instead"), [("text", "page {} 1"), ("bibliography", "references {}")]
 )
-def test_an_id_in_place_of_a_file_is_told_which_command_takes_ids(
+def test_the_error_for_an_id_in_place_of_a_file_names_the_command_for_ids(
     shell: CommandLine, command: str, instead: str
 ) -> None:
     document_id = "0b0f6c1e-6a5e-4a0e-9a39-6a1f3b1f8f11"

@@ -37,7 +37,7 @@ def waiting_files(system: System) -> list[str]:
     return sorted(f"uploads/incoming/{each.name}" for each in folder.iterdir())
 
 
-async def test_an_upload_is_kept_when_another_was_told_of_its_document_before_it_is_refused(
+async def test_a_refused_upload_stays_if_another_sender_got_its_document(
     system: System,
 ) -> None:
     await system.publish_foreign("backfill.ingest_document", {"key": "uploads/incoming/x"})

@@ -116,7 +116,7 @@ async def test_every_item_is_read_once_and_each_place_is_one_to_go_on_from(
     assert await source.total() in (7, None)
 
 
-async def test_what_githubs_search_does_not_give_is_told(
+async def test_the_notes_say_what_githubs_search_leaves_out(
     context: SourceContext, site: Pages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(github, "MAX_SEARCH_RESULTS", 6)
@@ -129,7 +129,7 @@ async def test_what_githubs_search_does_not_give_is_told(
 
 
 @pytest.mark.parametrize("name", ["github", "huggingface"])
-async def test_a_source_that_is_away_is_asked_again_and_one_that_refuses_is_not(
+async def test_an_unreachable_source_is_asked_again_and_a_refusing_one_is_not(
     context: SourceContext, site: Pages, name: str
 ) -> None:
     options = {"org": "psf"} if name == "github" else {"author": "psf"}
@@ -187,7 +187,7 @@ async def test_a_page_that_is_its_own_next_page_ends_the_listing(
         ("huggingface", {"search": "x", "kind": "space"}),
     ],
 )
-async def test_what_is_no_search_is_refused(
+async def test_an_invalid_search_is_refused(
     context: SourceContext, name: str, options: dict[str, Any]
 ) -> None:
     with pytest.raises(InvalidBackfill):

@@ -218,7 +218,7 @@ def test_what_can_not_be_said_is_refused(
     ("left", "seconds", "least", "most"),
     [("0", 30, 25, 30), ("3", 30, 0, 0), ("0", 9_999, 120, 120), ("0", -5, 0, 0)],
 )
-def test_what_is_left_is_read_from_the_headers(
+def test_the_remaining_requests_are_read_from_the_headers(
     left: str, seconds: int, least: float, most: float
 ) -> None:
     reset = (datetime.now(UTC) + timedelta(seconds=seconds)).isoformat()

@@ -25,6 +25,6 @@ def test_options_that_no_database_takes_are_refused(field: str, value: str) -> N
 
 
 @pytest.mark.parametrize("wrong", ["restricted", "Privacy:public", "privacy:public\n"])
-def test_a_class_that_is_none_is_refused_and_told_how_one_is_written(wrong: str) -> None:
+def test_the_error_for_an_invalid_class_shows_the_form(wrong: str) -> None:
     with pytest.raises(ValidationError, match="write kind:label"):
         DocumentOptions.model_validate({"class": wrong})

@@ -244,7 +244,7 @@ async def test_a_file_with_a_wrong_charset_becomes_utf_8_by_its_own(
     assert converted.decode() == text
 
 
-def test_what_is_no_text_in_any_charset_is_given_none() -> None:
+def test_binary_data_gets_no_charset() -> None:
     chance = random.Random(1)
     noise = bytes(chance.randrange(0x80, 0x100) for _ in range(3_000))
     assert choose_charset(noise) is None

@@ -26,7 +26,7 @@ def test_an_unknown_kind_writes_nothing(tmp_path: Path, capsys):
     assert not out.exists()
 
 
-def test_a_directory_that_takes_no_files_is_told_in_a_line(tmp_path: Path, capsys):
+def test_a_read_only_directory_is_reported_in_one_line(tmp_path: Path, capsys):
     file = tmp_path / "file"
     file.touch()
     assert run(["samples", "generate", "1", "--kind", "letter", "--out", str(file)]) == 1

@@ -40,7 +40,7 @@ def labels(svg: ET.Element) -> list[tuple[float, float, str]]:
     ]
 
 
-def test_what_leads_there_is_left_and_what_it_leads_to_is_right():
+def test_sources_of_edges_are_left_and_targets_are_right():
     nodes = [
         node("c", "Middle"),
         node("in", "Citing"),

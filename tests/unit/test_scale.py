@@ -29,7 +29,7 @@ def test_each_kind_gets_its_number_and_the_last_word_counts(registry: Registry) 
         (f"llm={MAX_PROCESSES + 1}", f"from 0 to {MAX_PROCESSES}"),
     ],
 )
-def test_what_is_no_number_of_a_kind_is_refused(
+def test_an_invalid_number_of_workers_is_refused(
     registry: Registry, text: str, message: str
 ) -> None:
     with pytest.raises(WrongUsage, match=message):

@@ -20,6 +20,6 @@ def test_an_address_is_shown_without_its_credentials(url: str, expected: str) ->
     assert without_credentials(url) == expected
 
 
-def test_an_index_in_an_object_store_tells_no_credentials() -> None:
+def test_the_address_of_an_index_shows_no_credentials() -> None:
     store = LanceStore("s3://KEY:SECRET@bucket/index?aws_secret_access_key=SECRET")
     assert store.location == "s3://bucket/index"

@@ -73,7 +73,7 @@ def test_a_refused_upload_is_sent_again_whole() -> None:
     assert [each.kind for each in errors] == ["lane-full"] * 2
 
 
-async def test_it_is_given_up_after_two_repeats(tmp_path: Path) -> None:
+async def test_an_upload_is_given_up_after_two_repeats(tmp_path: Path) -> None:
     path = tmp_path / "tide.txt"
     path.write_bytes(CONTENT)
     with refusing(9) as (url, bodies):
@@ -83,7 +83,7 @@ async def test_it_is_given_up_after_two_repeats(tmp_path: Path) -> None:
     assert [CONTENT in body for body in bodies] == [True] * 3
 
 
-def test_what_can_not_be_wound_back_is_sent_once() -> None:
+def test_a_stream_that_can_not_seek_is_sent_once() -> None:
     class Once(io.BytesIO):
         def seekable(self) -> bool:
             return False

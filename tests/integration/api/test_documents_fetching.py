@@ -71,7 +71,7 @@ from switchyard.services.common.files.webhook_sender import post
         ("5f00::1", False),
     ],
 )
-def test_addresses_of_our_own_network_are_told_apart(address: str, public: bool):
+def test_only_addresses_of_the_open_internet_are_public(address: str, public: bool):
     assert is_public(ipaddress.ip_address(address)) is public
 
 
@@ -240,7 +240,7 @@ async def test_no_more_is_read_than_is_allowed(announced: bytes):
             await fetch(f"http://127.0.0.1:{server.port}/paper", OPEN)
 
 
-async def test_a_server_that_dribbles_is_given_up():
+async def test_a_server_that_sends_slowly_is_given_up():
     async with web(paper=b"HTTP/1.1 200 OK\r\n\r\n") as server:
         server.endless, server.pause = b".", 0.05
         began = time.monotonic()

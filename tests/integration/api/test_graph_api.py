@@ -99,7 +99,7 @@ async def test_the_client_asks_the_graph(client: httpx.AsyncClient):
         "/graph/cited?cursor=WyJ4IiwxXQ==",
     ],
 )
-async def test_what_can_t_be_asked_is_said(client: httpx.AsyncClient, path: str):
+async def test_the_error_names_an_invalid_parameter(client: httpx.AsyncClient, path: str):
     answer = await client.get(path)
     assert answer.status_code == 422, answer.text
     assert answer.json()["type"].endswith("/invalid")

@@ -110,7 +110,7 @@ async def test_a_query_that_nothing_fits_has_no_hits(client: httpx.AsyncClient):
     assert await find(client, "xyzzy") == []
 
 
-async def test_documents_are_found_by_when_they_were_taken_in(client: httpx.AsyncClient):
+async def test_documents_are_found_by_the_time_of_their_ingestion(client: httpx.AsyncClient):
     now = datetime.now(UTC)
     hour = timedelta(hours=1)
     for since, until, finds in (
@@ -213,7 +213,7 @@ async def test_an_empty_index_finds_nothing(tmp_path: Path, mode: str):
         assert await find(client, "anything", mode=mode) == []
 
 
-async def test_an_embedder_that_is_away_is_told(tmp_path: Path):
+async def test_the_answer_says_that_the_embedder_is_unreachable(tmp_path: Path):
     settings = Settings(data_dir=tmp_path, amqp_url=None, embed_base_url="http://127.0.0.1:9/v1")
     async with serving(settings) as other:
         answer = await other.post("/search", json={"query": "Moon"})

@@ -214,7 +214,7 @@ UNUSABLE: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
 ]
 
 
-async def test_what_can_not_work_is_refused_at_the_start(user: BackfillUser) -> None:
+async def test_an_invalid_backfill_is_refused_at_the_start(user: BackfillUser) -> None:
     for source, options, spec, message in UNUSABLE:
         with pytest.raises(InvalidBackfill) as refused:
             await user.start(source, options, **spec)

@@ -180,7 +180,7 @@ async def test_pages_are_drawn_one_at_a_time_and_few_wait(system: System) -> Non
         assert (await pictures.draw(pages[-1]))[1] == "image/png"
 
 
-async def test_a_document_is_sent_by_a_form_without_scripts_and_shows_what_was_made_of_it(
+async def test_a_document_is_sent_by_a_form_without_scripts_and_its_results_are_shown(
     system: System, api: RunningApi
 ) -> None:
     await system.start_worker("ingest", "llm", "embed", "link")

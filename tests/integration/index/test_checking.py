@@ -39,7 +39,7 @@ async def test_an_index_that_is_marked_as_a_systems_own_is_empty_still(tmp_path:
 
 
 @pytest.mark.parametrize(("said", "then"), [(None, "error"), ("info", "info")])
-def test_what_lancedb_only_remarks_is_not_among_the_lines_of_a_log(
+def test_lancedb_s_warnings_are_not_logged(
     monkeypatch: pytest.MonkeyPatch, said: str | None, then: str
 ):
     monkeypatch.setenv("LANCEDB_LOG", said or "")

@@ -34,7 +34,7 @@ async def test_an_interrupted_replacement_is_mended_by_the_next(url: str):
         assert await texts(index) == ["new 0", "new 1"]
 
 
-async def test_what_one_wrote_another_finds(url: str):
+async def test_each_connection_sees_what_others_have_written(url: str):
     async with opened(url) as index:
         await put(index, "a", 2)
     async with opened(url) as index:
@@ -45,7 +45,7 @@ async def test_what_one_wrote_another_finds(url: str):
         assert await index.count() == 0
 
 
-async def test_as_many_vectors_as_chunks_are_wanted(url: str):
+async def test_chunks_without_a_vector_each_are_refused(url: str):
     async with opened(url) as index:
         with pytest.raises(ValueError, match="2 chunks and 1 vectors"):
             await index.put("", chunks("a", 2), [vector(0)])
@@ -63,7 +63,7 @@ async def test_maintenance_changes_nothing_that_is_seen(url: str):
         assert await index.count() == 16
 
 
-async def test_texts_that_a_database_does_not_take_are_kept_nevertheless(url: str):
+async def test_chunks_with_characters_that_a_database_refuses_are_stored(url: str):
     odd_texts = ["zero \0 byte", "half \ud800 pair", "long " + "x" * 5_000]
     if "postgresql" not in url:
         odd_texts.pop(1)  # Arrow has no room for it; no text of a document has one

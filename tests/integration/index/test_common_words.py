@@ -82,7 +82,7 @@ async def test_chunks_with_the_most_telling_words_come_before_those_that_lack_on
     assert all(one >= other for one, other in pairwise(relevances))
 
 
-async def test_whoever_wants_all_chunks_with_a_word_gets_them(index: ChunkIndex):
+async def test_a_search_with_a_high_limit_returns_all_chunks_with_a_word(index: ChunkIndex):
     matches = await index.keyword_search("tenth rare", DOCUMENTS * EACH)
     assert {match.chunk.id for match in matches} == {
         each.chunk.id

@@ -60,7 +60,7 @@ async def is_scattered(index: OpenIndex) -> bool:
         return await table.needs_compaction()
 
 
-async def test_what_many_small_writes_leave_is_merged_while_they_go_on(index: OpenIndex):
+async def test_fragments_of_many_small_writes_are_merged_during_the_writes(index: OpenIndex):
     for number in range(3 * PIECES):
         await write(index, f"doc{number}")
         async with index.open_active() as (table, _):

@@ -48,7 +48,7 @@ async def put(index: ChunkIndex, document_id: str, chunk_vectors: list[list[floa
     await index.put("Title", some, chunk_vectors)
 
 
-async def test_as_many_as_are_wanted_are_found_within_a_few_documents(url: str):
+async def test_a_search_within_few_documents_returns_as_many_as_its_limit(url: str):
     store = index_store_at(url)
     all_vectors = vectors(LARGE + 500)
     try:
@@ -173,7 +173,7 @@ KINDS = pytest.mark.parametrize("graph_from", [10 * LARGE, 0], ids=["lists", "gr
 @pytest.mark.postgres
 @KINDS
 @pytest.mark.parametrize("beyond", [0, 1], ids=["as-many", "one-more"])
-async def test_what_a_filter_leaves_is_compared_exactly_up_to_a_number_and_walked_to_beyond(
+async def test_a_filtered_search_is_exact_up_to_a_number_of_chunks_and_approximate_above(
     pgvector_url: str, beyond: int, graph_from: int, monkeypatch: pytest.MonkeyPatch
 ):
     left = 600

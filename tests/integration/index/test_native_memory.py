@@ -63,7 +63,7 @@ def test_threads_share_a_heap_for_each_processor_in_a_process_that_has_loaded_la
 
 
 @glibc
-async def test_a_compaction_gives_back_what_is_free(tmp_path: Path):
+async def test_a_compaction_returns_free_memory_to_the_system(tmp_path: Path):
     async with opened(str(tmp_path / "index")) as index:
         await put(index, "a", 3)
         before = resident()

@@ -68,7 +68,9 @@ async def test_an_index_whose_embedder_nobody_can_make_is_refused(url: str):
                 pass
 
 
-async def test_a_building_goes_on_where_it_was_noted(url: str, monkeypatch: pytest.MonkeyPatch):
+async def test_an_interrupted_rebuild_goes_on_at_its_checkpoint(
+    url: str, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(index_rebuild, "PROGRESS_INTERVAL", 1)
     async with opened(url) as index:
         for n in range(4):
@@ -84,7 +86,7 @@ async def test_a_building_goes_on_where_it_was_noted(url: str, monkeypatch: pyte
         assert len(await contents(index)) == 4
 
 
-async def test_one_building_at_a_time_and_it_can_be_given_up(url: str):
+async def test_one_rebuild_runs_at_a_time_and_it_can_be_abandoned(url: str):
     async with opened(url) as index:
         await write(index, "a", 2, "old")
         building = (await begin_rebuild(index, other(index))).building
@@ -100,7 +102,7 @@ async def test_one_building_at_a_time_and_it_can_be_given_up(url: str):
         assert (await contents(index)) == {"a": texts("a", 2, "old")}
 
 
-async def test_what_was_replaced_is_removed_once_nobody_can_be_at_it(url: str):
+async def test_a_replaced_index_is_removed_once_nobody_can_be_reading_it(url: str):
     async with opened(url) as index:
         await write(index, "a", 2, "old")
         await rebuilt(index)

@@ -33,7 +33,7 @@ SPAWN = multiprocessing.get_context("spawn")
     ("there", "arriving"),
     [(24, 12), pytest.param(60, 100, marks=[pytest.mark.long, pytest.mark.timeout(400)])],
 )
-async def test_documents_that_come_in_and_change_meanwhile_are_in_it_once(
+async def test_documents_that_arrive_or_change_during_a_rebuild_are_indexed_once(
     url: str, there: int, arriving: int
 ):
     """While the index is rebuilt, documents arrive, others change, and a search runs all the
@@ -135,7 +135,7 @@ async def test_a_document_that_changes_under_the_rebuilds_hands_is_brought_over_
 
 
 @pytest.mark.parametrize("frozen_at", ["a document", "the last look"])
-async def test_who_was_frozen_while_another_has_swapped_changes_nothing_of_what_is_there_now(
+async def test_a_process_frozen_during_a_swap_changes_nothing_afterwards(
     url: str, monkeypatch: pytest.MonkeyPatch, frozen_at: str
 ) -> None:
     async with opened(url) as index:
@@ -209,7 +209,7 @@ async def test_a_building_that_is_killed_five_times_has_all_in_the_end(url: str)
         assert await contents(index) == before
 
 
-async def test_a_document_that_is_gone_meanwhile_is_not_brought_over(url: str):
+async def test_a_document_deleted_during_a_rebuild_is_not_copied(url: str):
     async with opened(url) as index:
         await write(index, "a", 2, "old")
         await write(index, "b", 2, "old")

@@ -124,7 +124,7 @@ async def test_a_new_word_is_found_at_once(pgvector_url: str):
     assert (await matches_of(pgvector_url, "common brandnew half"))[0].chunk.id == "new"
 
 
-async def test_what_was_counted_counts_until_the_table_has_doubled_or_halved(
+async def test_word_counts_are_used_until_the_table_has_doubled_or_halved(
     pgvector_url: str, database: Any
 ):
     await put(pgvector_url, "a")
@@ -171,7 +171,7 @@ async def test_two_may_compact_at_once(pgvector_url: str, database: Any):
         assert await counts(database) == {"common": 1, "half": 0.5, "tenth": 0.1}
 
 
-async def test_what_was_counted_goes_with_its_table(pgvector_url: str, database: Any):
+async def test_word_counts_are_dropped_with_their_table(pgvector_url: str, database: Any):
     await put(pgvector_url, "a")
     await compact(pgvector_url)
     store = index_store_at(pgvector_url)
@@ -182,7 +182,7 @@ async def test_what_was_counted_goes_with_its_table(pgvector_url: str, database:
     assert await database.fetch("SELECT FROM pg_class WHERE relname LIKE 'chunks%'") == []
 
 
-async def test_whoever_may_read_the_chunks_alone_searches_without_what_was_counted(
+async def test_a_user_without_access_to_word_counts_searches_without_them(
     pgvector_url: str, database: Any
 ):
     await put(pgvector_url, "a")

@@ -140,7 +140,7 @@ async def test_candidates_that_were_deleted_meanwhile_are_not_shown(url: str):
         assert await index.read_candidates([]) == {}
 
 
-async def test_of_chunks_that_are_equally_relevant_the_same_are_found_each_time(tmp_path: Path):
+async def test_of_equally_relevant_chunks_the_first_in_the_table_are_found(tmp_path: Path):
     async with opened(str(tmp_path / "index")) as index:
         for part in range(3):
             stored_chunks = [
@@ -160,7 +160,7 @@ async def test_of_chunks_that_are_equally_relevant_the_same_are_found_each_time(
         assert sorted(found.chunk.index for found in found_by_key.values()) == expected
 
 
-async def test_others_take_the_place_of_what_is_deleted_amid_a_search(
+async def test_chunks_deleted_during_a_search_are_replaced_by_the_next_ones(
     url: str, monkeypatch: pytest.MonkeyPatch
 ):
     embedder = HashedEmbedder(DIMENSIONS)

@@ -90,7 +90,7 @@ async def test_pages_of_a_host_are_due_one_after_the_other(
     }
 
 
-async def test_what_is_over_takes_up_nothing(ledger: Ledger, crawl: CrawlRecord) -> None:
+async def test_a_crawl_that_is_over_claims_no_pages(ledger: Ledger, crawl: CrawlRecord) -> None:
     assert (
         await PipelineLedger(ledger).crawls.claim_pages(
             crawl.id, pages("a"), CRAWL.deadline, interval=1

@@ -219,7 +219,7 @@ async def test_a_document_that_proves_to_be_another_work_takes_its_edges_along(
     assert (found["doi:10.1234/tides"], found["doi:10.1234/x"]) == (("work", 1), ("work", 1))
 
 
-async def test_a_document_that_goes_leaves_what_others_cite(ledger: Ledger) -> None:
+async def test_a_deleted_document_stays_as_a_work_where_others_cite_it(ledger: Ledger) -> None:
     await put(ledger, "tides", TIDES, [SEA])
     await put(ledger, "waves", WAVES, [{"arxiv_id": "2001.00001"}])
     assert await PipelineLedger(ledger).graph.drop_from_graph("tides")
@@ -382,7 +382,7 @@ async def test_neighbourhoods_paths_and_works_in_common(ledger: Ledger) -> None:
     assert (summary.nodes, summary.edges) == ({"document": 4, "work": 2}, {"cites": 8})
 
 
-async def test_hostile_text_is_kept_as_it_may_be_kept(ledger: Ledger) -> None:
+async def test_hostile_text_is_bounded_and_stored(ledger: Ledger) -> None:
     bad = "Ev\x00il \ud800 <b>&title\x1b[2J that is long enough"
     reference = {
         "title": bad,

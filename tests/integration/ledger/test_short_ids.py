@@ -12,7 +12,7 @@ OTHER = "4eed1ee8-9910-4d1c-9d5b-ffffffffffff"
 FAR = "c0ffee00-0000-4000-8000-000000000000"
 
 
-async def test_it_is_found_by_six_digits_or_more(ledger: Ledger) -> None:
+async def test_an_id_is_found_by_six_digits_or_more(ledger: Ledger) -> None:
     for job_id in (ONE, OTHER, FAR):
         await ledger.jobs.record(new_job(message(job_id)))
     for id_or_start in (FAR, FAR[:-1], FAR[:8], FAR[:9], FAR[:6]):
@@ -23,14 +23,14 @@ async def test_it_is_found_by_six_digits_or_more(ledger: Ledger) -> None:
         assert same == too_short_or_of_nothing
 
 
-async def test_what_several_begin_with_names_them(ledger: Ledger) -> None:
+async def test_the_error_for_an_ambiguous_start_lists_the_ids(ledger: Ledger) -> None:
     for job_id in (ONE, OTHER):
         await ledger.jobs.record(new_job(message(job_id)))
     with pytest.raises(AmbiguousId, match=f"several ids begin with 4eed1ee8: {ONE}, {OTHER}; wr"):
         await ledger.short_ids.full_id(IdTable.JOBS, "4eed1ee8")
 
 
-async def test_somebodys_own_id_stands_for_itself_alone(ledger: Ledger) -> None:
+async def test_the_start_of_a_client_s_own_id_finds_nothing(ledger: Ledger) -> None:
     for job_id in ("order-12", "1000012", "abcdef", "abcdef0123456789"):
         await ledger.jobs.record(new_job(message(job_id)))
     for id_or_start in ("order-1", "100001", "abcdef"):

@@ -125,7 +125,7 @@ async def test_the_same_source_again_is_the_existing_document(
     assert uploads == [f"uploads/{first}/input.pdf"]
 
 
-async def test_a_document_that_did_not_get_through_goes_on(
+async def test_a_document_whose_pipeline_stopped_goes_on(
     llm_pipeline: Pipeline, llm: LlmServer, paper: str
 ):
     llm.next(server.fails(401, "bad key"))
@@ -290,7 +290,9 @@ async def test_a_damaged_answer_is_paid_for_again(
     assert len(llm.requests) == 2
 
 
-async def test_another_model_is_asked_anew(llm_pipeline: Pipeline, llm: LlmServer, paper: str):
+async def test_a_change_of_model_makes_a_new_request(
+    llm_pipeline: Pipeline, llm: LlmServer, paper: str
+):
     document_id = await ingested(llm_pipeline, {"path": paper})
     update = {"llm_model": "other-model"}
     other = replace(llm_pipeline, settings=llm_pipeline.settings.model_copy(update=update))

@@ -99,7 +99,7 @@ async def test_pictures_go_that_no_list_of_figures_names(storage: Storage, ledge
     assert await left(storage) == sorted(remaining)
 
 
-async def test_documents_files_go_where_a_setting_says_so_and_results_stay(
+async def test_files_of_old_documents_are_deleted_by_a_setting_and_results_stay(
     storage: Storage, ledger: Ledger
 ):
     put(storage, "uploads/old/input.pdf", age=11 * DAY)
@@ -112,7 +112,7 @@ async def test_documents_files_go_where_a_setting_says_so_and_results_stay(
     assert await left(storage) == sorted(remaining)
 
 
-async def test_what_a_job_or_a_dead_letter_names_stays(pipeline: Pipeline, storage: Storage):
+async def test_files_named_by_a_job_or_a_dead_letter_stay(pipeline: Pipeline, storage: Storage):
     """A job names a file by its key, by its document's id, or by the job's own id."""
     ledger = pipeline.ledger
     assert ledger is not None
@@ -133,7 +133,7 @@ async def test_what_a_job_or_a_dead_letter_names_stays(pipeline: Pipeline, stora
     assert await left(storage) == sorted(kept)
 
 
-async def test_a_file_that_is_put_anew_while_others_are_cleaned_away_stays(
+async def test_a_file_rewritten_during_a_cleanup_stays(
     storage: Storage, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A document that is sent again has its file before its job is recorded."""
@@ -150,7 +150,7 @@ async def test_a_file_that_is_put_anew_while_others_are_cleaned_away_stays(
     assert await left(storage) == [key]
 
 
-async def test_what_an_old_document_that_is_sent_again_begins_with_stays(
+async def test_files_of_an_old_document_that_is_sent_again_stay(
     pipeline: Pipeline, tmp_path: Path
 ) -> None:
     """Between its first job and the second one no job names the document."""
@@ -184,9 +184,7 @@ async def test_a_clock_that_is_days_ahead_makes_no_file_old(
     assert await left(storage) == [key]
 
 
-async def test_what_a_process_left_that_was_killed_while_it_wrote_is_removed(
-    storage: Storage, ledger: Ledger
-):
+async def test_files_of_an_interrupted_write_are_removed(storage: Storage, ledger: Ledger):
     put(storage, "uploads/incoming/whole", age=DAY / 2)
     root = Path(storage.url.removeprefix("file://"))
     for name, age in (("old#1", 2 * DAY), ("new#1", DAY / 2)):

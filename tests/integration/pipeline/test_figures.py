@@ -181,7 +181,7 @@ async def test_tables_are_distinguished_from_figures(vision_pipeline: Pipeline, 
     assert figures[0]["caption"].startswith("Table 1.")
 
 
-async def test_without_a_model_it_says_what_to_set(pipeline: Pipeline, tmp_path: Path):
+async def test_the_error_without_a_model_names_the_setting(pipeline: Pipeline, tmp_path: Path):
     sample = sample_with_figures()
     document_id = await ingest_file(pipeline, tmp_path, sample.content, sample.filename)
     for job_type in ("describe_figures", "analyze_image"):
@@ -189,7 +189,7 @@ async def test_without_a_model_it_says_what_to_set(pipeline: Pipeline, tmp_path:
             await pipeline.one(job_type, {"document_id": document_id})
 
 
-async def test_a_model_that_is_away_is_asked_again_later(
+async def test_an_unreachable_model_is_asked_again_later(
     vision_pipeline: Pipeline, llm: LlmServer, tmp_path: Path
 ):
     sample = sample_with_figures()

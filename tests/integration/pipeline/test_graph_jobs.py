@@ -67,7 +67,7 @@ async def test_papers_that_cite_each_other_are_found_whichever_comes_first(
     assert await everything(ledger) == before
 
 
-async def test_other_content_does_not_cite_what_the_old_one_has_cited(
+async def test_new_content_does_not_keep_the_citations_of_the_old(
     pipeline: Pipeline, ledger: Ledger, tmp_path: Path
 ):
     tides = await paper(pipeline, tmp_path, TIDES, SAND)
@@ -92,7 +92,7 @@ async def test_a_document_that_is_gone_leaves_the_graph(pipeline: Pipeline, ledg
     assert await PipelineLedger(ledger).graph_reads.graph_node("gone") is None
 
 
-async def test_the_graph_is_ranked_and_likeness_found_anew(
+async def test_ranking_and_similarity_are_computed_again(
     pipeline: Pipeline, ledger: Ledger, tmp_path: Path
 ):
     tides = await paper(pipeline, tmp_path, TIDES, SAND)

@@ -211,7 +211,7 @@ async def test_a_catalogue_that_fails_is_tried_again_and_then_the_next_is_asked(
     ],
     ids=["list", "no list", "broken"],
 )
-async def test_nonsense_of_a_catalogue_is_no_work(
+async def test_an_invalid_record_of_a_catalogue_is_no_work(
     linking_settings: Settings,
     ledger: Ledger,
     openalex: OpenAlexServer,

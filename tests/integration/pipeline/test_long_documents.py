@@ -86,9 +86,7 @@ def test_a_range_of_other_content_or_one_that_is_damaged_is_read_anew(
     assert drafts.reused_pages == PAGES - 2 * PAGES_PER_DRAFT
 
 
-def test_broken_pages_stay_broken_in_what_is_kept(
-    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
-):
+def test_broken_pages_stay_broken_in_drafts(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("switchyard.services.pipeline.text.pdf.PAGES_PER_DRAFT", 2)
     data = with_a_broken_page(5)
     read = read_pdf(data, drafts=drafts_in(pipeline, least=5))
@@ -98,7 +96,7 @@ def test_broken_pages_stay_broken_in_what_is_kept(
     assert [page.number for page in read.pages if page.error is not None] == [2]
 
 
-async def test_the_job_says_how_far_it_is_and_leaves_no_ranges_behind(
+async def test_the_job_reports_progress_and_leaves_no_drafts_behind(
     pipeline: Pipeline, book: bytes
 ):
     key = "uploads/incoming/book"

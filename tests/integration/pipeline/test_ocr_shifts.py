@@ -77,7 +77,7 @@ def test_no_document_fills_the_lane(pages: int, jobs: int, longest: int):
 
 
 @pytest.mark.long
-async def test_what_a_dead_job_has_not_read_is_read_when_all_is_put_together(
+async def test_pages_that_a_dead_job_left_are_read_when_all_are_merged(
     pipeline: Pipeline, tmp_path: Path
 ):
     document = await extracted_slips(pipeline, tmp_path)

@@ -69,9 +69,7 @@ def test_what_lies_outside_of_the_visible_part_of_a_page_is_not_read(extractor: 
 
 @both
 @pytest.mark.parametrize("turned", [0, 90, 180, 270])
-def test_a_page_that_is_turned_to_be_read_is_read_as_it_is_shown(
-    extractor: ExtractorName, turned: int
-):
+def test_a_rotated_page_is_read_as_it_is_shown(extractor: ExtractorName, turned: int):
     def draw(page: Any, _: int) -> None:
         box(page, (310, 120, 545, 700), RIGHT)
         box(page, (50, 120, 285, 700), LEFT)
@@ -111,7 +109,7 @@ def test_words_that_a_line_has_cut_are_whole(extractor: ExtractorName):
 
 
 @both
-def test_what_stands_on_every_page_is_left_out(extractor: ExtractorName):
+def test_running_heads_are_left_out(extractor: ExtractorName):
     def draw(page: Any, number: int) -> None:
         box(page, (50, 30, 545, 60), f"The Journal of Harbours {number}")
         box(page, (50, 200, 545, 300), f"{TEXT} Page {number} has its own words.")

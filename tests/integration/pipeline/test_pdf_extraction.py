@@ -125,7 +125,7 @@ def test_a_damaged_pdf_never_hangs_or_crashes_the_caller(
     "data",
     [b"%PDF-1.7\n", b"%PDF-1.7\n%%EOF\n", b"%PDF-1.7\n" + b"\0" * 5000 + b"\n%%EOF", b"hello"],
 )
-def test_what_only_begins_like_a_pdf_is_corrupt(data: bytes):
+def test_a_file_with_only_the_header_of_a_pdf_is_corrupt(data: bytes):
     with pytest.raises(CorruptDocument):
         read_pdf(data)
 
@@ -368,7 +368,7 @@ def test_a_scan_of_which_the_library_complains_needs_ocr_and_is_not_broken():
     assert not any(page.error is not None for page in read.pages)
 
 
-def test_without_pymupdf_it_is_said_what_to_do_and_no_attempt_is_wasted(
+def test_without_pymupdf_the_error_says_what_to_do_and_is_permanent(
     monkeypatch: pytest.MonkeyPatch,
 ):
     content = pdf([TEXT])

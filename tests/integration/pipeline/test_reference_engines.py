@@ -82,7 +82,7 @@ async def test_grobid_cuts_references_and_the_result_says_so(
     assert grobid.citations == [[STRUCTURE, f"{SEA} doi:10.1000/Sea"]]
 
 
-async def test_what_is_not_in_the_reference_is_not_believed(
+async def test_fields_that_are_not_in_the_reference_are_dropped(
     pipeline: Pipeline, grobid: GrobidServer
 ):
     grobid.structures[SEA] = (
@@ -148,7 +148,7 @@ async def test_too_large_an_answer_is_not_read_to_its_end(
         await parsed(asking(pipeline, "grobid", grobid_url=grobid.origin), STRUCTURE)
 
 
-async def test_a_packed_answer_is_not_unpacked(pipeline: Pipeline, grobid: GrobidServer):
+async def test_a_compressed_answer_is_not_decompressed(pipeline: Pipeline, grobid: GrobidServer):
     grobid.next(packed())
     with pytest.raises(SourceUnavailable, match="compresses its answer"):
         await parsed(asking(pipeline, "grobid", grobid_url=grobid.origin), STRUCTURE)
@@ -223,7 +223,7 @@ async def test_a_model_cuts_several_references_at_once_and_is_paid_once(
     assert len(llm.requests) == 1
 
 
-async def test_what_a_model_leaves_out_and_what_it_can_t_do_the_next_engine_does(
+async def test_the_next_engine_parses_what_a_model_leaves_out(
     llm_pipeline: Pipeline, llm: LlmServer
 ):
     asks = asking(llm_pipeline, "llm", "offline")
@@ -235,7 +235,7 @@ async def test_what_a_model_leaves_out_and_what_it_can_t_do_the_next_engine_does
     assert [each["engine"] for each in await parsed(asks, SEA)] == ["offline"]
 
 
-async def test_what_the_last_engine_leaves_out_does_not_lose_what_it_has_parsed(
+async def test_references_that_the_last_engine_has_parsed_survive_those_that_it_leaves_out(
     llm_pipeline: Pipeline, llm: LlmServer, grobid: GrobidServer
 ):
     grobid.next(*[fails(500)] * 20)

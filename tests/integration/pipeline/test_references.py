@@ -56,7 +56,7 @@ async def test_a_document_s_references_and_where_they_are_cited(pipeline: Pipeli
     assert pipeline.result("process_references")["references"] == 2
 
 
-async def test_a_repeat_finds_what_was_kept_and_writes_what_was_lost(
+async def test_a_repeat_reuses_stored_outputs_and_writes_lost_ones(
     pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     document_id = await cited(pipeline, tmp_path)
@@ -70,7 +70,9 @@ async def test_a_repeat_finds_what_was_kept_and_writes_what_was_lost(
     assert stored_json(pipeline, document_id) == before
 
 
-async def test_without_the_document_s_text_it_says_what_to_do(pipeline: Pipeline, tmp_path: Path):
+async def test_the_error_without_the_document_s_text_says_what_to_do(
+    pipeline: Pipeline, tmp_path: Path
+):
     document_id = await cited(pipeline, tmp_path)
     await pipeline.storage.delete_async(stage_key(document_id, EXTRACT.name))
     with pytest.raises(MissingOutput, match="ingest the document again"):

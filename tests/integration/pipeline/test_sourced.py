@@ -159,7 +159,7 @@ async def test_a_repository_may_have_next_to_nothing(sourced: Pipeline, site: Gi
     assert (entry["topics"], entry["releases"]) == ([], [])
 
 
-async def test_what_was_fetched_before_somebody_elses_does_not_replace_it(
+async def test_an_earlier_fetch_does_not_replace_a_later_one(
     sourced: Pipeline, site: GithubSite
 ) -> None:
     """Two jobs find a repository that is new; the one that asked first gets its answer last."""
@@ -180,7 +180,7 @@ async def test_what_was_fetched_before_somebody_elses_does_not_replace_it(
     assert isinstance(await again.one("ingest_github", REPOSITORY, run_id="next"), Next)
 
 
-async def test_a_run_that_asked_before_another_took_it_in_looks_again(
+async def test_a_run_that_fetched_before_another_s_ingestion_fetches_again(
     sourced: Pipeline, site: GithubSite
 ) -> None:
     await sourced.run("ingest_github", REPOSITORY)
@@ -229,7 +229,7 @@ async def test_a_run_that_asked_before_another_took_it_in_looks_again(
         (server.endless(), InvalidSourceResponse),
     ],
 )
-async def test_what_goes_wrong_with_github_has_its_error(
+async def test_each_failure_of_github_raises_its_own_error(
     sourced: Pipeline, site: GithubSite, behaviour: server.Behaviour, error: type[Exception]
 ) -> None:
     site.next(behaviour)
@@ -237,7 +237,7 @@ async def test_what_goes_wrong_with_github_has_its_error(
         await sourced.one("ingest_github", REPOSITORY)
 
 
-async def test_nonsense_in_the_fields_is_left_out(sourced: Pipeline, site: GithubSite) -> None:
+async def test_fields_with_invalid_values_are_left_out(sourced: Pipeline, site: GithubSite) -> None:
     site.put(
         description=["x"], topics="x", license=7, stargazers_count="many", html_url={"a": 1}, fork=3
     )
@@ -319,7 +319,7 @@ async def test_the_token_is_sent_and_shown_nowhere(
     "name",
     ["", "psf", "a/b/c", "../x", "a/..", "-a/b", "a b/c", "https://gitlab.com/a/b", "a/" * 200],
 )
-def test_what_is_no_repository_is_refused_when_it_is_published(name: str) -> None:
+def test_an_invalid_repository_name_is_refused_when_it_is_published(name: str) -> None:
     with pytest.raises(InvalidPayload):
         Registry.load().get("ingest_github").validate({"repository": name})
 
@@ -372,7 +372,7 @@ async def test_the_hubs_own_limit_pauses_it(sourced: Pipeline, hub: HubSite) -> 
 
 
 @pytest.mark.parametrize("name", ["", "a/b/c", "../x", "a..b/c", "https://example.org/a/b"])
-def test_what_is_no_name_of_the_hub_is_refused(name: str) -> None:
+def test_an_invalid_hub_name_is_refused(name: str) -> None:
     with pytest.raises(InvalidPayload):
         Registry.load().get("ingest_huggingface").validate({"id": name})
 

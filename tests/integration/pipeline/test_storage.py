@@ -63,7 +63,7 @@ async def test_an_uploaded_text_is_kept_in_utf_8(
     assert await storage.get_async(upload.key) == stored_text
 
 
-async def test_what_is_put_can_be_got(storage: Storage, root: Path):
+async def test_a_stored_file_is_read_back(storage: Storage, root: Path):
     storage.put("a/b", b"one")
     assert await storage.get_async("a/b") == b"one"
     await storage.put_async("a/b", b"two")
@@ -71,7 +71,7 @@ async def test_what_is_put_can_be_got(storage: Storage, root: Path):
     assert (root / "a" / "b").read_bytes() == b"two"
 
 
-async def test_what_was_never_put_is_named(storage: Storage):
+async def test_the_error_names_a_file_that_was_never_stored(storage: Storage):
     for attempt in (
         storage.get_async("a/b"),
         storage.rename_async("a/b", "c"),

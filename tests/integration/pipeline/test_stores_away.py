@@ -83,7 +83,7 @@ async def test_every_call_raises_storage_unavailable():
         await store.size_async()
 
 
-async def test_a_store_that_says_nothing_is_given_up_soon_where_somebody_waits(
+async def test_a_silent_store_is_given_up_soon_where_a_caller_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(storing, "FAIL_FAST_TIMEOUT", 1.0)
@@ -100,7 +100,7 @@ async def test_a_store_that_says_nothing_is_given_up_soon_where_somebody_waits(
 
 
 @pytest.mark.parametrize("quota", [None, 1_000_000])
-async def test_an_upload_to_a_store_that_says_nothing_is_refused_soon(
+async def test_an_upload_to_a_silent_store_is_refused_soon(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quota: int | None
 ):
     monkeypatch.setattr(storing, "FAIL_FAST_TIMEOUT", 1.0)
@@ -123,7 +123,7 @@ async def test_an_upload_to_a_store_that_says_nothing_is_refused_soon(
     assert "Retry-After" in answer.headers
 
 
-async def test_uploads_do_not_wait_for_one_another_where_the_store_says_nothing(
+async def test_uploads_to_a_silent_store_do_not_wait_for_one_another(
     monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.setattr(storing, "FAIL_FAST_TIMEOUT", 1.0)
@@ -190,7 +190,7 @@ def test_a_job_waits_for_a_store_without_using_up_an_attempt(away: RetryableErro
     assert (decision.attempts, decision.ages) == (2, True)
 
 
-async def test_a_process_starts_while_the_stores_are_away(ledger: Ledger, tmp_path: Path):
+async def test_a_process_starts_while_the_stores_are_unreachable(ledger: Ledger, tmp_path: Path):
     settings = Settings(
         data_dir=tmp_path, storage_url="s3://switchyard/files", index_url=SecretStr(INDEX_URL)
     )
@@ -222,7 +222,7 @@ async def test_a_search_gets_503_with_retry_after_and_the_doctor_says_why(
     assert (check.status, check.finding) == ("wrong", Finding.INDEX_AWAY)
 
 
-async def test_a_table_that_can_not_be_opened_is_an_index_that_is_away(tmp_path: Path):
+async def test_a_table_that_can_not_be_opened_raises_index_unavailable(tmp_path: Path):
     generation = generation_of(embedder_for(Settings(data_dir=tmp_path)), "chunks")
     with pytest.raises(IndexUnavailable, match="s3://switchyard/index does not answer"):
         async with index_store_at(INDEX_URL).table(generation):
@@ -252,7 +252,7 @@ async def test_an_index_whose_store_refuses_is_waited_for(
                 await table.nearest(vector, 1)
 
 
-async def test_the_doctor_tells_of_an_index_of_another_embedder_and_makes_none(tmp_path: Path):
+async def test_the_doctor_reports_an_index_of_another_embedder_and_creates_none(tmp_path: Path):
     settings = Settings(data_dir=tmp_path, embed_offline="hashed")
     (check,) = await check_index(settings)
     assert (check.status, check.detail) == ("ok", "nothing has been indexed yet")
@@ -270,7 +270,7 @@ async def test_the_doctor_tells_of_an_index_of_another_embedder_and_makes_none(t
     ("quota", "finding"),
     [(101, Finding.QUOTA_NEAR), (100, Finding.QUOTA_FULL), (1_000, None), (None, None)],
 )
-async def test_the_doctor_tells_that_the_quota_is_used_up(
+async def test_the_doctor_reports_a_used_up_quota(
     pipeline: Pipeline, quota: int | None, finding: Finding | None
 ):
     pipeline.storage.put("uploads/one", b"x" * 100)

@@ -131,7 +131,7 @@ async def no_probe(generation: Generation) -> None:
     return None
 
 
-async def test_the_doctor_tells_of_an_embedding_server_that_is_away(settings: Settings) -> None:
+async def test_the_doctor_reports_an_unreachable_embedding_server(settings: Settings) -> None:
     with LlmServer() as one:
         asked = settings.model_copy(
             update={"embed_base_url": one.url, "embed_model": "m", "embed_dimensions": DIMENSIONS}

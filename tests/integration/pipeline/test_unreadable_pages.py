@@ -99,7 +99,7 @@ def test_a_scan_stays_one_whatever_is_stamped_upon_it(extractor: ExtractorName, 
 
 @both
 @pytest.mark.parametrize("drawn", ["without ink", "beneath the picture", "shown"])
-def test_text_that_says_what_the_picture_shows_is_not_read_again(
+def test_a_picture_whose_text_is_on_the_page_is_not_sent_to_ocr(
     extractor: ExtractorName, drawn: str
 ):
     if drawn == "beneath the picture":

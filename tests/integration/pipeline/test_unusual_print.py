@@ -57,7 +57,7 @@ def test_print_that_is_drawn_several_times_over_is_read_once(extractor: Extracto
 
 
 @both
-def test_what_is_said_twice_at_different_places_is_read_twice(extractor: ExtractorName):
+def test_equal_texts_at_different_places_are_both_read(extractor: ExtractorName):
     document = pymupdf.open()
     document.new_page().insert_text((50, 100), ["no no no", "no no no"], fontsize=11)
     (page,) = read_pdf(bytes(document.tobytes()), extractor=extractor).pages

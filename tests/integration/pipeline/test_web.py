@@ -166,7 +166,9 @@ async def test_a_site_without_rules_allows_everything(
     assert isinstance(await web.one(JOB, at(site)), Next)
 
 
-async def test_a_site_whose_rules_nobody_knows_is_left_alone(web: Pipeline, site: Site) -> None:
+async def test_a_site_whose_robots_txt_is_unavailable_is_not_fetched(
+    web: Pipeline, site: Site
+) -> None:
     site.pages["/robots.txt"] = server.fails(500)
     with pytest.raises(SourceUnavailable):
         await web.one(JOB, at(site))
@@ -205,9 +207,7 @@ class _Hurried:
         return JobContext(*args, **{**kwargs, "in_process": late})
 
 
-async def test_our_own_network_is_not_fetched_from_whoever_leads_there(
-    web: Pipeline, site: Site
-) -> None:
+async def test_no_redirect_leads_to_our_own_network(web: Pipeline, site: Site) -> None:
     with Site() as inside:
         inside.pages["/secret"] = server.says(PAGE, "text/html")
         with pytest.raises(SourceRefused, match="JOBS_WEB_HOSTS") as refused:
@@ -241,7 +241,7 @@ async def test_our_own_network_is_not_fetched_from_whoever_leads_there(
         (server.moved("/tides/2"), SourceNotFound),
     ],
 )
-async def test_what_is_no_page_has_its_error(
+async def test_each_kind_of_bad_page_raises_its_own_error(
     web: Pipeline,
     site: Site,
     behaviour: server.Behaviour,
@@ -255,7 +255,7 @@ async def test_what_is_no_page_has_its_error(
 
 
 @pytest.mark.parametrize("limited", [server.throttled(40), server.throttled(40, status=503)])
-async def test_a_site_that_says_later_is_asked_later(
+async def test_a_site_that_asks_for_a_pause_gets_one(
     web: Pipeline, site: Site, limited: server.Behaviour
 ) -> None:
     site.pages["/tides"] = limited
@@ -287,7 +287,7 @@ async def test_one_host_is_asked_as_slowly_as_its_robots_txt_says(
         assert not isinstance(await web.one(JOB, at(other)), Snooze)
 
 
-async def test_a_page_of_nonsense_does_no_harm() -> None:
+async def test_a_malformed_page_does_no_harm() -> None:
     for html in (
         b"<div>" * 200_000,
         b"<" * 200_000,

@@ -15,7 +15,7 @@ def page(*lines: Line) -> PageLines:
     return PageLines(600, 800, lines)
 
 
-def test_one_that_goes_on_in_the_next_column_and_one_on_the_next_page():
+def test_references_that_go_on_in_the_next_column_or_page():
     left = [
         line(50, 100 + 12 * n, f"[{n}] The left column has its reference {n}.") for n in range(9)
     ]
@@ -41,7 +41,7 @@ def test_one_that_goes_on_in_the_next_column_and_one_on_the_next_page():
     ]
 
 
-def test_those_that_begin_alike_have_places_of_their_own():
+def test_references_that_begin_alike_have_boxes_of_their_own():
     same = "Smith, A. and Roe, R. Tides and harbours, part"
     one = page(
         line(50, 100, f"{same} 1."), line(50, 112, f"{same} 2."), line(50, 124, f"{same} 3.")

@@ -111,7 +111,7 @@ def test_whatever_stands_in_a_reference_each_format_can_be_read(title: str, name
     assert len(json.loads(export_references(references, ReferenceFormat.JSON).content)) == 2
 
 
-def test_an_organisation_is_no_family_and_others_are_told():
+def test_an_organisation_has_no_family_name_and_et_al_is_exported():
     reference = Reference(
         text="",
         title="Tides",

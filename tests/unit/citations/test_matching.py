@@ -113,7 +113,7 @@ def test_numbers_in_titles_tell_works_apart():
     assert title_likeness("Tables of the tides, part 2", "Tables of the Tides. Part 2") == 1.0
 
 
-def test_what_is_asked_for_a_reference():
+def test_which_questions_a_reference_leads_to():
     questions = questions_of(
         Reference(
             text="",
@@ -155,7 +155,7 @@ MARKED_UP = [
 
 
 @pytest.mark.parametrize(("marked_up", "plain"), MARKED_UP)
-def test_markup_of_catalogues_is_gone_and_what_only_looks_like_it_stays(marked_up: str, plain: str):
+def test_markup_of_catalogues_is_removed_and_text_like_markup_stays(marked_up: str, plain: str):
     assert text_in(marked_up) == plain
     record = {"id": "doi:10.1/x", "doi": "10.1/x", "title": marked_up, "container": marked_up}
     work = CitedWork.from_json(record)

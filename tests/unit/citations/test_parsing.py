@@ -99,7 +99,7 @@ def test_others_who_are_not_named_are_noted(parser):
     assert found.authors[0] == Person("Molander", "P")
 
 
-def test_only_what_is_there_is_told(parser):
+def test_as_json_has_only_filled_fields(parser):
     fields = parser.parse("Kuhn, T. S. (1962). The structure of scientific revolutions.").as_json()
     assert "doi" not in fields
     assert fields["year"] == 1962
@@ -258,7 +258,7 @@ def test_a_reference_of_a_hard_kind_is_cut_right(parser, kind):
         ("A, “B of C. D, 3", []),
     ],
 )
-def test_a_quotation_that_stands_by_itself_is_told_from_quoted_words(text, quotations):
+def test_a_standalone_quotation_is_distinguished_from_quoted_words(text, quotations):
     tokens = tokens_of(text)
     found = [
         " ".join(token.text for token in tokens[first : last + 1])
@@ -268,7 +268,7 @@ def test_a_quotation_that_stands_by_itself_is_told_from_quoted_words(text, quota
 
 
 @pytest.mark.parametrize("text", ["", " \n", "\x00", "."])
-def test_what_says_nothing_is_a_reference_without_fields(parser, text):
+def test_a_text_without_words_is_a_reference_without_fields(parser, text):
     found = parser.parse(text)
     assert (found.title, found.authors, found.year) == ("", (), None)
 

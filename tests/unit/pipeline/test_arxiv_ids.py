@@ -62,7 +62,7 @@ def test_an_id_is_understood_in_every_form(written: str, meant: str) -> None:
         "١٦٠٥.٠٨٣٨٦",
     ],
 )
-def test_what_is_no_id_is_refused_with_examples(written: str) -> None:
+def test_an_invalid_id_is_refused_with_examples(written: str) -> None:
     with pytest.raises(ValueError, match="they look like 1605"):
         ArxivId.parse(written)
 
@@ -93,7 +93,9 @@ def test_a_cursor_is_text_that_can_be_kept() -> None:
         (None, "Money was withdrawn from banks. " * 20, False),
     ],
 )
-def test_a_withdrawn_paper_says_so(comment: str | None, abstract: str, withdrawn: bool) -> None:
+def test_a_withdrawn_paper_is_recognised(
+    comment: str | None, abstract: str, withdrawn: bool
+) -> None:
     moment = datetime(2024, 3, 1, tzinfo=UTC)
     entry = Entry(
         id="1605.08386",

@@ -45,7 +45,7 @@ def test_what_the_text_is_about_comes_before_what_it_mentions():
     assert "soup" not in summarize([text], ARTICLES[0].title)
 
 
-def test_nothing_is_said_twice():
+def test_a_summary_repeats_no_sentence():
     sentence = "The tide rises twice a day because the Moon pulls at the water."
     assert summarize([" ".join([sentence] * 20)]) == sentence
 

@@ -30,7 +30,7 @@ KINDS_BY_LANGUAGE = zip(cycle(KINDS), languages(), strict=False)
 @pytest.mark.parametrize(
     ("kind", "language"), [*KINDS_BY_LANGUAGE, *((kind, "en") for kind in KINDS if kind != "text")]
 )
-def test_what_a_document_says_is_what_the_truth_says(kind: str, language: str):
+def test_a_document_has_the_words_of_its_true_text(kind: str, language: str):
     """Each kind is tested in English, and each language once."""
     sample = generate_one(kind, language)
     read = {word for page in read_pdf(sample.content).pages for word in words(page.text)}

@@ -138,7 +138,7 @@ UNREADABLE = {
 
 
 @pytest.mark.parametrize("name", UNREADABLE)
-def test_what_no_font_could_tell_is_unreadable(name: str):
+def test_wrongly_decoded_text_is_unreadable(name: str):
     lines = lines_of(UNREADABLE[name])
     for line in lines:
         line.text = clean(mark_controls(line.text))

@@ -83,7 +83,7 @@ def test_all_words_of_a_long_question_count_as_they_do_by_themselves():
     assert scores["near"] < scores["some"] < scores["many"]
 
 
-async def test_what_is_like_the_best_ones_comes_before_what_is_as_near_to_the_query():
+async def test_likeness_to_the_best_hits_decides_between_equally_near_chunks():
     best = [ChunkCandidate(f"best-{n}", 0.8, 9.0, "red green blue unbroken") for n in range(5)]
     index = Likenesses({each.key: 0.9 for each in best} | {"alike": 0.8, "else": -0.3})
     order = await ranked(index, ChunkCandidate("else", 0.5), ChunkCandidate("alike", 0.5), *best)
@@ -104,7 +104,7 @@ async def test_where_words_tell_little_the_best_ones_are_not_followed():
     assert index.best == []
 
 
-def test_what_only_looks_near_is_no_hit_and_what_has_words_is_one_however_far():
+def test_a_dissimilar_chunk_is_a_hit_only_if_it_has_the_words():
     near = [
         ChunkCandidate("a", 0.3),
         ChunkCandidate("b", 0.1),

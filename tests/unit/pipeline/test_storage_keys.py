@@ -55,7 +55,7 @@ def test_a_key_that_could_leave_or_is_not_portable_is_refused(key: str):
 
 
 @given(st.text())
-def test_what_passes_has_only_plain_segments(key: str):
+def test_a_valid_key_has_only_plain_segments(key: str):
     try:
         check_key(key)
     except InvalidKey:

@@ -43,7 +43,7 @@ AHEAD = formatdate(NOW + 500, usegmt=True)
         ({"ratelimit": "x" * 10_000}, None),
     ],
 )
-def test_what_is_left_is_read_from_the_headers(
+def test_the_remaining_requests_are_read_from_the_headers(
     headers: dict[str, str], seconds: float | None
 ) -> None:
     assert pause_when_used_up(headers, now=NOW) == seconds
@@ -67,7 +67,7 @@ def test_what_is_left_is_read_from_the_headers(
         (500, {"retry-after": "5"}, b"", None),
     ],
 )
-def test_a_refusal_for_now_is_told_from_all_others(
+def test_a_temporary_refusal_is_distinguished_from_all_others(
     status: int, headers: dict[str, str], body: bytes, seconds: float | None
 ) -> None:
     assert demanded_pause(status, headers, body, otherwise=60, now=NOW) == seconds

@@ -19,7 +19,7 @@ from switchyard.services.pipeline.sources.source_errors import InvalidSourceResp
         (b"<x>" + b"<a/>" * 1_000 + b"</x>", "more than 1,000 elements"),
     ],
 )
-def test_what_would_grow_is_refused(
+def test_xml_that_could_expand_or_nest_deeply_is_refused(
     monkeypatch: pytest.MonkeyPatch, answer: bytes, error_text: str
 ) -> None:
     monkeypatch.setattr(safe_xml, "MAX_ELEMENTS", 1_000)

@@ -31,7 +31,7 @@ async def test_a_document_goes_by_the_title_that_was_found_in_it_as_in_search(
     assert hits[0]["title"] == "On tides"
 
 
-async def test_a_class_is_asked_for_in_every_look_for_documents_of_a_state(
+async def test_a_filter_by_class_applies_to_every_page_of_a_filter_by_state(
     own_client: httpx.AsyncClient, own_settings: Settings
 ):
     async with await Ledger.open(own_settings.ledger_url) as ledger:
@@ -60,7 +60,7 @@ async def test_a_state_in_which_no_document_can_be_is_an_error_and_no_empty_list
     assert answer.json()["documents"] == []
 
 
-async def test_a_class_that_no_document_has_is_said_with_those_that_there_are(
+async def test_the_error_for_an_unused_class_lists_the_used_ones(
     own_client: httpx.AsyncClient,
 ):
     await send(own_client, b"The tide table of the harbour.", name="a.txt")

@@ -85,7 +85,9 @@ async def test_it_gets_the_result_of_its_own_upload_without_the_names_of_other_d
 
 
 @pytest.mark.parametrize("same", ["content", "source"])
-async def test_of_what_was_sent_before_it_gets_id_and_state(clients: Clients, same: str) -> None:
+async def test_of_an_earlier_document_a_publish_key_gets_id_and_state_alone(
+    clients: Clients, same: str
+) -> None:
     content = pdf([f"{SECRET} Known by its {same}."])
     first = await send(
         clients.owner, content, name="secret.pdf", title="A secret title", source=f"known {same}"
@@ -136,7 +138,7 @@ async def test_it_gets_references_of_its_own_text_and_not_those_of_a_document(
     assert filled_fields(unknown) == {"job_id"}, unknown.text
 
 
-async def test_its_text_is_its_own_whoever_has_sent_the_same_before(clients: Clients) -> None:
+async def test_a_publish_key_reads_its_own_extraction_of_a_known_file(clients: Clients) -> None:
     await send(clients.owner, sample(0).content, name="secret.pdf", title="A secret title")
     answer = await send(clients.sender, sample(0).content, to="/extract/text")
     assert answer.json()["result"]["pages"]
@@ -144,9 +146,7 @@ async def test_its_text_is_its_own_whoever_has_sent_the_same_before(clients: Cli
 
 
 @pytest.mark.parametrize("source", ["arxiv:1605.08386", "URL:https://example.org/", "github:a/b"])
-async def test_nobody_says_himself_that_a_document_comes_from_a_server_that_is_asked(
-    clients: Clients, source: str
-) -> None:
+async def test_an_upload_may_not_claim_to_come_from_a_source(clients: Clients, source: str) -> None:
     answer = await send(clients.owner, pdf(["A text of my own."]), source=source)
     assert answer.status_code == 422, answer.text
     assert "publish that job" in answer.text

@@ -28,7 +28,7 @@ from tests.support.redrives import redrive
 from tests.support.system import lanes_with
 
 
-async def test_an_upload_is_accepted_worked_and_found(
+async def test_an_upload_is_accepted_processed_and_found_by_search(
     broker310: TestBroker, database_url: str, tmp_path: Path
 ):
     async with serving_system(broker310, database_url, tmp_path) as (system, client):

@@ -84,14 +84,14 @@ async def test_texts_are_taken_as_json_and_as_they_are(client: httpx.AsyncClient
         ("/process/references", {"json": {"document_id": "unknown"}}, 422, "document-unreadable"),
     ],
 )  # fmt: skip
-async def test_what_is_no_request_is_refused(
+async def test_an_invalid_request_is_refused(
     client: httpx.AsyncClient, to: str, sent: dict[str, Any], status: int, problem: str
 ):
     answer = await client.post(to, **sent)
     assert (answer.status_code, answer.json()["type"]) == (status, f"/problems/{problem}")
 
 
-async def test_a_file_that_can_t_be_read_says_so(client: httpx.AsyncClient):
+async def test_the_error_says_that_a_file_is_unreadable(client: httpx.AsyncClient):
     answer = await send(client, encrypted("secret"), to="/process/references")
     assert (answer.status_code, answer.json()["type"]) == (422, "/problems/document-unreadable")
     job = (await client.get(f"/jobs/{answer.json()['job_id']}")).json()

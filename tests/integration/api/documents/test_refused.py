@@ -129,7 +129,7 @@ async def test_a_file_name_is_never_a_path(
         "headers",
     ],
 )
-async def test_what_is_no_form_with_one_file_is_refused(
+async def test_anything_but_a_form_with_one_file_is_refused(
     client: httpx.AsyncClient, stored: Stored, body: bytes, content_type: str
 ):
     answer = await client.post("/documents", content=body, headers={"Content-Type": content_type})

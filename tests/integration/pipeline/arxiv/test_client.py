@@ -62,9 +62,7 @@ def ids(pages: list[FeedPage]) -> list[str]:
 # --- entries and searches -----------------------------------------------------------------------
 
 
-async def test_an_entry_has_all_that_arxiv_says_of_it(
-    client: ArxivClient, site: ArxivServer
-) -> None:
+async def test_an_entry_has_all_fields_of_the_feed(client: ArxivClient, site: ArxivServer) -> None:
     site.papers = [
         Paper(
             "1605.08386",
@@ -165,7 +163,7 @@ async def test_a_range_with_too_many_papers_is_listed_in_windows(
     assert ids(pages[: len(pages) // 2 + 1]) + ids(rest) == ids(pages)
 
 
-async def test_an_empty_page_in_the_middle_is_asked_for_again(
+async def test_an_empty_page_in_the_middle_is_requested_again(
     client: ArxivClient, site: ArxivServer
 ) -> None:
     site.next(server.empty_page(), server.empty_page())
@@ -184,9 +182,7 @@ async def test_a_range_without_papers_ends_at_once(client: ArxivClient, site: Ar
 # --- what goes wrong ----------------------------------------------------------------------------
 
 
-async def test_what_arxiv_refuses_is_refused_in_its_words(
-    client: ArxivClient, site: ArxivServer
-) -> None:
+async def test_a_refusal_quotes_arxiv_s_message(client: ArxivClient, site: ArxivServer) -> None:
     refused = server.refusal("incorrect id format for 1605.0838x")
     for status in (200, 400):
         site.next(server.answers(status, refused))
@@ -290,7 +286,7 @@ async def test_requests_never_overlap_however_long_one_takes(
     assert site.most_at_once == 1
 
 
-async def test_two_wait_for_their_turn_and_all_others_are_sent_away(
+async def test_two_callers_wait_for_a_turn_and_others_get_source_busy(
     hasty: Settings, ledger: Ledger, site: ArxivServer
 ) -> None:
     """So waiting takes two slots of all workers together, and no turn is lost."""

@@ -120,9 +120,7 @@ async def test_a_paper_that_has_failed_keeps_its_source(arxiv: Pipeline) -> None
     assert [each.source for each in documents if each.id != real.id] == [None]
 
 
-async def test_an_entry_that_the_job_carries_is_not_asked_for(
-    arxiv: Pipeline, site: ArxivServer
-) -> None:
+async def test_an_entry_in_the_payload_is_not_requested(arxiv: Pipeline, site: ArxivServer) -> None:
     outcome = await arxiv.one(JOB, {"query": "cat:physics.ao-ph"})
     assert isinstance(outcome, Next)
     [child] = outcome.jobs
@@ -130,7 +128,7 @@ async def test_an_entry_that_the_job_carries_is_not_asked_for(
     assert len(site.requests) == 1
 
 
-async def test_the_pdf_is_read_when_it_is_wanted(arxiv: Pipeline, site: ArxivServer) -> None:
+async def test_the_pdf_is_read_with_full_text(arxiv: Pipeline, site: ArxivServer) -> None:
     await arxiv.run(JOB, {"id": ID})
     site.pdfs[f"{ID}v1"] = pdf([TEXT, TEXT])
     assert await arxiv.run(JOB, {"id": ID, "full_text": True}) == STAGES

@@ -63,7 +63,7 @@ async def test_a_new_version_with_the_same_abstract_pays_for_no_summary(
 
 
 @pytest.mark.parametrize("stage", ["summarize_content", "embed_content"])
-async def test_what_comes_of_an_older_version_too_late_is_not_kept(
+async def test_late_results_of_an_older_version_are_discarded(
     arxiv: Pipeline, site: ArxivServer, llm: LlmServer, stage: str
 ) -> None:
     update = {"llm_base_url": llm.url, "embed_base_url": llm.url, "embed_dimensions": DIMENSIONS}
@@ -171,7 +171,7 @@ async def test_of_several_versions_at_once_the_newest_stays(
         (IngestedVersion(1, True), IngestedVersion(2, False), True),
     ],
 )
-def test_what_replaces_what(
+def test_which_version_replaces_which(
     ingested: IngestedVersion | None, offered: IngestedVersion, replaces: bool
 ) -> None:
     assert takes_over(ingested, offered) is replaces

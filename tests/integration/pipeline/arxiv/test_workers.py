@@ -117,7 +117,7 @@ async def test_a_malformed_id_is_refused_at_once_and_dead_when_it_comes_by_itsel
     assert (record.error_type, record.attempts) == ("SourceRefused", 1)
 
 
-async def test_what_goes_wrong_for_a_while_is_retried(system: System, site: ArxivServer) -> None:
+async def test_temporary_failures_are_retried(system: System, site: ArxivServer) -> None:
     await system.start_worker("ingest")
     site.next(server.cut_in_the_middle(), server.says(b"<html>", "text/html"))
     job_id = await system.publish("hot.ingest_arxiv", {"id": ID})
