@@ -57,18 +57,13 @@ class Chart:
     """A chart of values in a row, from left to right; unknown values are None."""
 
     def __init__(
-        self,
-        values: Sequence[float | None],
-        *,
-        top: float | None = None,
-        width: int = WIDTH,
-        height: int = HEIGHT,
+        self, values: Sequence[float | None], *, top: float | None = None, height: int = HEIGHT
     ) -> None:
         """`top` is the value at the upper edge; the largest one where it is not given."""
         self.values = values
-        self.width, self.height = width, height
+        self.width, self.height = WIDTH, height
         self.top = top or max((each for each in values if each is not None), default=0.0) or 1.0
-        self.step = width / max(1, len(values))
+        self.step = WIDTH / max(1, len(values))
 
     def y(self, value: float) -> float:
         """Return the distance of a value from the upper edge, in the units of the drawing."""
