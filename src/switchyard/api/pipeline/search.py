@@ -65,8 +65,10 @@ async def search(
     except (RetryableError, PermanentError) as error:
         # Its text may name hosts: it stays in the log.
         request.state.trouble = f"{type(error).__name__}: {error}"
-        what = "index" if isinstance(error, IndexUnavailable) else "embedder"
-        raise try_later("search-away", f"the {what} does not answer; try again later") from error
+        component = "index" if isinstance(error, IndexUnavailable) else "embedder"
+        raise try_later(
+            "search-away", f"the {component} does not answer; try again later"
+        ) from error
     unreadable = await documents.unreadable_pages({hit.document_id for hit in hits})
     views = [
         HitView.from_record(hit, unreadable_pages=unreadable.get(hit.document_id, ()))

@@ -98,11 +98,11 @@ def _print_references(result: dict[str, Any]) -> None:
     )
     for reference in result["references"]:
         authors = [person["family"] for person in reference.get("authors", ())]
-        shown = ", ".join(authors[:3]) + (" …" if len(authors) > 3 else "")
+        first_authors = ", ".join(authors[:3]) + (" …" if len(authors) > 3 else "")
         add_row(
             rows,
             cell(reference.get("label", "")),
-            cell(shown),
+            cell(first_authors),
             str(reference.get("year", "")),
             cell(reference.get("title") or reference["text"]),
             cell(reference.get("container", "")),

@@ -100,7 +100,7 @@ def features_of(tokens: Sequence[Token]) -> list[list[str]]:
     opening, closing = {first for first, _ in quotations}, {last for _, last in quotations}
     years_left = sum(word.here[0] == "year" for word in words)
     numbers_left = sum(token.kind == "number" for token in tokens)
-    far = len(words) - 1
+    last_index = len(words) - 1
     seen_year = seen_number = quoted = closed = False
     depth = 0
     rows: list[list[str]] = []
@@ -111,8 +111,8 @@ def features_of(tokens: Sequence[Token]) -> list[list[str]]:
             *word.here,
             *(words[place - 1].before if place else ["first"]),
             *(words[place - 2].before_last if place > 1 else ()),
-            *(words[place + 1].after if place < far else ["last"]),
-            *(words[place + 2].after_next if place + 1 < far else ()),
+            *(words[place + 1].after if place < last_index else ["last"]),
+            *(words[place + 2].after_next if place + 1 < last_index else ()),
             *sentence.names,
             *phrase.names,
             f"at:{min(sentence.number, 5)}|{int(seen_year)}{int(closed)}{int(quoted)}",

@@ -90,15 +90,15 @@ def _plain_tokens(text: str, start: int, end: int) -> Iterator[Token]:
 def _identifiers(text: str) -> list[tuple[str, int, int]]:
     """Find identifiers, as kind, begin and end. Where two overlap (a DOI's address is a URL), the
     kind that is first in the table wins."""
-    taken: list[tuple[str, int, int]] = []
+    identifiers: list[tuple[str, int, int]] = []
     for kind, pattern in _IDENTIFIERS.items():
         for match in pattern.finditer(text):
             begin, end = match.start(), match.end()
             while end > begin and (text[end - 1] in _TRAILING or _ends_unopened(text, begin, end)):
                 end -= 1
-            if end > begin and all(end <= first or begin >= last for _, first, last in taken):
-                taken.append((kind, begin, end))
-    return sorted(taken, key=lambda found: found[1])
+            if end > begin and all(end <= first or begin >= last for _, first, last in identifiers):
+                identifiers.append((kind, begin, end))
+    return sorted(identifiers, key=lambda identifier: identifier[1])
 
 
 def _ends_unopened(text: str, begin: int, end: int) -> bool:

@@ -118,13 +118,13 @@ async def search(
         )
     wanted_forms = {form for word in terms for form in word}
     hits: list[Hit] = []
-    taken: Counter[str] = Counter()
+    hits_per_document: Counter[str] = Counter()
     for candidate in ranked:
         document_id = candidate.chunk.document_id
         if len(hits) == limit:
             break
-        if per_document is None or taken[document_id] < per_document:
-            taken[document_id] += 1
+        if per_document is None or hits_per_document[document_id] < per_document:
+            hits_per_document[document_id] += 1
             hits.append(_make_hit(candidate, wanted_forms))
     return hits
 
@@ -135,11 +135,11 @@ async def _read_first(
     """Read the first `count` candidates. Those that were deleted meanwhile are replaced by the
     next ones."""
     first: list[_Ranked] = []
-    while rest := list(islice(scored, count - len(first))):
-        known = await index.read_candidates([key for key, _ in rest])
+    while next_scored := list(islice(scored, count - len(first))):
+        known = await index.read_candidates([key for key, _ in next_scored])
         first += [
             _Ranked(known[key].chunk, known[key].title, score)
-            for key, score in rest
+            for key, score in next_scored
             if key in known
         ]
     return first

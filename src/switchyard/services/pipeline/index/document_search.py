@@ -74,16 +74,16 @@ async def search_documents(
     document_ids = await _filtered_ids(ledger, filters or Filters())
     if document_ids is not None and not document_ids:
         return []
-    watched: _WatchedEmbedder | None = None
+    watched_embedder: _WatchedEmbedder | None = None
     try:
         async with (
             search_time_limit(index) as timeout,
             index.open_active() as (table, embedder),
         ):
-            watched = _WatchedEmbedder(embedder)
+            watched_embedder = _WatchedEmbedder(embedder)
             return await search(
                 table,
-                watched,
+                watched_embedder,
                 query,
                 limit,
                 mode=mode,
@@ -94,8 +94,8 @@ async def search_documents(
         if not timeout.expired():
             raise
         reason = f"has not answered within {SEARCH_TIMEOUT:g} s"
-        if watched is not None and watched.is_embedding:
-            raise EmbedderUnavailable(f"the embedder {watched.name!r} {reason}") from error
+        if watched_embedder is not None and watched_embedder.is_embedding:
+            raise EmbedderUnavailable(f"the embedder {watched_embedder.name!r} {reason}") from error
         raise IndexUnavailable(f"the index at {index.store.location} {reason}") from error
 
 

@@ -201,11 +201,11 @@ class LanceTable:
         self, text: str, limit: int, *, document_ids: Collection[str] | None = None
     ) -> list[WordMatch]:
         relevances = await self._relevances(text, limit, document_ids)
-        known = await self.read_candidates(list(relevances))
+        stored = await self.read_candidates(list(relevances))
         matches = [
-            WordMatch(known[key].chunk, known[key].title, relevance)
+            WordMatch(stored[key].chunk, stored[key].title, relevance)
             for key, relevance in relevances.items()
-            if key in known
+            if key in stored
         ]
         return sorted(matches, key=lambda match: (-match.relevance, match.chunk.id))
 
@@ -298,8 +298,8 @@ class LanceTable:
         row_ids = rows.column("_rowid").to_pylist()
         vectors = column.combine_chunks().flatten().to_numpy().reshape(len(row_ids), -1)
         chosen = set(best)
-        places = [at for at, key in enumerate(row_ids) if key in chosen]
-        mean = vectors[places].sum(axis=0, dtype=np.float64)
+        chosen_indices = [at for at, key in enumerate(row_ids) if key in chosen]
+        mean = vectors[chosen_indices].sum(axis=0, dtype=np.float64)
         return dict(zip(row_ids, cosines(mean, column), strict=True))
 
     async def read_candidates(self, keys: Sequence[Key]) -> dict[Key, IndexedText]:

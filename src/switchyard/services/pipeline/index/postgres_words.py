@@ -134,11 +134,11 @@ async def _fetch_candidates(
     searched += [form for word in word_weights for form in word[1:]]
     ids, values = _SELECT_IDS.format(table=table), [searched, documents, limit]
     if documents is not None and len(documents) < _MAX_COMPARED_CHUNKS:
-        few: list[str] = await connection.fetchval(
+        filtered_ids: list[str] = await connection.fetchval(
             _SELECT_FEW_IDS.format(table=table, few=_MAX_COMPARED_CHUNKS), documents
         )
-        if len(few) < _MAX_COMPARED_CHUNKS:
-            ids, values = "$3", [few]
+        if len(filtered_ids) < _MAX_COMPARED_CHUNKS:
+            ids, values = "$3", [filtered_ids]
     # Found and compared in one statement, which saves a round trip.
     statement = _SELECT_FEATURES.format(table=table, ids=ids)
     parameters = _forms(word_weights), vector_values

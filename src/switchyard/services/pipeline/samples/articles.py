@@ -32,8 +32,8 @@ def sample(number: int) -> Sample:
     """Make the sample of that number, from 0. Raises ValueError for a negative one."""
     if number < 0:
         raise ValueError(f"samples are numbered from 0, not {number}")
-    edition, which = divmod(number, len(ARTICLES))
-    article = ARTICLES[which]
+    edition, article_number = divmod(number, len(ARTICLES))
+    article = ARTICLES[article_number]
     title = article.title if edition == 0 else f"{article.title}, edition {edition + 1}"
     suffix = "" if edition == 0 else f"-{edition + 1}"
     return Sample(f"{article.slug}{suffix}.pdf", title, _draw_pdf(article, title))

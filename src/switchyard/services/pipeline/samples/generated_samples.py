@@ -88,10 +88,10 @@ def check_wanted(
     )
 
 
-def _check_known(what: str, names: Sequence[str] | None, known: Sequence[str]) -> Sequence[str]:
+def _check_known(noun: str, names: Sequence[str] | None, known: Sequence[str]) -> Sequence[str]:
     for each in names or ():
         if each not in known:
-            raise UnknownSample(f"there is no {what} {each[:50]!r}: use {', '.join(known)}")
+            raise UnknownSample(f"there is no {noun} {each[:50]!r}: use {', '.join(known)}")
     return tuple(dict.fromkeys(names)) if names else known
 
 

@@ -65,8 +65,8 @@ class TextGenerator:
         lead, tail = self._one(self._lists["leads"]), self._one(self._lists["tails"])
         subject = self._one(self._subject["subjects"])
         if self._lists.get("verb_first"):
-            verb, thing = self._one(self._subject["verbs"]), self._one(self._subject["objects"])
-            sentence = f"{lead} {verb} {subject} {thing} {tail}"
+            verb, noun = self._one(self._subject["verbs"]), self._one(self._subject["objects"])
+            sentence = f"{lead} {verb} {subject} {noun} {tail}"
         elif self.is_spaced:
             sentence = f"{lead}, {subject} {self._one(self._subject['predicates'])} {tail}"
         else:
@@ -95,8 +95,8 @@ class TextGenerator:
         )
         return FakeCitation(f"[{number}]", text)
 
-    def _one(self, of: list[str]) -> str:
-        return self._random.choice(of)
+    def _one(self, choices: list[str]) -> str:
+        return self._random.choice(choices)
 
 
 def languages() -> tuple[str, ...]:

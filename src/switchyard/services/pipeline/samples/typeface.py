@@ -64,40 +64,40 @@ class Typeface:
         hyphen."""
         if not self.prose.is_spaced:
             return self._wrap_by_letters(text, width, size, bold)
-        lines, line, room = [], "", width
+        lines, line, width_left = [], "", width
         space = self.length(" ", size, bold)
         for word in text.split():
             length = self.length(word, size, bold)
-            if not line or space + length <= room:
+            if not line or space + length <= width_left:
                 line = f"{line} {word}" if line else word
-                room -= space + length if room < width else length
+                width_left -= space + length if width_left < width else length
                 continue
-            at = self._break_point(word, room - space, size, bold)
+            at = self._break_point(word, width_left - space, size, bold)
             if at:
                 line, word = f"{line} {word[:at]}\u00ad", word[at:]
             lines.append(line)
-            line, room = word, width - self.length(word, size, bold)
+            line, width_left = word, width - self.length(word, size, bold)
         return [*lines, line]
 
     def _wrap_by_letters(self, text: str, width: float, size: float, bold: bool) -> list[str]:
-        lines, line, room = [], "", width
+        lines, line, width_left = [], "", width
         for letter in text:
             length = self.length(letter, size, bold)
             # A line does not begin with a mark.
-            if length > room and letter not in "，。、：）":
+            if length > width_left and letter not in "，。、：）":
                 lines.append(line)
-                line, room = "", width
+                line, width_left = "", width
             line += letter
-            room -= length
+            width_left -= length
         return [*lines, line]
 
-    def _break_point(self, word: str, room: float, size: float, bold: bool) -> int:
+    def _break_point(self, word: str, width_left: float, size: float, bold: bool) -> int:
         """Return after how many letters a long word can be broken; 0 for none."""
         if self.prose.language not in _HYPHENATED or len(word) < 9 or not word[:-1].isalpha():
             return 0
         for at in range(len(word) - 4, 3, -1):
             is_place = word[at - 1] in _VOWELS and word[at] not in _VOWELS
-            if is_place and self.length(f"{word[:at]}-", size, bold) <= room:
+            if is_place and self.length(f"{word[:at]}-", size, bold) <= width_left:
                 return at
         return 0
 

@@ -96,13 +96,13 @@ def is_prose(value: object) -> bool:
     return isinstance(value, str) and bool(value.strip())
 
 
-def mapping(value: object, what: str, label: str) -> Mapping[str, Any]:
+def mapping(value: object, noun: str, label: str) -> Mapping[str, Any]:
     """Return a foreign answer that must be a JSON object. Raises InvalidSourceResponse."""
     from switchyard.services.pipeline.sources.source_errors import InvalidSourceResponse
 
     if not isinstance(value, dict):
         raise InvalidSourceResponse(
-            f"{label} returned no JSON object for the {what}, but {quoted_answer(value)}"
+            f"{label} returned no JSON object for the {noun}, but {quoted_answer(value)}"
         )
     return value
 

@@ -204,19 +204,19 @@ def _distinct_words(text: str, letters: re.Pattern[str]) -> set[str]:
 
 def _alternating_letters(pairs: Mapping[tuple[str, str], int]) -> set[str]:
     """Return the letters that alternate with the others (Sukhotin, 1962)."""
-    beside: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    neighbours: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for (a, b), times in pairs.items():
         if a != b:
-            beside[a][b] += times
-            beside[b][a] += times
-    sums = {char: others.total() for char, others in beside.items()}
+            neighbours[a][b] += times
+            neighbours[b][a] += times
+    sums = {char: others.total() for char, others in neighbours.items()}
     vowels: set[str] = set()
     while sums:
         char = max(sums, key=lambda each: (sums[each], each))
         if sums.pop(char) <= 0:
             break
         vowels.add(char)
-        for other, times in beside[char].items():
+        for other, times in neighbours[char].items():
             if other in sums:
                 sums[other] -= 2 * times
     return vowels

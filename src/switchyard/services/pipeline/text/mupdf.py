@@ -99,11 +99,11 @@ class _Pdf:
 
     @property
     def metadata(self) -> dict[str, str]:
-        found = {}
+        values = {}
         for name, key in _METADATA_KEYS.items():
             with suppress(RuntimeError, ValueError, self.library.mupdf.FzErrorBase):  # not said
-                found[name] = self.library.mupdf.fz_lookup_metadata2(self.document.this, key)
-        return found
+                values[name] = self.library.mupdf.fz_lookup_metadata2(self.document.this, key)
+        return values
 
     def page(self, number: int) -> PageLines:
         with _reading(self.library, self.data, f"page {number}"):

@@ -278,8 +278,8 @@ def _contains_typed(line: Line, typed: Line) -> bool:
 
 def _overlaps(line: Line, other: Line) -> bool:
     shared = min(line.y1, other.y1) - max(line.y0, other.y0)
-    beside = min(line.x1, other.x1) - max(line.x0, other.x0)
-    return shared > 0.4 * min(line.height, other.height) and beside > 0
+    shared_width = min(line.x1, other.x1) - max(line.x0, other.x0)
+    return shared > 0.4 * min(line.height, other.height) and shared_width > 0
 
 
 def _is_as_wide(line: Line, other: Line) -> bool:

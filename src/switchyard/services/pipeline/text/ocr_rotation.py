@@ -60,7 +60,7 @@ def find_lines(engine: Any, picture: Picture) -> OrientedLines:
     running = [
         _turned_left(crop, box) if sideways else crop
         for crop, box in zip(crops, boxes, strict=True)
-        if _stands(box) == sideways
+        if _is_upright(box) == sideways
     ]
     quarters = sideways + (2 if _is_upside_down(engine, running) else 0)
     if quarters:
@@ -99,14 +99,14 @@ def _run_up_or_down(boxes: Any) -> bool:
         long, short = sorted(_edges(box), reverse=True)
         if long <= _MIN_ASPECT_RATIO * short:
             continue
-        if _stands(box):
+        if _is_upright(box):
             high += long
         else:
             level += long
     return high > level
 
 
-def _stands(box: Any) -> bool:
+def _is_upright(box: Any) -> bool:
     """Return whether a line runs more up or down than across, even if it leans. A box's first edge
     may be its long one or its short one."""
     along, across = _edges(box)

@@ -32,7 +32,7 @@ def without_copies(lines: Sequence[Line]) -> list[Line]:
             other = lines_by_id.get(other_at)
             if other is None or line is None or not _overlap(line, other):
                 continue
-            line, other = _apart(line, other)
+            line, other = _without_overlap(line, other)
             if other is None:
                 del lines_by_id[other_at]
             else:
@@ -68,8 +68,8 @@ def cell_of(place: tuple[float, float], size: float) -> tuple[int, int]:
 
 
 def _overlap(line: Line, other: Line) -> bool:
-    beside = min(line.x1, other.x1) - max(line.x0, other.x0)
-    if beside <= _MAX_COPY_DISTANCE * other.size:
+    shared_width = min(line.x1, other.x1) - max(line.x0, other.x0)
+    if shared_width <= _MAX_COPY_DISTANCE * other.size:
         return False
     shared = min(line.y1, other.y1) - max(line.y0, other.y0)
     return shared > _MIN_SHARED_HEIGHT * min(line.height, other.height) and (
@@ -78,7 +78,7 @@ def _overlap(line: Line, other: Line) -> bool:
     )
 
 
-def _apart(line: Line, other: Line) -> tuple[Line | None, Line | None]:
+def _without_overlap(line: Line, other: Line) -> tuple[Line | None, Line | None]:
     """Return two lines that lie upon one another, without text that both have; None for a line that
     is a copy as a whole."""
     if _is_part(line, other):

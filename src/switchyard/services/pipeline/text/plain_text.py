@@ -189,9 +189,9 @@ def normalised(text: str) -> str:
 def _numbers_apart(text: str) -> str:
     """Return the text with raised numbers (markers of notes, exponents) as words of their own. A
     word with a lowered number, as in formulas, is there twice: with the number and without."""
-    apart = _RAISED.sub(r" \g<0> ", text)
+    spaced = _RAISED.sub(r" \g<0> ", text)
     # Few texts have lowered numbers, and the pattern for them looks at every word.
-    return _LOWERED.sub(r"\g<0> \1", apart) if _LOWERED_NUMBER.search(apart) else apart
+    return _LOWERED.sub(r"\g<0> \1", spaced) if _LOWERED_NUMBER.search(spaced) else spaced
 
 
 def has_cjk(word: str) -> bool:

@@ -98,7 +98,7 @@ def _row(page: RunningPage, number: int, lines: Sequence[Line], edge: str) -> _R
     text = " ".join(line.text for line in lines).strip()
     is_number = len(text) < 24 and _NUMBER.fullmatch(text) is not None
     if is_number:
-        text = _ROMAN.sub(lambda found: str(_roman(found.group())), text)
+        text = _ROMAN.sub(lambda match: str(_roman(match.group())), text)
         form = edge
     else:
         form = f"{_DIGITS.sub('0', text)} {lines[0].y0 / (page.height or 1) * _BANDS:.0f}"

@@ -83,14 +83,14 @@ def query_words(text: str, limit: int, language: str | None) -> list[tuple[str, 
     words with a form in common are one."""
     telling = frozenset(content_words(text))
     forms: list[tuple[str, ...]] = []
-    taken: set[str] = set()
+    seen_forms: set[str] = set()
     for word in dict.fromkeys(accented_words(text)):
         if telling and without_accents(word) not in telling:
             continue
-        its = _forms(word) if language is None else _forms_in(word, language)
-        if taken.isdisjoint(its):
-            forms.append(its)
-        taken.update(its)
+        word_forms = _forms(word) if language is None else _forms_in(word, language)
+        if seen_forms.isdisjoint(word_forms):
+            forms.append(word_forms)
+        seen_forms.update(word_forms)
         if len(forms) == limit:
             break
     return forms

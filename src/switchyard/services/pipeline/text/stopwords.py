@@ -85,8 +85,8 @@ def languages_of(words: Iterable[str]) -> frozenset[str]:
     none if there are fewer than _MIN_STOP_WORDS."""
     different = frozenset(words)
     counts = {name: len(their & different) for name, their in STOP_WORDS_BY_LANGUAGE.items()}
-    most = max(counts.values())
-    return frozenset(name for name in counts if counts[name] == most >= _MIN_STOP_WORDS)
+    highest_count = max(counts.values())
+    return frozenset(name for name in counts if counts[name] == highest_count >= _MIN_STOP_WORDS)
 
 
 def stop_words_among(words: Iterable[str]) -> frozenset[str]:

@@ -44,7 +44,7 @@ class _Reader:
 
     def __init__(self) -> None:
         self.path: list[str] = []
-        self.found: list[str] = []
+        self.texts: list[str] = []
         self._text: list[str] = []
         self._hidden_from: int | None = None
         """Length of the path of the outermost element that is not shown."""
@@ -93,7 +93,7 @@ class _Template(_Reader):
         if self.path[-1] in _TEXT_ELEMENTS and is_shown and not is_silent:
             text = self.take()
             if text:
-                self.found.append(text)
+                self.texts.append(text)
 
 
 class _Data(_Reader):
@@ -103,7 +103,7 @@ class _Data(_Reader):
     def handle_end(self) -> None:
         text = self.take()
         if text and "data" in self.path[:-1]:
-            self.found.append(f"{self.path[-1]}: {text}")
+            self.texts.append(f"{self.path[-1]}: {text}")
 
 
 def _read(content: bytes, reader: _Reader) -> Iterator[str]:
@@ -115,7 +115,7 @@ def _read(content: bytes, reader: _Reader) -> Iterator[str]:
     parser.StartDoctypeDeclHandler = _refuse  # entities could make it grow without end
     with suppress(expat.ExpatError, CorruptDocument):
         parser.Parse(content[:MAX_PACKET_BYTES], True)
-    yield from reader.found
+    yield from reader.texts
 
 
 def _refuse(*_: object) -> None:

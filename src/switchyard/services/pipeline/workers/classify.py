@@ -128,7 +128,7 @@ class _DescriptionVectors:
     once."""
 
     def __init__(self) -> None:
-        self.of: dict[tuple[str, str], list[float]] = {}
+        self.by_description: dict[tuple[str, str], list[float]] = {}
 
 
 @asynccontextmanager
@@ -148,13 +148,13 @@ async def _description_vectors(
         for label in kind.labels.values()
         for description in label.descriptions
     }
-    missing = sorted(text for text in texts if (embedder.name, text) not in vectors.of)
+    missing = sorted(text for text in texts if (embedder.name, text) not in vectors.by_description)
     if missing:
-        if len(vectors.of) > 10 * len(texts):
-            vectors.of.clear()  # of files and embedders that are no longer used
+        if len(vectors.by_description) > 10 * len(texts):
+            vectors.by_description.clear()  # of files and embedders that are no longer used
             missing = sorted(texts)
         new_vectors = await embedder.embed(missing)
-        vectors.of |= {
+        vectors.by_description |= {
             (embedder.name, text): each for text, each in zip(missing, new_vectors, strict=True)
         }
-    return {text: vectors.of[embedder.name, text] for text in texts}
+    return {text: vectors.by_description[embedder.name, text] for text in texts}

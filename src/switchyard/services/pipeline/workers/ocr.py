@@ -217,10 +217,10 @@ async def _insert_texts(
         filename=ingest_result["filename"],
     )
     if not merged["word_count"]:
-        which = "page" if merged["page_count"] == 1 else f"{merged['page_count']} pages"
+        pages_text = "page" if merged["page_count"] == 1 else f"{merged['page_count']} pages"
         first_error = next(iter(errors.values()), "")
-        why = f"; {len(errors):,} can't be read: {first_error}" if errors else ""
-        raise NoTextFound(f"OCR has found no words on the document's {which}{why}")
+        reason = f"; {len(errors):,} can't be read: {first_error}" if errors else ""
+        raise NoTextFound(f"OCR has found no words on the document's {pages_text}{reason}")
     return await files.replace_async(EXTRACT, text, merged)
 
 

@@ -105,12 +105,12 @@ async def _parse_with_fallback(
     """Parse with the first engine; the next engine gets the references that the first has left out,
     or all where the first fails."""
     parsed: dict[int, Reference] = {}
-    left = list(range(len(texts)))
+    unparsed = list(range(len(texts)))
     failed: RetryableError | PermanentError | None = None
     has_answer = False
     for engine in engines:
         try:
-            answers = await engine.parse([texts[place] for place in left])
+            answers = await engine.parse([texts[index] for index in unparsed])
         except (RetryableError, PermanentError) as error:
             if _is_busy(error):
                 raise
@@ -120,14 +120,14 @@ async def _parse_with_fallback(
             failed = error
             continue
         has_answer = True
-        answered = zip(left, answers, strict=True)
-        parsed |= {place: each for place, each in answered if each is not None}
-        left = [place for place in left if place not in parsed]
-        if not left:
+        answers_by_index = zip(unparsed, answers, strict=True)
+        parsed |= {index: each for index, each in answers_by_index if each is not None}
+        unparsed = [index for index in unparsed if index not in parsed]
+        if not unparsed:
             break
     if failed is not None and not has_answer:
         raise failed
-    return [parsed.get(place) or Reference(text=texts[place]) for place in range(len(texts))]
+    return [parsed.get(index) or Reference(text=texts[index]) for index in range(len(texts))]
 
 
 def _is_busy(error: RetryableError | PermanentError) -> bool:

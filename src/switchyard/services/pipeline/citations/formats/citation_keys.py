@@ -17,12 +17,14 @@ def citation_keys_of(references: Sequence[Reference]) -> list[str]:
 
     The same references in the same order have the same keys.
     """
-    taken: set[str] = set()
+    used_keys: set[str] = set()
     keys = []
     for reference in references:
         base = _base_key(reference)
-        key = next(key for key in itertools.chain([base], _suffixed_keys(base)) if key not in taken)
-        taken.add(key)
+        key = next(
+            key for key in itertools.chain([base], _suffixed_keys(base)) if key not in used_keys
+        )
+        used_keys.add(key)
         keys.append(key)
     return keys
 

@@ -66,7 +66,7 @@ class IngestArxiv(BaseModel):
             raise ValueError(f"{', '.join(sorted(_OF_QUERIES))} are for a query, not for an id")
         if self.entry is not None and not _describes(self.entry, self.id):
             raise ValueError("entry is of another paper than id")
-        if self.start + self.wanted > MAX_SEARCH_RESULTS:
+        if self.start + self.max_papers > MAX_SEARCH_RESULTS:
             raise ValueError(
                 f"start and max_results reach beyond {MAX_SEARCH_RESULTS:,}, "
                 "where arXiv answers no more: divide the query by dates"
@@ -74,7 +74,7 @@ class IngestArxiv(BaseModel):
         return self
 
     @property
-    def wanted(self) -> int:
+    def max_papers(self) -> int:
         """Most papers to ingest."""
         default = DEFAULT_RESULTS if self.since is None else DEFAULT_RESULTS_SINCE
         return self.max_results or min(default, MAX_SEARCH_RESULTS - self.start)
@@ -114,7 +114,7 @@ async def _fetch_entry(arxiv_id: ArxivId, ctx: JobContext) -> Entry:
 
 
 async def _ingest_page(payload: IngestArxiv, query: str, ctx: JobContext) -> Outcome:
-    size = min(PAGE_SIZE, payload.wanted)
+    size = min(PAGE_SIZE, payload.max_papers)
     async with ArxivClient.connect(ctx.settings, ctx.ledger, lane=ctx.lane) as client:
         feed = await client.search(
             query,
@@ -127,7 +127,7 @@ async def _ingest_page(payload: IngestArxiv, query: str, ctx: JobContext) -> Out
         )
     options = {name: True for name in ("full_text", "force") if getattr(payload, name)}
     reached = payload.start + feed.count
-    left = min(payload.wanted - feed.count, feed.total - reached)
+    left = min(payload.max_papers - feed.count, feed.total - reached)
     jobs = [
         Job("ingest_arxiv", payload_of(entry, **options), own_pipeline=True)
         for entry in feed.entries

@@ -72,8 +72,8 @@ async def crawl_page(payload: CrawlPagePayload, ctx: JobContext) -> Outcome:
     if crawl is None or page is None or page.job_id != ctx.job_id:
         raise PermanentError("the job is of no crawl: start one with `jobctl crawl start`")
     now = ctx.ledger.clock.time()
-    if (why := crawl.end_reason(now)) is not None:
-        return Done({"skipped": why})
+    if (reason := crawl.end_reason(now)) is not None:
+        return Done({"skipped": reason})
     pressure = await _lane_pressure(ctx)
     if pressure is Pressure.FULL:
         pause = FULL_PAUSE * (1 + random.random() / 2)
@@ -89,8 +89,8 @@ async def crawl_page(payload: CrawlPagePayload, ctx: JobContext) -> Outcome:
         return Done({"skipped": str(error)[:300]})
     links = await _claim_links(crawl, page, page_text, visited.url, ctx.ledger, ctx, pressure)
     if document is None or (page_text is not None and not page_text.indexed):
-        why = "no readable text" if document is None else "the page asks not to be indexed"
-        return Done({"skipped": why, "links": links})
+        reason = "no readable text" if document is None else "the page asks not to be indexed"
+        return Done({"skipped": reason, "links": links})
     return await ingest_found(document, f"{SOURCE}{visited.url}", ctx, asked_at=now)
 
 
