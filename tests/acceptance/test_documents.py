@@ -162,9 +162,9 @@ def test_waiting_ends_with_the_document_or_the_time(
     assert time.monotonic() - began < 10
     job_id = waiting.json("documents", "show", document_id)["job_id"]
     waiting.ok("jobs", "cancel", job_id)
-    ended = waiting.run("documents", "wait", document_id)
-    assert (ended.returncode, ended.stdout.split()) == (1, [document_id, "failed"])
-    assert "cancelled" in ended.stderr
+    wait_output = waiting.run("documents", "wait", document_id)
+    assert (wait_output.returncode, wait_output.stdout.split()) == (1, [document_id, "failed"])
+    assert "cancelled" in wait_output.stderr
     assert job_id in waiting.ok("documents", "show", document_id)
 
 

@@ -130,19 +130,23 @@ class ArxivServer(Site):
 
     def _search(self, parameters: dict[str, str]) -> list[Paper]:
         query = parameters.get("search_query", "")
-        found = list(self.papers)
+        chosen_papers = list(self.papers)
         if category := re.search(r"cat:([\w.-]+)", query):
-            found = [paper for paper in found if category[1] in paper.categories]
+            chosen_papers = [paper for paper in chosen_papers if category[1] in paper.categories]
         if word := re.search(r"ti:(\w+)", query):
-            found = [paper for paper in found if word[1].lower() in paper.title.lower()]
+            chosen_papers = [
+                paper for paper in chosen_papers if word[1].lower() in paper.title.lower()
+            ]
         for name in ("submittedDate", "lastUpdatedDate"):
             if dates := re.search(rf"{name}:\[(\d{{12}}) TO (\d{{12}})\]", query):
-                found = [each for each in found if dates[1] <= _stamp(each, name) <= dates[2]]
+                chosen_papers = [
+                    each for each in chosen_papers if dates[1] <= _stamp(each, name) <= dates[2]
+                ]
         by = parameters.get("sortBy", "relevance")
         if by != "relevance":
             descending = parameters.get("sortOrder", "descending") == "descending"
-            found.sort(key=lambda paper: _moment(paper, by), reverse=descending)
-        return found
+            chosen_papers.sort(key=lambda paper: _moment(paper, by), reverse=descending)
+        return chosen_papers
 
     def entry(self, paper: Paper) -> str:
         """Write a paper as an entry of a feed, its fields in arXiv's order."""

@@ -150,7 +150,8 @@ class WikidataServer(CatalogueServer):
             "P577": [{"time": f"+{work.year}-00-00T00:00:00Z"}],
         }
         claims = {
-            name: [{"mainsnak": _snak(each)} for each in said] for name, said in values.items()
+            name: [{"mainsnak": _snak(each)} for each in property_values]
+            for name, property_values in values.items()
         }
         for place, author in reversed(list(enumerate(work.authors, 1))):
             is_item = author in self.people

@@ -62,13 +62,13 @@ async def contents(index: OpenIndex) -> dict[str, list[str]]:
     """Return the texts of every document in the generation that is searched. Fails where a chunk is
     there twice, or has another length of vector."""
     async with index.open_active() as (table, embedder):
-        found = {
+        texts_by_document = {
             document_id: [each.chunk.text for each in await table.texts_of(document_id, 0, 10_000)]
             for document_id in await table.document_ids()
         }
-        assert sum(map(len, found.values())) == await table.count()
+        assert sum(map(len, texts_by_document.values())) == await table.count()
         assert table.dimensions == embedder.dimensions
-        return found
+        return texts_by_document
 
 
 def texts(document_id: str, count: int, text: str) -> list[str]:

@@ -251,12 +251,12 @@ async def test_a_server_that_sends_slowly_is_given_up():
 
 async def test_a_body_in_chunks_of_one_byte_leaves_the_loop_to_others():
     body = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 20_000
-    turns, longest_run = 0, 0
+    turns_of_others, longest_run = 0, 0
 
     async def take_turns() -> None:
-        nonlocal turns
+        nonlocal turns_of_others
         while True:
-            turns += 1
+            turns_of_others += 1
             await asyncio.sleep(0)
 
     async with web(paper=body + b"0\r\n\r\n") as server:
@@ -266,8 +266,8 @@ async def test_a_body_in_chunks_of_one_byte_leaves_the_loop_to_others():
             run = parts = 0
             async for _ in fetched.parts:
                 parts, run = parts + 1, run + 1
-                if turns:
-                    longest_run, run, turns = max(longest_run, run), 0, 0
+                if turns_of_others:
+                    longest_run, run, turns_of_others = max(longest_run, run), 0, 0
         others.cancel()
     assert parts == 20_000
     assert longest_run <= PARTS_PER_TURN

@@ -109,10 +109,10 @@ async def typed(
     settings: Settings, url: str, *arguments: str, command: str = "graph", code: int = 0
 ) -> str:
     environment = {"JOBS_API_URL": url, "JOBS_DATA_DIR": str(settings.data_dir), "NO_PROXY": "*"}
-    ended = await jobctl(command, *arguments, **environment)
-    assert ended.returncode == code, ended.stderr
-    assert "\x1b[2J" not in ended.stdout
-    return ended.stdout + ended.stderr
+    process_result = await jobctl(command, *arguments, **environment)
+    assert process_result.returncode == code, process_result.stderr
+    assert "\x1b[2J" not in process_result.stdout
+    return process_result.stdout + process_result.stderr
 
 
 async def test_the_graph_at_the_terminal(

@@ -35,8 +35,8 @@ async def test_each_item_becomes_one_job_and_is_done(
         options = await user.store({"n": n} for n in range(MANY))
         operation = await user.start("file", options, job_type="noop")
         await system.start_worker(slots=8)
-        ended = await user.run(operation)
-        assert ended.state is BulkState.COMPLETED
+        operation_at_end = await user.run(operation)
+        assert operation_at_end.state is BulkState.COMPLETED
         progress = await user.progress(operation)
         assert (progress.total, progress.read, progress.published) == (MANY, MANY, MANY)
         assert progress.jobs == {State.SUCCEEDED: MANY}
@@ -117,8 +117,8 @@ async def test_reading_a_source_goes_on_after_it_was_unavailable(
     monkeypatch.setattr(bulk_runner, "MIN_RETRY_PAUSE", 0.05)
     await user.system.start_worker()
     operation = await user.start("numbers", {"to": 560, "away_at": 520})
-    ended = await user.run(operation)
-    assert ended.state is BulkState.COMPLETED
+    operation_at_end = await user.run(operation)
+    assert operation_at_end.state is BulkState.COMPLETED
     assert await numbers(user.system.ledger) == list(range(560))
 
 

@@ -41,11 +41,11 @@ def vectors(count: int) -> list[list[float]]:
 
 
 async def put(index: ChunkIndex, document_id: str, chunk_vectors: list[list[float]]) -> None:
-    some = [
+    document_chunks = [
         Chunk(chunk_id(document_id, n), document_id, n, 1, f"text {n}")
         for n in range(len(chunk_vectors))
     ]
-    await index.put("Title", some, chunk_vectors)
+    await index.put("Title", document_chunks, chunk_vectors)
 
 
 async def test_a_search_within_few_documents_returns_as_many_as_its_limit(url: str):
@@ -186,9 +186,9 @@ async def test_a_filtered_search_is_exact_up_to_a_number_of_chunks_and_approxima
     store = index_store_at(pgvector_url)
     try:
         async with store.table(GENERATION) as index:
-            made = vectors(2 * LARGE)
-            await put(index, "others", made[left:])
-            await put(index, "left", made[:left])
+            all_vectors = vectors(2 * LARGE)
+            await put(index, "others", all_vectors[left:])
+            await put(index, "left", all_vectors[:left])
             await index.compact()
         async with store.table(GENERATION) as index:
             missed = 0

@@ -75,28 +75,28 @@ async def test_means_are_of_all_of_a_documents_vectors_in_batches_of_any_size(
         await put(index, "a", 12)
         await put(index, "it's", 1)
         await index.put("", chunks("z", 1), [[0.0] * DIMENSIONS])
-        found = await index.means_of(["a", "it's", "z", "nobody"])
-        assert found["a"] == pytest.approx(vector(0.55), abs=1e-6)
-        assert found["it's"] == pytest.approx(vector(0), abs=1e-6)
-        assert found["z"] == [0.0] * DIMENSIONS
-        assert "nobody" not in found
+        means = await index.means_of(["a", "it's", "z", "nobody"])
+        assert means["a"] == pytest.approx(vector(0.55), abs=1e-6)
+        assert means["it's"] == pytest.approx(vector(0), abs=1e-6)
+        assert means["z"] == [0.0] * DIMENSIONS
+        assert "nobody" not in means
         assert await index.means_of([]) == {}
 
 
 async def test_both_kinds_of_index_give_the_same_first_ten(tmp_path: Path, pgvector_url: str):
     randomly = random.Random(7)
-    made = {
+    vectors_of = {
         document_id: [[randomly.gauss(0, 1) for _ in range(DIMENSIONS)] for _ in range(40)]
         for document_id in ("a", "b", "c")
     }
     queries = [[randomly.gauss(0, 1) for _ in range(DIMENSIONS)] for _ in range(20)]
-    found = []
+    matches_by_index = []
     for url in (str(tmp_path / "index"), pgvector_url):
         async with opened(url) as index:
-            for document_id, vectors in made.items():
+            for document_id, vectors in vectors_of.items():
                 await index.put("Title", chunks(document_id, 40), vectors)
             await index.compact()
-            found.append(
+            matches_by_index.append(
                 [
                     [(match.chunk, round(match.similarity, 5)) for match in matches]
                     for query in queries
@@ -107,8 +107,8 @@ async def test_both_kinds_of_index_give_the_same_first_ten(tmp_path: Path, pgvec
                     )
                 ]
             )
-    assert found[0] == found[1]
-    assert [len(matches) for matches in found[0]] == [10] * 60
+    assert matches_by_index[0] == matches_by_index[1]
+    assert [len(matches) for matches in matches_by_index[0]] == [10] * 60
 
 
 async def test_many_chunks_get_an_index_of_neighbours_that_misses_hardly_any(

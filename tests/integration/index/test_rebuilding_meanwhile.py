@@ -151,11 +151,11 @@ async def test_a_process_frozen_during_a_swap_changes_nothing_afterwards(
         async def slow(*args: Any) -> Any:
             nonlocal calls
             calls += 1
-            found = await call(*args) if name == "texts_of" else None
+            result_before = await call(*args) if name == "texts_of" else None
             if calls == which:
                 frozen.set()
                 await thaw.wait()
-            return await call(*args) if found is None else found
+            return await call(*args) if result_before is None else result_before
 
         monkeypatch.setattr(table, name, slow)
         first = asyncio.create_task(continue_rebuild(index, building, always(False)))

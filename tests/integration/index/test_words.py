@@ -153,11 +153,11 @@ async def test_of_equally_relevant_chunks_the_first_in_the_table_are_found(tmp_p
         rows = await index._table.query().select(["index"]).with_row_id().to_list()
         stored = [row["index"] for row in sorted(rows, key=lambda row: row["_rowid"])]
         expected = sorted([*range(0, 180, 7), *[n for n in stored if n % 7][:3]])
-        found = await index.keyword_search("tide", len(expected))
-        assert sorted(match.chunk.index for match in found) == expected
+        matches = await index.keyword_search("tide", len(expected))
+        assert sorted(match.chunk.index for match in matches) == expected
         candidates = await index.candidates([0.0] * DIMENSIONS, "tide", len(expected))
         found_by_key = await index.read_candidates([each.key for each in candidates])
-        assert sorted(found.chunk.index for found in found_by_key.values()) == expected
+        assert sorted(matches.chunk.index for matches in found_by_key.values()) == expected
 
 
 async def test_chunks_deleted_during_a_search_are_replaced_by_the_next_ones(
@@ -171,9 +171,9 @@ async def test_chunks_deleted_during_a_search_are_replaced_by_the_next_ones(
         candidates = type(index).candidates
 
         async def deleted_meanwhile(*args: Any, **options: Any) -> Any:
-            found = await candidates(*args, **options)
+            candidates_found = await candidates(*args, **options)
             await index.delete_document("a")
-            return found
+            return candidates_found
 
         monkeypatch.setattr(type(index), "candidates", deleted_meanwhile)
         hits = await search(index, embedder, "text", 4, mode=SearchMode.HYBRID)

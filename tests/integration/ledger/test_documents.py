@@ -166,5 +166,5 @@ async def test_a_renewed_document_does_not_take_the_content_of_another(ledger: L
     )
     assert renewed is not None
     assert (renewed.content_hash, renewed.filename) == ("hash-1", "v2")
-    found, _ = await PipelineLedger(ledger).documents.upsert_document("hash-2")
-    assert found == other
+    stored, _ = await PipelineLedger(ledger).documents.upsert_document("hash-2")
+    assert stored == other

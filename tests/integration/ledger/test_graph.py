@@ -215,8 +215,11 @@ async def test_a_document_that_proves_to_be_another_work_takes_its_edges_along(
         ("arxiv:2001.00002", "cites", "doi:10.1234/tides"),
         ("arxiv:2001.00009", "cites", "doi:10.1234/x"),
     ]
-    found = await nodes(ledger)
-    assert (found["doi:10.1234/tides"], found["doi:10.1234/x"]) == (("work", 1), ("work", 1))
+    stored_nodes = await nodes(ledger)
+    assert (stored_nodes["doi:10.1234/tides"], stored_nodes["doi:10.1234/x"]) == (
+        ("work", 1),
+        ("work", 1),
+    )
 
 
 async def test_a_deleted_document_stays_as_a_work_where_others_cite_it(ledger: Ledger) -> None:
@@ -250,9 +253,9 @@ async def test_many_at_once_make_each_node_once(ledger: Ledger) -> None:
     await asyncio.gather(
         *(put(ledger, f"paper-{n}", None, [SEA, {"doi": "10.1234/x"}]) for n in range(12))
     )
-    found = await nodes(ledger)
-    assert sorted(count for kind, count in found.values() if kind == "work") == [12, 12]
-    assert len(found) == 12 + 4
+    stored_nodes = await nodes(ledger)
+    assert sorted(count for kind, count in stored_nodes.values() if kind == "work") == [12, 12]
+    assert len(stored_nodes) == 12 + 4
 
 
 async def test_likeness_makes_documents_known_before_they_are_described(ledger: Ledger) -> None:
@@ -262,8 +265,8 @@ async def test_likeness_makes_documents_known_before_they_are_described(ledger: 
     await put(ledger, "b", TIDES, title="The second, as it calls itself")
     page = await PipelineLedger(ledger).graph_reads.graph_neighbours("a")
     assert page is not None
-    (found,) = page.items
-    assert (found.node.label, found.edge.weight) == ("The second, as it calls itself", 0.5)
+    (node,) = page.items
+    assert (node.node.label, node.edge.weight) == ("The second, as it calls itself", 0.5)
 
 
 async def test_neighbours_come_in_pages_by_kind_and_direction(ledger: Ledger) -> None:
@@ -316,18 +319,18 @@ async def test_neighbourhoods_paths_and_works_in_common(ledger: Ledger) -> None:
     ]
     assert len(near.edges) == 5
     assert not near.truncated
-    some = await PipelineLedger(ledger).graph_walks.graph_neighbourhood("a", depth=2, limit=2)
-    assert some is not None
-    assert (len(some.nodes), some.truncated) == (2, True)
+    near_two = await PipelineLedger(ledger).graph_walks.graph_neighbourhood("a", depth=2, limit=2)
+    assert near_two is not None
+    assert (len(near_two.nodes), near_two.truncated) == (2, True)
 
-    found = await PipelineLedger(ledger).graph_walks.graph_paths("a", "doi:10.1234/d")
-    assert found is not None
-    assert found.complete
-    assert sorted([n.key for n in path.nodes][1] for path in found.paths) == [
+    paths = await PipelineLedger(ledger).graph_walks.graph_paths("a", "doi:10.1234/d")
+    assert paths is not None
+    assert paths.complete
+    assert sorted([n.key for n in path.nodes][1] for path in paths.paths) == [
         "doi:10.1234/b",
         "doi:10.1234/c",
     ]
-    for path in found.paths:
+    for path in paths.paths:
         assert [(edge.source, edge.target) for edge in path.edges] == [
             (path.nodes[0].key, path.nodes[1].key),
             (path.nodes[1].key, path.nodes[2].key),

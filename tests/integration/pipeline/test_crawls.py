@@ -80,7 +80,7 @@ def bounds(site: Site, path: str = "/", **changes: Any) -> CrawlBounds:
     return CrawlBounds.from_request([f"{site.origin}{path}"], (), **bound_values)
 
 
-async def ended(ledger: Ledger, crawl_id: str, timeout: float = 60) -> None:
+async def wait_for_end(ledger: Ledger, crawl_id: str, timeout: float = 60) -> None:
     async def is_done() -> bool:
         progress = await PipelineLedger(ledger).crawls.crawl_progress(crawl_id)
         return progress is not None and progress.state is CrawlState.DONE
@@ -120,7 +120,7 @@ async def test_each_page_is_visited_once_and_what_is_not_to_be_visited_never(
             await system.start_worker("ingest")
             tags = {"team": "search"}
             crawl = await desk(system).start(bounds(site), created_by="test", tags=tags)
-            await ended(system.ledger, crawl.id)
+            await wait_for_end(system.ledger, crawl.id)
             visits = await system.ledger.job_reads.list_jobs(JobFilter(job_type="crawl_page"))
             assert len(visits.items) > 1
             assert all(job.tags == tags for job in visits.items)
@@ -156,7 +156,7 @@ async def test_a_crawl_keeps_its_bounds(broker310: TestBroker, sqlite_url: str, 
         few = await desk(system).start(bounds(site, max_pages=3), created_by="test")
         late = await desk(system).start(bounds(site, within=1), created_by="test")
         for crawl in (flat, few, late):
-            await ended(system.ledger, crawl.id)
+            await wait_for_end(system.ledger, crawl.id)
         assert set(await outcomes(system, site, flat.id)) == {"/", "/1", "/2", "/3", "/4"}
         assert len(await outcomes(system, site, few.id)) == 3
         system.ledger.clock.offset += 2
@@ -233,7 +233,7 @@ async def test_workers_that_are_killed_lose_no_page_and_take_none_up_twice(
         worker.kill()
         await worker.ended()
         await processes.start("worker", kind="ingest")
-        await ended(system.ledger, crawl.id, 400)
+        await wait_for_end(system.ledger, crawl.id, 400)
         progress = await desk(system).show(crawl.id)
         assert progress.pages == {"succeeded": 12}
         assert progress.crawl.claimed == 12

@@ -91,10 +91,10 @@ async def test_an_upload_is_taken_from_storage(pipeline: Pipeline):
 
 
 async def test_the_pipeline_runs_without_a_ledger(pipeline: Pipeline, paper: str):
-    alone = replace(pipeline, ledger=None)
-    assert await alone.run("ingest_document", {"path": paper}) == STAGES
-    assert await alone.run("ingest_document", {"path": paper}) == STAGES
-    assert alone.result("embed_content")["reused"]
+    without_ledger = replace(pipeline, ledger=None)
+    assert await without_ledger.run("ingest_document", {"path": paper}) == STAGES
+    assert await without_ledger.run("ingest_document", {"path": paper}) == STAGES
+    assert without_ledger.result("embed_content")["reused"]
 
 
 # --- once only ------------------------------------------------------------------------------

@@ -73,12 +73,12 @@ async def test_an_input_stays_as_long_as_a_backfill_needs_it(storage: Storage, l
         put(storage, "backfills/of-one-that-runs.jsonl"),
         put(storage, "backfills/uploaded-today.jsonl", age=DAY / 2),
     ]
-    ended = put(storage, "backfills/of-one-that-has-ended.jsonl")
+    of_ended_backfill = put(storage, "backfills/of-one-that-has-ended.jsonl")
     put(storage, "backfills/never-used.jsonl")
-    for key in (remaining[0], ended):
+    for key in (remaining[0], of_ended_backfill):
         spec = {"source": "file", "options": {"key": key}}
         await ledger.bulk.create_bulk(key, kind="backfill", title="", spec=spec, created_by="test")
-    await ledger.bulk.move_bulk(ended, BulkState.CANCELLED, among=list(BulkState))
+    await ledger.bulk.move_bulk(of_ended_backfill, BulkState.CANCELLED, among=list(BulkState))
     done = await clean(storage, ledger.references, KEPT)
     assert (done.files, done.kept) == (2, 1)
     assert await left(storage) == sorted(remaining)
@@ -116,7 +116,7 @@ async def test_files_named_by_a_job_or_a_dead_letter_stay(pipeline: Pipeline, st
     """A job names a file by its key, by its document's id, or by the job's own id."""
     ledger = pipeline.ledger
     assert ledger is not None
-    kept = [
+    remaining = [
         put(storage, "uploads/incoming/by-key"),
         put(storage, "uploads/by-document/input.pdf"),
         put(storage, "intermediate/by-document/ocr_pdf/pages/1.json"),
@@ -130,7 +130,7 @@ async def test_files_named_by_a_job_or_a_dead_letter_stay(pipeline: Pipeline, st
     put(storage, "uploads/incoming/unneeded")
     done = await clean(storage, ledger.references, Expiry(24, documents=24))
     assert (done.files, done.kept) == (1, 5)
-    assert await left(storage) == sorted(kept)
+    assert await left(storage) == sorted(remaining)
 
 
 async def test_a_file_rewritten_during_a_cleanup_stays(

@@ -159,12 +159,14 @@ async def test_the_computation_is_killed_at_its_limits():
             await executor.in_process(rank, edges, timeout=60, memory_limit_mb=512)
         with pytest.raises(TimeoutError):
             await executor.in_process(rank, edges, timeout=0.5, memory_limit_mb=4096)
-        some = replace(edges, **{name: getattr(edges, name)[:1000] for name in edges.__slots__})
-        ranks = await executor.in_process(rank, some, timeout=60, memory_limit_mb=4096)
+        first_edges = replace(
+            edges, **{name: getattr(edges, name)[:1000] for name in edges.__slots__}
+        )
+        ranks = await executor.in_process(rank, first_edges, timeout=60, memory_limit_mb=4096)
     finally:
         await executor.close()
     assert sum(ranks.ranks) == pytest.approx(1)
-    assert ranks == rank(some)  # the same edges, the same answer
+    assert ranks == rank(first_edges)  # the same edges, the same answer
 
 
 def test_who_is_cited_by_many_and_by_the_cited_is_first():

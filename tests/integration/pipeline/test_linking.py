@@ -127,10 +127,10 @@ async def test_by_doi_by_arxiv_id_and_by_search_in_the_order_of_the_settings(
         Reference(text="", title="Nothing that anybody would know of"),
         Reference(text="too little"),
     )
-    told = [
+    outcomes = [
         (each.status.value, each.by, each.provider, each.work and each.work.id) for each in links
     ]
-    assert told == [
+    assert outcomes == [
         ("linked", "doi", "openalex", "doi:10.1000/tides"),
         ("linked", "arxiv", "openalex", "arxiv:1706.03762"),
         ("linked", "search", "openalex", "openalex:W3"),
@@ -385,7 +385,7 @@ async def test_the_references_of_a_book_are_linked_beside_other_jobs(
     ]
     references = [cites(work, doi=work.doi) for work in works]
     people = [Person(name.split()[-1], name[0]) for name in authors]
-    known = {
+    known_works = {
         questions_of(reference)[0].key: [
             {
                 "provider": "openalex",
@@ -396,7 +396,7 @@ async def test_the_references_of_a_book_are_linked_beside_other_jobs(
         ]
         for work, reference in zip(works, references, strict=True)
     }
-    await PipelineLedger(ledger).catalogue_answers.keep_catalogue_answers(known)
+    await PipelineLedger(ledger).catalogue_answers.keep_catalogue_answers(known_works)
     stored = {"hash": "x", "references": [each.as_json() for each in references], "citations": []}
     pipeline.storage.put(references_key("d"), json.dumps(stored).encode())
     links = replace(pipeline, settings=linking_settings)
@@ -471,9 +471,9 @@ async def test_a_catalogue_that_pauses_for_hours_is_left_out_and_asked_later(
     wikidata: WikidataServer,
 ):
     openalex.next(throttled(7200))
-    wanted = (cites(TIDES, doi="10.1000/tides"), cites(OLD), cites(ITEM), cites(WIND))
+    cited = (cites(TIDES, doi="10.1000/tides"), cites(OLD), cites(ITEM), cites(WIND))
     async with Linker.open(linking_settings, ledger, timeout=60) as linker:
-        links = await linker.link(wanted)
+        links = await linker.link(cited)
     assert [each.provider for each in links] == ["crossref", "crossref", "wikidata", ""]
     assert list(linker.paused) == ["openalex"]
     assert len(openalex.requests) == 1

@@ -103,12 +103,12 @@ def test_long_lines_that_stand_on_their_heads_are_turned():
 def test_pages_are_turned_however_they_were_scanned(
     quarters: int, kind: str, language: str, skew: int
 ):
-    (made,) = generate(1, seed=1, kinds=[kind], languages=[language])
-    straight = Image.fromarray(picture_of(made.content))
+    (generated,) = generate(1, seed=1, kinds=[kind], languages=[language])
+    straight = Image.fromarray(picture_of(generated.content))
     skewed = np.asarray(straight.rotate(skew, fillcolor="white", expand=True))
     read = read_picture(np.rot90(skewed, quarters))
     assert read.turned == 360 - 90 * quarters
-    blocks = [block for block in (*made.blocks, *made.furniture) if block.page == 1]
+    blocks = [block for block in (*generated.blocks, *generated.furniture) if block.page == 1]
     assert accuracy(blocks, read.text) > 95
 
 

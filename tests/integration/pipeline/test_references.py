@@ -199,9 +199,9 @@ async def test_without_the_pdf_there_are_references_and_no_boxes(
     document_id = await cited(pipeline, tmp_path)
     pipeline.storage.put(upload_key(document_id, "application/pdf"), b"%PDF-1.7 and no more")
     await pipeline.run("process_references", {"document_id": document_id})
-    made = stored_json(pipeline, document_id)["references"]
-    assert len(made) == 2
-    assert not any("boxes" in each for each in made)
+    references = stored_json(pipeline, document_id)["references"]
+    assert len(references) == 2
+    assert not any("boxes" in each for each in references)
 
 
 RAISED = """Jane Smith<sup>1</sup>, John Doe<sup>1,2</sup>
@@ -234,14 +234,14 @@ async def test_raised_numbers_are_recognised_by_size_and_place_and_tied_to_the_l
     await one.run("ingest_document", {"path": str(path)})
     document_id = str(one.result("ingest_document")["document_id"])
     await one.run("process_references", {"document_id": document_id})
-    made = stored_json(one, document_id)
-    assert [each["label"] for each in made["references"]] == ["1", "2", "3", "4"]
-    assert [(each["marker"], each["references"]) for each in made["citations"]] == [
+    stored = stored_json(one, document_id)
+    assert [each["label"] for each in stored["references"]] == ["1", "2", "3", "4"]
+    assert [(each["marker"], each["references"]) for each in stored["citations"]] == [
         ("¹", [0]),
         ("²,⁴", [1, 3]),
         ("¹–³", [0, 1, 2]),
     ]
-    assert made["citations"][0]["sentence"] == "The tide rises twice a day.¹"
+    assert stored["citations"][0]["sentence"] == "The tide rises twice a day.¹"
     text = json.loads(pipeline.storage.get(stage_key(document_id, EXTRACT.name)))["result"]
     assert "10³ waves" in text["pages"][0]["text"]
 
@@ -263,10 +263,10 @@ async def test_no_page_is_read_twice_for_the_boxes(
     if comes == "as an upload":
         one.storage.put("uploads/incoming/paper", pdf([BODY, LISTED]))
         await one.run("process_references", {"key": "uploads/incoming/paper"})
-        made = json.loads(one.storage.get(one.result("process_references")["result"]))
+        result_json = json.loads(one.storage.get(one.result("process_references")["result"]))
     else:
-        made = stored_json(one, await cited(one, tmp_path))
-    assert len(made["references"][0]["boxes"]) == 1
+        result_json = stored_json(one, await cited(one, tmp_path))
+    assert len(result_json["references"][0]["boxes"]) == 1
     assert read == [1, 2]
     left = [stored.key async for stored in one.storage.list_async("intermediate")]
     assert not [key for key in left if "/pages/" in key]

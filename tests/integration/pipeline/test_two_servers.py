@@ -133,10 +133,10 @@ async def no_probe(generation: Generation) -> None:
 
 async def test_the_doctor_reports_an_unreachable_embedding_server(settings: Settings) -> None:
     with LlmServer() as one:
-        asked = settings.model_copy(
+        with_both = settings.model_copy(
             update={"embed_base_url": one.url, "embed_model": "m", "embed_dimensions": DIMENSIONS}
         )
-        async with open_index(asked) as index:
+        async with open_index(with_both) as index:
             await put(index, "a")
-    *_, check = await check_index(asked)
+    *_, check = await check_index(with_both)
     assert (check.status, check.finding) == ("warning", Finding.EMBEDDER_AWAY)

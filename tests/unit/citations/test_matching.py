@@ -28,17 +28,17 @@ REFERENCE = Reference(
 
 
 def work(number: int = 1, **fields) -> CitedWork:
-    known = {
+    defaults = {
         "title": REFERENCE.title,
         "authors": (Person("Lamport", "Leslie"),),
         "year": 1978,
         "container": "Communications of the ACM",
     }
-    return CitedWork.from_fields(openalex=f"W{number}", **{**known, **fields})
+    return CitedWork.from_fields(openalex=f"W{number}", **{**defaults, **fields})
 
 
 @pytest.mark.parametrize(
-    ("fields", "least", "most"),
+    ("fields", "min_score", "max_score"),
     [
         ({}, 0.99, 1.0),
         ({"title": "Time, Clocks and the Ordering of Events in a Distributed System."}, 0.95, 1.0),
@@ -52,8 +52,8 @@ def work(number: int = 1, **fields) -> CitedWork:
         ({"title": ""}, 0.0, 0.0),
     ],
 )
-def test_how_well_a_work_fits(fields, least, most):
-    assert least <= score(REFERENCE, work(**fields)) <= most
+def test_how_well_a_work_fits(fields, min_score, max_score):
+    assert min_score <= score(REFERENCE, work(**fields)) <= max_score
 
 
 def test_a_reference_without_a_title_fits_nothing():

@@ -67,13 +67,13 @@ def test_a_book_in_another_language_is_cut_too(parser):
 
 
 def test_lines_that_a_pdf_has_cut_are_put_together(parser):
-    found = parser.parse(
+    parsed = parser.parse(
         "J. Dean and S. Ghemawat. MapReduce: Simpli\ufb01ed data proces-\nsing on large clusters. "
         "In Proceedings of the 6th Symposium on Operating\nSystems Design and Implementation, "
         "pages 137–150, 2004."
     )
-    assert found.title == "MapReduce: Simplified data processing on large clusters"
-    assert [person.family for person in found.authors] == ["Dean", "Ghemawat"]
+    assert parsed.title == "MapReduce: Simplified data processing on large clusters"
+    assert [person.family for person in parsed.authors] == ["Dean", "Ghemawat"]
 
 
 @pytest.mark.parametrize(
@@ -91,12 +91,12 @@ def test_identifiers_are_found_whatever_stands_around_them(parser, text, field, 
 
 
 def test_others_who_are_not_named_are_noted(parser):
-    found = parser.parse(
+    parsed = parser.parse(
         "Molander P, Farkkila M, Salminen K, et al. Outcome after discontinuation of therapy in "
         "patients with bowel disease. Inflamm Bowel Dis. 2014;20(6):1021-8."
     )
-    assert found.more_authors
-    assert found.authors[0] == Person("Molander", "P")
+    assert parsed.more_authors
+    assert parsed.authors[0] == Person("Molander", "P")
 
 
 def test_as_json_has_only_filled_fields(parser):
@@ -237,10 +237,10 @@ HARD: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.parametrize("kind", HARD)
 def test_a_reference_of_a_hard_kind_is_cut_right(parser, kind):
     text, right = HARD[kind]
-    found = parser.parse(text)
-    fields = {name: getattr(found, name) for name in right}
+    parsed = parser.parse(text)
+    fields = {name: getattr(parsed, name) for name in right}
     if "authors" in right:
-        fields["authors"] = [str(person) for person in found.authors]
+        fields["authors"] = [str(person) for person in parsed.authors]
     title = right.get("title", "")
     if title.endswith("?"):  # whether a question keeps its mark is the style's matter
         fields["title"] = fields["title"].rstrip("?") + "?"
@@ -260,24 +260,24 @@ def test_a_reference_of_a_hard_kind_is_cut_right(parser, kind):
 )
 def test_a_standalone_quotation_is_distinguished_from_quoted_words(text, quotations):
     tokens = tokens_of(text)
-    found = [
+    quoted_texts = [
         " ".join(token.text for token in tokens[first : last + 1])
         for first, last in _quotations(tokens)
     ]
-    assert found == quotations
+    assert quoted_texts == quotations
 
 
 @pytest.mark.parametrize("text", ["", " \n", "\x00", "."])
 def test_a_text_without_words_is_a_reference_without_fields(parser, text):
-    found = parser.parse(text)
-    assert (found.title, found.authors, found.year) == ("", (), None)
+    parsed = parser.parse(text)
+    assert (parsed.title, parsed.authors, parsed.year) == ("", (), None)
 
 
 @given(st.text(max_size=400))
 def test_any_text_is_cut_without_an_error(text):
-    found = OfflineParser().parse(text)
-    assert isinstance(found, Reference)
-    assert 0 <= found.confidence <= 1
+    parsed = OfflineParser().parse(text)
+    assert isinstance(parsed, Reference)
+    assert 0 <= parsed.confidence <= 1
 
 
 @pytest.mark.parametrize(

@@ -108,13 +108,13 @@ def test_markers_are_tied_to_what_they_cite_with_the_sentence_around_them():
         "Kuhn (1962) disagrees. It is known (see Roe et al., 1999; Kuhn, 1962, p. 4).",
         "References\n[1] A. Roe. One. 1999.\n[3] T. Kuhn. Two. 1962.\n[4] E. Fox. Three. 2001.",
     ]
-    found = split_references(pages)
+    sections = split_references(pages)
     parsed = [
         Reference("", authors=(Person("Roe", "A."),), year=1999),
         Reference("", authors=(Person("Kuhn", "T."),), year=1962),
         Reference("", authors=(Person("Fox", "E."),), year=2001),
     ]
-    cited = find_citations(found.body, found.references, parsed)
+    cited = find_citations(sections.body, sections.references, parsed)
     assert [(one.marker, one.references, one.page) for one in cited] == [
         ("[1]", (0,), 1),
         ("[1, 3–4]", (0, 1, 2), 1),
@@ -132,6 +132,6 @@ def test_markers_are_tied_to_what_they_cite_with_the_sentence_around_them():
 @pytest.mark.timeout(20)  # quadratic work on these 200 KB takes half a minute and more
 def test_hostile_pages_cost_no_more_than_their_length(piece):
     pages = [piece * (200_000 // len(piece)), "References\n" + piece * 1000]
-    found = split_references(pages)
-    find_citations(found.body, found.references, [])
-    assert len(found.references) <= 5_000
+    sections = split_references(pages)
+    find_citations(sections.body, sections.references, [])
+    assert len(sections.references) <= 5_000

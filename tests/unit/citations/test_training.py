@@ -16,10 +16,12 @@ from switchyard.services.pipeline.citations.tokens import clean_reference
 
 
 def test_there_are_forty_styles_to_learn_from_and_others_held_back():
-    learned, held = styles()
-    assert len(learned) >= 40
-    assert len(held) >= 10
-    assert not {style.title for style in learned} & {style.title for style in held}
+    training_styles, held_out_styles = styles()
+    assert len(training_styles) >= 40
+    assert len(held_out_styles) >= 10
+    assert not {style.title for style in training_styles} & {
+        style.title for style in held_out_styles
+    }
 
 
 def test_works_to_measure_with_name_other_journals_than_those_to_learn_from():

@@ -17,9 +17,9 @@ from switchyard.services.pipeline.text.plain_text import words
 
 @pytest.mark.parametrize("number", range(len(ARTICLES)))
 def test_a_sample_says_what_its_article_says(number: int):
-    made = sample(number)
-    read = read_pdf(made.content)
-    assert read.title == made.title == ARTICLES[number].title
+    one_sample = sample(number)
+    read = read_pdf(one_sample.content)
+    assert read.title == one_sample.title == ARTICLES[number].title
     there = {word for page in read.pages for word in words(page.text)}
     assert set(words(ARTICLES[number].text)) <= there
     assert len(read.pages) == 2
@@ -34,19 +34,19 @@ def test_samples_have_the_same_bytes_in_every_run():
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
-    assert done.stdout.strip() == str([content_hash(made.content) for made in samples()])
+    assert done.stdout.strip() == str([content_hash(each.content) for each in samples()])
 
 
 def test_any_number_of_different_samples_can_be_made():
-    made = list(samples(20))
-    assert len({each.content for each in made}) == 20
-    assert len({each.filename for each in made}) == 20
-    assert made[8].title == f"{ARTICLES[0].title}, edition 2"
+    many_samples = list(samples(20))
+    assert len({each.content for each in many_samples}) == 20
+    assert len({each.filename for each in many_samples}) == 20
+    assert many_samples[8].title == f"{ARTICLES[0].title}, edition 2"
 
 
 def test_samples_are_written_as_files(tmp_path: Path):
     paths = write_samples(tmp_path / "new", 3)
-    assert [path.name for path in paths] == [made.filename for made in samples(3)]
+    assert [path.name for path in paths] == [each.filename for each in samples(3)]
     assert paths[0].read_bytes() == sample(0).content
 
 

@@ -35,15 +35,15 @@ async def test_a_long_answer_of_grobid_holds_nobody_up(monkeypatch: pytest.Monke
         return body
 
     monkeypatch.setattr(grobid, "_post", return_body)
-    turns = 0
+    turns_of_others = 0
 
     async def count_turns() -> None:
-        nonlocal turns
+        nonlocal turns_of_others
         while True:
-            turns += 1
+            turns_of_others += 1
             await asyncio.sleep(0.001)
 
     other = asyncio.create_task(count_turns())
     assert await grobid.references_of_pdf(b"") == []
     other.cancel()
-    assert turns > 5
+    assert turns_of_others > 5

@@ -101,12 +101,12 @@ async def test_a_file_that_lost_its_source_to_another_is_a_document_by_itself(
     contents = [sample(number).content for number in range(4)]
     answers = await asyncio.gather(*(send(client, each, source="contested") for each in contents))
     (winner,) = {answer.json()["document_id"] for answer in answers}
-    alone = [await send(client, content) for content in contents]
-    assert sorted(answer.status_code for answer in alone) == [200, 201, 201, 201]
-    ids = {answer.json()["document_id"] for answer in alone}
+    answers_one_by_one = [await send(client, content) for content in contents]
+    assert sorted(answer.status_code for answer in answers_one_by_one) == [200, 201, 201, 201]
+    ids = {answer.json()["document_id"] for answer in answers_one_by_one}
     assert len(ids) == 4
     assert winner in ids
-    for answer in alone:
+    for answer in answers_one_by_one:
         document_id = answer.json()["document_id"]
         assert (await client.get(f"/documents/{document_id}")).json()["document_id"] == document_id
 

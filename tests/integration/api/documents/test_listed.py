@@ -67,8 +67,8 @@ async def test_the_error_for_an_unused_class_lists_the_used_ones(
 
     async def typed(*arguments: str) -> str:
         environment = {"JOBS_API_URL": str(own_client.base_url), "NO_PROXY": "*"}
-        ended = await jobctl(*arguments, **environment)
-        return ended.stdout + ended.stderr
+        process_result = await jobctl(*arguments, **environment)
+        return process_result.stdout + process_result.stderr
 
     for arguments in (["documents", "list"], ["search", "tide"]):
         error_text = await typed(*arguments, "--class", "privacy:secrett")

@@ -179,8 +179,8 @@ async def test_images_alone_wait_for_a_worker_that_reads_them(
         address = f"/documents/{accepted.json()['document_id']}"
 
         async def waits() -> dict[str, Any] | None:
-            found: dict[str, Any] = (await client.get(address)).json()
-            return found if found["state"] == "needs_ocr" else None
+            body: dict[str, Any] = (await client.get(address)).json()
+            return body if body["state"] == "needs_ocr" else None
 
         waiting = await eventually(waits, 60)
         assert waiting["completed_stages"] == ["ingest_document", "extract_text"]
@@ -195,8 +195,8 @@ async def test_images_alone_wait_for_a_worker_that_reads_them(
         done = await ended(client, accepted.json()["document_id"])
         assert (done["state"], done["title"]) == ("completed", "A heron in the reeds")
         assert "ocr_pdf" in done["completed_stages"]
-        found = (await client.post("/search", json={"query": "heron reeds"})).json()
-        assert [hit["document_id"] for hit in found["hits"]] == [done["document_id"]]
+        body = (await client.post("/search", json={"query": "heron reeds"})).json()
+        assert [hit["document_id"] for hit in body["hits"]] == [done["document_id"]]
         (job_id,) = [
             each.id
             for each in await system.ledger.job_reads.pipeline(done["job_id"])
@@ -221,8 +221,8 @@ async def test_the_text_alone_is_read_by_its_job_id(
         record = await system.wait_for_state(accepted.json()["job_id"], State.SUCCEEDED, timeout=60)
         assert record.result is not None
         assert "pages" not in record.result
-        found = (await client.get(accepted.headers["location"])).json()
-        assert [page["text"] for page in found["pages"]] == ["one page", "and another"]
+        body = (await client.get(accepted.headers["location"])).json()
+        assert [page["text"] for page in body["pages"]] == ["one page", "and another"]
         bad = await send(client, pdf()[:-300], to="/extract/text")
         await system.wait_for_state(bad.json()["job_id"], State.DEAD, timeout=60)
         refused = await client.get(bad.headers["location"])

@@ -144,10 +144,10 @@ async def test_of_several_versions_at_once_the_newest_stays(
         jobs.append(dict(outcome.jobs[0].payload))
 
     async def taken_in(payload: dict[str, Any]) -> Outcome:
-        alone, run_id = replace(arxiv), str(uuid4())
+        copied_pipeline, run_id = replace(arxiv), str(uuid4())
         outcome: Outcome = Snooze(0)
         while isinstance(outcome, Snooze):
-            outcome = await alone.one(JOB, payload, run_id=run_id)
+            outcome = await copied_pipeline.one(JOB, payload, run_id=run_id)
         return outcome
 
     await asyncio.gather(*(taken_in(payload) for payload in list(permutations(jobs))[number % 6]))
