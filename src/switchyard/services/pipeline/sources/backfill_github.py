@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Self
 from urllib.parse import quote
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from switchyard.broker import patterns
 from switchyard.services.engine.backfill.sources import Cursor, Item, Unusable
+from switchyard.services.pipeline.records.strict_model import StrictModel
 from switchyard.services.pipeline.sources.document_source import mapping
 from switchyard.services.pipeline.sources.github import github_server, repository_name
 from switchyard.services.pipeline.sources.paged_backfill import PagedSource, backfill_client
@@ -22,10 +23,8 @@ MAX_SEARCH_RESULTS = 1000
 _JSON = "application/vnd.github+json"
 
 
-class GithubOptions(BaseModel):
+class GithubOptions(StrictModel):
     """Options of the source `github`: one of the three."""
-
-    model_config = ConfigDict(extra="forbid")
 
     org: str | None = Field(default=None, pattern=patterns.GITHUB_ORG)
     """An organisation: all its repositories."""

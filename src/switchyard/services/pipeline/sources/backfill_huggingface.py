@@ -6,10 +6,11 @@ import re
 from collections.abc import AsyncIterator
 from typing import Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from switchyard.broker import patterns
 from switchyard.services.engine.backfill.sources import Cursor, Item
+from switchyard.services.pipeline.records.strict_model import StrictModel
 from switchyard.services.pipeline.sources.huggingface import Kind, hub_name, hub_server
 from switchyard.services.pipeline.sources.paged_backfill import PagedSource
 from switchyard.services.pipeline.sources.source_client import SourceClient, SourceServer
@@ -19,10 +20,8 @@ PAGE_SIZE = 100
 _NEXT = re.compile(r'<([^>]{1,4000})>\s*;\s*rel="next"')
 
 
-class HuggingfaceOptions(BaseModel):
+class HuggingfaceOptions(StrictModel):
     """Options of the source `huggingface`: `search`, `author`, or both."""
-
-    model_config = ConfigDict(extra="forbid")
 
     search: str | None = Field(default=None, min_length=1, max_length=200)
     author: str | None = Field(default=None, pattern=patterns.HUB_AUTHOR)

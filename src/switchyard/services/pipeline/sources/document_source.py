@@ -23,10 +23,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from switchyard.services.common.json_values import list_in
 from switchyard.services.common.printable import quoted_answer
+from switchyard.services.pipeline.records.strict_model import StrictModel
 from switchyard.services.pipeline.sources.source_client import SourceClient, SourceServer
 
 if TYPE_CHECKING:
@@ -36,11 +37,9 @@ MAX_TEXT = 2 * 1024 * 1024
 """Longest document, in characters, that is put together from a server's answers."""
 
 
-class SourceItem(BaseModel):
+class SourceItem(StrictModel):
     """The payload of a job that takes in a document of a source. A source that needs more fields
     makes a subclass."""
-
-    model_config = ConfigDict(extra="forbid")
 
     id: str = Field(min_length=1, max_length=500)
     """Name of the thing at the source."""

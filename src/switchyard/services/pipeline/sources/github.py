@@ -13,8 +13,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from urllib.parse import quote
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, Field
 
+from switchyard.services.pipeline.records.strict_model import StrictModel
 from switchyard.services.pipeline.sources.document_source import (
     MAX_TEXT,
     DocumentSource,
@@ -51,10 +52,8 @@ def repository_name(text: str) -> str:
     return f"{match['owner']}/{match['name']}"
 
 
-class IngestGithub(BaseModel):
+class IngestGithub(StrictModel):
     """Payload of `ingest_github`."""
-
-    model_config = ConfigDict(extra="forbid")
 
     repository: Annotated[str, AfterValidator(repository_name)] = Field(max_length=300)
     """The repository as `owner/name`, or its address."""

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from urllib.parse import quote
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, Field
 
+from switchyard.services.pipeline.records.strict_model import StrictModel
 from switchyard.services.pipeline.sources.document_source import (
     MAX_TEXT,
     DocumentSource,
@@ -41,10 +42,8 @@ def hub_name(text: str) -> str:
     return match["id"]
 
 
-class IngestHuggingface(BaseModel):
+class IngestHuggingface(StrictModel):
     """Payload of `ingest_huggingface`."""
-
-    model_config = ConfigDict(extra="forbid")
 
     id: Annotated[str, AfterValidator(hub_name)] = Field(max_length=300)
     """The model or data set as `owner/name`, or its address."""

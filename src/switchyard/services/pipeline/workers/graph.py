@@ -7,7 +7,7 @@ import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from switchyard.services.common.errors import PermanentError
 from switchyard.services.engine.jobs.context import JobContext
@@ -19,6 +19,7 @@ from switchyard.services.pipeline.index.similar_documents import TOP_K, similar_
 from switchyard.services.pipeline.ledger import PipelineLedger
 from switchyard.services.pipeline.records.documents import COMPLETED
 from switchyard.services.pipeline.records.graph import Ranking
+from switchyard.services.pipeline.records.strict_model import StrictModel
 from switchyard.services.pipeline.workers.graph_updates import update_citations
 from switchyard.services.pipeline.workers.stages import DocumentJob, ends_when_superseded
 
@@ -44,10 +45,8 @@ async def update_graph(payload: DocumentJob, ctx: JobContext) -> Outcome:
     return Done({"document_id": document_id})
 
 
-class ComputeSimilarity(BaseModel):
+class ComputeSimilarity(StrictModel):
     """Payload of `compute_similarity`: of all documents, or of those behind `after`."""
-
-    model_config = ConfigDict(extra="forbid")
 
     after: tuple[float, str] | None = None
     """Time of arrival and id of the last document of the job before."""
@@ -90,10 +89,8 @@ async def compute_similarity(payload: ComputeSimilarity, ctx: JobContext) -> Out
     return Next([Job("compute_similarity", next_payload.model_dump(mode="json"))], result)
 
 
-class RecomputeGraph(BaseModel):
+class RecomputeGraph(StrictModel):
     """Payload of `recompute_graph`; it has no fields."""
-
-    model_config = ConfigDict(extra="forbid")
 
 
 @job("recompute_graph", worker="link", lanes=("maintenance",), timeout=900)

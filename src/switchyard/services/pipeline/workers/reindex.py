@@ -6,7 +6,7 @@ import time
 from dataclasses import asdict
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from switchyard.broker import patterns
 from switchyard.services.common.durations import DAY
@@ -25,6 +25,7 @@ from switchyard.services.pipeline.index.index_rebuild import (
 )
 from switchyard.services.pipeline.index.open_index import index_of
 from switchyard.services.pipeline.ledger import PipelineLedger
+from switchyard.services.pipeline.records.strict_model import StrictModel
 from switchyard.services.pipeline.workers.embed import embed_document
 from switchyard.services.pipeline.workers.stages import DocumentJob, ends_when_superseded
 
@@ -36,10 +37,8 @@ LEASE_RETENTION = DAY
 """Seconds after its end for which a lease is kept."""
 
 
-class RebuildIndex(BaseModel):
+class RebuildIndex(StrictModel):
     """Payload of `rebuild_index`; without any field, for the embedder of the settings."""
-
-    model_config = ConfigDict(extra="forbid")
 
     offline: Literal["wordllama", "hashed", "minilm"] | None = None
     """An embedder that works without a server."""
@@ -62,10 +61,8 @@ class RebuildIndex(BaseModel):
         return settings.model_copy(update=changes)
 
 
-class UpkeepJob(BaseModel):
+class UpkeepJob(StrictModel):
     """Payload of `compact_storage` and `cleanup_expired`; it has no fields."""
-
-    model_config = ConfigDict(extra="forbid")
 
 
 @job("reindex_content", worker="reindex", lanes=("backfill", "maintenance"), timeout=600)

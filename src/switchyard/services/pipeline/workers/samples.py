@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 from uuid import UUID, uuid5
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from switchyard.broker import patterns
 from switchyard.services.common.errors import PermanentError
@@ -16,6 +16,7 @@ from switchyard.services.common.files.uploads import INCOMING
 from switchyard.services.engine.jobs.context import JobContext
 from switchyard.services.engine.jobs.outcomes import Job, Next, Outcome
 from switchyard.services.engine.jobs.registry import job
+from switchyard.services.pipeline.records.strict_model import StrictModel
 from switchyard.services.pipeline.workers.stages import INGEST, document_id_of
 
 MAX_GENERATED = 50
@@ -27,10 +28,8 @@ _UPLOADS = UUID("b7f5a3f2-3d0e-5c55-9a0d-2f4f8a6f1d77")
 Name = Annotated[str, Field(pattern=patterns.LOWER_CASE_WORD)]
 
 
-class GenerateDocuments(BaseModel):
+class GenerateDocuments(StrictModel):
     """Payload of `generate_documents`."""
-
-    model_config = ConfigDict(extra="forbid")
 
     count: int = Field(default=5, ge=1, le=MAX_GENERATED)
     seed: int = Field(default=0, ge=0, le=MAX_SEED)

@@ -16,7 +16,7 @@ from functools import wraps
 from typing import Annotated, Protocol, TypeVar
 from uuid import UUID, uuid5
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from switchyard.broker import patterns
 from switchyard.services.common.errors import PermanentError, RetryableError
@@ -29,16 +29,15 @@ from switchyard.services.pipeline.records.documents import (
     FINISHED_STATES,
     NEEDS_OCR,
 )
+from switchyard.services.pipeline.records.strict_model import StrictModel
 
 _DOCUMENT_NAMESPACE = UUID("5d3f6c0e-3a0b-5f7e-8c55-0a7b6a1f4c21")
 
 DocumentId = Annotated[str, Field(pattern=patterns.DOCUMENT_ID)]
 
 
-class DocumentJob(BaseModel):
+class DocumentJob(StrictModel):
     """Payload of every stage after the first: all other input is in the stages' outputs."""
-
-    model_config = ConfigDict(extra="forbid")
 
     document_id: DocumentId
     force: bool = False

@@ -5,12 +5,13 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from switchyard.services.engine.jobs.context import JobContext
 from switchyard.services.engine.jobs.local_fields import LocalOnly
 from switchyard.services.engine.jobs.outcomes import Job, Next, Outcome
 from switchyard.services.engine.jobs.registry import job
+from switchyard.services.pipeline.records.strict_model import StrictModel
 from switchyard.services.pipeline.sources.arxiv.arxiv_client import (
     MAX_SEARCH_RESULTS,
     PAGE_SIZE,
@@ -35,10 +36,8 @@ def _in_utc(moment: datetime) -> datetime:
     return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
 
 
-class IngestArxiv(BaseModel):
+class IngestArxiv(StrictModel):
     """One paper (`id`), or the papers that a `query` finds."""
-
-    model_config = ConfigDict(extra="forbid")
 
     id: Annotated[str, AfterValidator(_normalise)] | None = None
     """Id in any form that ArxivId.parse reads, with a version or without."""

@@ -11,7 +11,7 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, Field
 
 from switchyard.broker import patterns
 from switchyard.broker.errors import BrokerUnavailable
@@ -32,6 +32,7 @@ from switchyard.services.pipeline.crawls.crawl_pages import (
 )
 from switchyard.services.pipeline.ledger import PipelineLedger
 from switchyard.services.pipeline.records.crawls import CrawlPage, CrawlRecord
+from switchyard.services.pipeline.records.strict_model import StrictModel
 from switchyard.services.pipeline.sources.source_errors import (
     SourceBusy,
     SourceNotFound,
@@ -51,10 +52,8 @@ FULL_PAUSE = 60.0
 chance."""
 
 
-class CrawlPagePayload(BaseModel):
+class CrawlPagePayload(StrictModel):
     """Payload of `crawl_page`."""
-
-    model_config = ConfigDict(extra="forbid")
 
     crawl_id: str = Field(pattern=patterns.CRAWL_ID)
     url: Annotated[str, AfterValidator(page_address)] = Field(min_length=1, max_length=2000)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from switchyard.broker import patterns
 from switchyard.services.common.errors import PermanentError
@@ -22,6 +22,7 @@ from switchyard.services.engine.jobs.outcomes import Done, Job, Next, Outcome
 from switchyard.services.engine.jobs.registry import job
 from switchyard.services.engine.records.requests import MAX_SOURCE, checked_source
 from switchyard.services.pipeline.records.documents import NEEDS_OCR
+from switchyard.services.pipeline.records.strict_model import StrictModel
 from switchyard.services.pipeline.workers.ingest.incoming_document import (
     IncomingDocument,
     duplicate_outcome,
@@ -48,10 +49,8 @@ _SEND_DOCUMENT = "send the file to POST /documents"
 _SEND_TEXT = "send the file to POST /extract/text"
 
 
-class IngestDocument(BaseModel):
+class IngestDocument(StrictModel):
     """A file to take in: the `key` of an upload in storage, or a `path` on the worker's machine."""
-
-    model_config = ConfigDict(extra="forbid")
 
     path: Annotated[str | None, LocalOnly(_SEND_DOCUMENT)] = Field(
         default=None, min_length=1, max_length=4096
@@ -140,11 +139,9 @@ async def ingest_document(payload: IngestDocument, ctx: JobContext) -> Outcome:
     return extract_next(document_id, force=payload.force, duplicate=duplicate)
 
 
-class ExtractText(BaseModel):
+class ExtractText(StrictModel):
     """Payload of `extract_text`: a document, or the `key` of an upload whose text alone is
     wanted."""
-
-    model_config = ConfigDict(extra="forbid")
 
     document_id: DocumentId | None = None
     force: bool = False

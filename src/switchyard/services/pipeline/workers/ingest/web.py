@@ -7,7 +7,7 @@ import json
 import re
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, Field
 
 from switchyard.services.common.errors import PermanentError
 from switchyard.services.common.files.charset_choice import choose_charset
@@ -27,6 +27,7 @@ from switchyard.services.common.files.storage_keys import content_hash
 from switchyard.services.engine.jobs.context import JobContext
 from switchyard.services.engine.jobs.outcomes import Outcome
 from switchyard.services.engine.jobs.registry import job
+from switchyard.services.pipeline.records.strict_model import StrictModel
 from switchyard.services.pipeline.sources.document_source import FoundDocument
 from switchyard.services.pipeline.sources.source_errors import SourceBusy
 from switchyard.services.pipeline.sources.source_response import VALIDATORS, conditional_headers
@@ -44,10 +45,8 @@ SOURCE = "url:"
 _HTML = re.compile(rb"<(?:!doctype\s+html|html|head|body|title|meta|p|div)\b", re.IGNORECASE)
 
 
-class IngestUrl(BaseModel):
+class IngestUrl(StrictModel):
     """Payload of `ingest_url`."""
-
-    model_config = ConfigDict(extra="forbid")
 
     url: Annotated[str, AfterValidator(page_address)] = Field(min_length=1, max_length=2000)
     force: bool = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from switchyard.broker import patterns
 from switchyard.services.engine.jobs.local_fields import LocalOnly
@@ -13,13 +13,12 @@ from switchyard.services.pipeline.citations.reference_limits import (
     OneReference,
     Text,
 )
+from switchyard.services.pipeline.records.strict_model import StrictModel
 from switchyard.services.pipeline.workers.stages import DocumentId
 
 
-class _FileOrText(BaseModel):
+class _FileOrText(StrictModel):
     """References in a file that was uploaded, or in a text."""
-
-    model_config = ConfigDict(extra="forbid")
 
     key: Annotated[
         str | None,
@@ -61,10 +60,8 @@ class ParseReferences(_FileOrText):
         return self
 
 
-class LinkCitations(BaseModel):
+class LinkCitations(StrictModel):
     """Payload of `link_citations`: a document after `process_references`, or references as text."""
-
-    model_config = ConfigDict(extra="forbid")
 
     document_id: DocumentId | None = None
     references: list[OneReference] | None = Field(
