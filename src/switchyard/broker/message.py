@@ -16,6 +16,7 @@ from pydantic import (
     AfterValidator,
     AwareDatetime,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     ValidationError,
@@ -25,6 +26,7 @@ from pydantic import (
 from switchyard.broker import patterns
 from switchyard.broker.errors import MalformedMessage
 from switchyard.broker.times import check_moment, nearest_moment
+from switchyard.broker.validation import list_errors
 
 MAX_PRIORITY = 10
 MAX_FIRST_STAGE_PRIORITY = MAX_PRIORITY - 1
@@ -55,12 +57,22 @@ MAX_TAGS = 16
 """Tags of one job."""
 MAX_TAG_VALUE = 100
 """Characters."""
+
+
+def _check_tag_count(tags: object) -> object:
+    """Refuse too many tags before each of them is read: a body may have a hundred thousand."""
+    if isinstance(tags, dict) and len(tags) > MAX_TAGS:
+        raise ValueError(f"at most {MAX_TAGS} tags")
+    return tags
+
+
 Tags = Annotated[
     dict[
         Annotated[str, Field(pattern=patterns.TAG_NAME)],
         Annotated[str, Field(min_length=1, max_length=MAX_TAG_VALUE, pattern=patterns.PLAIN)],
     ],
     Field(max_length=MAX_TAGS),
+    BeforeValidator(_check_tag_count),
 ]
 """Labels by which a job can be found: `{"team": "search"}`. Validated alike wherever a job comes
 in: API, CLI, messages."""
@@ -196,10 +208,10 @@ def describe(
 ) -> str:
     """Return a validation error in one line, without the offending values (they may be private).
     `place` maps pydantic's `loc` to the path that the reader knows."""
-    parts = []
-    for item in error.errors(include_url=False, include_input=False)[:5]:
+    errors, parts = list_errors(error), []
+    for item in errors[:5]:
         where = ".".join(str(step) for step in place(item["loc"]) if step != "[key]")
         complaint = patterns.describe_field_error(item)
         parts.append(f"{where}: {complaint}" if where else complaint)
-    more = error.error_count() - len(parts)
+    more = len(errors) - len(parts)
     return "; ".join(parts) + (f"; and {more} more" if more > 0 else "")

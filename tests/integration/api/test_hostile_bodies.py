@@ -150,6 +150,31 @@ def memory_of(pid: int) -> int:
     return int(found[1]) // 1024
 
 
+MANY = dict.fromkeys(map(str, range(40_000)), 0)
+"""Fields that nothing knows, with values that are no texts."""
+WRONG: list[tuple[str, dict[str, Any]]] = [
+    ("/jobs", MANY),
+    ("/jobs", {"routing_key": "hot.noop", "payload": {}, "tags": MANY}),
+    ("/llm/requests", {"type": "chat_completion", "payload": MANY}),
+    ("/parse/references", MANY),
+    ("/v1/chat/completions", {"model": "test", "messages": list(MANY)}),
+    ("/v1/embeddings", {"model": "test", "input": [[]] * 40_000}),
+    ("/v1/batches", {"input_file_id": "file-x", "metadata": MANY}),
+]
+
+
+async def test_very_many_wrong_values_are_refused_at_once(system: System, tmp_path: Path) -> None:
+    """Each is an error, and listing them all holds the loop of the process."""
+    async with (
+        api_process(system.settings, tmp_path / "api.log") as api,
+        httpx.AsyncClient(base_url=api.url, trust_env=False, timeout=60) as client,
+    ):
+        for path, body in WRONG:
+            answer = await client.post(path, json=body)
+            assert answer.status_code in (400, 422), answer.text[:300]
+            assert len(answer.content) < 10_000
+
+
 @pytest.mark.long
 @pytest.mark.timeout(900)
 async def test_values_of_every_kind_in_every_field_are_refused_or_taken(

@@ -75,13 +75,14 @@ DocumentIdField = Annotated[str, Field(pattern=patterns.DOCUMENT_ID)]
 
 def is_finite(value: Any) -> bool:
     """Return whether no number in a JSON value is NaN or infinite."""
-    unchecked = [value]
+    unchecked: list[Any] = [[value]]
     while unchecked:
         part = unchecked.pop()
-        if isinstance(part, float) and not math.isfinite(part):
-            return False
-        if isinstance(part, dict):
-            unchecked.extend(part.values())
-        elif isinstance(part, list):
-            unchecked.extend(part)
+        for each in part.values() if isinstance(part, dict) else part:
+            kind = type(each)  # a body has up to a million values
+            if kind is float:
+                if not math.isfinite(each):
+                    return False
+            elif kind is dict or kind is list:
+                unchecked.append(each)
     return True

@@ -60,7 +60,9 @@ class ChatCompletionBody(_EndpointBody):
 
     open_fields = ("messages",)
 
-    messages: list[dict[str, Any]] = Field(min_length=1, description="The chat so far.")
+    messages: list[dict[str, Any]] = Field(
+        min_length=1, max_length=endpoint_requests.MAX_MESSAGES, description="The chat so far."
+    )
     stream: bool | None = Field(
         default=None, description="Answer as server-sent events, while the model writes."
     )

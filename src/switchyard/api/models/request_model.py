@@ -3,9 +3,12 @@ without it, and so without pydantic's search for plugins, which comes with the f
 
 from __future__ import annotations
 
-from pydantic import ConfigDict
+from typing import Any, Self
+
+from pydantic import ConfigDict, ModelWrapValidatorHandler, ValidationError, model_validator
 
 from switchyard.api.models.base import ApiModel
+from switchyard.broker.validation import bound_errors
 
 
 class RequestModel(ApiModel):
@@ -14,3 +17,12 @@ class RequestModel(ApiModel):
     route."""
 
     model_config = ConfigDict(defer_build=False)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _bound_errors(cls, body: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        """FastAPI lists all errors of a body, however many."""
+        try:
+            return handler(body)
+        except ValidationError as error:
+            raise bound_errors(error) from None

@@ -24,6 +24,7 @@ from switchyard.api.models.references import (
 )
 from switchyard.api.pipeline.documents import FORM, receive_upload
 from switchyard.api.pipeline.reference_formats import FORMATS, FormatOf, in_format
+from switchyard.broker.validation import list_errors
 from switchyard.services.common.files.charsets import charset_of
 from switchyard.services.engine.access.api_keys import Scope
 from switchyard.services.pipeline.citations.formats.export import ReferenceFormat
@@ -164,7 +165,7 @@ def _parse_body(model: type[M], body: bytes) -> M:
     try:
         return model.model_validate_json(body)
     except ValidationError as error:
-        errors = [{**fault, "loc": ("body", *fault["loc"])} for fault in error.errors()]
+        errors = [{**fault, "loc": ("body", *fault["loc"])} for fault in list_errors(error)]
         raise RequestValidationError(errors) from error
 
 

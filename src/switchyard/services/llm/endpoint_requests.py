@@ -21,6 +21,10 @@ from switchyard.services.llm.llm_errors import InvalidLlmResponse
 
 MAX_INPUTS = 2_048
 """Texts in one request, as of OpenAI's API."""
+MAX_MESSAGES = 2_000
+"""Messages of one chat."""
+MAX_TOKENS = 300_000
+"""Ids of tokens in one text. OpenAI's API takes as many in all texts of a request."""
 TOKEN_ID_BOUND = 2**31
 """Ids of tokens are below it."""
 _RESERVED_PARAMETERS = frozenset({"model", "stream", "stream_options"})
@@ -28,7 +32,7 @@ _RESERVED_PARAMETERS = frozenset({"model", "stream", "stream_options"})
 
 Texts = Annotated[list[str], Field(min_length=1, max_length=MAX_INPUTS)]
 TokenId = Annotated[int, Field(ge=0, lt=TOKEN_ID_BOUND, strict=True)]
-Tokens = Annotated[list[TokenId], Field(min_length=1)]
+Tokens = Annotated[list[TokenId], Field(min_length=1, max_length=MAX_TOKENS, fail_fast=True)]
 TokenLists = Annotated[list[Tokens], Field(min_length=1, max_length=MAX_INPUTS)]
 Input = str | Texts | Tokens | TokenLists
 ResponsesInput = (

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from switchyard.broker import patterns
+from switchyard.services.llm.endpoint_requests import MAX_MESSAGES
 from switchyard.services.llm.parameters import OWN_SCHEMA_NAME
 from switchyard.services.llm.structured_answers import check_schema
 
@@ -145,7 +146,7 @@ class ChatMessage(BaseModel):
 class ChatRequest(_SchemaRequest):
     """Any chat, with all parameters of the API."""
 
-    messages: list[ChatMessage] = Field(min_length=1, max_length=2_000)
+    messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
     model: str | None = Field(
         default=None,
         min_length=1,

@@ -28,6 +28,7 @@ from switchyard.broker.message import (
     describe,
 )
 from switchyard.broker.patterns import describe_field_error
+from switchyard.broker.validation import list_errors
 from switchyard.broker.wording import suggest
 from switchyard.services.common.errors import (
     ConflictError,
@@ -242,7 +243,7 @@ def _payload_faults(error: ValidationError, scrubber: Scrubber) -> list[PayloadF
             tuple(scrubber.scrub(step) if isinstance(step, str) else step for step in each["loc"]),
             scrubber.scrub(describe_field_error(each)),
         )
-        for each in error.errors(include_url=False, include_input=False)
+        for each in list_errors(error)
     ]
 
 
