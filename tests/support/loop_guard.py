@@ -4,8 +4,9 @@ While a loop runs one callback, it does nothing else: no heartbeat is sent and n
 each callback's processor time is measured, in the tests' own process and in those that they start
 (commands.py). Time on the wall would measure how busy the machine is.
 
-A callback counts where the innermost `async def` on its stack is the product's. What a test or its
-job handlers do in a loop is theirs.
+A callback counts where the innermost `async def` on its stack that is no library's is one of the
+product.
+What a test or its job handlers do in a loop is theirs.
 """
 
 from __future__ import annotations
@@ -169,8 +170,8 @@ def slowness() -> float:
 
 
 def is_product(frames: Sequence[FrameType]) -> bool:
-    """Return whether the innermost `async def` on the stack is the product's; where there is none,
-    as in a callback, whether it begins with the product.
+    """Return whether the innermost `async def` on the stack that is no library's is the product's;
+    where there is none, as in a callback, whether it begins with the product.
 
     A stack that does not reach a loop says nothing."""
     stack = list(_callback_of(frames))
@@ -178,12 +179,12 @@ def is_product(frames: Sequence[FrameType]) -> bool:
         return False
     last: FrameType | None = None
     for number, each in enumerate(stack):
+        if not each.f_code.co_filename.startswith((PRODUCT, TESTS)):
+            continue
+        last = each
         if each.f_code.co_flags & (inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR):
-            file = each.f_code.co_filename
             begins = any(outer.f_code.co_filename.startswith(STARTS) for outer in stack[number:])
-            return file.startswith(PRODUCT) and not begins
-        if each.f_code.co_filename.startswith((PRODUCT, TESTS)):
-            last = each
+            return each.f_code.co_filename.startswith(PRODUCT) and not begins
     return last is not None and last.f_code.co_filename.startswith(PRODUCT)
 
 
