@@ -22,6 +22,20 @@ from tests.support.system import System, open_system
 from tests.support.tcp_proxy import TcpProxy
 
 
+async def publish_unlocked(api: RunningApi) -> tuple[httpx.Response, float]:
+    """Publish, and again where the ledger was locked: with API, worker and scheduler in one process
+    of a busy machine, one of them may hold its file for longer than a request waits."""
+
+    async def publish() -> tuple[httpx.Response, float] | None:
+        answer, took = await timed_publish(api)
+        is_refused = answer.status_code == 503
+        is_locked = is_refused and answer.json()["type"] == "/problems/ledger-away"
+        return None if is_locked else (answer, took)
+
+    found: tuple[httpx.Response, float] = await eventually(publish, what="a turn at the ledger")
+    return found
+
+
 async def test_the_first_request_finds_a_connection_and_so_does_the_first_after_a_cut(
     system: System, broker310: TestBroker
 ) -> None:
@@ -52,7 +66,7 @@ async def test_a_broker_that_stops_is_told_at_once_and_accepted_jobs_run(
         nonlocal refused
         after = 0
         while after < 10:
-            answer, took = await timed_publish(api)
+            answer, took = await publish_unlocked(api)
             times.append(took)
             if answer.status_code == 202:
                 accepted.append(answer.json()["job_id"])
@@ -86,7 +100,7 @@ async def test_a_broker_that_stops_is_told_at_once_and_accepted_jobs_run(
     # What was refused has left nothing, and what was accepted is all there is.
     counts = await system.ledger.job_reads.counts()
     assert set(counts["hot"]) == {State.SUCCEEDED}
-    answer, _ = await timed_publish(api)
+    answer, _ = await publish_unlocked(api)
     assert answer.status_code == 202
 
 
@@ -101,7 +115,7 @@ async def test_a_broker_that_hangs_is_told_within_two_seconds(
     ):
         assert (await api.client.post("/jobs", json=NOOP)).status_code == 202
         proxy.pause()
-        maybe_sent, took = await timed_publish(api)
+        maybe_sent, took = await publish_unlocked(api)
         assert took < AT_MOST
         # It may be on the broker: so it is recorded, and said to be pending.
         assert (maybe_sent.status_code, maybe_sent.json()["state"]) == (202, "pending")
@@ -110,7 +124,7 @@ async def test_a_broker_that_hangs_is_told_within_two_seconds(
         times: list[float] = []
 
         async def not_sent() -> bool:
-            answer, took = await timed_publish(api)
+            answer, took = await publish_unlocked(api)
             times.append(took)
             return answer.status_code == 503
 
@@ -171,7 +185,7 @@ async def test_a_port_behind_which_is_no_broker_is_told_and_all_goes_on_when_it_
                 await eventually(lambda: not feed.is_listening.is_set())
                 times: list[float] = []
                 for _ in range(6):
-                    answer, took = await timed_publish(api)
+                    answer, took = await publish_unlocked(api)
                     times.append(took)
                     if answer.status_code == 202:
                         maybe_sent.append(answer.json()["job_id"])
@@ -200,7 +214,7 @@ async def test_a_port_behind_which_is_no_broker_is_told_and_all_goes_on_when_it_
                             heard.set()
 
             async def publish_and_hear() -> bool:
-                answer, _ = await timed_publish(api)
+                answer, _ = await publish_unlocked(api)
                 if answer.status_code == 202:
                     accepted.append(answer.json()["job_id"])
                 return heard.is_set()
