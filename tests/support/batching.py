@@ -26,7 +26,7 @@ def chat(text: str) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": text}], "max_tokens": 7}
 
 
-def only(llm: LlmServer) -> RemoteBatch:
+def only_batch(llm: LlmServer) -> RemoteBatch:
     (batch,) = llm.batches.batches.values()
     return batch
 
@@ -34,18 +34,18 @@ def only(llm: LlmServer) -> RemoteBatch:
 async def collect(
     ledger: Ledger, settings: Settings, number: int, first: int = 0, **metadata: Any
 ) -> None:
-    """Record jobs, of that metadata, whose questions wait for a batch then."""
-    async with ModelClient.open(settings, ledger) as lane:
+    """Record jobs with this metadata, whose questions then wait for a batch."""
+    async with ModelClient.open(settings, ledger) as client:
         for n in range(first, first + number):
             await ledger.jobs.record(new_job(message(f"job-{n}", **metadata)))
             with pytest.raises(WaitingForBatch):
-                await answer(lane, n)
+                await answer(client, n)
 
 
-async def answer(lane: ModelClient, n: int) -> bool:
+async def answer(client: ModelClient, n: int) -> bool:
     """Ask a question. Return whether its answer was stored already."""
     requester = Requester(f"job-{n}")
-    _, reused = await lane.answer(
+    _, reused = await client.answer(
         chat(f"Question {n}?"), urgency=Urgency(), timeout=20, requester=requester, batch=True
     )
     return reused
@@ -56,9 +56,9 @@ def new_batch_runner(ledger: Ledger, settings: Settings) -> BatchRunner:
     return BatchRunner(settings, ledger, Publisher(settings, name="batches"))
 
 
-async def fence_is_over(ledger: Ledger) -> None:
-    past = text("UPDATE llm_batches SET fenced_until = 0")
-    await ledger.core.database.write(lambda connection: connection.execute(past))
+async def end_fence(ledger: Ledger) -> None:
+    statement = text("UPDATE llm_batches SET fenced_until = 0")
+    await ledger.core.database.write(lambda connection: connection.execute(statement))
 
 
 async def killed_here(*_: Any, **__: Any) -> Any:
@@ -66,7 +66,7 @@ async def killed_here(*_: Any, **__: Any) -> Any:
     raise asyncio.CancelledError
 
 
-def list_of_none(exchange: Exchange) -> None:
+def send_empty_list(exchange: Exchange) -> None:
     exchange.send_json(200, {"object": "list", "data": [], "has_more": False})
 
 

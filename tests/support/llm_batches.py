@@ -27,13 +27,13 @@ class Batch:
     output_file_id: str | None = None
     error_file_id: str | None = None
 
-    def shown(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         named = {"object": "batch", "endpoint": "/v1/chat/completions", "created_at": 1}
         return vars(self) | named | {"completion_window": "24h"}
 
 
 @dataclass
-class BatchDesk:
+class FakeBatchApi:
     """Files and batches. Nothing is answered until a test says so (`finish`)."""
 
     files: dict[str, bytes] = field(default_factory=dict)
@@ -58,29 +58,31 @@ class BatchDesk:
         batch: Batch,
         status: str = "completed",
         *,
-        without: int = 0,
+        unanswered: int = 0,
         failed: Mapping[str, int] | None = None,
-        more: bytes = b"",
+        appended: bytes = b"",
     ) -> None:
-        """End a batch: an answer for each question but the last `without`; an error with that
-        status for those in `failed`; and `more` behind them."""
-        asked = self.questions(batch)
+        """End a batch: an answer for each question but the last `unanswered`; an error with that
+        status for those in `failed`; and `appended` behind them."""
+        fields = self.questions(batch)
         answered: list[dict[str, Any]] = []
         errors: list[dict[str, Any]] = []
-        for line in asked[: len(asked) - without]:
+        for line in fields[: len(fields) - unanswered]:
             key = line["custom_id"]
             code = (failed or {}).get(key)
             response = {"status_code": code or 200, "body": _completion(line["body"])}
             if code:
                 response["body"] = {"error": {"message": "it went wrong"}}
             (errors if code else answered).append({"custom_id": key, "response": response})
-        batch.output_file_id = self._keep(answered, more)
+        batch.output_file_id = self._keep(answered, appended)
         batch.error_file_id = self._keep(errors, b"") if errors else None
         batch.status = status
 
-    def _keep(self, lines: list[dict[str, Any]], more: bytes) -> str:
+    def _keep(self, lines: list[dict[str, Any]], appended: bytes) -> str:
         file_id = f"file-{len(self.files)}"
-        self.files[file_id] = b"".join(json.dumps(each).encode() + b"\n" for each in lines) + more
+        self.files[file_id] = (
+            b"".join(json.dumps(each).encode() + b"\n" for each in lines) + appended
+        )
         return file_id
 
     def answer(self, exchange: Exchange, content: bytes) -> None:
@@ -99,9 +101,9 @@ class BatchDesk:
                 self.names[file_id] = _name_of(content)
                 exchange.send_json(200, {"id": file_id, "object": "file", "purpose": "batch"})
             case "GET", ["files"]:
-                left = [each for each in self.names if each not in self.deleted]
-                shown = [{"id": each, "filename": self.names[each]} for each in left]
-                exchange.send_json(200, {"object": "list", "data": shown, "has_more": False})
+                remaining = [each for each in self.names if each not in self.deleted]
+                entries = [{"id": each, "filename": self.names[each]} for each in remaining]
+                exchange.send_json(200, {"object": "list", "data": entries, "has_more": False})
             case "GET", ["files", file_id, "content"] if file_id in self.files:
                 exchange.send(200, self.files[file_id], content_type="application/json")
             case "DELETE", ["files", file_id]:
@@ -110,24 +112,24 @@ class BatchDesk:
             case "POST", ["batches"]:
                 self._create(exchange, json.loads(content))
             case "GET", ["batches"]:
-                shown = [each.shown() for each in reversed(self.batches.values())]
-                exchange.send_json(200, {"object": "list", "data": shown, "has_more": False})
+                entries = [each.as_json() for each in reversed(self.batches.values())]
+                exchange.send_json(200, {"object": "list", "data": entries, "has_more": False})
             case "GET", ["batches", batch_id] if batch_id in self.batches:
-                exchange.send_json(200, self.batches[batch_id].shown())
+                exchange.send_json(200, self.batches[batch_id].as_json())
             case "POST", ["batches", batch_id, "cancel"] if batch_id in self.batches:
                 self.batches[batch_id].status = "cancelling"
-                exchange.send_json(200, self.batches[batch_id].shown())
+                exchange.send_json(200, self.batches[batch_id].as_json())
             case _:
                 exchange.send_json(404, {"error": {"message": "there is no such thing"}})
 
-    def _create(self, exchange: Exchange, asked: Mapping[str, Any]) -> None:
-        batch = Batch(f"batch_{len(self.batches)}", asked["input_file_id"], asked["metadata"])
+    def _create(self, exchange: Exchange, fields: Mapping[str, Any]) -> None:
+        batch = Batch(f"batch_{len(self.batches)}", fields["input_file_id"], fields["metadata"])
         self.batches[batch.id] = batch
         misbehave, self.after_creating = self.after_creating, None
         if misbehave is not None:
             misbehave(exchange)
             return
-        exchange.send_json(200, batch.shown())
+        exchange.send_json(200, batch.as_json())
 
 
 def _file_of(content: bytes) -> bytes:
@@ -138,14 +140,14 @@ def _file_of(content: bytes) -> bytes:
 
 def _name_of(content: bytes) -> str:
     """Return the name of a part, as the form has it."""
-    found = re.search(rb'filename="([^"]*)"', content)
-    return found.group(1).decode() if found else ""
+    match = re.search(rb'filename="([^"]*)"', content)
+    return match.group(1).decode() if match else ""
 
 
-def _completion(asked: Mapping[str, Any]) -> dict[str, Any]:
+def _completion(fields: Mapping[str, Any]) -> dict[str, Any]:
     choice = {"index": 0, "message": {"role": "assistant", "content": ANSWER}}
     return {
-        "model": asked["model"],
+        "model": fields["model"],
         "choices": [choice | {"finish_reason": "stop"}],
         "usage": {"prompt_tokens": 11, "completion_tokens": 7},
     }

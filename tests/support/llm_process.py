@@ -46,31 +46,31 @@ async def ask_all(questions: list[str]) -> list[str]:
 
 
 async def call_all(questions: list[str]) -> list[str]:
-    """Return the same by an LLMQueue, which says how each ended."""
+    """Ask by an LLMQueue; return the status of each question."""
     async with LLMQueue.open() as queue:
 
         async def call(question: str) -> str:
-            asked = {"messages": [{"role": "user", "content": question}]}
-            return (await queue.call("chat_completion", asked, timeout=60)).status
+            chat = {"messages": [{"role": "user", "content": question}]}
+            return (await queue.call("chat_completion", chat, timeout=60)).status
 
         return await asyncio.gather(*(call(each) for each in questions))
 
 
-class Asking:
-    """The process, ready to begin."""
+class AskingProcess:
+    """A process that asks questions when it is let."""
 
-    def __init__(self, process: Running, told: IO[str], says: IO[str]) -> None:
+    def __init__(self, process: Running, commands_file: IO[str], output_file: IO[str]) -> None:
         self._process = process
-        self._told = told
-        self._says = says
+        self._commands = commands_file
+        self._output = output_file
 
     def go(self) -> None:
         """Let it ask."""
-        print("go", file=self._told, flush=True)
+        print("go", file=self._commands, flush=True)
 
     async def answers(self) -> list[str]:
         """Return what became of each question, once all have ended."""
-        answers: list[str] = json.loads(await asyncio.to_thread(self._says.readline))
+        answers: list[str] = json.loads(await asyncio.to_thread(self._output.readline))
         return answers
 
     def kill(self) -> None:
@@ -79,26 +79,30 @@ class Asking:
         self._process.wait(10)
 
 
-def asking(environment: dict[str, str], questions: list[str]) -> AbstractContextManager[Asking]:
+def asking(
+    environment: dict[str, str], questions: list[str]
+) -> AbstractContextManager[AskingProcess]:
     """Return the process, ready to begin; it is killed at the end."""
     return _started(environment, questions)
 
 
 def asking_directly(
     environment: dict[str, str], questions: list[str]
-) -> AbstractContextManager[Asking]:
+) -> AbstractContextManager[AskingProcess]:
     """Return the same with `call_all`."""
     return _started(environment, questions, "queue")
 
 
 @contextmanager
-def _started(environment: dict[str, str], questions: list[str], *how: str) -> Iterator[Asking]:
-    reads, tell = os.pipe()
-    said, prints = os.pipe()
-    with os.fdopen(tell, "w") as told, os.fdopen(said) as says:
-        with os.fdopen(reads) as stdin, os.fdopen(prints, "w") as output:
+def _started(
+    environment: dict[str, str], questions: list[str], *modes: str
+) -> Iterator[AskingProcess]:
+    stdin_fd, commands_fd = os.pipe()
+    output_fd, stdout_fd = os.pipe()
+    with os.fdopen(commands_fd, "w") as commands_file, os.fdopen(output_fd) as output_file:
+        with os.fdopen(stdin_fd) as stdin, os.fdopen(stdout_fd, "w") as output:
             process = commands().start(
-                [json.dumps(questions), *how],
+                [json.dumps(questions), *modes],
                 env={**os.environ, **environment},
                 cwd=ROOT,
                 stdin=stdin.fileno(),
@@ -107,9 +111,9 @@ def _started(environment: dict[str, str], questions: list[str], *how: str) -> It
                 module=__name__,
             )
         with process:
-            started = Asking(process, told, says)
+            started = AskingProcess(process, commands_file, output_file)
             try:
-                assert says.readline() == "ready\n"
+                assert output_file.readline() == "ready\n"
                 yield started
             finally:
                 started.kill()

@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from tests.support.llm_batches import BatchDesk
+from tests.support.llm_batches import FakeBatchApi
 from tests.support.site import Behaviour, Exchange, Request, Site
 
 ANSWER = "A summary that a model wrote."
@@ -56,10 +56,10 @@ def streams(
     """Return a completion as a stream: a chunk for each delta with `each_reason`, one with the
     `reason` unless None, and `end`."""
 
-    def chunk(delta: Mapping[str, Any], why: str | None) -> bytes:
-        choice = {"index": 0, "delta": delta, "finish_reason": why}
-        said = {"object": "chat.completion.chunk", "model": "m", "choices": [choice]}
-        return b"data: " + json.dumps(said).encode() + b"\n\n"
+    def chunk(delta: Mapping[str, Any], finish_reason: str | None) -> bytes:
+        choice = {"index": 0, "delta": delta, "finish_reason": finish_reason}
+        fields = {"object": "chat.completion.chunk", "model": "m", "choices": [choice]}
+        return b"data: " + json.dumps(fields).encode() + b"\n\n"
 
     chunks = [chunk(each, each_reason) for each in deltas]
     last = [] if reason is None else [chunk({}, reason)]
@@ -77,18 +77,18 @@ def embeds(
     weights: str = "",
     max_texts: int | None = None,
     too_many: int = 400,
-    longest: int | None = None,
+    max_characters: int | None = None,
 ) -> Behaviour:
-    """Proper embeddings: made of the text's hash. With a `model`, those of that one, whichever is
-    asked for; with `weights`, others under the same name. More than `max_texts` texts, and one of
-    more characters than `longest`, are refused."""
+    """Return embeddings that are made of the text's hash. With a `model`, they are of that one,
+    whichever is asked for; with `weights`, others under the same name. More than `max_texts` texts,
+    and one of more than `max_characters`, are refused."""
 
     def behave(exchange: Exchange, request: Request) -> None:
         texts = request.json["input"]
         if max_texts is not None and len(texts) > max_texts:
             exchange.send_json(too_many, {"error": {"message": "the batch is too large"}})
             return
-        if longest is not None and any(len(each) > longest for each in texts):
+        if max_characters is not None and any(len(each) > max_characters for each in texts):
             exchange.send_json(400, {"error": {"message": "an input is too long"}})
             return
         items = [
@@ -100,9 +100,9 @@ def embeds(
             for index, text in enumerate(texts)
         ]
         data = items[::-1] if backwards else items
-        said = model or request.json["model"]
+        model_name = model or request.json["model"]
         usage = {"prompt_tokens": 5 * len(data), "total_tokens": 5 * len(data)}
-        body = {"object": "list", "data": data, "model": said, "usage": usage}
+        body = {"object": "list", "data": data, "model": model_name, "usage": usage}
         exchange.send_json(200, body)
 
     return behave
@@ -130,7 +130,7 @@ def says(body: bytes, content_type: str = "application/json") -> Behaviour:
 
 
 def cut_in_the_middle() -> Behaviour:
-    """Return the connection ends within the body."""
+    """End the connection within the body."""
     return lambda exchange, _: exchange.send(
         200, b'{"id": "1', content_type="application/json", claimed_length=500
     )
@@ -141,7 +141,7 @@ class LlmServer(Site):
 
     def __init__(self, port: int = 0) -> None:
         super().__init__(port)
-        self.batches = BatchDesk()
+        self.batches = FakeBatchApi()
         """What its Batch API has, and how it misbehaves."""
 
     @property

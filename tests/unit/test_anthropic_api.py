@@ -22,8 +22,8 @@ TOOL = {"type": "function", "function": {"name": "tide", "parameters": {"type": 
 PNG = "data:image/png;base64,AAAA"
 
 
-def said(*messages: dict[str, Any], **more: Any) -> dict[str, Any]:
-    """The body that is made of a chat, without its `max_tokens`."""
+def translated(*messages: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """Return the body that is made of a chat, without its `max_tokens`."""
     body = dict(API.request_body({"messages": messages, **more}))
     body.pop("max_tokens")
     return body
@@ -37,12 +37,12 @@ def user(content: Any = "hello") -> dict[str, Any]:
     return {"role": "user", "content": content}
 
 
-def test_each_api_of_the_settings_is_spoken() -> None:
+def test_each_api_of_the_settings_has_a_class() -> None:
     assert set(get_args(ApiName)) == MODEL_APIS.keys()
 
 
 def test_a_conversation_with_tools_is_said_in_turns() -> None:
-    body = said(
+    body = translated(
         {"role": "system", "content": "Be short."},
         user("High?"),
         {"role": "assistant", "content": "I look.", "tool_calls": [CALL, {**CALL, "id": "c2"}]},
@@ -81,7 +81,7 @@ def test_pictures_and_documents_are_sent() -> None:
     ]
     picture = {"type": "base64", "media_type": "image/png", "data": "AAAA"}
     document = {"type": "base64", "media_type": "application/pdf", "data": "BBBB"}
-    (turn,) = said(user(content))["messages"]
+    (turn,) = translated(user(content))["messages"]
     assert turn["content"] == [
         cached,
         {"type": "image", "source": picture},
@@ -149,7 +149,7 @@ def test_pictures_and_documents_are_sent() -> None:
     ],
 )
 def test_parameters_are_translated(given: dict[str, Any], made: dict[str, Any]) -> None:
-    body = said(user(), **given)
+    body = translated(user(), **given)
     del body["messages"]
     assert body == made
     assert API.refusal(given, None) is None
@@ -173,7 +173,7 @@ def test_an_answer_has_a_limit(given: dict[str, Any], most: int) -> None:
         {"functions": [{}]},
     ],
 )
-def test_what_the_api_does_not_have_is_refused(given: dict[str, Any]) -> None:
+def test_requests_that_the_api_does_not_have_are_refused(given: dict[str, Any]) -> None:
     (name,) = given
     assert f"the parameter {name}:" in str(API.refusal(given, None))
 
@@ -207,18 +207,18 @@ def test_what_the_api_does_not_have_is_refused(given: dict[str, Any]) -> None:
         (user(), {"response_format": {"type": "grammar"}}, "response_format"),
     ],
 )
-def test_what_can_not_be_said_is_refused(
+def test_a_chat_that_the_api_can_not_express_is_refused(
     message: dict[str, Any], more: dict[str, Any], error: str
 ) -> None:
     with pytest.raises(LlmBadRequest, match=error):
-        said(message, **more)
+        translated(message, **more)
 
 
 @pytest.mark.parametrize(
     ("left", "seconds", "least", "most"),
     [("0", 30, 25, 30), ("3", 30, 0, 0), ("0", 9_999, 120, 120), ("0", -5, 0, 0)],
 )
-def test_the_remaining_requests_are_read_from_the_headers(
+def test_the_seconds_to_wait_are_read_from_the_headers(
     left: str, seconds: int, least: float, most: float
 ) -> None:
     reset = (datetime.now(UTC) + timedelta(seconds=seconds)).isoformat()

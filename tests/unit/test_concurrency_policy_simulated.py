@@ -9,7 +9,7 @@ from switchyard.services.llm.concurrency_policy import Bounds, FixedPolicy
 
 
 @pytest.mark.parametrize("name", ["adaptive, 1 to 50", "adaptive, 1 to 200"])
-def test_the_default_policy_meets_requirement_l8_and_more(name: str) -> None:
+def test_the_default_policy_exceeds_requirement_l8(name: str) -> None:
     policy, bounds = CONTENDERS[name]
     outcome = instantly(run(policy, bounds, seed=1))
     assert outcome.timeouts < 0.5

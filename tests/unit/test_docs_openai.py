@@ -75,7 +75,7 @@ METHODS = {"get": "GET", "get_api_list": "GET", "post": "POST", "delete": "DELET
 
 
 def rows() -> Iterator[tuple[str, str, str]]:
-    """The endpoint, the parameters and the treatment of each row of the table."""
+    """Return the endpoint, the parameters and the treatment of each row of the table."""
     page = (ROOT / "docs" / "openai.md").read_text()
     section = page.partition("## What is passed on\n")[2].partition("\n## ")[0]
     endpoint = ""
@@ -87,7 +87,7 @@ def rows() -> Iterator[tuple[str, str, str]]:
 
 
 def treatments(url: str) -> dict[str, str]:
-    """How the table says that each parameter of an endpoint is dealt with."""
+    """Return the treatment of each parameter of an endpoint, by the table."""
     named: dict[str, str] = {}
     for endpoint, names, treatment in rows():
         if endpoint in ("all", f"`{url}`"):
@@ -96,13 +96,13 @@ def treatments(url: str) -> dict[str, str]:
 
 
 def sent(url: str, name: str) -> tuple[Any, dict[str, Any]]:
-    """The value of a parameter in a request, and the body that a server gets."""
+    """Return the value of a parameter in a request, and the body that a server gets."""
     input_name = ENDPOINTS[url].input_name
-    asked = {"model": "m", input_name: VALUES[input_name], name: VALUES.get(name, ODD)}
+    request_body = {"model": "m", input_name: VALUES[input_name], name: VALUES.get(name, ODD)}
     reads, body_of = READERS[url]
-    body = reads.model_validate(asked)
-    named = {"model": body.model, input_name: asked[input_name], **(body.model_extra or {})}
-    return asked[name], body_of(ENDPOINTS[url].payload(named))
+    body = reads.model_validate(request_body)
+    named = {"model": body.model, input_name: request_body[input_name], **(body.model_extra or {})}
+    return request_body[name], body_of(ENDPOINTS[url].payload(named))
 
 
 @pytest.mark.parametrize("url", PARAMETERS)
@@ -112,9 +112,9 @@ def test_the_table_names_every_parameter_of_the_package(url: str) -> None:
 
 @pytest.mark.parametrize("url", READERS)
 def test_every_parameter_is_dealt_with_as_the_table_says(url: str) -> None:
-    told = treatments(url)
+    treatment_by_name = treatments(url)
     for name in {*PARAMETERS[url], "unheard_of"}:
-        treatment = told.get(name, "passed on")
+        treatment = treatment_by_name.get(name, "passed on")
         if treatment.startswith("refused"):
             with pytest.raises(ValidationError):
                 sent(url, name)

@@ -20,7 +20,7 @@ class Runs:
     def __init__(self) -> None:
         self.begin: dict[str, asyncio.Event] = {}
         self.asked: list[str] = []
-        self.broken_off: list[str] = []
+        self.cancelled: list[str] = []
 
     def run(self, name: str, error: Exception | None = None) -> Run:
         begin = self.begin[name] = asyncio.Event()
@@ -35,7 +35,7 @@ class Runs:
                 output.write(f"{name} begins")
                 await asyncio.sleep(0)
             except asyncio.CancelledError:
-                self.broken_off.append(name)
+                self.cancelled.append(name)
                 raise
             return name
 
@@ -59,53 +59,53 @@ def hedges(share: float = 0.5, calls: int = 10) -> Hedges:
 async def race(
     made: Hedges,
     runs: Runs,
-    patience: float = 0.01,
+    delay: float = 0.01,
     *,
     first_fails: Exception | None = None,
     second_fails: Exception | None = None,
 ) -> str:
     first, second = runs.run("first", first_fails), runs.run("second", second_fails)
-    return await asyncio.wait_for(made.race(patience, None, first, second), MAX_WAIT)
+    return await asyncio.wait_for(made.race(delay, None, first, second), MAX_WAIT)
 
 
-async def until(runs: Runs, *names: str) -> None:
+async def wait_until_asked(runs: Runs, *names: str) -> None:
     await eventually(lambda: runs.asked == list(names))
 
 
-async def test_what_begins_in_time_is_asked_once(runs: Runs) -> None:
-    racing = asyncio.create_task(race(hedges(), runs, patience=10))
-    await until(runs, "first")
+async def test_a_request_that_begins_in_time_is_sent_once(runs: Runs) -> None:
+    racing = asyncio.create_task(race(hedges(), runs, delay=10))
+    await wait_until_asked(runs, "first")
     runs.begin["first"].set()
     assert await racing == "first"
     assert runs.asked == ["first"]
 
 
-async def test_of_two_the_one_that_begins_first_is_read_and_the_other_broken_off(
+async def test_the_request_that_begins_first_is_read_and_the_other_cancelled(
     runs: Runs,
 ) -> None:
     made = hedges()
     racing = asyncio.create_task(race(made, runs))
-    await until(runs, "first", "second")
+    await wait_until_asked(runs, "first", "second")
     runs.begin["second"].set()
     assert await racing == "second"
-    assert runs.broken_off == ["first"]
+    assert runs.cancelled == ["first"]
     assert made.counts == {"won": 1, "lost": 0, "failed": 0}
 
 
-async def test_the_first_may_still_be_the_first(runs: Runs) -> None:
+async def test_the_first_request_can_still_win(runs: Runs) -> None:
     made = hedges()
     racing = asyncio.create_task(race(made, runs))
-    await until(runs, "first", "second")
+    await wait_until_asked(runs, "first", "second")
     runs.begin["first"].set()
     assert await racing == "first"
-    assert runs.broken_off == ["second"]
+    assert runs.cancelled == ["second"]
     assert made.counts == {"won": 0, "lost": 1, "failed": 0}
 
 
-async def test_one_that_fails_leaves_the_other(runs: Runs) -> None:
+async def test_a_failed_request_leaves_the_answer_to_the_other(runs: Runs) -> None:
     made = hedges()
     racing = asyncio.create_task(race(made, runs, second_fails=TemporarilyUnavailable("no room")))
-    await until(runs, "first", "second")
+    await wait_until_asked(runs, "first", "second")
     runs.begin["second"].set()
     await asyncio.sleep(0)
     runs.begin["first"].set()
@@ -113,10 +113,10 @@ async def test_one_that_fails_leaves_the_other(runs: Runs) -> None:
     assert made.counts == {"won": 0, "lost": 0, "failed": 1}
 
 
-async def test_when_both_fail_it_is_the_first_ones_error(runs: Runs) -> None:
+async def test_when_both_fail_the_error_of_the_first_is_raised(runs: Runs) -> None:
     one, other = TemporarilyUnavailable("the first"), TemporarilyUnavailable("the second")
     racing = asyncio.create_task(race(hedges(), runs, first_fails=one, second_fails=other))
-    await until(runs, "first", "second")
+    await wait_until_asked(runs, "first", "second")
     runs.begin["second"].set()
     await asyncio.sleep(0)
     runs.begin["first"].set()
@@ -124,27 +124,27 @@ async def test_when_both_fail_it_is_the_first_ones_error(runs: Runs) -> None:
         await racing
 
 
-async def test_who_breaks_it_off_breaks_off_both(runs: Runs) -> None:
+async def test_cancelling_the_race_cancels_both(runs: Runs) -> None:
     racing = asyncio.create_task(race(hedges(), runs))
-    await until(runs, "first", "second")
+    await wait_until_asked(runs, "first", "second")
     racing.cancel()
     await asyncio.gather(racing, return_exceptions=True)
-    assert sorted(runs.broken_off) == ["first", "second"]
+    assert sorted(runs.cancelled) == ["first", "second"]
 
 
-def test_there_are_no_more_than_the_share_of_the_calls() -> None:
+def test_second_requests_stay_within_their_share_of_the_calls() -> None:
     made = hedges(share=0.125, calls=0)
-    taken = 0
+    second_requests = 0
     for _ in range(100):
         made.next_hedge_delay()
-        taken += made.take_second_request()
-    assert taken == 12
+        second_requests += made.take_second_request()
+    assert second_requests == 12
     for _ in range(1000):
         made.next_hedge_delay()
     assert sum(made.take_second_request() for _ in range(100)) == int(MAX_BURST)
 
 
-def test_nothing_is_late_where_it_is_off_or_the_usual_time_is_not_known() -> None:
+def test_no_call_is_late_when_hedging_is_off_or_too_few_latencies_are_known() -> None:
     off = hedges(share=0)
     assert off.next_hedge_delay() is None
     new = Hedges(0.5)
@@ -156,7 +156,7 @@ def test_nothing_is_late_where_it_is_off_or_the_usual_time_is_not_known() -> Non
 
 
 @pytest.mark.parametrize("winner", [0, 1])
-async def test_the_loser_is_broken_off_while_the_winner_still_writes(winner: int) -> None:
+async def test_the_loser_is_cancelled_while_the_winner_still_writes(winner: int) -> None:
     begin, broken_off = asyncio.Event(), asyncio.Event()
 
     def run(number: int) -> Run:

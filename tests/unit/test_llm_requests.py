@@ -74,7 +74,7 @@ def test_parameters_in_extra_are_sent_as_they_are(
     assert REQUESTS["chat_completion"].model_validate(stored).question().request_body() == body
 
 
-def test_a_parameter_that_is_said_twice_is_refused() -> None:
+def test_a_parameter_that_is_given_twice_is_refused() -> None:
     payload = PAYLOADS["chat_completion"] | {"extra": {"max_completion_tokens": 9}}
     with pytest.raises(ValidationError, match="max_tokens stands in extra and as a field"):
         REQUESTS["chat_completion"].model_validate(payload | {"max_tokens": 7})
@@ -133,7 +133,7 @@ def test_a_text_cannot_close_its_frame() -> None:
         ("{}", "does not fit"),
     ],
 )
-def test_what_does_not_fit_is_said_in_words(text: str, complaint: str) -> None:
+def test_the_error_says_what_does_not_fit_the_schema(text: str, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         parse_answer_here(text, NUMBER)
 
@@ -154,7 +154,7 @@ def test_a_fence_around_json_is_no_part_of_it(text: str) -> None:
         {"enum": ["x" * MAX_SCHEMA]},
     ],
 )
-def test_schemas_that_are_none_or_lead_elsewhere_are_refused(schema: dict[str, Any]) -> None:
+def test_invalid_schemas_and_outside_references_are_refused(schema: dict[str, Any]) -> None:
     payload = PAYLOADS["chat_completion"] | {"json_schema": schema}
     with pytest.raises(InvalidPayload, match="json_schema"):
         Registry.load().get("chat_completion").validate(payload)
@@ -217,7 +217,7 @@ CHOICES = [{"$ref": "#"}, {"$ref": "#"}]
 TREE = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"anyOf": CHOICES}}]}
 
 
-async def test_an_answer_that_takes_ages_to_check_is_given_up_and_holds_up_nobody(
+async def test_an_answer_that_takes_too_long_to_check_is_given_up_and_blocks_nobody(
     executor: Executor,
 ) -> None:
     check_schema(TREE)
@@ -237,7 +237,7 @@ async def test_an_answer_that_takes_ages_to_check_is_given_up_and_holds_up_nobod
     assert late < 2
 
 
-async def test_the_words_for_many_faults_are_found_elsewhere(executor: Executor) -> None:
+async def test_many_faults_are_described_in_another_process(executor: Executor) -> None:
     schema: dict[str, Any] = {"type": "null"}
     for _ in range(90):
         schema = {"anyOf": [schema, {"type": "null"}]}
@@ -251,7 +251,7 @@ async def test_the_words_for_many_faults_are_found_elsewhere(executor: Executor)
         await checking
 
 
-async def test_what_is_cheap_to_check_needs_no_other_process() -> None:
+async def test_a_cheap_check_needs_no_other_process() -> None:
     async def none(*_: Any, **__: Any) -> Any:
         raise AssertionError("another process")
 

@@ -1,4 +1,4 @@
-"""What a model reasons is told from what it answers, whatever marks it has for that."""
+"""A model's reasoning is separated from its answer, whatever marks it has for that."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ NO_ANSWERS = [
 
 
 def read(text: str, size: int) -> tuple[str, str]:
-    """The answer, and what was told of it, of a text in pieces of that size."""
+    """Read a text in pieces of this size; return the answer, and what was streamed of it."""
     told: list[str] = []
     reader = ThoughtFilter(told.append, told.clear)
     for at in range(0, len(text), size):

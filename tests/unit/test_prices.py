@@ -67,10 +67,10 @@ def test_a_budget_without_prices_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_an_estimate_is_an_upper_bound_and_a_picture_is_no_text() -> None:
     words = "the quick brown fox jumps over the lazy dog " * 100  # 900 tokens
-    asked = {"messages": [{"role": "user", "content": words}], "max_tokens": 70}
-    found = max_usage_of(asked)
-    assert 900 < found["prompt_tokens"] < 2_000
-    assert found["completion_tokens"] == 70
+    chat = {"messages": [{"role": "user", "content": words}], "max_tokens": 70}
+    usage = max_usage_of(chat)
+    assert 900 < usage["prompt_tokens"] < 2_000
+    assert usage["completion_tokens"] == 70
     picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 10**6}}
-    asked = {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, picture]}]}
-    assert max_usage_of(asked)["prompt_tokens"] < 2_000
+    chat = {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, picture]}]}
+    assert max_usage_of(chat)["prompt_tokens"] < 2_000

@@ -49,7 +49,7 @@ MESSAGE = [*BEGIN, *DELTAS, TEXT_DONE, PART_DONE, ITEM_DONE]
 async def read(
     events: Sequence[object], end: bytes = b"", size: int = 7
 ) -> tuple[list[dict[str, Any]], Any]:
-    """The events that are passed on, and the response."""
+    """Read a stream; return the events that are passed on, and the response."""
     lines: list[str] = []
     body = b"".join(b"data: %b\n\n" % json.dumps(each).encode() for each in events) + end
 
@@ -61,8 +61,8 @@ async def read(
     return [json.loads(line) for line in "".join(lines).splitlines()], response
 
 
-def written(pieces: Sequence[LlmText], answer: dict[str, Any]) -> list[dict[str, Any]]:
-    """The events that a client gets."""
+def write(pieces: Sequence[LlmText], answer: dict[str, Any]) -> list[dict[str, Any]]:
+    """Write a stream; return the events that a client gets."""
     writer = ResponseEventWriter("job-1")
     frames = [frame for piece in pieces for frame in writer.text(piece)]
     frames += writer.end(answer)
@@ -133,7 +133,7 @@ async def test_a_stream_without_end_is_broken_off(monkeypatch: pytest.MonkeyPatc
         await read([DELTAS[0]] * 200)
 
 
-async def test_what_is_no_event_is_not_passed_on() -> None:
+async def test_invalid_events_are_not_passed_on() -> None:
     odd: list[Any] = [{"type": "x\nevent: y"}, {"type": 3}, [1], "text", {"no": "type"}]
     passed_on, response = await read([*odd, DELTAS[0], COMPLETED])
     assert passed_on == [DELTAS[0]]
@@ -144,7 +144,7 @@ async def test_what_is_no_event_is_not_passed_on() -> None:
         {},
         {**DELTAS[0], "output_index": "x"},
     ]
-    events = written([LlmText(lines_of(*hostile), 0)], ANSWER)
+    events = write([LlmText(lines_of(*hostile), 0)], ANSWER)
     assert "x\nevent: y" not in [each["type"] for each in events]
 
 
@@ -153,7 +153,7 @@ def test_the_servers_events_go_on_as_they_are(size: int) -> None:
     begin = [CREATED, ADDED, PART_ADDED]
     text = lines_of(*begin, *DELTAS, TEXT_DONE, PART_DONE, ITEM_DONE)
     pieces = [LlmText(text[at : at + size], at) for at in range(0, len(text), size)]
-    events = written(pieces, ANSWER)
+    events = write(pieces, ANSWER)
     for each in events:
         del each["sequence_number"]
     assert events[0] == CREATED
@@ -170,10 +170,10 @@ def test_the_servers_events_go_on_as_they_are(size: int) -> None:
 
 
 @pytest.mark.parametrize("count", range(len(MESSAGE)))
-def test_what_is_missing_of_the_events_follows_from_the_answer(count: int) -> None:
+def test_missing_events_are_made_from_the_answer(count: int) -> None:
     sent = [each for each in MESSAGE if each["type"] != "response.in_progress"][:count]
     text = lines_of(*sent)
-    events = written([LlmText(text, 0), LlmText("{}\n", len(text) + 1)], ANSWER)
+    events = write([LlmText(text, 0), LlmText("{}\n", len(text) + 1)], ANSWER)
     kinds = [each["type"].removeprefix("response.") for each in events]
     assert kinds[:4] == ["created", "in_progress", "output_item.added", "content_part.added"]
     assert text_of(events) == TEXT
@@ -185,10 +185,10 @@ def test_what_is_missing_of_the_events_follows_from_the_answer(count: int) -> No
 def test_an_answer_that_began_anew_as_another_one_is_an_error() -> None:
     text = lines_of(CREATED, ADDED, PART_ADDED, DELTAS[0])
     pieces = [LlmText(text, 0), LlmText(text, 0)]
-    assert text_of(written(pieces, ANSWER)) == TEXT  # the same again
+    assert text_of(write(pieces, ANSWER)) == TEXT  # the same again
     other = {**ITEM, "content": [{**PART, "text": "It falls."}]}
     for output in ([other], [CALL], []):
-        events = written(pieces, {**ANSWER, "output": output})
+        events = write(pieces, {**ANSWER, "output": output})
         assert events[-1]["type"] == "error"
         assert "began anew" in events[-1]["message"]
         assert events[-1]["error"]["code"] == events[-1]["code"] == "model_failed"
@@ -196,9 +196,9 @@ def test_an_answer_that_began_anew_as_another_one_is_an_error() -> None:
 
 def test_a_line_without_end_is_not_collected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(response_events, "MAX_LINE", 1_000)
-    events = written([LlmText("x" * 600, at) for at in (0, 600, 1_200)], ANSWER)
+    events = write([LlmText("x" * 600, at) for at in (0, 600, 1_200)], ANSWER)
     assert events[-1]["type"] == "response.completed"
-    broken = written([LlmText("nothing\n" + lines_of(*DELTAS), 0)], ANSWER)
+    broken = write([LlmText("nothing\n" + lines_of(*DELTAS), 0)], ANSWER)
     assert text_of(broken) == TEXT
 
 

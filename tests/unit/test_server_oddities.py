@@ -28,7 +28,7 @@ class Response:
 
 
 def delta(content: Any = None, reason: str | None = None, **more: Any) -> dict[str, Any]:
-    """A chunk with a piece of an answer."""
+    """Return a chunk with a piece of an answer."""
     said = {"content": content, **more.pop("delta", {})}
     return {"choices": [{"index": 0, "delta": said, "finish_reason": reason, **more}]}
 

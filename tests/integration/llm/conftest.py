@@ -18,14 +18,14 @@ from tests.support.system import System, open_system
 
 @pytest.fixture
 async def ledger(database_url: str) -> AsyncIterator[Ledger]:
-    """An empty ledger, on each kind of database."""
+    """Yield an empty ledger, on each kind of database."""
     async with await Ledger.open(database_url, check=True) as opened:
         yield opened
 
 
 @pytest.fixture
 async def plain_ledger(sqlite_url: str) -> AsyncIterator[Ledger]:
-    """An empty ledger, where one kind of database says enough."""
+    """Yield an empty ledger on SQLite, for tests for which one kind of database is enough."""
     await make_ledger(sqlite_url)
     async with await Ledger.open(sqlite_url, check=True) as opened:
         yield opened
@@ -33,7 +33,7 @@ async def plain_ledger(sqlite_url: str) -> AsyncIterator[Ledger]:
 
 @pytest.fixture(autouse=True)
 def _own_data_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Answers are stored below the test's directory, whatever its settings leave out."""
+    """Store answers below the test's directory where its settings name none."""
     monkeypatch.setenv("JOBS_DATA_DIR", str(tmp_path))
 
 
@@ -45,7 +45,7 @@ def llm() -> Iterator[LlmServer]:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Batches are looked at in each turn, and failed requests repeated at once."""
+    """Check batches in each turn, and repeat failed requests at once."""
     monkeypatch.setattr(batch_runner, "BATCH_POLL_INTERVAL", 0.0)
     monkeypatch.setattr("switchyard.services.llm.server_client.FIRST_RETRY_DELAY", 0.01)
 
@@ -54,7 +54,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 async def system(
     broker310: TestBroker, sqlite_url: str, tmp_path: Path, llm: LlmServer, quick: None
 ) -> AsyncIterator[System]:
-    """A system whose only provider is the test's server."""
+    """Yield a system whose only provider is the test's server."""
     modules = ("switchyard.services.llm.job_types",)
     async with open_system(broker310, sqlite_url, data_dir=tmp_path, modules=modules) as opened:
         own = Provider(name="own", base_url=llm.url, model=MODEL, aliases=("small", "org/small"))
@@ -65,6 +65,6 @@ async def system(
 
 @pytest.fixture
 def settings(tmp_path: Path, llm: LlmServer, quick: None) -> Settings:
-    """Of a system without a broker whose questions go by batches to that server."""
+    """Return settings without a broker, whose questions go to that server in batches."""
     nowhere = {"amqp_url": "amqp://127.0.0.1:1", "data_dir": tmp_path}
     return Settings.model_validate(with_batches(llm.url, tmp_path) | nowhere)

@@ -87,7 +87,7 @@ async def test_a_question_is_paid_for_once(open_answers: Callable[..., StoredAns
 
 
 @pytest.mark.parametrize(
-    ("kept", "found"),
+    ("stored", "expected"),
     [
         (Completion("Hmm.</think>Water.", "m", "stop", {}), "Water. again"),
         (Completion("<think>Hmm.", "m", "stop", {}), "answer 1"),
@@ -96,10 +96,10 @@ async def test_a_question_is_paid_for_once(open_answers: Callable[..., StoredAns
     ids=["with reasoning", "reasoning alone", "a stream without an end"],
 )
 async def test_a_wrong_answer_that_an_earlier_version_stored_is_not_reused(
-    open_answers: Callable[..., StoredAnswers], kept: Completion, found: str
+    open_answers: Callable[..., StoredAnswers], stored: Completion, expected: str
 ) -> None:
-    await open_answers().store(QUESTION, kept)
-    assert await get(open_answers(), CountingServer()) == found
+    await open_answers().store(QUESTION, stored)
+    assert await get(open_answers(), CountingServer()) == expected
 
 
 async def test_equal_questions_at_once_are_one_call(
@@ -107,15 +107,15 @@ async def test_equal_questions_at_once_are_one_call(
 ) -> None:
     until = asyncio.Event()
     ask = CountingServer(until=until)
-    one, other = open_answers(), open_answers()
-    waiting = [asyncio.create_task(get(each, ask)) for each in [one, other] * 10]
+    first, second = open_answers(), open_answers()
+    waiting = [asyncio.create_task(get(each, ask)) for each in [first, second] * 10]
     await eventually(lambda: ask.times)
     until.set()
     texts = await asyncio.gather(*waiting)
     assert sorted(texts) == ["answer 1"] + ["answer 1 again"] * 19
     assert ask.times == 1
-    assert not one._locks
-    assert not other._locks
+    assert not first._locks
+    assert not second._locks
 
 
 async def test_a_question_that_failed_is_asked_by_the_next_caller(
@@ -249,8 +249,8 @@ async def test_files_of_answers_without_a_record_are_deleted_after_a_day(
         if path.stem != "young":
             os.utime(path, (time.time() - 2 * DAY,) * 2)
     assert await drop_unrecorded_answers(settings, ledger) == 250
-    left = sorted(path.stem for path in (tmp_path / "llm").iterdir())
-    assert left == ["asked", "recorded", "young"]
+    remaining = sorted(path.stem for path in (tmp_path / "llm").iterdir())
+    assert remaining == ["asked", "recorded", "young"]
 
 
 async def test_one_process_gets_the_claim(ledger: Ledger) -> None:
@@ -276,8 +276,8 @@ async def test_old_and_unused_answers_are_deleted(
         await storage.put_async(f"llm/k{number}.json", b"x" * 100)
         await LlmLedger(ledger).answers.record_llm_answer(f"k{number}", 100)
     assert await drop_old_answers(settings, ledger) == 3
-    left = sorted(path.name for path in (tmp_path / "llm").iterdir())
-    assert left == ["k3.json", "k4.json"], "the latest ones"
+    remaining = sorted(path.name for path in (tmp_path / "llm").iterdir())
+    assert remaining == ["k3.json", "k4.json"], "the latest ones"
     assert await drop_old_answers(settings, ledger) == 0
     store_nothing = settings.model_copy(update={"llm_answers_days": 0})
     assert await drop_old_answers(store_nothing, ledger) == 2

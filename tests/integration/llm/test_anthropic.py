@@ -106,7 +106,7 @@ async def test_calls_of_tools_and_reasoning_are_part_of_the_whole(
     assert answer.body["usage"]["total_tokens"] == 54
 
 
-async def test_text_is_told_while_it_is_written(claude: AnthropicServer) -> None:
+async def test_text_is_streamed_while_it_is_written(claude: AnthropicServer) -> None:
     pieces: list[str] = []
     await ask(claude, pieces=pieces)
     assert len(pieces) > 1
@@ -180,7 +180,7 @@ BEGINNING = events_of(text(ANSWER))[:5]
         ),
     ],
 )
-async def test_errors_mean_something_for_the_job(
+async def test_errors_are_translated_for_the_job(
     claude: AnthropicServer,
     quick: None,
     behaviours: list[Behaviour],
@@ -193,7 +193,7 @@ async def test_errors_mean_something_for_the_job(
     assert words in str(caught.value)
 
 
-async def test_patience_is_as_long_as_the_server_asks_for(claude: AnthropicServer) -> None:
+async def test_the_pause_is_as_long_as_the_server_asks_for(claude: AnthropicServer) -> None:
     claude.next(api_error(429, "rate_limit_error", Retry_After="17"))
     with pytest.raises(DependencyUnavailable) as caught:
         await ask(claude)
@@ -217,7 +217,7 @@ async def test_a_schema_that_the_server_refuses_is_in_the_prompt_alone(
     assert third.keys() == {"model", "messages", "max_tokens", "stream"}
 
 
-async def test_unchanged_programs_of_openais_client_ask_it(
+async def test_unchanged_programs_of_openais_client_are_answered(
     system: System, claude: AnthropicServer, llm: LlmServer
 ) -> None:
     """Through the lanes; what its API does not have is asked elsewhere, or refused."""

@@ -52,17 +52,17 @@ async def test_questions_of_a_provider_that_gets_no_batches_any_more_are_asked_l
     ledger: Ledger, settings: Settings, llm: LlmServer
 ) -> None:
     await collect(ledger, settings.model_copy(update={"llm_batch_wait": 600.0}), QUESTIONS)
-    without = settings.model_copy(update={"llm_batch": False})
-    await new_batch_runner(ledger, without).turn()
+    without_batches = settings.model_copy(update={"llm_batch": False})
+    await new_batch_runner(ledger, without_batches).turn()
     assert await states(ledger) == {ItemState.LIVE: QUESTIONS}
     assert await LlmLedger(ledger).spending.llm_spend("model") == [], (
         "nothing is set aside for a batch any more"
     )
-    assert await answered(ledger, without) == [False] * QUESTIONS
+    assert await answered(ledger, without_batches) == [False] * QUESTIONS
     assert llm.batches.files == {}
 
 
-async def test_a_batch_that_could_not_be_sent_before_they_were_switched_off_is_given_up(
+async def test_an_unsent_batch_is_given_up_when_batches_are_switched_off(
     plain_ledger: Ledger, settings: Settings, llm: LlmServer
 ) -> None:
     await collect(plain_ledger, settings, QUESTIONS)
@@ -88,15 +88,15 @@ async def test_a_batch_whose_server_is_away_is_tried_until_the_server_would_have
     assert await states(plain_ledger) == {ItemState.LIVE: QUESTIONS}
 
 
-@pytest.mark.parametrize(("spare", "goes"), [(-60.0, "live"), (60.0, "sent")])
-async def test_a_question_whose_job_would_end_before_its_batch_must_is_asked_live(
-    plain_ledger: Ledger, settings: Settings, spare: float, goes: str
+@pytest.mark.parametrize(("spare", "outcome"), [(-60.0, "live"), (60.0, "sent")])
+async def test_a_question_whose_job_expires_before_its_batch_is_asked_live(
+    plain_ledger: Ledger, settings: Settings, spare: float, outcome: str
 ) -> None:
     """The scheduler may have been away since it was collected."""
-    ends = plain_ledger.clock.now() + timedelta(seconds=MAX_BATCH_WAIT + spare)
-    await collect(plain_ledger, settings, QUESTIONS, expires_at=ends)
+    expires_at = plain_ledger.clock.now() + timedelta(seconds=MAX_BATCH_WAIT + spare)
+    await collect(plain_ledger, settings, QUESTIONS, expires_at=expires_at)
     await new_batch_runner(plain_ledger, settings).turn()
-    assert await states(plain_ledger) == {goes: QUESTIONS}
+    assert await states(plain_ledger) == {outcome: QUESTIONS}
 
 
 # --- killed -------------------------------------------------------------------------------------
@@ -168,8 +168,8 @@ async def test_a_sender_killed_at_any_step_leaves_one_batch_one_price_and_no_fil
             killed = await _through(plain_ledger, settings, llm, step)
             (remote,) = llm.batches.batches.values()
             assert remote.status == "completed", f"step {step}"
-            left = set(llm.batches.files) - set(llm.batches.deleted)
-            assert left == set(), f"step {step}: files stay at the provider"
+            remaining_files = set(llm.batches.files) - set(llm.batches.deleted)
+            assert remaining_files == set(), f"step {step}: files stay at the provider"
             assert await answered(plain_ledger, settings) == [True] * QUESTIONS, f"step {step}"
             assert llm.requests == [], f"step {step}: asked live as well"
             spent = {

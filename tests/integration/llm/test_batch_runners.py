@@ -16,12 +16,12 @@ from switchyard.services.llm.model_client import ModelClient
 from tests.support.batching import (
     answer,
     collect,
-    fence_is_over,
+    end_fence,
     killed_here,
-    list_of_none,
     new_batch_runner,
-    only,
+    only_batch,
     refusal,
+    send_empty_list,
 )
 from tests.support.llm_server import LlmServer
 
@@ -54,8 +54,8 @@ async def test_a_sender_that_is_killed_while_it_sends_is_followed_by_one_that_se
         monkeypatch.setattr(killed, "_send", killed_here)
     elif point == "upload":
         llm.batches.fail_next = [
-            list_of_none,
-            list_of_none,
+            send_empty_list,
+            send_empty_list,
             *[lambda exchange: exchange.reset()] * 3,
         ]
     elif point == "create":
@@ -68,13 +68,13 @@ async def test_a_sender_that_is_killed_while_it_sends_is_followed_by_one_that_se
         monkeypatch.undo()
     llm.batches.fail_next = []
     await new_batch_runner(ledger, settings).turn()
-    (ours,) = await LlmLedger(ledger).batches.llm_batches()
-    assert ours.remote_id is None, "the other may be sending it yet"
-    await fence_is_over(ledger)
+    (batch,) = await LlmLedger(ledger).batches.llm_batches()
+    assert batch.remote_id is None, "the other may be sending it yet"
+    await end_fence(ledger)
     await new_batch_runner(ledger, settings).turn()
-    (ours,) = await LlmLedger(ledger).batches.llm_batches()
-    assert ours.remote_id == only(llm).id
-    assert len(llm.batches.questions(only(llm))) == 2
+    (batch,) = await LlmLedger(ledger).batches.llm_batches()
+    assert batch.remote_id == only_batch(llm).id
+    assert len(llm.batches.questions(only_batch(llm))) == 2
 
 
 def only_of(ledger: Ledger, name: str, instead: Any) -> Any:
@@ -107,7 +107,7 @@ async def test_a_sender_that_was_frozen_changes_nothing_of_what_another_has_sent
         as_read = await LlmLedger(other).batches.llm_batches()
         items_read = [await LlmLedger(other).batches.open_llm_questions(as_read[0])]
         await new_batch_runner(ledger, settings).turn()
-        await fence_is_over(ledger)
+        await end_fence(ledger)
 
         async def read_before(*_: Any) -> Any:
             return as_read
@@ -126,20 +126,22 @@ async def test_a_sender_that_was_frozen_changes_nothing_of_what_another_has_sent
         ):
             monkeypatch.setattr(LlmBatchRepository, name, only_of(other, name, stale))
         llm.batches.fail_next = {
-            "nothing": [list_of_none, list_of_none],
-            "a refusal": [list_of_none, list_of_none, refusal(400)],
+            "nothing": [send_empty_list, send_empty_list],
+            "a refusal": [send_empty_list, send_empty_list, refusal(400)],
             "no server": [lambda exchange: exchange.reset()] * 3,
             "an ending": [],
         }[found]
         if found == "an ending":
-            llm.batches.finish(only(llm))
+            llm.batches.finish(only_batch(llm))
             await new_batch_runner(ledger, settings).turn()
         await frozen.turn()
     first, *second = llm.batches.batches.values()
     assert [each.status for each in second] == ["cancelling"] * (found == "nothing")
-    left = [(each.remote_id, each.state) for each in await LlmLedger(ledger).batches.llm_batches()]
-    assert left == ([] if found == "an ending" else [(first.id, "sent")])
-    if left:
+    open_batches = [
+        (each.remote_id, each.state) for each in await LlmLedger(ledger).batches.llm_batches()
+    ]
+    assert open_batches == ([] if found == "an ending" else [(first.id, "sent")])
+    if open_batches:
         llm.batches.finish(first)
         await new_batch_runner(ledger, settings).turn()
     async with ModelClient.open(settings, ledger) as client:
@@ -155,7 +157,7 @@ async def test_a_sender_that_is_killed_while_it_concludes_pays_and_answers_once(
     await collect(ledger, settings, 3)
     killed = new_batch_runner(ledger, settings)
     await killed.turn()
-    llm.batches.finish(only(llm))
+    llm.batches.finish(only_batch(llm))
     conclude, done = LlmBatchRepository.finish_llm_question, 0
 
     async def once(*args: Any) -> bool:

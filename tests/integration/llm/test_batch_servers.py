@@ -14,7 +14,14 @@ from switchyard.services.engine.ledger import Ledger
 from switchyard.services.llm import batch_api, batch_runner
 from switchyard.services.llm.ledger import LlmLedger
 from switchyard.services.llm.model_client import ModelClient
-from tests.support.batching import answer, collect, list_of_none, new_batch_runner, only, refusal
+from tests.support.batching import (
+    answer,
+    collect,
+    new_batch_runner,
+    only_batch,
+    refusal,
+    send_empty_list,
+)
 from tests.support.llm_server import LlmServer
 
 
@@ -25,7 +32,7 @@ async def test_a_batch_that_ends_without_answers_frees_all_its_questions(
     await collect(plain_ledger, settings, 2)
     batch_runner = new_batch_runner(plain_ledger, settings)
     await batch_runner.turn()
-    only(llm).status = status
+    only_batch(llm).status = status
     await batch_runner.turn()
     async with ModelClient.open(settings, plain_ledger) as client:
         assert [await answer(client, n) for n in range(2)] == [False] * 2
@@ -37,7 +44,7 @@ async def test_a_batch_that_is_refused_or_never_ends_is_given_up_in_time(
     plain_ledger: Ledger, settings: Settings, llm: LlmServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await collect(plain_ledger, settings, 1)
-    llm.batches.fail_next = [list_of_none, list_of_none, refusal(400)]
+    llm.batches.fail_next = [send_empty_list, send_empty_list, refusal(400)]
     await new_batch_runner(plain_ledger, settings).turn()
     assert await LlmLedger(plain_ledger).batches.llm_batches() == []
     async with ModelClient.open(settings, plain_ledger) as client:
@@ -46,7 +53,7 @@ async def test_a_batch_that_is_refused_or_never_ends_is_given_up_in_time(
     await new_batch_runner(plain_ledger, settings).turn()
     monkeypatch.setattr(batch_runner, "BATCH_TIMEOUT", -1.0)
     await new_batch_runner(plain_ledger, settings).turn()
-    assert only(llm).status == "cancelling"
+    assert only_batch(llm).status == "cancelling"
     assert len(await LlmLedger(plain_ledger).batches.llm_batches()) == 1, (
         "what it has answered may come yet"
     )
@@ -57,7 +64,7 @@ async def test_a_batch_that_is_refused_or_never_ends_is_given_up_in_time(
         assert await answer(client, 77) is False
 
 
-async def test_a_batch_whose_answers_can_not_be_kept_holds_up_no_other(
+async def test_a_batch_whose_answers_can_not_be_stored_holds_up_no_other(
     plain_ledger: Ledger, settings: Settings, llm: LlmServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = settings.model_copy(update={"llm_batch_size": 1})
@@ -92,12 +99,14 @@ async def test_an_answer_that_can_not_be_written_as_it_is_keeps_no_batch_waiting
     await collect(plain_ledger, settings, 2)
     batch_runner = new_batch_runner(plain_ledger, settings)
     await batch_runner.turn()
-    keys = [each["custom_id"] for each in llm.batches.questions(only(llm))]
+    keys = [each["custom_id"] for each in llm.batches.questions(only_batch(llm))]
     lines = []
     for key, text in zip(keys, ["half \ud83d", "both \ud83d\ude00"], strict=True):
         body = {"model": "m\ud800", "choices": [{"message": {"content": text}}]}
         lines.append({"custom_id": key, "response": {"status_code": 200, "body": body}})
-    llm.batches.finish(only(llm), without=2, more=b"\n".join(json.dumps(x).encode() for x in lines))
+    llm.batches.finish(
+        only_batch(llm), unanswered=2, appended=b"\n".join(json.dumps(x).encode() for x in lines)
+    )
     await batch_runner.turn()
     assert await LlmLedger(plain_ledger).batches.llm_batches() == []
     async with ModelClient.open(settings, plain_ledger) as client:
@@ -114,19 +123,19 @@ async def test_a_server_without_a_batch_api_keeps_no_question_waiting(
         assert await answer(client, 0) is False
 
 
-async def test_ids_of_a_server_are_no_addresses(
+async def test_a_servers_id_that_is_a_path_is_refused(
     plain_ledger: Ledger, settings: Settings, llm: LlmServer
 ) -> None:
     await collect(plain_ledger, settings, 1)
     llm.batches.fail_next = [
-        list_of_none,
-        list_of_none,
+        send_empty_list,
+        send_empty_list,
         lambda exchange: exchange.send_json(200, {"id": "../../admin", "object": "file"}),
     ]
     await new_batch_runner(plain_ledger, settings).turn()
-    (ours,) = await LlmLedger(plain_ledger).batches.llm_batches()
-    assert ours.remote_id is None
-    assert "an invalid id" in (ours.note or "")
+    (batch,) = await LlmLedger(plain_ledger).batches.llm_batches()
+    assert batch.remote_id is None
+    assert "an invalid id" in (batch.note or "")
 
 
 async def test_a_file_of_answers_without_an_end_of_lines_is_not_all_read(
@@ -135,19 +144,19 @@ async def test_a_file_of_answers_without_an_end_of_lines_is_not_all_read(
     read: list[bytes] = []
     monkeypatch.setattr(batch_api, "MAX_LINE_BYTES", 2_000)
 
-    def noted(line: bytes) -> Any:
+    def parse_noted(line: bytes) -> Any:
         read.append(line)
         return json.loads(line)
 
-    monkeypatch.setattr(batch_api, "_json_or_none", noted)
+    monkeypatch.setattr(batch_api, "_json_or_none", parse_noted)
     await collect(plain_ledger, settings, 2)
     await new_batch_runner(plain_ledger, settings).turn()
-    llm.batches.finish(only(llm), without=1)
-    questions = llm.batches.questions(only(llm))  # in any order
+    llm.batches.finish(only_batch(llm), unanswered=1)
+    questions = llm.batches.questions(only_batch(llm))  # in any order
     first = 0 if "Question 0?" in json.dumps(questions[0]) else 1
     key = questions[1]["custom_id"]
     too_long = json.dumps({"custom_id": key, "response": "x" * 2_000}).encode() + b"\n"
-    output = only(llm).output_file_id
+    output = only_batch(llm).output_file_id
     assert output is not None
     llm.batches.files[output] = too_long + llm.batches.files[output] + b"{}\n" * 100_000
     await new_batch_runner(plain_ledger, settings).turn()
@@ -157,7 +166,7 @@ async def test_a_file_of_answers_without_an_end_of_lines_is_not_all_read(
         assert await answer(client, 1 - first) is False  # asked live
 
 
-async def test_a_list_of_batches_without_an_end_holds_nobody_up(
+async def test_a_very_long_list_of_batches_is_read_in_time(
     plain_ledger: Ledger, settings: Settings, llm: LlmServer
 ) -> None:
     await collect(plain_ledger, settings, 1)
@@ -166,4 +175,4 @@ async def test_a_list_of_batches_without_an_end_holds_nobody_up(
     began = time.monotonic()
     await new_batch_runner(plain_ledger, settings).turn()
     assert time.monotonic() - began < 5
-    assert only(llm).status == "in_progress"
+    assert only_batch(llm).status == "in_progress"

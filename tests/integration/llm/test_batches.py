@@ -13,7 +13,7 @@ from switchyard.broker.publish.publisher import Publisher
 from switchyard.services.engine.records.states import State
 from switchyard.services.llm.batch_runner import BatchRunner
 from switchyard.services.llm.ledger import LlmLedger
-from tests.support.batching import chat, only
+from tests.support.batching import chat, only_batch
 from tests.support.brokers import TestBroker
 from tests.support.llm_batches import ANSWER, with_batches
 from tests.support.llm_server import LlmServer
@@ -55,7 +55,7 @@ async def test_backfilled_questions_go_together_and_come_back_one_by_one_at_half
 ) -> None:
     job_ids = await collected(system, 3)
     await batch_runner.turn()
-    questions = llm.batches.questions(only(llm))
+    questions = llm.batches.questions(only_batch(llm))
     assert len({each["custom_id"] for each in questions}) == 3
     assert questions[0]["body"]["model"] == "m"
     hot = await system.publish("hot.chat_completion", chat("Question 0?"))
@@ -63,7 +63,7 @@ async def test_backfilled_questions_go_together_and_come_back_one_by_one_at_half
     assert len(llm.requests) == 1, "who is in a hurry does not wait for a batch"
     await batch_runner.turn()
     assert await system.state(job_ids[1]) is State.RETRYING
-    llm.batches.finish(only(llm))
+    llm.batches.finish(only_batch(llm))
     await batch_runner.turn()
     for each in job_ids[1:]:
         record = await system.wait_for_state(each, State.SUCCEEDED)
@@ -83,13 +83,13 @@ async def test_what_a_batch_does_not_answer_is_asked_live(
 ) -> None:
     job_ids = await collected(system, 4)
     await batch_runner.turn()
-    questions = llm.batches.questions(only(llm))
+    questions = llm.batches.questions(only_batch(llm))
     known = {"custom_id": questions[1]["custom_id"], "response": {"status_code": 200, "body": {}}}
     foreign = {"custom_id": "../../x", "response": {"status_code": 200, "body": {}}}
     odd = [b"no json", b"[]", b'{"custom_id": 7}', json.dumps(foreign).encode()]
     more = b"\n".join([*odd, json.dumps(known).encode()])
     failed = {questions[0]["custom_id"]: 500}
-    llm.batches.finish(only(llm), "expired", without=2, failed=failed, more=more)
+    llm.batches.finish(only_batch(llm), "expired", unanswered=2, failed=failed, appended=more)
     await batch_runner.turn()
     for each in job_ids:
         await system.wait_for_state(each, State.SUCCEEDED)
@@ -98,7 +98,7 @@ async def test_what_a_batch_does_not_answer_is_asked_live(
     assert (row.calls, row.cost, row.reserved) == (4, 9 + 3 * 18, 0)
 
 
-async def test_who_is_near_its_end_or_cancelled_is_not_sent(
+async def test_questions_of_expiring_and_cancelled_jobs_are_not_sent(
     system: System, batch_runner: BatchRunner, llm: LlmServer
 ) -> None:
     (first, second) = await collected(system, 2)
@@ -108,8 +108,8 @@ async def test_who_is_near_its_end_or_cancelled_is_not_sent(
     await system.wait_for_state(near, State.SUCCEEDED)
     assert len(llm.requests) == 1
     await batch_runner.turn()
-    (question,) = llm.batches.questions(only(llm))
+    (question,) = llm.batches.questions(only_batch(llm))
     assert question["body"]["messages"][0]["content"] == "Question 1?"
-    llm.batches.finish(only(llm))
+    llm.batches.finish(only_batch(llm))
     await batch_runner.turn()
     await system.wait_for_state(second, State.SUCCEEDED)

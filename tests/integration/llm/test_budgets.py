@@ -33,7 +33,7 @@ CLASSIFY = {"text": "The sea is salt.", "labels": ["sea", "land"], "max_tokens":
 SEA = llm_server.answers('{"label": "sea"}')
 
 
-def test_the_command_line_has_all_choices() -> None:
+def test_the_command_line_offers_every_grouping() -> None:
     assert {each.value for each in SpendBy} == set(get_args(SpentBy))
 
 
@@ -116,11 +116,11 @@ async def test_the_doctor_names_a_spent_budget_of_a_key_and_the_command_that_rai
     record = await system.wait_for_state(job_id, State.RETRYING)
     command = f"jobctl keys limit {key.id} --budget-per-day AMOUNT"
     assert f"It goes on when that is raised: {command}" in (record.error_message or "")
-    (found,) = await check_budgets(context)
-    assert found.finding is Finding.BUDGET_SPENT
-    assert f"the budget of the API key {key.id} for 20" in found.detail
-    assert "0.00 of 5.00 USD spent" in found.detail
-    assert f"`{command}`" in found.remedy
+    (diagnostic,) = await check_budgets(context)
+    assert diagnostic.finding is Finding.BUDGET_SPENT
+    assert f"the budget of the API key {key.id} for 20" in diagnostic.detail
+    assert "0.00 of 5.00 USD spent" in diagnostic.detail
+    assert f"`{command}`" in diagnostic.remedy
 
 
 def test_each_budget_names_what_raises_it() -> None:
@@ -151,30 +151,30 @@ async def test_a_backfill_publishes_no_more_than_its_budget_lets_run(
     running = asyncio.create_task(user.run(started))
 
     async def is_short() -> bool:
-        found = await system.ledger.bulk.get_bulk(started.id)
-        return found is not None and "too little left" in (found.note or "")
+        operation = await system.ledger.bulk.get_bulk(started.id)
+        return operation is not None and "too little left" in (operation.note or "")
 
     await eventually(is_short)
-    own, _ = await system.ledger.bulk_jobs.count_bulk_jobs(started.id)
-    assert sum(own.values()) < 40
+    own_jobs, _ = await system.ledger.bulk_jobs.count_bulk_jobs(started.id)
+    assert sum(own_jobs.values()) < 40
     assert llm.requests == []
     await system.ledger.bulk.set_bulk_limits(started.id, {"budget": 1_000_000.0})
     await asyncio.wait_for(running, 60)
-    own, _ = await system.ledger.bulk_jobs.count_bulk_jobs(started.id)
-    assert own == {State.SUCCEEDED: 40}
+    own_jobs, _ = await system.ledger.bulk_jobs.count_bulk_jobs(started.id)
+    assert own_jobs == {State.SUCCEEDED: 40}
     spent = await LlmLedger(system.ledger).spending.llm_spend("backfill")
     assert [(row.name, row.cost) for row in spent] == [(started.id, 40 * 18)]
 
 
-async def test_spending_is_told_over_http_and_by_the_client(system: System) -> None:
+async def test_spending_is_shown_over_http_and_by_the_client(system: System) -> None:
     await system.start_worker("llm")
     for _ in range(2):
         job_id = await system.publish("hot.classify", CLASSIFY)
         await system.wait_for_state(job_id, State.SUCCEEDED)
     async with serving(system.settings) as api:
-        found = (await api.client.get("/llm/spend", params={"by": "model"})).json()
-        assert [(row["name"], row["calls"]) for row in found["rows"]] == [("m", 1)]
-        assert found["rows"][0]["saved"] == 18
+        report = (await api.client.get("/llm/spend", params={"by": "model"})).json()
+        assert [(row["name"], row["calls"]) for row in report["rows"]] == [("m", 1)]
+        assert report["rows"][0]["saved"] == 18
         wrong = await api.client.get("/llm/spend", params={"by": "weather"})
         assert wrong.status_code == 422
         none = await api.client.get("/llm/spend", params={"until": "2020-01-01"})

@@ -1,5 +1,5 @@
-"""Direct mode: who asks a model calls the server itself, by the rules of the lanes, and no broker
-is there."""
+"""Direct mode: a process calls the model server itself, by the rules of the lanes and without a
+broker."""
 
 from __future__ import annotations
 
@@ -78,22 +78,22 @@ async def test_a_question_is_answered_and_recorded_without_a_broker(
 async def test_another_process_finds_the_result_by_its_id(
     settings: Settings, queue: LLMQueue, llm: LlmServer
 ) -> None:
-    until = threading.Event()
-    llm.next(held(until, SEA))
-    async with LLMQueue.open(settings) as other:
+    may_answer = threading.Event()
+    llm.next(held(may_answer, SEA))
+    async with LLMQueue.open(settings) as other_queue:
         job_id = await queue.submit("classify", CLASSIFY, key="once")
-        assert await other.submit("classify", CLASSIFY, key="once") == job_id
-        assert (await other.result(job_id, timeout=0.1)).status is LlmStatus.WAITING
-        until.set()
-        assert (await other.result(job_id, timeout=20)).value == {"label": "sea"}
+        assert await other_queue.submit("classify", CLASSIFY, key="once") == job_id
+        assert (await other_queue.result(job_id, timeout=0.1)).status is LlmStatus.WAITING
+        may_answer.set()
+        assert (await other_queue.result(job_id, timeout=20)).value == {"label": "sea"}
     assert len(llm.requests) == 1
 
 
 async def test_nothing_is_published(
     broker310: TestBroker, settings: Settings, sqlite_url: str, tmp_path: Path
 ) -> None:
-    """A broker that is there is left alone, the fleet finds nothing to do, and the doctor takes
-    the process for no worker."""
+    """Nothing reaches the broker, workers find nothing to do, and the doctor does not count the
+    process as a worker."""
     modules = ("switchyard.services.llm.job_types",)
     async with open_system(broker310, sqlite_url, data_dir=tmp_path, modules=modules) as system:
         overrides = {"llm_base_url": settings.llm_base_url, "llm_direct": True}
@@ -102,31 +102,31 @@ async def test_nothing_is_published(
             assert (await queue.call("chat_completion", chat("?"))).status is LlmStatus.COMPLETED
             (known,) = await system.ledger.workers.list_workers()
             assert (known.kinds, known.stopped_at) == ((), None)
-            examined = DoctorContext(both, system.registry, ledger=system.ledger)
-            assert await examined.workers() == ([], [])
+            context = DoctorContext(both, system.registry, ledger=system.ledger)
+            assert await context.workers() == ([], [])
         for lane in ("hot", "backfill"):
             assert await system.ready(f"{lane}.llm") == 0
         (known,) = await system.ledger.workers.list_workers()
         assert known.stopped_at is not None
 
 
-async def test_what_runs_directly_is_not_taken_for_a_dead_workers(
+async def test_a_direct_request_is_not_taken_for_that_of_a_dead_worker(
     queue: LLMQueue, llm: LlmServer, plain_ledger: Ledger
 ) -> None:
-    until = threading.Event()
-    llm.next(held(until, SEA))
+    may_answer = threading.Event()
+    llm.next(held(may_answer, SEA))
     job_id = await queue.submit("classify", CLASSIFY)
     await eventually(lambda: llm.requests)
     assert await plain_ledger.job_reads.stale_running(60.0, 10) == []
-    until.set()
+    may_answer.set()
     assert (await queue.result(job_id, timeout=20)).status is LlmStatus.COMPLETED
 
 
 @pytest.mark.long
-async def test_two_processes_together_keep_the_limit_and_ask_the_same_once(
+async def test_two_processes_together_keep_the_limit_and_send_equal_questions_once(
     settings: Settings, llm: LlmServer, sqlite_url: str
 ) -> None:
-    busy = _Busy()
+    busy = BusyServer()
     llm.always(busy)
     environment = {
         "JOBS_DATABASE_URL": sqlite_url,
@@ -139,38 +139,38 @@ async def test_two_processes_together_keep_the_limit_and_ask_the_same_once(
     }
     both = [f"both {number}" for number in range(5)]
     with (
-        asking_directly(environment, [*both, *(f"a {n}" for n in range(5))]) as one,
-        asking_directly(environment, [*both, *(f"b {n}" for n in range(5))]) as other,
+        asking_directly(environment, [*both, *(f"a {n}" for n in range(5))]) as first,
+        asking_directly(environment, [*both, *(f"b {n}" for n in range(5))]) as second,
     ):
-        one.go()
-        other.go()
-        outcomes = await asyncio.gather(one.answers(), other.answers())
+        first.go()
+        second.go()
+        outcomes = await asyncio.gather(first.answers(), second.answers())
     assert [each.count("completed") for each in outcomes] == [10, 10]
     assert len(llm.requests) == 15, "equal questions are one call"
-    assert busy.most == 3, "never more than the limit, and the limit is used"
+    assert busy.max_at_once == 3, "never more than the limit, and the limit is used"
 
 
-class _Busy:
+class BusyServer:
     """Answers after a moment, and counts how many it has at once."""
 
     def __init__(self) -> None:
-        self.most = 0
-        self._now = 0
+        self.max_at_once = 0
+        self._at_once = 0
         self._lock = threading.Lock()
 
     def __call__(self, exchange: Exchange, request: Request) -> None:
         with self._lock:
-            self._now += 1
-            self.most = max(self.most, self._now)
+            self._at_once += 1
+            self.max_at_once = max(self.max_at_once, self._at_once)
         try:
             exchange.server.owner.stopped.wait(0.3)
         finally:
             with self._lock:
-                self._now -= 1
+                self._at_once -= 1
         llm_server.answers()(exchange, request)
 
 
-async def test_a_pause_that_a_server_asks_for_is_kept_and_uses_up_no_attempt(
+async def test_a_pause_that_a_server_asks_for_is_observed_and_uses_up_no_attempt(
     settings: Settings, queue: LLMQueue, llm: LlmServer, plain_ledger: Ledger
 ) -> None:
     llm.next(llm_server.rate_limited(2))
@@ -178,8 +178,8 @@ async def test_a_pause_that_a_server_asks_for_is_kept_and_uses_up_no_attempt(
     first = asyncio.create_task(queue.call("chat_completion", chat("one"), timeout=60))
     (report,) = await eventually(lambda: _paused(plain_ledger))
     assert report.paused_for > 0
-    async with LLMQueue.open(settings) as other:
-        second = await other.call("chat_completion", chat("two"), timeout=60)
+    async with LLMQueue.open(settings) as other_queue:
+        second = await other_queue.call("chat_completion", chat("two"), timeout=60)
     assert second.status is LlmStatus.COMPLETED
     assert time.monotonic() - began > 1.9, "the pause is every client's"
     result = await first
@@ -204,7 +204,7 @@ async def test_a_pause_longer_than_the_requests_time_is_a_timeout(
     assert (record.state, record.reason) == (State.DEAD, "expired")
 
 
-async def test_what_expires_while_it_is_asked_is_a_timeout_at_once(
+async def test_a_direct_request_that_expires_during_its_call_times_out_at_once(
     queue: LLMQueue, llm: LlmServer
 ) -> None:
     llm.always(slow(30))
@@ -215,7 +215,7 @@ async def test_what_expires_while_it_is_asked_is_a_timeout_at_once(
     assert time.monotonic() - began < 10
 
 
-async def test_what_can_not_be_asked_directly_is_said_and_not_recorded(
+async def test_a_job_that_can_not_run_directly_is_refused_and_not_recorded(
     queue: LLMQueue, plain_ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(InvalidJob, match="not a single question"):
@@ -228,7 +228,7 @@ async def test_what_can_not_be_asked_directly_is_said_and_not_recorded(
     assert not (await plain_ledger.job_reads.list_jobs(JobFilter(), limit=1)).items
 
 
-async def test_the_end_of_the_process_cancels_what_is_under_way(
+async def test_the_end_of_the_process_cancels_requests_under_way(
     settings: Settings, llm: LlmServer, plain_ledger: Ledger
 ) -> None:
     llm.next(slow(30))
@@ -236,9 +236,9 @@ async def test_the_end_of_the_process_cancels_what_is_under_way(
         asked_id = await queue.submit("classify", CLASSIFY)
         await eventually(lambda: llm.requests)
         llm.always(llm_server.rate_limited(120))
-        waits = await queue.submit("chat_completion", chat("?"))
-        await eventually(lambda: _state(plain_ledger, waits, State.RETRYING))
-    for job_id in (asked_id, waits):
+        waiting_id = await queue.submit("chat_completion", chat("?"))
+        await eventually(lambda: _state(plain_ledger, waiting_id, State.RETRYING))
+    for job_id in (asked_id, waiting_id):
         assert await _state(plain_ledger, job_id, State.CANCELLED)
 
 
@@ -248,7 +248,7 @@ async def _state(ledger: Ledger, job_id: str, state: State) -> bool:
 
 
 @pytest.mark.long  # until the hold of the dead one runs out
-async def test_after_a_crash_the_fleet_has_it_published_and_asking_again_is_answered(
+async def test_after_a_crash_the_job_is_stale_and_a_repeated_request_is_answered(
     settings: Settings, queue: LLMQueue, llm: LlmServer, plain_ledger: Ledger, sqlite_url: str
 ) -> None:
     llm.next(slow(60))
@@ -262,8 +262,8 @@ async def test_after_a_crash_the_fleet_has_it_published_and_asking_again_is_answ
         process.go()
         await eventually(lambda: llm.requests)
         process.kill()
-    (left,) = await plain_ledger.job_reads.stale_running(0.0, 10)
-    assert left.state is State.RUNNING, "the scheduler publishes it, where there is one"
+    (stale,) = await plain_ledger.job_reads.stale_running(0.0, 10)
+    assert stale.state is State.RUNNING, "the scheduler publishes it, where there is one"
     result = await queue.call("chat_completion", chat("hello"), timeout=60)
     assert result.status is LlmStatus.COMPLETED
 
@@ -274,13 +274,13 @@ async def test_over_http_an_answer_comes_without_a_broker(
     llm.next(SEA)
     request_fields = {"type": "classify", "payload": CLASSIFY}
     async with serving(settings) as api:
-        answer = await api.client.post("/llm/requests", json={**request_fields, "wait": 30})
-        assert answer.status_code == 200, answer.text
-        assert answer.json()["result"]["value"] == {"label": "sea"}
+        asked = await api.client.post("/llm/requests", json={**request_fields, "wait": 30})
+        assert asked.status_code == 200, asked.text
+        assert asked.json()["result"]["value"] == {"label": "sea"}
         later = await api.client.post("/llm/requests", json=request_fields)
         assert (later.status_code, later.json()["status"]) == (202, "waiting")
-        found = await api.client.get(later.headers["location"], params={"wait": 30})
-        assert (found.status_code, found.json()["status"]) == (200, "completed")
+        response = await api.client.get(later.headers["location"], params={"wait": 30})
+        assert (response.status_code, response.json()["status"]) == (200, "completed")
         wrong = await api.client.post("/llm/requests", json={**request_fields, "payload": {}})
         assert wrong.status_code == 422
         assert (await api.client.get("/llm/requests/nothing?wait=1")).status_code == 404
@@ -292,6 +292,6 @@ async def test_over_http_an_answer_comes_without_a_broker(
         assert scrape.value("llm_worker_concurrency") == 0
 
 
-def test_direct_mode_without_a_server_is_a_wrong_setting() -> None:
+def test_direct_mode_without_a_server_is_an_invalid_setting() -> None:
     with pytest.raises(ValueError, match="JOBS_LLM_DIRECT is set: set JOBS_LLM_BASE_URL"):
         Settings(llm_direct=True)

@@ -41,7 +41,9 @@ async def jobs_of(system: System) -> list[JobRecord]:
     return [await system.record(each.id) for each in page.items]
 
 
-async def test_without_a_job_that_waits_the_api_asks_itself(system: System, llm: LlmServer) -> None:
+async def test_the_api_calls_the_server_itself_while_no_job_waits(
+    system: System, llm: LlmServer
+) -> None:
     async with serving(system.settings, llm_direct_calls=2) as api, client_of(api) as client:
         await until_connected(api)  # no worker is there
         answer = await ask(client)
@@ -80,11 +82,11 @@ async def test_requests_of_the_lane_backfill_wait_in_it(system: System, llm: Llm
         await bulk
 
 
-async def test_beyond_their_number_requests_wait_in_the_lanes(
+async def test_requests_beyond_the_maximum_wait_in_the_lanes(
     system: System, llm: LlmServer
 ) -> None:
-    until = threading.Event()
-    llm.next(held(until, answers("the first")))
+    may_answer = threading.Event()
+    llm.next(held(may_answer, answers("the first")))
     async with serving(system.settings, llm_direct_calls=1) as api, client_of(api) as client:
         await until_connected(api)
         first = asyncio.create_task(ask(client))
@@ -93,7 +95,7 @@ async def test_beyond_their_number_requests_wait_in_the_lanes(
         await system.wait_until_ready("hot.llm", 1)
         await system.start_worker("llm")
         assert (await second).choices[0].message.content == ANSWER
-        until.set()
+        may_answer.set()
         assert (await first).choices[0].message.content == "the first"
 
 
@@ -102,8 +104,8 @@ async def test_while_one_waits_for_a_slot_further_requests_wait_in_the_lanes(
 ) -> None:
     (own,) = system.settings.llm_servers
     overrides = {"llm_providers": (own.model_copy(update={"max_calls": 1}),), "llm_direct_calls": 3}
-    until = threading.Event()
-    llm.next(held(until, answers("the first")))
+    may_answer = threading.Event()
+    llm.next(held(may_answer, answers("the first")))
     async with serving(system.settings, **overrides) as api, client_of(api) as client:
         await until_connected(api)
         asking = [asyncio.create_task(ask(client))]
@@ -117,7 +119,7 @@ async def test_while_one_waits_for_a_slot_further_requests_wait_in_the_lanes(
         await eventually(one_waits, what="a call that waits for a slot")
         asking.append(asyncio.create_task(ask(client, THIRD)))
         await system.wait_until_ready("hot.llm", 1)
-        until.set()
+        may_answer.set()
         await asyncio.gather(*asking[:2])
         await system.start_worker("llm")
         await asking[2]
@@ -132,7 +134,7 @@ async def test_while_one_waits_for_a_slot_further_requests_wait_in_the_lanes(
     ],
     ids=["unknown", "no queue", "put off"],
 )
-async def test_where_jobs_may_wait_outside_the_lane_or_are_not_counted_requests_take_it(
+async def test_requests_take_the_lane_when_its_depth_is_unknown_or_jobs_are_delayed(
     system: System, llm: LlmServer, monkeypatch: pytest.MonkeyPatch, depth: QueueDepth | None
 ) -> None:
     async def get_soon(self: LanePressure, queue: str) -> QueueDepth | None:
@@ -157,9 +159,7 @@ async def test_requests_in_the_services_own_form_take_the_lanes(
         assert llm.requests == []
 
 
-async def test_what_must_be_asked_again_is_asked_by_a_worker(
-    system: System, llm: LlmServer
-) -> None:
+async def test_a_failed_direct_call_is_retried_by_a_worker(system: System, llm: LlmServer) -> None:
     llm.next(fails(500))
     async with serving(system.settings, llm_direct_calls=2) as api, client_of(api) as client:
         await until_connected(api)
@@ -173,7 +173,7 @@ async def test_what_must_be_asked_again_is_asked_by_a_worker(
         assert (job.state, job.worker_id) == (State.SUCCEEDED, worker.worker_id)
 
 
-async def test_what_runs_when_the_api_stops_is_answered_by_a_worker(
+async def test_a_direct_call_that_the_api_leaves_when_it_stops_is_answered_by_a_worker(
     system: System, llm: LlmServer
 ) -> None:
     llm.next(slow(30))
@@ -225,12 +225,12 @@ async def test_a_refused_request_is_a_dead_letter_of_the_ledger(
     assert len(llm.requests) == 1
 
 
-async def test_other_processes_are_told_of_the_end(system: System, llm: LlmServer) -> None:
-    ends: list[str] = []
+async def test_the_end_is_announced_to_other_processes(system: System, llm: LlmServer) -> None:
+    end_events: list[str] = []
 
     def note(event: JobEvent) -> bool:
         if event.name in ENDINGS:
-            ends.append(event.name)
+            end_events.append(event.name)
         return False
 
     async with (
@@ -243,13 +243,14 @@ async def test_other_processes_are_told_of_the_end(system: System, llm: LlmServe
         await eventually(feed.is_listening.is_set, what="the event feed")
         with feed.subscribe(note):
             await ask(client)
-            await eventually(lambda: ends == ["succeeded"], what="the event")
+            await eventually(lambda: end_events == ["succeeded"], what="the event")
 
 
-async def test_a_claim_that_the_api_does_not_know_of_is_given_to_the_workers(
+async def test_a_job_whose_claim_got_no_answer_is_given_to_the_workers(
     system: System, llm: LlmServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The ledger has it, and its answer was lost: nobody takes over the jobs of a live process."""
+    """The ledger has the claim, and its answer was lost. Nobody takes over the jobs of a process
+    that is alive."""
     claim = JobRepository.claim
 
     async def unanswered(self: JobRepository, request: ClaimRequest) -> ClaimResult:
@@ -257,8 +258,8 @@ async def test_a_claim_that_the_api_does_not_know_of_is_given_to_the_workers(
         raise LedgerUnavailable("its answer was lost")
 
     monkeypatch.setattr(JobRepository, "claim", unanswered)
-    given = {"llm_direct_calls": 2, "takeover_after": 0.4}
-    async with serving(system.settings, **given) as api, client_of(api) as client:
+    overrides = {"llm_direct_calls": 2, "takeover_after": 0.4}
+    async with serving(system.settings, **overrides) as api, client_of(api) as client:
         await until_connected(api)
         with pytest.raises(openai.InternalServerError):
             await ask(client, **{"X-Job-Background": "true"})

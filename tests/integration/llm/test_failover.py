@@ -59,7 +59,7 @@ async def test_the_next_server_takes_over_what_its_model_may_answer(
             assert [len(llm.requests), len(other.requests)] == [1, error is None]
 
 
-async def test_what_is_declined_does_not_wait_for_a_server_that_is_away(
+async def test_a_declined_request_does_not_wait_for_an_unavailable_server(
     plain_ledger: Ledger, llm: LlmServer
 ) -> None:
     """Asked again, a declined request would be declined and charged again. A request that is too

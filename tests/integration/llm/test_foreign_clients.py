@@ -51,9 +51,9 @@ async def test_unchanged_programs_of_other_clients_are_answered(
         program = await asyncio.create_subprocess_exec(
             os.environ[PYTHON], *arguments, stdout=asyncio.subprocess.PIPE
         )
-        written, _ = await program.communicate()
+        output, _ = await program.communicate()
     assert program.returncode == 0
-    results: Any = json.loads(written)
+    results: Any = json.loads(output)
     assert results["langchain"] == {
         "chain": ANSWER,
         "streamed": ANSWER,

@@ -67,8 +67,8 @@ async def test_no_more_slots_than_the_limit_whoever_asks(ledger: Ledger) -> None
     assert answers.count(SlotAcquired()) == 3
     assert answers.count(SlotsFull(3, 3)) == 17
     await LlmLedger(ledger).slots.end_llm_slot("default", "slot-0", None)
-    taken = [n for n, answer in enumerate(answers) if answer == SlotAcquired()]
-    await LlmLedger(ledger).slots.end_llm_slot("default", f"slot-{taken[-1]}", None)
+    admitted = [n for n, answer in enumerate(answers) if answer == SlotAcquired()]
+    await LlmLedger(ledger).slots.end_llm_slot("default", f"slot-{admitted[-1]}", None)
     assert await take(ledger, "next") == SlotAcquired()
 
 
@@ -153,7 +153,7 @@ async def test_a_short_pause_is_waited_for_in_place(plain_ledger: Ledger) -> Non
         assert 0.4 <= time.monotonic() - began < 5
 
 
-async def test_the_most_urgent_gets_the_next_room(plain_ledger: Ledger) -> None:
+async def test_the_most_urgent_call_gets_the_next_slot(plain_ledger: Ledger) -> None:
     async with LlmGate.open(settings(llm_concurrency=1), plain_ledger) as gate:
         held = await admit(gate, HOT, timeout=1)
         order: list[str] = []
@@ -211,7 +211,7 @@ async def test_a_hot_call_is_next_also_where_another_process_has_calls_waiting(
             await end_tasks(*calls)
 
 
-async def test_a_hot_call_that_gives_up_waiting_keeps_nobody_out(plain_ledger: Ledger) -> None:
+async def test_a_hot_call_that_gives_up_waiting_blocks_no_other(plain_ledger: Ledger) -> None:
     alone = settings(llm_concurrency=1, llm_concurrency_max=1)
     async with LlmGate.open(alone, plain_ledger) as gate:
         held = await admit(gate, BACKFILL, timeout=1)
@@ -221,7 +221,7 @@ async def test_a_hot_call_that_gives_up_waiting_keeps_nobody_out(plain_ledger: L
         await admit(gate, BACKFILL, timeout=HOT_WAIT_TTL * 3)
 
 
-async def test_who_goes_away_while_waiting_stands_in_nobodys_way(plain_ledger: Ledger) -> None:
+async def test_a_waiting_call_that_is_cancelled_blocks_no_other(plain_ledger: Ledger) -> None:
     async with LlmGate.open(settings(llm_concurrency=1), plain_ledger) as gate:
         held = await admit(gate, HOT, timeout=1)
         first = asyncio.create_task(admit(gate, HOT, timeout=30))
@@ -258,7 +258,7 @@ async def test_servers_are_asked_in_order_and_the_next_when_one_is_paused(
             await admit(gate, HOT, timeout=1, excluded={"cloud"})
 
 
-async def test_weights_say_who_is_asked_first(plain_ledger: Ledger) -> None:
+async def test_weights_decide_which_server_is_asked_first(plain_ledger: Ledger) -> None:
     providers = [
         {"name": "large", "base_url": "http://large/v1", "weight": 9},
         {"name": "small", "base_url": "http://small/v1", "weight": 1},
@@ -275,7 +275,7 @@ def after(state: LlmServerState, lesson: CallOutcome, now: float) -> LlmServerSt
     return state_after_call(state, call, now, policy=FixedPolicy(), bounds=Bounds(), jitter=1.0)
 
 
-def test_a_server_that_fails_again_and_again_is_left_alone_longer_each_time() -> None:
+def test_a_server_that_keeps_failing_is_paused_longer_each_time() -> None:
     failed = CallOutcome(CallEnd.FAILED, is_failure=True, reason="away")
     state, now, pauses = LlmServerState(16), 1000.0, []
     for _ in range(TRIAL_AFTER_FAILURES + 6):

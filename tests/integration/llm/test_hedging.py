@@ -38,14 +38,14 @@ async def test_a_late_hot_call_gets_a_second_one_and_both_are_paid_for(
     urgency: Urgency,
     calls: int,
 ) -> None:
-    until = threading.Event()
+    may_answer = threading.Event()
     try:
         async with ModelClient.open(settings(llm, tmp_path, share), plain_ledger) as client:
             for _ in range(MIN_CALLS):
                 client._hedges.observe_latency(0.5)
                 client._hedges.next_hedge_delay()
             if calls == 2:
-                llm.next(held(until, llm_server.answers("late")))
+                llm.next(held(may_answer, llm_server.answers("late")))
             llm.always(llm_server.answers("quick"))
             answer, _ = await client.answer(ASKED, urgency=urgency, timeout=30)
             assert answer.text == "quick"
@@ -58,4 +58,4 @@ async def test_a_late_hot_call_gets_a_second_one_and_both_are_paid_for(
             (report,) = await LlmLedger(plain_ledger).slots.llm_servers()
             assert report.in_flight == 0, "the slot of the loser is free again"
     finally:
-        until.set()
+        may_answer.set()

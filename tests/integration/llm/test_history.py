@@ -14,14 +14,14 @@ START = 1_790_000_040.0
 """The beginning of a minute."""
 
 
-async def test_a_pause_is_kept_with_its_end_and_why_however_often_it_is_prolonged(
+async def test_a_pause_is_recorded_with_its_end_and_reason_however_often_it_is_prolonged(
     ledger: Ledger,
 ) -> None:
-    repositories, begins = LlmLedger(ledger), []
+    repositories, pause_begins = LlmLedger(ledger), []
 
     async def call_ends(seconds: float, reason: str) -> None:
         def change(state: LlmServerState, _: int, now: float) -> LlmServerState:
-            begins.append(now)
+            pause_begins.append(now)
             return replace(state, paused_until=now + seconds, pause_reason=reason)
 
         await repositories.slots.end_llm_slot("default", "slot", change)
@@ -33,22 +33,26 @@ async def test_a_pause_is_kept_with_its_end_and_why_however_often_it_is_prolonge
     await call_ends(100, "too many requests")
     await call_ends(500, "still too many")
     (pause,) = await repositories.history.pauses(0)
-    assert (pause.server, pause.began_at, pause.reason) == ("default", begins[0], "still too many")
-    assert pause.until == begins[1] + 500
+    assert (pause.server, pause.began_at, pause.reason) == (
+        "default",
+        pause_begins[0],
+        "still too many",
+    )
+    assert pause.until == pause_begins[1] + 500
     ended = await repositories.slots.end_llm_pause("default")
     assert ended is not None
     (pause,) = await repositories.history.pauses(0)
-    assert begins[1] <= pause.until < begins[1] + 100
+    assert pause_begins[1] <= pause.until < pause_begins[1] + 100
     assert pause.reason == "still too many"
     await call_ends(50, "no answer")
     assert [each.reason for each in await repositories.history.pauses(0)] == [
         "no answer",
         "still too many",
     ]
-    assert await repositories.history.pauses(begins[2] + 60) == []
+    assert await repositories.history.pauses(pause_begins[2] + 60) == []
 
 
-async def test_what_a_server_is_allowed_is_recorded_each_minute_and_forgotten_after_days(
+async def test_calls_allowed_are_recorded_each_minute_and_deleted_after_days(
     ledger: Ledger,
 ) -> None:
     repositories = LlmLedger(ledger)
@@ -59,12 +63,12 @@ async def test_what_a_server_is_allowed_is_recorded_each_minute_and_forgotten_af
     before = ledger.clock.time()
     await record_minute(settings, ledger)
     await record_minute(settings, ledger)
-    found = await repositories.history.minutes(0)
-    assert {(each.server, each.calls_allowed, each.in_flight) for each in found} == {
+    minutes = await repositories.history.minutes(0)
+    assert {(each.server, each.calls_allowed, each.in_flight) for each in minutes} == {
         ("default", 2, 1)  # as these settings have it
     }
-    assert before - MINUTE < found[0].at <= before
-    assert {each.at % MINUTE for each in found} == {0.0}
+    assert before - MINUTE < minutes[0].at <= before
+    assert {each.at % MINUTE for each in minutes} == {0.0}
 
     def at(time: float) -> LlmMinute:
         return LlmMinute(time, "other", 5, 4)

@@ -32,16 +32,18 @@ async def api(system: System) -> AsyncIterator[RunningApi]:
         yield api
 
 
-async def limited(system: System, api: RunningApi, **limits: Any) -> openai.AsyncOpenAI:
-    """A client whose key has these limits."""
-    made = await create_key(system.ledger, "team", [Scope.PUBLISH, Scope.READ], KeyLimits(**limits))
-    return client_of(api, made.key)
+async def limited_client(system: System, api: RunningApi, **limits: Any) -> openai.AsyncOpenAI:
+    """Return a client whose key has these limits."""
+    created = await create_key(
+        system.ledger, "team", [Scope.PUBLISH, Scope.READ], KeyLimits(**limits)
+    )
+    return client_of(api, created.key)
 
 
-async def test_a_key_may_name_the_models_of_its_patterns_alone(
+async def test_a_key_may_use_only_models_that_match_its_patterns(
     system: System, api: RunningApi, llm: LlmServer
 ) -> None:
-    async with await limited(system, api, models=("org/*",)) as client:
+    async with await limited_client(system, api, models=("org/*",)) as client:
         assert [each.id async for each in await client.models.list()] == ["org/small"]
         await client.chat.completions.create(model="org/small", messages=CHAT)
         with pytest.raises(openai.PermissionDeniedError) as chat:
@@ -67,7 +69,7 @@ async def test_a_key_may_name_the_models_of_its_patterns_alone(
 
 
 async def test_a_key_has_at_most_its_priority(system: System, api: RunningApi) -> None:
-    async with await limited(system, api, max_priority=3) as client:
+    async with await limited_client(system, api, max_priority=3) as client:
         raw = await client.chat.completions.with_raw_response.create(model=MODEL, messages=CHAT)
         job = await system.ledger.job_reads.require(raw.headers["x-job-id"])
         assert job.priority == 3
@@ -78,10 +80,10 @@ async def test_a_key_has_at_most_its_priority(system: System, api: RunningApi) -
     assert refused.value.code == "priority_not_allowed"
 
 
-async def test_a_key_makes_its_requests_a_minute_at_any_endpoint(
+async def test_a_keys_requests_per_minute_are_counted_at_every_endpoint(
     system: System, api: RunningApi
 ) -> None:
-    async with await limited(system, api, requests_per_minute=3) as client:
+    async with await limited_client(system, api, requests_per_minute=3) as client:
         raw = await client.models.with_raw_response.list()
         assert raw.headers["x-ratelimit-limit-requests"] == "3"
         assert raw.headers["x-ratelimit-remaining-requests"] == "2"
@@ -93,16 +95,16 @@ async def test_a_key_makes_its_requests_a_minute_at_any_endpoint(
     assert 0 < int(refused.value.response.headers["retry-after"]) <= 20
 
 
-async def test_a_key_uses_its_tokens_a_minute_by_what_answers_have_used(
+async def test_a_keys_tokens_per_minute_are_counted_by_actual_usage(
     system: System, api: RunningApi
 ) -> None:
-    async with await limited(system, api, tokens_per_minute=1000) as client:
+    async with await limited_client(system, api, tokens_per_minute=1000) as client:
         for _ in range(2):  # by estimate alone, the second would be refused
             await client.chat.completions.create(model=MODEL, messages=CHAT, max_tokens=900)
         # 18 tokens were used, and none for the stored answer
         listed = await client.models.with_raw_response.list()
         assert 980 <= int(listed.headers["x-ratelimit-remaining-tokens"]) <= 1000
-    async with await limited(system, api, tokens_per_minute=1000) as client:
+    async with await limited_client(system, api, tokens_per_minute=1000) as client:
         long: Any = [{"role": "user", "content": "x" * 30_000}]
         stream = await client.chat.completions.create(model=MODEL, messages=long, stream=True)
         assert [each async for each in stream]  # more than a minute's, let in when all are there
@@ -115,7 +117,7 @@ async def test_a_request_that_is_refused_uses_up_nothing_of_its_key(system: Syst
     async with serving(system.settings, api_max_streams=1) as api:
         await until_connected(api)
         assert api.state.streams.take("somebody", 1)
-        async with await limited(
+        async with await limited_client(
             system, api, requests_per_minute=10, tokens_per_minute=1000
         ) as client:
             for stream in (False, True):
@@ -133,7 +135,7 @@ async def test_a_request_to_a_service_without_a_broker_uses_up_nothing_of_its_ke
 ) -> None:
     async with (
         serving(system.settings, amqp_url=None) as api,
-        await limited(system, api, requests_per_minute=10, tokens_per_minute=1000) as client,
+        await limited_client(system, api, requests_per_minute=10, tokens_per_minute=1000) as client,
     ):
         with pytest.raises(openai.InternalServerError) as refused:
             await client.chat.completions.create(model=MODEL, messages=CHAT, stream=stream)
@@ -153,7 +155,7 @@ async def test_a_request_that_finds_its_lane_full_uses_up_no_tokens(system: Syst
             return '"full"' in json.dumps(queues)
 
         await eventually(full, what="the lane's being full")
-        async with await limited(system, api, tokens_per_minute=1000) as client:
+        async with await limited_client(system, api, tokens_per_minute=1000) as client:
             for stream in (False, True, False):
                 with pytest.raises(openai.RateLimitError):
                     await client.chat.completions.create(
@@ -164,28 +166,28 @@ async def test_a_request_that_finds_its_lane_full_uses_up_no_tokens(system: Syst
 
 
 async def test_a_key_with_limits_is_for_v1_alone(system: System, api: RunningApi) -> None:
-    made = await create_key(system.ledger, "team", list(Scope), KeyLimits(max_priority=3))
-    headers = {"Authorization": f"Bearer {made.key}"}
+    created = await create_key(system.ledger, "team", list(Scope), KeyLimits(max_priority=3))
+    headers = {"Authorization": f"Bearer {created.key}"}
     for path in ("/jobs", "/dashboard", "/llm/spend"):
         answer = await api.client.get(path, headers=headers)
         assert answer.status_code in (303, 401, 403), path
     problem(await api.client.get("/jobs", headers=headers), 403, "forbidden")
-    await system.ledger.api_keys.set_key_limits(made.id, None)
-    record = await system.ledger.api_keys.get_api_key(made.id)
+    await system.ledger.api_keys.set_key_limits(created.id, None)
+    record = await system.ledger.api_keys.get_api_key(created.id)
     assert record is not None
     assert record.limits is None
 
 
-async def test_a_spent_budget_refuses_with_the_time_of_the_next(
+async def test_a_spent_budget_refuses_until_the_next_one_begins(
     system: System, api: RunningApi, llm: LlmServer
 ) -> None:
-    made = await create_key(
+    created = await create_key(
         system.ledger, "team", [Scope.PUBLISH], KeyLimits(budget_per_day=1.0, budget_per_month=9.0)
     )
-    by = Requester(source=f"api:{made.id}/nightly")
-    call = LlmCall("c1", CallState.PAID, by, "own", MODEL, {"prompt_tokens": 5}, 1.25)
+    requester = Requester(source=f"api:{created.id}/nightly")
+    call = LlmCall("c1", CallState.PAID, requester, "own", MODEL, {"prompt_tokens": 5}, 1.25)
     await LlmLedger(system.ledger).spending.settle_llm_call(call)
-    async with client_of(api, made.key) as client:
+    async with client_of(api, created.key) as client:
         with pytest.raises(openai.RateLimitError) as refused:
             await client.chat.completions.create(model=MODEL, messages=CHAT)
     assert refused.value.code == "insufficient_quota"
@@ -193,16 +195,16 @@ async def test_a_spent_budget_refuses_with_the_time_of_the_next(
     assert llm.requests == []
 
 
-async def test_calls_of_a_key_set_aside_what_they_cost_in_both_of_its_budgets(
+async def test_calls_reserve_their_cost_in_both_budgets_of_their_key(
     ledger: Ledger,
 ) -> None:
     spending = LlmLedger(ledger).spending
     limits = KeyLimits(budget_per_day=2.0, budget_per_month=3.0)
-    made = await create_key(ledger, "team", [Scope.PUBLISH], limits)
-    by = Requester(source=f"api:{made.id}")
+    created = await create_key(ledger, "team", [Scope.PUBLISH], limits)
+    requester = Requester(source=f"api:{created.id}")
 
     def call(name: str, cost: float, state: CallState = CallState.OPEN) -> LlmCall:
-        return LlmCall(name, state, by, "own", MODEL, {}, cost)
+        return LlmCall(name, state, requester, "own", MODEL, {}, cost)
 
     assert await spending.reserve_llm_call(call("a", 1.5), per_day=None) is True
     refused = await spending.reserve_llm_call(call("b", 1.0), per_day=None)
@@ -210,16 +212,16 @@ async def test_calls_of_a_key_set_aside_what_they_cost_in_both_of_its_budgets(
     assert refused.seconds is not None
     assert 0 < refused.seconds <= 86_400
     await spending.settle_llm_call(call("a", 0.5, CallState.PAID))
-    (day, _), (month, until_next) = await spending.key_budgets(made.id, limits)
+    (day, _), (month, until_next) = await spending.key_budgets(created.id, limits)
     assert (day.spent, day.reserved, day.left) == (0.5, 0.0, 1.5)
     assert (month.spent, month.left) == (0.5, 2.5)
     assert 0 < until_next <= 31 * 86_400
-    assert made.id in month.name
+    assert created.id in month.name
     # The sum of the day is that of all, whatever accounts there are.
     assert (await spending.llm_spent_today())[""].cost == 0.5
 
 
-async def test_tokens_that_are_missing_say_when_they_will_be_there(ledger: Ledger) -> None:
+async def test_a_refusal_for_tokens_says_when_they_are_available(ledger: Ledger) -> None:
     limits = KeyLimits(requests_per_minute=60, tokens_per_minute=600)
     keys = ledger.api_keys
     assert (await keys.take_allowance("k", limits, 500)).short_of is None

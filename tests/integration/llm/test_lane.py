@@ -64,8 +64,8 @@ def free_port() -> int:
 
 
 @dataclass
-class Climbing:
-    """One more at once with every window."""
+class ClimbingPolicy:
+    """A policy that allows one more call at once after every window."""
 
     min_calls: int = 10
     counts_broken_answers: bool = False
@@ -111,13 +111,13 @@ async def test_two_processes_together_never_exceed_the_limit(
         assert report.in_flight == 0
 
 
-async def test_a_rule_sees_how_fast_the_server_is_and_what_it_says_holds(
+async def test_a_policy_measures_the_server_and_its_limit_holds(
     plain_ledger: Ledger,
 ) -> None:
     """That the default one finds what a server bears is shown in simulated time, where no other
     load is taken for the server's (tests/unit/test_concurrency_policy_simulated.py)."""
     machine = Machine(knee=4, tokens=20, scale=4)
-    policy = Climbing()
+    policy = ClimbingPolicy()
     with serving(machine) as (url, app):
         settings = settings_for(
             url, llm_concurrency=2, llm_concurrency_max=6, llm_concurrency_min=2
@@ -187,7 +187,7 @@ async def test_a_full_server_is_left_alone_and_nothing_is_lost(plain_ledger: Led
         assert max(app.counts.by_question.values()) == 1
 
 
-async def test_a_limit_by_the_minute_is_kept_by_the_servers_own_word(
+async def test_a_servers_limit_per_minute_is_kept_by_its_headers(
     plain_ledger: Ledger,
 ) -> None:
     with serving(Machine(per_minute=5, tokens=10, scale=60)) as (url, app):
@@ -215,7 +215,7 @@ async def test_a_cancelled_call_stops_the_server_and_frees_its_slot(plain_ledger
             assert report.in_flight == 0
 
 
-async def test_who_gets_room_late_does_not_begin_what_it_has_no_time_for(
+async def test_a_call_that_gets_its_slot_too_late_is_not_begun(
     plain_ledger: Ledger,
 ) -> None:
     with serving(Machine(tokens=100, scale=1)) as (url, app):
@@ -320,7 +320,7 @@ async def test_retry_after_is_for_the_whole_fleet_and_costs_no_attempt(
             assert len(server.requests) == 1
 
 
-async def test_without_a_ledger_a_lane_asks_all_the_same() -> None:
+async def test_a_client_without_a_ledger_asks_all_the_same() -> None:
     with LlmServer() as server:
         async with ModelClient.open(settings_for(server.url), None) as client:
             assert await ask(client, "hello") == llm_server.ANSWER
@@ -329,7 +329,7 @@ async def test_without_a_ledger_a_lane_asks_all_the_same() -> None:
                 await ask(client, "again")
 
 
-async def test_a_server_with_a_wrong_key_is_left_alone_and_costs_no_job_its_life(
+async def test_a_server_with_a_wrong_key_is_paused_and_no_job_dies(
     plain_ledger: Ledger,
 ) -> None:
     with LlmServer() as good, LlmServer() as wrong:
@@ -350,9 +350,9 @@ async def test_a_server_with_a_wrong_key_is_left_alone_and_costs_no_job_its_life
             assert "wrong key" in (paused.state.pause_reason or "")
 
             good.next(llm_server.rate_limited(60))
-            with pytest.raises(LlmSaturated) as waits:
+            with pytest.raises(LlmSaturated) as saturated:
                 await ask(client, "both are paused")
-            assert not waits.value.counts
+            assert not saturated.value.counts
 
             await LlmLedger(plain_ledger).slots.take_llm_slot(
                 "wrong", "x", "me", ttl=9, is_hot=True, first_limit=1, max_limit=1

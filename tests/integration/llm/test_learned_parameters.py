@@ -23,8 +23,8 @@ CHAT: Mapping[str, Any] = {
 }
 
 
-def reasons(exchange: Exchange, request: Request) -> None:
-    """Behave as models that reason: their own temperature alone, and another name of the limit."""
+def refuse_like_a_reasoning_model(exchange: Exchange, request: Request) -> None:
+    """Take another name of the limit, and no temperature, as models that reason."""
     sent = request.json
     for name, advice in (
         ("max_tokens", "use 'max_completion_tokens' instead"),
@@ -43,17 +43,17 @@ def settings(llm: LlmServer, **values: Any) -> Settings:
     return Settings(llm_providers=(Provider.model_validate(fields),))
 
 
-async def calls_of(ledger: Ledger, asking: Settings, llm: LlmServer, times: int = 1) -> int:
-    """How often a new process calls the server for so many questions."""
+async def calls_of(ledger: Ledger, of_settings: Settings, llm: LlmServer, times: int = 1) -> int:
+    """Return how many calls of the server a new process makes for `times` questions."""
     before = len(llm.requests)
-    async with ModelClient.open(asking, ledger) as client:
+    async with ModelClient.open(of_settings, ledger) as client:
         for _ in range(times):
             await client.answer(CHAT, urgency=Urgency(), timeout=10, fresh=True)
     return len(llm.requests) - before
 
 
 async def test_what_one_process_has_learned_all_others_know(ledger: Ledger, llm: LlmServer) -> None:
-    llm.always(reasons)
+    llm.always(refuse_like_a_reasoning_model)
     async with ModelClient.open(settings(llm), ledger) as running:
         await running.answer({"messages": CHAT["messages"]}, urgency=Urgency(), timeout=10)
         assert await calls_of(ledger, settings(llm), llm, 2) == 2 + len(("a name", "a temperature"))
@@ -66,10 +66,10 @@ async def test_what_one_process_has_learned_all_others_know(ledger: Ledger, llm:
     assert "temperature" not in sent
 
 
-async def test_nothing_holds_of_another_model_or_against_the_settings(
+async def test_learned_parameters_hold_neither_for_another_model_nor_against_settings(
     plain_ledger: Ledger, llm: LlmServer
 ) -> None:
-    llm.always(reasons)
+    llm.always(refuse_like_a_reasoning_model)
     await calls_of(plain_ledger, settings(llm), llm)
     llm.always(llm.answer)
     await calls_of(plain_ledger, settings(llm, model="another"), llm)
@@ -78,10 +78,10 @@ async def test_nothing_holds_of_another_model_or_against_the_settings(
     assert llm.requests[-1].json["max_tokens"] == 100
 
 
-async def test_it_is_tried_again_after_a_time(
+async def test_a_refused_parameter_is_tried_again_after_a_time(
     plain_ledger: Ledger, llm: LlmServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    llm.always(reasons)
+    llm.always(refuse_like_a_reasoning_model)
     await calls_of(plain_ledger, settings(llm), llm)
     llm.always(llm.answer)
     monkeypatch.setattr(llm_slots, "LEARNED_TTL", 0.0)

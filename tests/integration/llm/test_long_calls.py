@@ -32,7 +32,7 @@ TAKES = 12.0
 @pytest.mark.long
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(("version", "profile"), [("3.10", "classic"), ("4.3", "quorum")])
-async def test_a_call_that_outlives_the_brokers_patience_ends_once_and_stands_in_nobodys_way(
+async def test_a_call_that_outlives_the_consumer_timeout_ends_once_and_blocks_no_other(
     own_node: Callable[..., LocalNode],
     sqlite_url: str,
     tmp_path: Path,
@@ -58,8 +58,8 @@ async def test_a_call_that_outlives_the_brokers_patience_ends_once_and_stands_in
                 late = await queue.submit("chat_completion", LONG)
                 await eventually(lambda: llm.requests, what="the long call")
                 pauses = asyncio.create_task(longest_pause(TAKES - 1))
-                found = await queue.call("chat_completion", SHORT, timeout=60)
-                assert found.status is LlmStatus.COMPLETED
+                short_result = await queue.call("chat_completion", SHORT, timeout=60)
+                assert short_result.status is LlmStatus.COMPLETED
                 assert (await queue.result(late, timeout=0.1)).status is LlmStatus.WAITING
                 assert await pauses < TIMEOUT_MS / 1000, "the event loop goes on"
                 ended = await queue.result(late, timeout=60)

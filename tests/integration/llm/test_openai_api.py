@@ -147,7 +147,7 @@ async def test_an_equal_question_is_paid_for_once_and_anew_with_no_cache(
         assert len(llm.requests) == 2
 
 
-async def test_a_client_that_waits_looks_once_when_the_end_is_heard(
+async def test_a_waiting_client_reads_the_record_once_after_the_end_event(
     system: System, llm: LlmServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     get, looks = JobReads.get, list[str]()
@@ -235,7 +235,7 @@ async def test_pictures_are_sent(api: RunningApi, llm: LlmServer) -> None:
 
 
 def writes(*deltas: dict[str, Any], wait: threading.Event) -> Behaviour:
-    """A stream that waits for the test after its first piece."""
+    """Write a stream that waits for the test after its first piece."""
 
     def behave(exchange: Exchange, request: Request) -> None:
         exchange.send_response(200)
@@ -256,7 +256,7 @@ def writes(*deltas: dict[str, Any], wait: threading.Event) -> Behaviour:
     return behave
 
 
-async def test_what_no_json_can_say_is_streamed_as_what_it_can(
+async def test_values_that_json_can_not_express_are_replaced_in_streams(
     api: RunningApi, llm: LlmServer
 ) -> None:
     """A pair of surrogates that is cut between two pieces is joined, half a pair is replaced, and
@@ -283,8 +283,8 @@ async def test_what_no_json_can_say_is_streamed_as_what_it_can(
 
 
 async def test_an_answer_is_streamed_while_it_is_written(api: RunningApi, llm: LlmServer) -> None:
-    seen = threading.Event()
-    llm.next(writes({"content": "The tide "}, {"content": "rises."}, wait=seen))
+    first_piece_read = threading.Event()
+    llm.next(writes({"content": "The tide "}, {"content": "rises."}, wait=first_piece_read))
     text, usages, reasons = "", [], []
     async with client_of(api) as client:
         chunks = await client.chat.completions.create(
@@ -295,7 +295,7 @@ async def test_an_answer_is_streamed_while_it_is_written(api: RunningApi, llm: L
                 text += choice.delta.content or ""
                 reasons.append(choice.finish_reason)
             if text:
-                seen.set()  # the server writes on only when its first words were read
+                first_piece_read.set()  # the server writes on only when its first words were read
             usages.append(chunk.usage)
         assert text == "The tide rises."
         assert reasons[-1] == "stop"
@@ -333,7 +333,7 @@ async def test_an_answer_is_streamed_while_it_is_written(api: RunningApi, llm: L
         (fails(401, "bad key sk-1: context too long"), openai.InternalServerError, "model_failed"),
     ],
 )
-async def test_what_a_server_refuses_is_an_error_of_openais_kind(
+async def test_a_servers_refusal_is_an_error_of_openais_kind(
     queued_api: RunningApi,
     llm: LlmServer,
     stream: bool,
@@ -360,7 +360,7 @@ async def test_a_request_without_an_answer_in_its_time_is_a_timeout(system: Syst
     assert caught.value.code == "not_answered"
 
 
-async def test_what_is_wrong_with_a_request_is_told_as_openai_does(
+async def test_an_invalid_request_is_refused_as_openai_does(
     queued_api: RunningApi, llm: LlmServer
 ) -> None:
     async with client_of(queued_api) as client:
@@ -378,9 +378,9 @@ async def test_what_is_wrong_with_a_request_is_told_as_openai_does(
             with pytest.raises(openai.APIStatusError) as unserved:
                 await getattr(client, method)(path, cast_to=object)
             assert unserved.value.code == code, path
-        wanted = {"X-Job-Priority": "11"}
+        headers = {"X-Job-Priority": "11"}
         with pytest.raises(openai.BadRequestError) as priority:
-            await client.chat.completions.create(model=MODEL, messages=CHAT, extra_headers=wanted)
+            await client.chat.completions.create(model=MODEL, messages=CHAT, extra_headers=headers)
         assert priority.value.param == "x-job-priority"
     assert llm.requests == []
 
@@ -393,9 +393,9 @@ async def test_curl_reads_an_answer_and_a_stream(queued_api: RunningApi, llm: Ll
         program = await asyncio.create_subprocess_exec(
             *command, body, f"{queued_api.url}/v1/chat/completions", stdout=asyncio.subprocess.PIPE
         )
-        written, _ = await program.communicate()
+        output, _ = await program.communicate()
         assert program.returncode == 0
-        return written.decode()
+        return output.decode()
 
     assert json.loads(await curl())["choices"][0]["message"]["content"] == ANSWER
     lines = [line for line in (await curl(stream=True)).split("\n\n") if line]
@@ -413,7 +413,7 @@ async def test_models_are_those_of_the_settings(queued_api: RunningApi) -> None:
             await client.models.retrieve("other")
 
 
-async def test_a_model_is_asked_where_it_is(system: System, llm: LlmServer) -> None:
+async def test_a_model_is_asked_at_its_server(system: System, llm: LlmServer) -> None:
     with LlmServer() as other:
         one = Provider(name="one", base_url=llm.url, model=MODEL)
         two = Provider(name="two", base_url=other.url, model="large", order=1)
@@ -426,7 +426,7 @@ async def test_a_model_is_asked_where_it_is(system: System, llm: LlmServer) -> N
         assert [len(llm.requests), len(other.requests)] == [1, 1]
 
 
-async def test_lane_priority_and_source_are_the_jobs(system: System) -> None:
+async def test_lane_priority_and_source_become_the_jobs(system: System) -> None:
     async with (
         serving(system.settings, api_keys=SecretStr(f"{KEY}:publish")) as api,
         client_of(api, KEY) as client,
@@ -438,14 +438,14 @@ async def test_lane_priority_and_source_are_the_jobs(system: System) -> None:
             ("backfill", "", 1),
             ("hot", "", 5),
         ):
-            wanted = (
+            request_headers = (
                 headers
                 | {"X-Job-Lane": lane}
                 | ({"X-Job-Priority": requested} if requested else {})
             )
             with pytest.raises(openai.InternalServerError) as caught:
                 await client.chat.completions.create(
-                    model=MODEL, messages=CHAT, extra_headers=wanted
+                    model=MODEL, messages=CHAT, extra_headers=request_headers
                 )
             job = await system.ledger.job_reads.get(caught.value.response.headers["x-job-id"])
             assert job is not None
@@ -509,8 +509,10 @@ async def test_a_running_request_is_stopped_when_its_stream_is_left(
     never.set()
 
 
-def vectors(*found: list[float]) -> Behaviour:
-    data = [{"object": "embedding", "index": n, "embedding": each} for n, each in enumerate(found)]
+def vectors(*vector_list: list[float]) -> Behaviour:
+    data = [
+        {"object": "embedding", "index": n, "embedding": each} for n, each in enumerate(vector_list)
+    ]
     usage = {"prompt_tokens": 5, "total_tokens": 5}
     answer_body = {"object": "list", "model": "m", "data": data, "usage": usage}
     return says(json.dumps(answer_body).encode())
@@ -549,9 +551,7 @@ async def test_tokens_and_single_texts_are_sent_as_they_are(
 
 
 @pytest.mark.parametrize("texts", [[], [[]], [1, "a"], [-1], {"a": 1}, ["a"] * 2049])
-async def test_what_is_no_input_is_refused(
-    queued_api: RunningApi, llm: LlmServer, texts: Any
-) -> None:
+async def test_invalid_input_is_refused(queued_api: RunningApi, llm: LlmServer, texts: Any) -> None:
     async with client_of(queued_api) as client:
         with pytest.raises(openai.BadRequestError) as caught:
             await client.embeddings.create(model=MODEL, input=texts)
@@ -562,7 +562,7 @@ async def test_what_is_no_input_is_refused(
 @pytest.mark.parametrize(
     "behaviour", [vectors([1.0]), vectors([1.0], []), says(b'{"data": [{}, {}]}'), says(b"[")]
 )
-async def test_vectors_that_are_none_are_no_answer(
+async def test_invalid_vectors_are_no_answer(
     system: System, llm: LlmServer, behaviour: Behaviour
 ) -> None:
     llm.next(*[behaviour] * 9)
@@ -607,12 +607,12 @@ async def test_a_text_is_continued(api: RunningApi, llm: LlmServer, stream: bool
             )
             pieces = [each async for each in chunks]
             text = "".join(each.choices[0].text for each in pieces if each.choices)
-            found = pieces[-1].usage
+            usage = pieces[-1].usage
         else:
             answer = await client.completions.create(**parameters)
-            text, found = answer.choices[0].text, answer.usage
+            text, usage = answer.choices[0].text, answer.usage
     assert text == " rises."
-    assert found.completion_tokens == 3
+    assert usage.completion_tokens == 3
     assert llm.requests[-1].path == "/v1/completions"
     assert llm.requests[-1].json == parameters
 
@@ -647,7 +647,9 @@ RESPONSE: dict[str, Any] = {
 }
 
 
-async def test_a_response_is_the_servers_where_one_has_them(system: System, llm: LlmServer) -> None:
+async def test_a_response_is_that_of_a_server_with_the_responses_api(
+    system: System, llm: LlmServer
+) -> None:
     with LlmServer() as other:
         own = Provider(name="own", base_url=llm.url, model=MODEL)
         more = Provider(name="more", base_url=other.url, model=MODEL, order=1, responses=True)

@@ -63,7 +63,7 @@ def batches(system: System) -> OpenAiBatchService:
 
 @asynccontextmanager
 async def backfilling(system: System) -> AsyncIterator[None]:
-    """A scheduler's part that works off backfills."""
+    """Run the backfills, as a scheduler does."""
     handler = BackfillHandler(
         system.settings, system.registry, system.ledger, Sources.load(), lanes=system.lanes
     )
@@ -76,15 +76,17 @@ async def backfilling(system: System) -> AsyncIterator[None]:
         await asyncio.wait_for(task, MAX_WAIT)
 
 
-async def handed_in(client: openai.AsyncOpenAI, content: bytes, **more: Any) -> Any:
+async def submit_batch(client: openai.AsyncOpenAI, content: bytes, **more: Any) -> Any:
     file = await client.files.create(file=("in.jsonl", content), purpose="batch")
     return await client.batches.create(
         input_file_id=file.id, completion_window="24h", **{"endpoint": CHATS} | more
     )
 
 
-async def ended(client: openai.AsyncOpenAI, batches: OpenAiBatchService, batch_id: str) -> Any:
-    """The batch when it has ended; a scheduler's turns are made here."""
+async def wait_for_batch(
+    client: openai.AsyncOpenAI, batches: OpenAiBatchService, batch_id: str
+) -> Any:
+    """Return the batch when it has ended; take the scheduler's turns meanwhile."""
 
     async def at_end() -> Any:
         await batches.turn()
@@ -114,7 +116,7 @@ async def test_a_batch_is_answered_request_by_request(
     )
     assert batch.status == "validating"
     async with backfilling(system):
-        batch = await ended(client, batches, batch.id)
+        batch = await wait_for_batch(client, batches, batch.id)
     assert batch.status == "completed"
     assert batch.metadata == {"run": "7"}
     assert batch.request_counts.model_dump() == {"total": 2, "completed": 2, "failed": 0}
@@ -142,9 +144,9 @@ async def test_a_batch_of_the_responses_api_needs_a_server_that_has_it(
         request_line("a", body, url=RESPONSES),
         request_line("b", {**body, "background": True}, url=RESPONSES),
     )
-    refused = await handed_in(client, content, endpoint=RESPONSES)
+    refused = await submit_batch(client, content, endpoint=RESPONSES)
     batches = OpenAiBatchService(system.settings, system.ledger, system.registry)
-    refused = await ended(client, batches, refused.id)
+    refused = await wait_for_batch(client, batches, refused.id)
     assert refused.errors is not None
     assert {each.code for each in refused.errors.data or []} == {"responses_not_supported"}
 
@@ -155,10 +157,10 @@ async def test_a_batch_of_the_responses_api_needs_a_server_that_has_it(
     answer = {"id": "resp_1", "object": "response", "status": "completed", "output": [item]}
     llm.next(says(json.dumps(answer).encode()))
     await system.start_worker("llm")
-    batch = await handed_in(client, content, endpoint=RESPONSES)
+    batch = await submit_batch(client, content, endpoint=RESPONSES)
     batches = OpenAiBatchService(system.settings, system.ledger, system.registry)
     async with backfilling(system):
-        batch = await ended(client, batches, batch.id)
+        batch = await wait_for_batch(client, batches, batch.id)
     assert batch.request_counts.model_dump() == {"total": 2, "completed": 1, "failed": 1}
     (found,) = await lines_of(client, batch.output_file_id)
     assert found["response"]["body"]["output"] == [item]
@@ -173,9 +175,9 @@ async def test_requests_that_fail_are_in_the_error_file_with_their_reason(
     llm.next(fails(400, "temperature is out of range"))
     await system.start_worker("llm")
     no_messages = request_line("not valid", {"model": MODEL})
-    batch = await handed_in(client, jsonl(request_line("refused"), no_messages))
+    batch = await submit_batch(client, jsonl(request_line("refused"), no_messages))
     async with backfilling(system):
-        batch = await ended(client, batches, batch.id)
+        batch = await wait_for_batch(client, batches, batch.id)
     assert batch.status == "completed"
     assert batch.request_counts.model_dump() == {"total": 2, "completed": 0, "failed": 2}
     assert batch.output_file_id is None
@@ -215,8 +217,8 @@ async def test_a_batch_whose_input_is_not_valid_fails_and_names_the_line(
     line: int | None,
 ) -> None:
     monkeypatch.setattr(openai_batch_input, "MAX_REQUESTS", 5)
-    batch = await handed_in(client, content)
-    batch = await ended(client, batches, batch.id)
+    batch = await submit_batch(client, content)
+    batch = await wait_for_batch(client, batches, batch.id)
     assert batch.status == "failed"
     assert batch.failed_at is not None
     assert batch.errors is not None
@@ -224,10 +226,10 @@ async def test_a_batch_whose_input_is_not_valid_fails_and_names_the_line(
     assert (error.code, error.line) == (code, line)
 
 
-async def test_a_cancelled_batch_keeps_what_it_has_and_says_what_was_not_asked(
+async def test_a_cancelled_batch_has_its_answers_and_names_the_unasked_requests(
     system: System, client: openai.AsyncOpenAI, batches: OpenAiBatchService, llm: LlmServer
 ) -> None:
-    batch = await handed_in(client, jsonl(request_line("one"), request_line("two")))
+    batch = await submit_batch(client, jsonl(request_line("one"), request_line("two")))
     async with backfilling(system):
         await batches.turn()
         await batches.turn()
@@ -240,7 +242,7 @@ async def test_a_cancelled_batch_keeps_what_it_has_and_says_what_was_not_asked(
         await eventually(in_lane, what="its jobs")
         batch = await client.batches.cancel(batch.id)
         assert batch.status == "cancelling"
-        batch = await ended(client, batches, batch.id)
+        batch = await wait_for_batch(client, batches, batch.id)
     assert batch.status == "cancelled"
     assert batch.request_counts.model_dump() == {"total": 2, "completed": 0, "failed": 2}
     found = await lines_of(client, batch.error_file_id)
@@ -253,19 +255,19 @@ async def test_a_cancelled_batch_keeps_what_it_has_and_says_what_was_not_asked(
 async def test_a_batch_that_was_cancelled_before_its_start_asks_nothing(
     client: openai.AsyncOpenAI, batches: OpenAiBatchService
 ) -> None:
-    batch = await handed_in(client, jsonl(request_line("one")))
+    batch = await submit_batch(client, jsonl(request_line("one")))
     await client.batches.cancel(batch.id)
-    batch = await ended(client, batches, batch.id)
+    batch = await wait_for_batch(client, batches, batch.id)
     assert (batch.status, batch.error_file_id) == ("cancelled", None)
 
 
 async def test_a_batch_expires_at_the_end_of_its_window(
     system: System, client: openai.AsyncOpenAI, batches: OpenAiBatchService
 ) -> None:
-    batch = await handed_in(client, jsonl(request_line("one")))
+    batch = await submit_batch(client, jsonl(request_line("one")))
     await batches.turn()
     await _replace(system, "openai_batches", "expires_at", batch.expires_at, 1.0)
-    batch = await ended(client, batches, batch.id)
+    batch = await wait_for_batch(client, batches, batch.id)
     assert batch.status == "expired"
     (line,) = await lines_of(client, batch.error_file_id)
     assert line["error"]["code"] == "batch_expired"
@@ -284,7 +286,7 @@ async def _replace(system: System, table: str, name: str, old: float, new: float
 async def test_files_and_batches_are_seen_by_their_key_alone(
     api: RunningApi, client: openai.AsyncOpenAI, batches: OpenAiBatchService
 ) -> None:
-    batch = await handed_in(client, jsonl(request_line("one")))
+    batch = await submit_batch(client, jsonl(request_line("one")))
     file_id = batch.input_file_id
     async with client_of(api, OTHER) as other:
         attempts: list[Callable[[], Awaitable[Any]]] = [
@@ -305,13 +307,13 @@ async def test_files_and_batches_are_seen_by_their_key_alone(
     with pytest.raises(openai.ConflictError):  # a batch reads it
         await client.files.delete(file_id)
     await client.batches.cancel(batch.id)
-    await ended(client, batches, batch.id)
+    await wait_for_batch(client, batches, batch.id)
     assert (await client.files.delete(file_id)).deleted
     with pytest.raises(openai.NotFoundError):
         await client.files.content(file_id)
 
 
-async def test_what_is_no_batch_is_refused(client: openai.AsyncOpenAI) -> None:
+async def test_an_invalid_batch_is_refused(client: openai.AsyncOpenAI) -> None:
     refused = openai.BadRequestError
     purpose: Any = "fine-tune"
     with pytest.raises(refused, match="purpose"):
@@ -349,9 +351,9 @@ async def test_a_creation_that_is_repeated_is_one_batch(client: openai.AsyncOpen
 async def test_old_files_and_batches_are_deleted(
     system: System, client: openai.AsyncOpenAI, batches: OpenAiBatchService
 ) -> None:
-    batch = await handed_in(client, b"")
-    await ended(client, batches, batch.id)
-    await handed_in(client, jsonl(request_line("a")))
+    batch = await submit_batch(client, b"")
+    await wait_for_batch(client, batches, batch.id)
+    await submit_batch(client, jsonl(request_line("a")))
     settings = system.settings.model_copy(update={"keep_openai_files": 0.0})
     past = text("UPDATE openai_files SET expires_at = 1.0")
     await system.ledger.core.database.write(lambda connection: connection.execute(past))
@@ -374,7 +376,7 @@ async def test_lines_are_read_the_same_wherever_the_reader_begins(system: System
         assert rest == found[at + 1 :]
 
 
-async def test_a_file_is_kept_for_as_long_as_its_owner_says(client: openai.AsyncOpenAI) -> None:
+async def test_a_file_is_stored_for_as_long_as_its_owner_says(client: openai.AsyncOpenAI) -> None:
     async def kept(seconds: Any) -> int:
         file = await client.files.create(
             file=("in.jsonl", jsonl(request_line("one"))),

@@ -69,9 +69,9 @@ async def test_a_question_is_answered_through_the_lanes(
     llm.next(SEA)
     result = await queue.call("classify", CLASSIFY, priority=5)
     assert (result.status, result.value) == (LlmStatus.COMPLETED, {"label": "sea"})
-    again = await queue.call("classify", CLASSIFY)
-    assert again.result is not None
-    assert again.result["answer_reused"] is True
+    repeated = await queue.call("classify", CLASSIFY)
+    assert repeated.result is not None
+    assert repeated.result["answer_reused"] is True
     assert len(llm.requests) == 1
     llm.next(llm_server.answers('{"label": "land"}'))
     fresh = await queue.call("classify", CLASSIFY | {"fresh": True})
@@ -131,16 +131,16 @@ async def test_two_answers_that_do_not_fit_end_the_job_and_are_stored(
     async with serving(system.settings) as api, AsyncClient(api.url) as client:
         answer = await client.answer(result.job_id)
         assert (answer.status, answer.raw_answers) == ("failed", raw)
-    shown = await show(system, result.job_id)
-    assert shown.returncode == 1
-    assert shown.stdout.splitlines() == raw
-    shown = await show(system, result.job_id, "--json")
-    assert json.loads(shown.stdout)["raw_answers"] == raw
+    output = await show(system, result.job_id)
+    assert output.returncode == 1
+    assert output.stdout.splitlines() == raw
+    output = await show(system, result.job_id, "--json")
+    assert json.loads(output.stdout)["raw_answers"] == raw
     llm.next(SEA)
     redone = await queue.call("classify", CLASSIFY)
     assert redone.value == {"label": "sea"}, "not from the cache"
-    shown = await show(system, redone.job_id)
-    assert (shown.returncode, json.loads(shown.stdout)) == (0, {"label": "sea"})
+    output = await show(system, redone.job_id)
+    assert (output.returncode, json.loads(output.stdout)) == (0, {"label": "sea"})
 
 
 async def show(system: System, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -215,8 +215,10 @@ async def test_a_long_pause_can_be_ended_early_and_waiting_jobs_go_on(
             f"{paused.name} is asked again; 1 waiting job is published again by the scheduler\n"
         )
         assert (await queue.result(job_id, timeout=20)).value == {"label": "sea"}
-    again = json.loads((await jobctl("llm", "resume", paused.name, "--json", **environment)).stdout)
-    assert again == {"server": paused.name, "paused_for": 0.0, "jobs": 0}
+    repeated = json.loads(
+        (await jobctl("llm", "resume", paused.name, "--json", **environment)).stdout
+    )
+    assert repeated == {"server": paused.name, "paused_for": 0.0, "jobs": 0}
     unknown = await jobctl("llm", "resume", "elsewhere", **environment)
     assert (unknown.returncode, unknown.stdout) == (1, "")
     assert "no model server 'elsewhere' was called" in unknown.stderr
@@ -238,8 +240,8 @@ async def test_over_http_a_stream_ends_with_timeout_when_its_time_is_over(system
         ]
         assert [each.name for each in events] == ["accepted", "end"]
         assert events[-1].data["status"] == "timeout"
-        again = await client.answer(events[0].data["job_id"])
-        assert again.status == "timeout", "the same for a later caller"
+        repeated = await client.answer(events[0].data["job_id"])
+        assert repeated.status == "timeout", "the same for a later caller"
 
 
 async def test_a_call_returns_timeout_when_its_time_is_over(
@@ -336,8 +338,8 @@ async def test_over_http_an_answer_comes_with_the_request_that_waits(
         assert later.headers["x-lane-pressure"] == "ok"
         found = await api.client.get(later.headers["location"], params={"wait": 30})
         assert (found.status_code, found.json()["status"]) == (200, "completed")
-        again = await api.client.post("/llm/requests", params={"wait": 30}, json=request_fields)
-        assert again.status_code == 200, "as GET has it"
+        repeated = await api.client.post("/llm/requests", params={"wait": 30}, json=request_fields)
+        assert repeated.status_code == 200, "as GET has it"
 
 
 async def test_over_http_invalid_requests_are_refused(system: System) -> None:
@@ -374,9 +376,9 @@ async def test_the_same_idempotency_key_is_the_same_request(system: System) -> N
     async with serving(system.settings) as api:
         await until_connected(api)
         first = await api.client.post("/llm/requests", json=request_fields, headers=key)
-        again = await api.client.post("/llm/requests", json=request_fields, headers=key)
-        assert (again.status_code, again.headers["idempotency-replayed"]) == (202, "true")
-        assert again.json() == first.json()
+        repeated = await api.client.post("/llm/requests", json=request_fields, headers=key)
+        assert (repeated.status_code, repeated.headers["idempotency-replayed"]) == (202, "true")
+        assert repeated.json() == first.json()
         for change in ({"lane": "backfill"}, {"expires_in": 60}, {"payload": {"text": "Other"}}):
             other = await api.client.post(
                 "/llm/requests", json=request_fields | change, headers=key

@@ -67,8 +67,8 @@ def settings(tmp_path: Path, llm: LlmServer) -> Settings:
     )
 
 
-def chat_of(text: str, most: int = 7) -> dict[str, Any]:
-    return {"messages": [{"role": "user", "content": text}], "max_tokens": most}
+def chat_of(text: str, max_tokens: int = 7) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": text}], "max_tokens": max_tokens}
 
 
 async def test_what_follows_an_answer_is_committed_with_the_end_of_its_job(
@@ -115,9 +115,11 @@ async def test_a_slot_is_given_back_if_the_answer_was_stored_after_all(
         assert server.in_flight == 0
 
 
-async def ask(client: ModelClient, text: str, *, requester: Requester = BY, most: int = 7) -> bool:
+async def ask(
+    client: ModelClient, text: str, *, requester: Requester = BY, max_tokens: int = 7
+) -> bool:
     _, reused = await client.answer(
-        chat_of(text, most), urgency=Urgency(), timeout=60.0, requester=requester
+        chat_of(text, max_tokens), urgency=Urgency(), timeout=60.0, requester=requester
     )
     return reused
 
@@ -302,14 +304,14 @@ async def test_a_backfill_has_a_budget_of_its_own_and_goes_on_when_it_is_raised(
     await ledger.bulk.create_bulk(
         "backfill-1", kind="backfill", title="t", spec={}, created_by="me", budget=10.0
     )
-    mine = {"backfill": "backfill-1"}
+    of_backfill = {"backfill": "backfill-1"}
     assert await LlmLedger(ledger).spending.reserve_llm_call(call_of(99.0), per_day=None) is False
     assert (
-        await LlmLedger(ledger).spending.reserve_llm_call(call_of(6.0, **mine), per_day=None)
+        await LlmLedger(ledger).spending.reserve_llm_call(call_of(6.0, **of_backfill), per_day=None)
         is True
     )
     refused = await LlmLedger(ledger).spending.reserve_llm_call(
-        call_of(6.0, number="2", **mine), per_day=None
+        call_of(6.0, number="2", **of_backfill), per_day=None
     )
     assert isinstance(refused, NoBudgetLeft)
     assert (refused.budget.reserved, refused.is_spent, refused.seconds) == (6, False, None)
@@ -318,13 +320,13 @@ async def test_a_backfill_has_a_budget_of_its_own_and_goes_on_when_it_is_raised(
     assert not budget.is_short
     assert (
         await LlmLedger(ledger).spending.reserve_llm_call(
-            call_of(6.0, number="2", **mine), per_day=None
+            call_of(6.0, number="2", **of_backfill), per_day=None
         )
         is True
     )
     assert (
         await LlmLedger(ledger).spending.reserve_llm_call(
-            call_of(0.0, number="3", **mine), per_day=1.0
+            call_of(0.0, number="3", **of_backfill), per_day=1.0
         )
         is True
     ), "what costs nothing needs no budget"

@@ -1,4 +1,4 @@
-"""What `jobctl llm status` tells of model servers."""
+"""What `jobctl llm status` and `jobctl doctor` report of model servers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SERVERS = [
 EMBEDDER = "http://127.0.0.1:9/v1"
 
 
-async def test_it_tells_of_a_server_on_trial_and_of_one_that_was_never_called(
+async def test_status_shows_a_server_on_trial_and_one_that_was_never_called(
     sqlite_url: str, plain_ledger: Ledger
 ) -> None:
     await LlmLedger(plain_ledger).slots.take_llm_slot(
@@ -53,8 +53,8 @@ async def test_it_tells_of_a_server_on_trial_and_of_one_that_was_never_called(
         ),
     )
     environment = {"JOBS_DATABASE_URL": sqlite_url, "JOBS_LLM_PROVIDERS": json.dumps(SERVERS)}
-    shown = json.loads((await jobctl("llm", "status", "--json", **environment)).stdout)["servers"]
-    assert [(each["name"], each["limit"], each["on_trial"]) for each in shown] == [
+    status = json.loads((await jobctl("llm", "status", "--json", **environment)).stdout)["servers"]
+    assert [(each["name"], each["limit"], each["on_trial"]) for each in status] == [
         ("own", 1, True),
         ("spare", 2, False),
     ]
@@ -65,7 +65,7 @@ async def test_it_tells_of_a_server_on_trial_and_of_one_that_was_never_called(
     assert "not in these settings: it is not called" in " ".join(output.split())
 
 
-async def test_it_tells_what_may_take_how_long_and_caps_limits_as_the_settings_do_now(
+async def test_status_shows_time_limits_and_caps_calls_by_the_current_settings(
     sqlite_url: str, plain_ledger: Ledger
 ) -> None:
     await LlmLedger(plain_ledger).slots.take_llm_slot(
@@ -79,10 +79,10 @@ async def test_it_tells_what_may_take_how_long_and_caps_limits_as_the_settings_d
         "JOBS_VISION_MODEL": "sees",
         "JOBS_VISION_BASE_URL": "http://127.0.0.1:9/v1",
     }
-    shown = json.loads((await jobctl("llm", "status", "--json", **environment)).stdout)
-    limits = {each["name"]: each["limit"] for each in shown["servers"]}
+    status = json.loads((await jobctl("llm", "status", "--json", **environment)).stdout)
+    limits = {each["name"]: each["limit"] for each in status["servers"]}
     assert limits == {"own": 20, "spare": 2, "vision": 2}
-    by_type = {each["job_type"]: (each["attempt"], each["call"]) for each in shown["time_limits"]}
+    by_type = {each["job_type"]: (each["attempt"], each["call"]) for each in status["time_limits"]}
     assert by_type.keys() == {
         "chat_completion",
         "classify",
@@ -97,7 +97,7 @@ async def test_it_tells_what_may_take_how_long_and_caps_limits_as_the_settings_d
     assert "classify 5 min 4 min 30 s" in " ".join(output.split())
 
 
-def examined(url: str, ledger: Ledger) -> DoctorContext:
+def doctor_context(url: str, ledger: Ledger) -> DoctorContext:
     """What the doctor looks at: a system with these servers, and its ledger."""
     values = {"database_url": url, "llm_providers": SERVERS, "embed_base_url": EMBEDDER}
     settings = Settings.model_validate(values)
@@ -106,10 +106,10 @@ def examined(url: str, ledger: Ledger) -> DoctorContext:
     return system
 
 
-async def test_the_doctor_tells_of_a_server_that_fails_again_and_again(
+async def test_the_doctor_reports_a_server_that_keeps_failing(
     sqlite_url: str, plain_ledger: Ledger
 ) -> None:
-    system = examined(sqlite_url, plain_ledger)
+    system = doctor_context(sqlite_url, plain_ledger)
     assert await check_model_servers(system) == [], "none was called yet"
 
     async def failing(server: str, failures: int) -> list[str]:
@@ -134,18 +134,20 @@ async def test_the_doctor_tells_of_a_server_that_fails_again_and_again(
     assert f"own has failed {REPORTED_AFTER_FAILURES} times in a row: 401" in own.detail
 
 
-async def test_the_doctor_tells_of_a_server_that_is_to_be_left_alone_for_an_hour(
+async def test_the_doctor_reports_a_server_that_is_paused_for_an_hour(
     sqlite_url: str, plain_ledger: Ledger
 ) -> None:
-    system = examined(sqlite_url, plain_ledger)
+    system = doctor_context(sqlite_url, plain_ledger)
 
     async def paused(seconds: float) -> list[Diagnostic]:
-        until = plain_ledger.clock.time() + seconds
+        paused_until = plain_ledger.clock.time() + seconds
         await LlmLedger(plain_ledger).slots.take_llm_slot(
             "own", "a", "me", ttl=60, is_hot=True, first_limit=1, max_limit=1
         )
         await LlmLedger(plain_ledger).slots.end_llm_slot(
-            "own", "a", lambda state, *_: replace(state, paused_until=until, pause_reason="429")
+            "own",
+            "a",
+            lambda state, *_: replace(state, paused_until=paused_until, pause_reason="429"),
         )
         return await check_model_servers(system)
 
@@ -161,7 +163,7 @@ async def test_the_doctor_tells_of_a_server_that_is_to_be_left_alone_for_an_hour
     assert [each.status for each in await check_model_servers(system)] == ["ok"]
 
 
-async def test_it_tries_how_a_server_wants_to_be_asked(llm: LlmServer) -> None:
+async def test_check_finds_the_options_that_a_server_needs(llm: LlmServer) -> None:
     """As a small one does that breaks down over schemas, and takes pictures it does not see."""
 
     def behave(exchange: Exchange, request: Request) -> None:
@@ -180,16 +182,16 @@ async def test_it_tries_how_a_server_wants_to_be_asked(llm: LlmServer) -> None:
     llm.always(behave)
     providers = [{"name": "own", "base_url": llm.url, "model": "/models/tiny.gguf"}]
     environment = {"JOBS_LLM_PROVIDERS": json.dumps(providers)}
-    shown = json.loads((await jobctl("llm", "check", "own", "--json", **environment)).stdout)
-    assert shown["settings"] == {
+    checked = json.loads((await jobctl("llm", "check", "own", "--json", **environment)).stdout)
+    assert checked["settings"] == {
         "max_tokens_name": "max_completion_tokens",
         "sends_temperature": True,
         "stream": False,
         "schema": "json_object",
     }
-    assert "500" in shown["findings"]["schema as json_schema"]
-    assert "A chart with data." in shown["findings"]["pictures"]
-    assert shown["model"] == "/models/tiny.gguf"
+    assert "500" in checked["findings"]["schema as json_schema"]
+    assert "A chart with data." in checked["findings"]["pictures"]
+    assert checked["model"] == "/models/tiny.gguf"
     checked = await jobctl("llm", "check", "own", **environment)
     assert '"schema": "json_object"' in checked.stdout
     assert "answer: tiny.gguf, in " in checked.stdout

@@ -65,8 +65,8 @@ END: list[dict[str, Any]] = [
 def streams(
     *events: dict[str, Any], wait: threading.Event | None = None, repeats: int = 1
 ) -> Behaviour:
-    """A stream of events, the last one `repeats` times; with `wait`, the first output is written
-    and the rest when the test says so."""
+    """Write a stream of events, the last one `repeats` times; with `wait`, write the rest after the
+    first output once it is set."""
 
     def behave(exchange: Exchange, request: Request) -> None:
         exchange.send_response(200)

@@ -25,8 +25,8 @@ PIECES = ["The tide ", "rises ", "and falls."]
 TEXT = "".join(PIECES)
 
 
-def writes(seen: threading.Event) -> Behaviour:
-    """An answer as a stream: its first piece, and the rest when the test has seen that."""
+def writes(first_piece_read: threading.Event) -> Behaviour:
+    """Write an answer as a stream: its first piece, and the rest when the test has read that."""
 
     def behave(exchange: Exchange, request: Request) -> None:
         exchange.send_response(200)
@@ -36,7 +36,7 @@ def writes(seen: threading.Event) -> Behaviour:
         for number, piece in enumerate(PIECES):
             chunk(exchange, {"content": piece})
             if number == 0:
-                assert seen.wait(60)
+                assert first_piece_read.wait(60)
         chunk(exchange, {}, "stop")
         exchange.wfile.write(b"data: [DONE]\n\n")
 
@@ -65,29 +65,29 @@ async def system(
 
 
 @pytest.mark.parametrize("direct", [False, True])
-async def test_an_answer_is_read_while_it_is_written_and_a_kept_one_is_its_end_alone(
+async def test_an_answer_is_read_while_it_is_written_and_a_stored_one_has_no_pieces(
     system: System, llm: LlmServer, direct: bool
 ) -> None:
     if not direct:
         await system.start_worker("llm")
-    seen = threading.Event()
-    llm.next(writes(seen))
+    first_piece_read = threading.Event()
+    llm.next(writes(first_piece_read))
     settings = system.settings.model_copy(update={"llm_direct": direct})
     async with LLMQueue.open(settings) as queue:
-        came, result = "", None
+        pieces, result = "", None
         async with aclosing(queue.stream("chat_completion", CHAT)) as events:
             async for each in events:
                 if isinstance(each, LlmResult):
                     result = each
                     continue
-                assert each.offset == len(came)
-                came += each.text
-                seen.set()
-        assert came == TEXT
+                assert each.offset == len(pieces)
+                pieces += each.text
+                first_piece_read.set()
+        assert pieces == TEXT
         assert result is not None
         assert result.text == TEXT
-        again = [each async for each in queue.stream("chat_completion", CHAT)]
-        assert [type(each) for each in again] == [LlmResult]
+        repeated = [each async for each in queue.stream("chat_completion", CHAT)]
+        assert [type(each) for each in repeated] == [LlmResult]
         assert len(llm.requests) == 1
 
 
@@ -102,19 +102,23 @@ async def test_an_answer_is_streamed_over_http_and_goes_on_without_its_reader(
         AsyncClient(api.url) as client,
     ):
         await until_connected(api)
-        seen = threading.Event()
-        llm.next(writes(seen))
-        came = []
+        first_piece_read = threading.Event()
+        llm.next(writes(first_piece_read))
+        received = []
         async with aclosing(client.stream_llm(CHAT)) as events:
             async for event in events:
-                came.append(event)
+                received.append(event)
                 if event.name == "text":
-                    seen.set()
-        assert [each.name for each in came] == ["accepted", *["text"] * (len(came) - 2), "end"]
-        assert "".join(each.data["text"] for each in came[1:-1]) == TEXT
-        assert came[-1].data["result"]["text"] == TEXT
-        job_id = came[0].data["job_id"]
-        assert came[-1].data["job_id"] == job_id
+                    first_piece_read.set()
+        assert [each.name for each in received] == [
+            "accepted",
+            *["text"] * (len(received) - 2),
+            "end",
+        ]
+        assert "".join(each.data["text"] for each in received[1:-1]) == TEXT
+        assert received[-1].data["result"]["text"] == TEXT
+        job_id = received[0].data["job_id"]
+        assert received[-1].data["job_id"] == job_id
 
         gone = threading.Event()
         llm.next(writes(gone))
@@ -138,10 +142,10 @@ async def test_a_stream_ends_in_order_where_the_ledger_is_away_at_its_end(
     async with serving(system.settings) as api, AsyncClient(api.url) as client:
         await until_connected(api)
         async with aclosing(client.stream_llm(CHAT)) as events:
-            came = [event async for event in events]
-    assert [each.name for each in came] == ["accepted", "end"]
-    assert came[-1].data["status"] == "waiting"
-    assert came[-1].data["job_id"] == came[0].data["job_id"]
+            received = [event async for event in events]
+    assert [each.name for each in received] == ["accepted", "end"]
+    assert received[-1].data["status"] == "waiting"
+    assert received[-1].data["job_id"] == received[0].data["job_id"]
 
 
 async def test_a_request_that_can_not_be_taken_is_refused_before_the_stream_begins(

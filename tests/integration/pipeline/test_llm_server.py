@@ -64,7 +64,7 @@ async def ask(settings: Settings, timeout: float = 10) -> Completion:
         return (await client.ask(ASKED, timeout=timeout)).answer
 
 
-async def test_a_question_is_asked_as_the_api_wants_it(llm: LlmServer, asking: Settings):
+async def test_a_question_is_sent_in_the_form_of_the_api(llm: LlmServer, asking: Settings):
     key = SecretStr("sk-secret")
     answer = await ask(asking.model_copy(update={"llm_api_key": key}))
     assert (answer.text, answer.model, answer.finish_reason) == (
@@ -133,15 +133,15 @@ async def test_reasoning_that_was_streamed_is_taken_back_and_is_not_streamed_aga
     (one,) = asking.llm_servers
     async with ServerClient.connect(one, 5) as client:
         for _ in range(2):
-            answer = await client.ask(
+            response = await client.ask(
                 ASKED, timeout=10, on_text=text_pieces.append, restart=text_pieces.clear
             )
-            assert answer.answer.text == "Water."
+            assert response.answer.text == "Water."
             assert "".join(text_pieces) == "Water."
             text_pieces.clear()
         never = pytest.fail
         await client.ask(
-            ASKED, timeout=10, on_text=text_pieces.append, restart=lambda: never("told again")
+            ASKED, timeout=10, on_text=text_pieces.append, restart=lambda: never("streamed again")
         )
 
 
@@ -245,7 +245,7 @@ async def test_a_piece_with_the_usage_alone_is_read_as_that(
     assert len(llm.requests) == 1
 
 
-async def test_what_breaks_behind_the_end_of_an_answer_costs_no_second_one(
+async def test_a_stream_that_breaks_after_the_answers_end_is_not_asked_again(
     llm: LlmServer, asking: Settings
 ):
     llm.next(server.streams({"content": "Water."}, end=b"", claimed_length=5_000))
@@ -378,7 +378,7 @@ NO_TEMPERATURE = (
         ),
     ],
 )
-async def test_a_parameter_that_the_model_refuses_is_sent_otherwise_from_then_on(
+async def test_a_parameter_that_the_model_refuses_is_changed_from_then_on(
     llm: LlmServer, asking: Settings, behaviour: Behaviour, expected: dict[str, object]
 ):
     llm.always(behaviour)
@@ -443,7 +443,7 @@ async def test_a_schema_is_sent_in_the_form_that_the_server_has_accepted(
     assert llm.requests[-1].json.get("response_format") == expected
 
 
-async def test_a_breakdown_of_a_moment_teaches_nothing(llm: LlmServer, asking: Settings):
+async def test_a_brief_server_error_changes_no_parameter(llm: LlmServer, asking: Settings):
     (one,) = asking.llm_servers
     async with ServerClient.connect(one, 5) as client:
         for _ in range(CONFIRMING_CALLS + 1):
@@ -499,7 +499,7 @@ async def test_a_server_that_does_not_stream_is_not_asked_to_again(
 @pytest.mark.parametrize(
     "broken", [server.streams(reason=None), server.says(b"data: [DONE]\n\n", "text/event-stream")]
 )
-async def test_a_stream_without_an_answer_is_asked_once_without_one_that_tells_why(
+async def test_after_a_stream_without_an_answer_the_request_is_sent_once_unstreamed(
     llm: LlmServer, asking: Settings, broken: Behaviour
 ):
     def behave(exchange: Exchange, request: Request) -> None:
@@ -554,9 +554,7 @@ async def test_a_server_that_refuses_every_form_is_asked_a_few_times(
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 413, 422])
-async def test_what_the_server_will_say_again_is_final(
-    llm: LlmServer, asking: Settings, status: int
-):
+async def test_a_lasting_refusal_is_final(llm: LlmServer, asking: Settings, status: int):
     llm.always(server.fails(status, "no such model"))
     with pytest.raises(LlmRefused, match=f"{status}: no such model"):
         await ask(asking)
@@ -592,7 +590,7 @@ async def test_what_the_server_will_say_again_is_final(
         server.streams({"content": [{"type": "thinking", "thinking": []}]}),
     ],
 )
-async def test_nonsense_is_tried_again_later(
+async def test_an_invalid_answer_is_retried_later(
     llm: LlmServer, asking: Settings, behaviour: Behaviour
 ):
     llm.always(behaviour)
@@ -641,7 +639,7 @@ async def test_all_tries_together_keep_to_their_limit(llm: LlmServer, asking: Se
         await ask(asking, timeout=0.5)
 
 
-async def test_a_cancelled_job_stops_asking(llm: LlmServer, asking: Settings):
+async def test_a_cancelled_job_closes_its_request(llm: LlmServer, asking: Settings):
     llm.always(slow(30))
     task = asyncio.create_task(ask(asking))
     await eventually(lambda: llm.requests)
@@ -697,7 +695,7 @@ async def test_the_settings_can_say_how_many_texts_a_server_takes(llm: LlmServer
 async def test_a_text_that_is_refused_alone_is_named_and_says_nothing_of_the_others(
     llm: LlmServer, embedder: RemoteEmbedder
 ):
-    llm.always(server.embeds(longest=100))
+    llm.always(server.embeds(max_characters=100))
     texts = [*["text"] * 40, "x" * 1_234, *["text"] * 40]
     with pytest.raises(LlmRefused, match=r"text 41 of 81, of 1,234 characters.*too long"):
         await embedder.embed(texts)
@@ -707,7 +705,7 @@ async def test_a_text_that_is_refused_alone_is_named_and_says_nothing_of_the_oth
 
 
 @pytest.mark.parametrize("status", [401, 404])
-async def test_a_key_or_a_model_that_is_refused_is_no_matter_of_size(
+async def test_a_refused_key_or_model_does_not_reduce_the_size_of_requests(
     llm: LlmServer, embedder: RemoteEmbedder, status: int
 ):
     llm.always(server.fails(status))
@@ -739,7 +737,7 @@ async def test_vectors_of_another_length_are_a_wrong_setting(embedder: RemoteEmb
         b"<html>",
     ],
 )
-async def test_nonsense_for_vectors_is_tried_again_later(
+async def test_invalid_vectors_are_retried_later(
     llm: LlmServer, embedder: RemoteEmbedder, body: bytes
 ):
     llm.always(server.says(body))
@@ -767,7 +765,7 @@ _OBJECTS = b"[" + b"{}," * 200_000 + b"{}]"
 """600 KB, of which the SDK makes objects for 15 seconds."""
 
 
-async def test_an_answer_of_many_small_things_holds_nobody_up(
+async def test_an_answer_of_many_small_values_is_read_in_time(
     llm: LlmServer, asking: Settings, embedder: RemoteEmbedder
 ):
     began = time.monotonic()
@@ -781,7 +779,7 @@ async def test_an_answer_of_many_small_things_holds_nobody_up(
     assert time.monotonic() - began < 5
 
 
-async def test_a_server_does_not_choose_whom_we_ask(
+async def test_a_redirect_to_another_host_is_not_followed(
     llm: LlmServer, asking: Settings, embedder: RemoteEmbedder
 ):
     with LlmServer() as inner:
@@ -816,7 +814,7 @@ async def test_a_stream_of_small_events_may_be_long(
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:99999/v1", "http://[::1/v1"])
-async def test_an_address_that_there_is_none_of_is_refused_for_good(url: str):
+async def test_an_invalid_address_is_refused_for_good(url: str):
     with pytest.raises(LlmRefused, match="not the address"):
         async with open_api(url, None, 5):
             pass
