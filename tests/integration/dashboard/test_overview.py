@@ -101,16 +101,16 @@ async def test_the_checks_run_soon_when_what_the_page_shows_has_changed_and_new_
         return text in (await api.client.get("/dashboard")).text
 
     await eventually(partial(shown, first.id), what="the finding")
-    assert not await shown(">found ")  # it was there when the first page was opened
+    assert not await shown(">new ")  # it was there when the first page was opened
     await system.ledger.dead_letters.index_dead([letter(error_type="<b>")])
     await eventually(
-        partial(shown, '<span class="tag">dead-waiting</span> <span class="of">found '),
+        partial(shown, '<span class="tag">dead-waiting</span> <span class="of">new '),
         what="the new finding",
         timeout=NOTICED_INTERVAL + DOCTOR_INTERVAL / 2,
     )
     page = (await api.client.get("/dashboard")).text
     tags = re.findall(r'<span class="tag">([\w-]+)</span>', page)
-    assert tags.index("dead-waiting") < tags.index("paused"), "of equals the newest first"
+    assert tags[0] == "dead-waiting", "what is new comes first"
 
 
 async def test_a_finding_has_a_button_for_what_is_to_be_done_or_a_command_to_copy(
@@ -200,6 +200,11 @@ def test_the_worst_finding_comes_first() -> None:
     disk = failure("disk", Finding.DISK_FULL, "", "")
     found = [housekeeping, late, ok("workers", ""), paused, clock, growing, full, disk]
     assert worst_first(found) == [disk, growing, full, late, clock, paused, housekeeping]
+    new = {paused: 200.0, clock: 100.0, housekeeping: 200.0}
+    assert worst_first(found, lambda each: new.get(each, 0.0)) == [
+        *(disk, paused, housekeeping, clock),
+        *(growing, full, late),
+    ]
 
 
 async def test_a_page_is_used_by_the_keyboard_alone(api: RunningApi, browser: Browser) -> None:

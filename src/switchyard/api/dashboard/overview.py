@@ -20,7 +20,7 @@ from switchyard.api.middleware.access import may
 from switchyard.api.state import ApiState, Shared
 from switchyard.broker.lanes import HOT, LANES
 from switchyard.services.engine.access.api_keys import Scope
-from switchyard.services.engine.monitoring.check import Diagnostic, worst_first
+from switchyard.services.engine.monitoring.check import worst_first
 from switchyard.services.engine.monitoring.checks.lanes import FILLING_PERCENT
 from switchyard.services.engine.monitoring.lane_report import LaneReport, LanesReport
 from switchyard.services.engine.monitoring.worker_status import alive_and_silent
@@ -139,16 +139,11 @@ async def _findings(request: Request, readings: Readings) -> dict[str, Any]:
     """Return the doctor's findings. They name hosts and files, so the template shows their text
     only to those with the scope `admin` (`may_see_findings`)."""
     answers = await readings.doctor.look()
-    since = {key: at or 0.0 for key, at in readings.finding_since.items()}
-
-    def newness(diagnostic: Diagnostic) -> float:
-        return -since.get((str(diagnostic.finding), diagnostic.name), 0.0)
-
-    # Of equals the newest first: who looks for what has just begun knows the others.
-    diagnostics = worst_first(sorted(answers or (), key=newness))
+    # New ones first: who looks for what has just begun knows the others.
+    diagnostics = worst_first(answers or (), readings.new_at)
     return {
         "findings": diagnostics,
-        "since": [-newness(each) or None for each in diagnostics],
+        "new_at": [readings.new_at(each) for each in diagnostics],
         "actions": [actions_of(each.remedy) for each in diagnostics],
         "checked": None if answers is None else len(answers),
         "checked_at": readings.doctor.read_at,

@@ -4,6 +4,7 @@ all."""
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Awaitable, Callable, Hashable
 from functools import partial
@@ -32,6 +33,9 @@ DOCTOR_INTERVAL = 30.0
 NOTICED_INTERVAL = 8.0
 """Seconds between two runs of the doctor's checks while pages notice changes: a run takes some
 tenths of a second of processor time."""
+NEW_FOR = 600.0
+"""Seconds for which a finding counts as new."""
+_DURATION = re.compile(r"\d[\d.,]* (?:ms|s|min|h|days?)\b")
 LANES_INTERVAL = 1.5
 GAUGES_INTERVAL = 5.0
 RUN_TIMES_INTERVAL = 30.0
@@ -182,9 +186,7 @@ class Readings:
         self._gauges: Reading[Gauges] = Reading(state.ledger.gauges.gauges, GAUGES_INTERVAL)
         self.retries: Reading[dict[float, int]] = Reading(self._ask_retries, LANES_INTERVAL)
         self._signs: Hashable = None
-        self.finding_since: dict[tuple[str, str], float | None] = {}
-        """When each finding of the doctor was first seen, by its name and that of its check; None
-        where it was there when this process began to look."""
+        self._found_at: dict[Hashable, float] = {}
         self.run_versions = RunHeads(state.ledger.job_reads)
         self.usual_run_times = UsualRunTimes(state.ledger.job_reads)
 
@@ -206,6 +208,12 @@ class Readings:
             self.doctor.outdate(NOTICED_INTERVAL)
         self._signs = signs
 
+    def new_at(self, diagnostic: Diagnostic) -> float:
+        """Return when a finding of the last NEW_FOR seconds was found, in seconds since the epoch;
+        0 for an older one, and for one that was there at the first reading."""
+        found_at = self._found_at.get(_key_of(diagnostic), 0.0)
+        return found_at if time.time() - found_at < NEW_FOR else 0.0
+
     async def gauges(self) -> Gauges:
         """Return the ledger's gauges, at most half a minute old: counting many waiting jobs takes
         some tenths of a second. Raises LedgerUnavailable."""
@@ -214,10 +222,11 @@ class Readings:
 
     async def _ask_doctor(self) -> list[Diagnostic]:
         diagnostics = [each async for each in diagnose(self._state.settings)]
-        seen_at = None if self.doctor.read_at is None and not self.finding_since else time.time()
-        known = self.finding_since
-        keys = [(str(each.finding), each.name) for each in diagnostics if each.finding is not None]
-        self.finding_since = {key: known.get(key, seen_at) for key in keys}
+        found_at = 0.0 if self.doctor.read_at is None else time.time()
+        self._found_at = {
+            key: self._found_at.get(key, found_at)
+            for key in (_key_of(each) for each in diagnostics if each.finding is not None)
+        }
         return diagnostics
 
     async def _ask_lanes(self) -> LanesReport:
@@ -236,6 +245,11 @@ class Readings:
         )
         sizes_by_delay = {delay: sizes[retry_name(delay)] for delay in settings.retry_delays}
         return {delay: size.ready for delay, size in sizes_by_delay.items() if size is not None}
+
+
+def _key_of(diagnostic: Diagnostic) -> Hashable:
+    """Return what a finding is known by: another thing to do makes it a new one."""
+    return diagnostic.finding, diagnostic.name, _DURATION.sub("", diagnostic.remedy)
 
 
 async def _readings(request: Request) -> Readings:

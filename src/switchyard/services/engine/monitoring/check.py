@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
@@ -202,14 +202,18 @@ _RANKS = {  # all others: 2
 }
 
 
-def worst_first(diagnostics: Iterable[Diagnostic]) -> list[Diagnostic]:
+def worst_first(
+    diagnostics: Iterable[Diagnostic], new_at: Callable[[Diagnostic], float] = lambda _: 0.0
+) -> list[Diagnostic]:
     """Return the diagnostics with a problem: failures, then warnings, each sorted by how much
     stands still because of it. Equals keep the order of the checks, in which causes come before
-    effects."""
+    effects. `new_at` returns when a new finding was found, and 0 for others: the latest come first,
+    after those because of which nothing runs at all."""
 
-    def rank(diagnostic: Diagnostic) -> tuple[bool, int]:
+    def rank(diagnostic: Diagnostic) -> tuple[bool, float, bool, int]:
         severity = 2 if diagnostic.finding is None else _RANKS.get(diagnostic.finding, 2)
-        return diagnostic.status != "wrong", severity
+        is_warning = diagnostic.status != "wrong"
+        return is_warning or severity > 0, -new_at(diagnostic), is_warning, severity
 
     return sorted((each for each in diagnostics if each.status != "ok"), key=rank)
 
