@@ -37,18 +37,18 @@ pytestmark = [pytest.mark.chaos, pytest.mark.long, pytest.mark.timeout(1500)]
 REQUESTS = int(os.environ.get("KILLED_REQUESTS", "200"))
 KILL_EVERY = 50
 """Answers after which the next process is killed."""
-AT_ONCE = 64
+CONCURRENT_CLIENTS = 64
 """Requests whose clients wait at the same time."""
 SLOTS = 8
 BUSY = 503
 """The ledger or the broker does not answer just now, as on a busy machine."""
-ASKING = ("worker", "api")
+MODEL_CALLERS = ("worker", "api")
 """Processes that ask the model's server: the API where it makes direct calls."""
 WORKERS = 2
-UNDER_WAY = 5.0
+ANSWER_TRANSIT_TIME = 5.0
 """Seconds before the kill of a worker in which an answer may have been on its way to it. On a busy
 machine they are many; how many answers that are is bounded by its slots."""
-STILL = 150.0
+PROGRESS_TIMEOUT = 150.0
 """Seconds in which some request must have been answered."""
 
 
@@ -62,10 +62,10 @@ class Kill:
     stored: frozenset[str]
     """The answers that were stored by then."""
 
-    def took_away(self, question: str, answered_at: float) -> bool:
-        """Whether an answer may have been on its way to the process, and is lost with it."""
-        is_near = self.began - UNDER_WAY < answered_at < self.ended + UNDER_WAY
-        return self.what in ASKING and is_near and answer_to(question) not in self.stored
+    def may_have_lost(self, question: str, answered_at: float) -> bool:
+        """Return whether an answer may have been on its way to the process, and is lost with it."""
+        is_near = self.began - ANSWER_TRANSIT_TIME < answered_at < self.ended + ANSWER_TRANSIT_TIME
+        return self.what in MODEL_CALLERS and is_near and answer_to(question) not in self.stored
 
 
 def stored_answers(folder: Path) -> frozenset[str]:
@@ -178,7 +178,7 @@ async def test_requests_are_answered_once_while_api_workers_and_server_are_kille
             base_url=fleet.url, api_key="none", max_retries=0, http_client=http_client
         )
         await stack.enter_async_context(client)
-        turns = asyncio.Semaphore(AT_ONCE)
+        turns = asyncio.Semaphore(CONCURRENT_CLIENTS)
 
         async def ask(number: int) -> None:
             chat: Any = [{"role": "user", "content": f"question {number}"}]
@@ -186,9 +186,9 @@ async def test_requests_are_answered_once_while_api_workers_and_server_are_kille
             async with turns:
                 while number not in outcomes:
                     await fleet.api_is_up.wait()
-                    asked = client.with_options(base_url=fleet.url).chat.completions
+                    completions = client.with_options(base_url=fleet.url).chat.completions
                     try:
-                        answer = await asked.create(
+                        answer = await completions.create(
                             model=MODEL, messages=chat, extra_headers=headers
                         )
                     except openai.APIConnectionError:  # it hears of the kill, and asks again
@@ -213,7 +213,10 @@ async def test_requests_are_answered_once_while_api_workers_and_server_are_kille
                     return len(outcomes) >= at
 
                 await eventually(
-                    is_reached, STILL, f"{answered} answers", progress=lambda: len(outcomes)
+                    is_reached,
+                    PROGRESS_TIMEOUT,
+                    f"{answered} answers",
+                    progress=lambda: len(outcomes),
                 )
                 await next(kills)()
 
@@ -224,28 +227,33 @@ async def test_requests_are_answered_once_while_api_workers_and_server_are_kille
         count = select(func.count()).select_from(jobs)
         recorded = await system.ledger.core.database.read(lambda c: c.execute(count).scalar_one())
     right = {each for each, text in outcomes.items() if text == answer_to(f"question {each}")}
-    told = {each: text for each, text in outcomes.items() if each not in right}
-    asked = answer_times(tmp_path / "answered.log")
-    again = {question: times for question, times in asked.items() if len(times) > 1}
+    failures = {each: text for each, text in outcomes.items() if each not in right}
+    answered_at = answer_times(tmp_path / "answered.log")
+    repeated = {question: times for question, times in answered_at.items() if len(times) > 1}
     print(
         f"{REQUESTS} requests, {len(fleet.killed)} kills: {len(right)} answered, "
-        f"{len(told)} told a failure {Counter(told.values())}, {len(cut)} clients cut off, "
+        f"{len(failures)} failed {Counter(failures.values())}, {len(cut)} clients cut off, "
         f"{len(turned_away)} told to come again; "
-        f"{len(again)} asked again"
+        f"{len(repeated)} asked again"
     )
-    asking = [each for each in fleet.killed if each.what in ASKING[: 2 if direct_calls else 1]]
+    asking = [
+        each for each in fleet.killed if each.what in MODEL_CALLERS[: 2 if direct_calls else 1]
+    ]
     # Asked again is only what a killed process had no time to store.
     lost = [
-        min((each.began - at for each in asking if each.took_away(question, at)), default=math.nan)
-        for question, times in again.items()
+        min(
+            (each.began - at for each in asking if each.may_have_lost(question, at)),
+            default=math.nan,
+        )
+        for question, times in repeated.items()
         for at in times[:-1]
     ]
     print("seconds from a lost answer to the kill:", [round(each, 2) for each in lost])
     # One job each; none of what was refused at the door, as while the ledger is away.
     assert len(outcomes) == REQUESTS
     assert len(right) <= recorded <= REQUESTS
-    assert {text.partition(" ")[0] for text in told.values()} <= {"502", "504"}
-    assert len(told) <= len(fleet.killed)
-    assert {f"question {each}" for each in right} <= asked.keys()
-    assert not any(math.isnan(each) for each in lost), again
-    assert len(again) <= SLOTS * len(asking)
+    assert {text.partition(" ")[0] for text in failures.values()} <= {"502", "504"}
+    assert len(failures) <= len(fleet.killed)
+    assert {f"question {each}" for each in right} <= answered_at.keys()
+    assert not any(math.isnan(each) for each in lost), repeated
+    assert len(repeated) <= SLOTS * len(asking)

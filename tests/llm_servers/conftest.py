@@ -52,7 +52,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(params=[LLAMA_CPP, LLAMA_CPP_PYTHON], ids=lambda kind: kind.name)
 def kind(request: pytest.FixtureRequest) -> Kind:
-    """Each kind of server for chats."""
+    """Return a kind of server for chats: the tests run once for each."""
     chosen: Kind = request.param
     return chosen
 

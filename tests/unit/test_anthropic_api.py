@@ -238,7 +238,7 @@ def test_a_reset_is_counted_by_the_clock_of_its_server() -> None:
 
 
 def test_blocks_that_make_no_sense_are_passed_over() -> None:
-    """As those of kinds that are not known are."""
+    """Blocks of unknown kinds are passed over, too."""
     blocks: list[Any] = [
         None,
         1,

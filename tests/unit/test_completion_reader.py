@@ -35,7 +35,7 @@ async def test_an_event_is_the_same_wherever_it_is_cut(stream: str, size: int) -
     assert await events_of(parts) == ['{"a": "é"}'.encode(), b"[1]"]
 
 
-async def test_a_last_event_that_is_cut_within_a_character_is_none() -> None:
+async def test_a_last_event_that_is_cut_within_a_character_is_dropped() -> None:
     assert await events_of(["data: [1]\n\ndata: {é".encode()[:-1]]) == [b"[1]"]
 
 
@@ -57,7 +57,7 @@ async def test_an_error_whose_type_is_no_text_cuts_the_answer() -> None:
 
 
 @pytest.mark.parametrize("streams", [True, False])
-async def test_what_is_not_utf_8_is_replaced_and_not_asked_for_again(streams: bool) -> None:
+async def test_bytes_that_are_not_utf_8_are_replaced(streams: bool) -> None:
     part = b'{"content": "caf\xc3 au lait"}'
     choice = b'{"index": 0, "finish_reason": "stop", "%b": %b}'
     body = b'{"choices": [%b]}' % (choice % (b"delta" if streams else b"message", part))

@@ -29,8 +29,8 @@ class Response:
 
 def delta(content: Any = None, reason: str | None = None, **more: Any) -> dict[str, Any]:
     """Return a chunk with a piece of an answer."""
-    said = {"content": content, **more.pop("delta", {})}
-    return {"choices": [{"index": 0, "delta": said, "finish_reason": reason, **more}]}
+    fields = {"content": content, **more.pop("delta", {})}
+    return {"choices": [{"index": 0, "delta": fields, "finish_reason": reason, **more}]}
 
 
 def calls(*tools: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
@@ -38,13 +38,13 @@ def calls(*tools: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
 
 
 def call(index: int, call_id: str | None, name: str | None, arguments: str) -> dict[str, Any]:
-    given = {"name": name} if name is not None else {}
-    function = {**given, "arguments": arguments}
+    name_field = {"name": name} if name is not None else {}
+    function = {**name_field, "arguments": arguments}
     return {"index": index, "id": call_id, "type": "function", "function": function}
 
 
 def stream(*chunks: dict[str, Any] | str, end: str = "data: [DONE]\n\n") -> bytes:
-    """Chunks as events; a text is sent as it is."""
+    """Return chunks as the events of a stream; a text is sent as it is."""
     parts = [x if isinstance(x, str) else f"data: {json.dumps(x)}\n\n" for x in chunks]
     return ("".join(parts) + end).encode()
 
@@ -168,11 +168,11 @@ async def test_a_text_is_read(body: bytes, keep_all: bool) -> None:
 async def test_calls_of_tools_are_read(body: bytes) -> None:
     answer = await read(body, keep_all=True)
     assert answer.body is not None
-    made = [
+    tool_calls = [
         (x["id"], x["function"]["name"], x["function"]["arguments"])
         for x in answer.body["choices"][0]["message"]["tool_calls"]
     ]
-    assert made == [("call_a", "tide", '{"at": "Brest"}'), ("call_b", "now", "{}")]
+    assert tool_calls == [("call_a", "tide", '{"at": "Brest"}'), ("call_b", "now", "{}")]
 
 
 @pytest.mark.parametrize(("body", "error", "words"), BROKEN.values(), ids=BROKEN)
@@ -182,19 +182,19 @@ async def test_an_error_is_read(body: bytes, error: type[Exception], words: str)
 
 
 @pytest.mark.parametrize(
-    "life",
+    "sign_of_life",
     [b": ping\n\n", b"data: [DONE]\n\n", b'data: {"choices": []}\n\n', stream(delta(""), end="")],
 )
 @pytest.mark.parametrize("reason", ["stop", None])
 async def test_signs_of_life_after_the_end_do_not_keep_the_answer(
-    life: bytes, reason: str | None
+    sign_of_life: bytes, reason: str | None
 ) -> None:
     class Endless(Response):
         async def aiter_bytes(self) -> AsyncIterator[bytes]:
             yield self.body
             while True:
                 await asyncio.sleep(0)
-                yield life
+                yield sign_of_life
 
     whole = stream(delta("The tide rises.", reason), {"choices": [], "usage": USAGE})
     reader = CompletionReader("asked", keep_all=True, end_timeout=0.05)

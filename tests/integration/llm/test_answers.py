@@ -20,7 +20,7 @@ from switchyard.services.common.files.storage import Storage
 from switchyard.services.common.files.storage_keys import content_hash
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.ledger import Ledger
-from switchyard.services.llm import stored_answers as module
+from switchyard.services.llm import stored_answers as stored_answers_module
 from switchyard.services.llm.completion_reader import Completion
 from switchyard.services.llm.ledger import LlmLedger
 from switchyard.services.llm.llm_errors import LlmSaturated, LlmUnavailable
@@ -48,15 +48,15 @@ QUESTION = {"servers": [["http://there/v1", "m"]], "asked": {"messages": ["hello
 class CountingServer:
     """Answer like a server, with another text each time, and count the calls."""
 
-    def __init__(self, *, until: asyncio.Event | None = None) -> None:
+    def __init__(self, *, may_answer: asyncio.Event | None = None) -> None:
         self.times = 0
-        self._until = until
+        self._may_answer = may_answer
 
     async def __call__(self, timeout: float) -> Completion:
         self.times += 1
         number = self.times
-        if self._until is not None:
-            await self._until.wait()
+        if self._may_answer is not None:
+            await self._may_answer.wait()
         return Completion(f"answer {number}", "m", "stop", {})
 
 
@@ -105,12 +105,12 @@ async def test_a_wrong_answer_that_an_earlier_version_stored_is_not_reused(
 async def test_equal_questions_at_once_are_one_call(
     open_answers: Callable[..., StoredAnswers],
 ) -> None:
-    until = asyncio.Event()
-    ask = CountingServer(until=until)
+    may_answer = asyncio.Event()
+    ask = CountingServer(may_answer=may_answer)
     first, second = open_answers(), open_answers()
     waiting = [asyncio.create_task(get(each, ask)) for each in [first, second] * 10]
     await eventually(lambda: ask.times)
-    until.set()
+    may_answer.set()
     texts = await asyncio.gather(*waiting)
     assert sorted(texts) == ["answer 1"] + ["answer 1 again"] * 19
     assert ask.times == 1
@@ -134,7 +134,7 @@ async def test_a_question_that_failed_is_asked_by_the_next_caller(
 async def test_a_cancelled_question_is_asked_by_the_next_caller(
     open_answers: Callable[..., StoredAnswers],
 ) -> None:
-    blocked = CountingServer(until=asyncio.Event())
+    blocked = CountingServer(may_answer=asyncio.Event())
     first = asyncio.create_task(get(open_answers(), blocked))
     await eventually(lambda: blocked.times)
     second = asyncio.create_task(get(open_answers(), ask := CountingServer()))
@@ -172,7 +172,7 @@ async def test_an_answer_is_held_in_memory_until_the_storage_takes_it(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Other processes wait for it meanwhile."""
-    monkeypatch.setattr(module, "CLAIM_TTL", 3.0)
+    monkeypatch.setattr(stored_answers_module, "CLAIM_TTL", 3.0)
     with s3_server() as environment:
         host, _, port = environment["AWS_ENDPOINT_URL"].removeprefix("http://").partition(":")
         async with TcpProxy(host, int(port)) as proxy:
@@ -187,14 +187,16 @@ async def test_an_answer_is_held_in_memory_until_the_storage_takes_it(
                 return await ask(timeout)
 
             url = f"s3://{CONTAINER}/files"
-            one, other = [StoredAnswers(Storage(url), ledger, max_age=3600.0) for _ in range(2)]
-            assert await get(one, ask_as_it_goes_away) == "answer 1"
-            assert await get(one, ask) == "answer 1 again"
-            waiting = asyncio.create_task(get(other, ask, timeout=60.0))
+            first_answers, second_answers = [
+                StoredAnswers(Storage(url), ledger, max_age=3600.0) for _ in range(2)
+            ]
+            assert await get(first_answers, ask_as_it_goes_away) == "answer 1"
+            assert await get(first_answers, ask) == "answer 1 again"
+            waiting = asyncio.create_task(get(second_answers, ask, timeout=60.0))
             await proxy.accept()
             assert await waiting == "answer 1 again"
-            await eventually(lambda: not one._unwritten)
-            await one.close()
+            await eventually(lambda: not first_answers._unwritten)
+            await first_answers.close()
             assert ask.times == 1
 
 
@@ -269,7 +271,7 @@ async def test_one_process_gets_the_claim(ledger: Ledger) -> None:
 async def test_old_and_unused_answers_are_deleted(
     ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "MIB", 1)
+    monkeypatch.setattr(stored_answers_module, "MIB", 1)
     settings = Settings(storage_url=tmp_path.as_uri(), llm_answers_days=1, llm_answers_mb=250)
     storage = Storage(tmp_path.as_uri())
     for number in range(5):

@@ -52,9 +52,9 @@ def claude() -> Iterator[AnthropicServer]:
         yield server
 
 
-def provider(claude: AnthropicServer, **more: Any) -> Provider:
+def provider(claude: AnthropicServer, **options: Any) -> Provider:
     defaults = {"name": "claude", "api": "anthropic", "model": MODEL, "api_key": SecretStr(KEY)}
-    return Provider.model_validate({**defaults, "base_url": claude.url, **more})
+    return Provider.model_validate({**defaults, "base_url": claude.url, **options})
 
 
 async def ask(
@@ -203,7 +203,7 @@ async def test_the_pause_is_as_long_as_the_server_asks_for(claude: AnthropicServ
 async def test_a_schema_that_the_server_refuses_is_in_the_prompt_alone(
     claude: AnthropicServer,
 ) -> None:
-    """And a temperature that the model does not take is left out."""
+    """A temperature that the model does not take is left out, too."""
     claude.next(
         api_error(400, "invalid_request_error", "output_config.format.schema: not supported"),
         api_error(400, "invalid_request_error", "`temperature` is deprecated for this model."),
@@ -220,7 +220,8 @@ async def test_a_schema_that_the_server_refuses_is_in_the_prompt_alone(
 async def test_unchanged_programs_of_openais_client_are_answered(
     system: System, claude: AnthropicServer, llm: LlmServer
 ) -> None:
-    """Through the lanes; what its API does not have is asked elsewhere, or refused."""
+    """They go through the lanes; what this API does not have is asked at another server, or
+    refused."""
     own = Provider(name="own", base_url=llm.url, model="llama", aliases=(MODEL,), order=1)
     servers = {"llm_providers": (provider(claude, aliases=("only",)), own)}
     system.settings = system.settings.model_copy(update=servers)

@@ -56,7 +56,7 @@ async def test_questions_of_a_provider_that_gets_no_batches_any_more_are_asked_l
     await new_batch_runner(ledger, without_batches).turn()
     assert await states(ledger) == {ItemState.LIVE: QUESTIONS}
     assert await LlmLedger(ledger).spending.llm_spend("model") == [], (
-        "nothing is set aside for a batch any more"
+        "nothing is reserved for a batch any more"
     )
     assert await answered(ledger, without_batches) == [False] * QUESTIONS
     assert llm.batches.files == {}
@@ -92,7 +92,7 @@ async def test_a_batch_whose_server_is_away_is_tried_until_the_server_would_have
 async def test_a_question_whose_job_expires_before_its_batch_is_asked_live(
     plain_ledger: Ledger, settings: Settings, spare: float, outcome: str
 ) -> None:
-    """The scheduler may have been away since it was collected."""
+    """The scheduler may have been down since the question was collected."""
     expires_at = plain_ledger.clock.now() + timedelta(seconds=MAX_BATCH_WAIT + spare)
     await collect(plain_ledger, settings, QUESTIONS, expires_at=expires_at)
     await new_batch_runner(plain_ledger, settings).turn()
@@ -103,19 +103,19 @@ async def test_a_question_whose_job_expires_before_its_batch_is_asked_live(
 
 
 class Killer:
-    """Lets the server hear, and do, so many requests for files and batches; the client is killed
-    before it has the answer of the last one."""
+    """Kills the client at its `requests`-th request for files and batches: the server does what is
+    asked, and the client gets no answer."""
 
     def __init__(self, llm: LlmServer, requests: int) -> None:
         self._llm = llm
         self._left = requests
         self._loop = asyncio.get_running_loop()
         self._task: asyncio.Task[None] | None = None
-        self._plain = llm.batches.answer
+        self._unharmed_answer = llm.batches.answer
         llm.batches.answer = self._answer  # type: ignore[method-assign]
 
-    async def turns(self, batch_runner: BatchRunner) -> bool:
-        """Whether it was killed in a turn, and not through before."""
+    async def is_killed_in_turn(self, batch_runner: BatchRunner) -> bool:
+        """Take a turn; return whether the client was killed in it."""
         self._task = asyncio.create_task(batch_runner.turn())
         try:
             await self._task
@@ -126,21 +126,21 @@ class Killer:
         return False
 
     def end(self) -> None:
-        self._llm.batches.answer = self._plain  # type: ignore[method-assign]
+        self._llm.batches.answer = self._unharmed_answer  # type: ignore[method-assign]
 
     def _answer(self, exchange: Exchange, content: bytes) -> None:
         task = self._task
         self._left -= task is not None
         if self._left == 0 and task is not None:
-            self._plain(_Unheard(exchange), content)  # type: ignore[arg-type]
+            self._unharmed_answer(_UnansweredExchange(exchange), content)  # type: ignore[arg-type]
             self._loop.call_soon_threadsafe(task.cancel)
             exchange.reset()
         else:
-            self._plain(exchange, content)
+            self._unharmed_answer(exchange, content)
 
 
-class _Unheard:
-    """An exchange whose answers reach nobody."""
+class _UnansweredExchange:
+    """An exchange whose answers are not sent."""
 
     def __init__(self, exchange: Exchange) -> None:
         self.command, self.path = exchange.command, exchange.path
@@ -153,7 +153,7 @@ class _Unheard:
 async def test_a_sender_killed_at_any_step_leaves_one_batch_one_price_and_no_file(
     plain_ledger: Ledger, tmp_path: Path, settings: Settings
 ) -> None:
-    """Step by step: after the first request, after the second, … until it is through unharmed."""
+    """The sender is killed at its first request, at its second, …, until it ends unharmed."""
     steps = itertools.count(1)
     for step in steps:
         with LlmServer() as llm:
@@ -192,12 +192,12 @@ async def _through(ledger: Ledger, settings: Settings, llm: LlmServer, step: int
             with pytest.raises(WaitingForBatch):
                 await answer(client, n)
     killer = Killer(llm, step)
-    killed = await killer.turns(new_batch_runner(ledger, settings))
+    killed = await killer.is_killed_in_turn(new_batch_runner(ledger, settings))
     await new_batch_runner(ledger, settings).turn()
     (remote,) = llm.batches.batches.values()
     if remote.status != "completed":
         llm.batches.finish(remote)
-    killed = await killer.turns(new_batch_runner(ledger, settings)) or killed
+    killed = await killer.is_killed_in_turn(new_batch_runner(ledger, settings)) or killed
     killer.end()
     for _ in range(2):
         await new_batch_runner(ledger, settings).turn()

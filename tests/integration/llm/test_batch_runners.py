@@ -1,4 +1,4 @@
-"""Who sends batches may be killed or frozen at any point: nothing is lost, nothing sent twice."""
+"""A batch's sender may be killed or frozen at any point: nothing is lost, nothing sent twice."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ async def test_a_sender_that_is_killed_while_it_sends_is_followed_by_one_that_se
     assert len(llm.batches.questions(only_batch(llm))) == 2
 
 
-def only_of(ledger: Ledger, name: str, instead: Any) -> Any:
+def replace_for(ledger: Ledger, name: str, instead: Any) -> Any:
     """Replace a method of the batches' repository for one ledger, and leave it for the others."""
     original = getattr(LlmBatchRepository, name)
 
@@ -89,14 +89,14 @@ def only_of(ledger: Ledger, name: str, instead: Any) -> Any:
     return method
 
 
-@pytest.mark.parametrize("found", ["nothing", "a refusal", "no server", "an ending"])
+@pytest.mark.parametrize("reply", ["nothing", "a refusal", "no server", "an ending"])
 async def test_a_sender_that_was_frozen_changes_nothing_of_what_another_has_sent_meanwhile(
     ledger: Ledger,
     database_url: str,
     settings: Settings,
     llm: LlmServer,
     monkeypatch: pytest.MonkeyPatch,
-    found: str,
+    reply: str,
 ) -> None:
     await collect(ledger, settings, 2)
     async with await Ledger.open(database_url) as other:
@@ -124,23 +124,23 @@ async def test_a_sender_that_was_frozen_changes_nothing_of_what_another_has_sent
             ("fence_llm_batch", read_before),
             ("open_llm_questions", items_read_before),
         ):
-            monkeypatch.setattr(LlmBatchRepository, name, only_of(other, name, stale))
+            monkeypatch.setattr(LlmBatchRepository, name, replace_for(other, name, stale))
         llm.batches.fail_next = {
             "nothing": [send_empty_list, send_empty_list],
             "a refusal": [send_empty_list, send_empty_list, refusal(400)],
             "no server": [lambda exchange: exchange.reset()] * 3,
             "an ending": [],
-        }[found]
-        if found == "an ending":
+        }[reply]
+        if reply == "an ending":
             llm.batches.finish(only_batch(llm))
             await new_batch_runner(ledger, settings).turn()
         await frozen.turn()
     first, *second = llm.batches.batches.values()
-    assert [each.status for each in second] == ["cancelling"] * (found == "nothing")
+    assert [each.status for each in second] == ["cancelling"] * (reply == "nothing")
     open_batches = [
         (each.remote_id, each.state) for each in await LlmLedger(ledger).batches.llm_batches()
     ]
-    assert open_batches == ([] if found == "an ending" else [(first.id, "sent")])
+    assert open_batches == ([] if reply == "an ending" else [(first.id, "sent")])
     if open_batches:
         llm.batches.finish(first)
         await new_batch_runner(ledger, settings).turn()
@@ -158,17 +158,17 @@ async def test_a_sender_that_is_killed_while_it_concludes_pays_and_answers_once(
     killed = new_batch_runner(ledger, settings)
     await killed.turn()
     llm.batches.finish(only_batch(llm))
-    conclude, done = LlmBatchRepository.finish_llm_question, 0
+    finish, finished = LlmBatchRepository.finish_llm_question, 0
 
-    async def once(*args: Any) -> bool:
-        nonlocal done
-        done += 1
-        return await conclude(*args) if done == 1 else await killed_here()
+    async def finish_once(*args: Any) -> bool:
+        nonlocal finished
+        finished += 1
+        return await finish(*args) if finished == 1 else await killed_here()
 
-    monkeypatch.setattr(LlmBatchRepository, "finish_llm_question", once)
+    monkeypatch.setattr(LlmBatchRepository, "finish_llm_question", finish_once)
     with pytest.raises(asyncio.CancelledError):
         await killed.turn()
-    monkeypatch.setattr(LlmBatchRepository, "finish_llm_question", conclude)
+    monkeypatch.setattr(LlmBatchRepository, "finish_llm_question", finish)
     monkeypatch.setattr(batch_runner, "BATCH_POLL_INTERVAL", 0.0)
     await new_batch_runner(ledger, settings).turn()
     assert await LlmLedger(ledger).batches.llm_batches() == []

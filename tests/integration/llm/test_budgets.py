@@ -62,7 +62,7 @@ async def system(
 
 
 async def jobctl(system: System, *words: str) -> str:
-    """In a process of its own: what a worker of this one logs is not among what it prints."""
+    """Run `jobctl` in a process of its own, whose output has no logs of this one's workers."""
     done = await commands.jobctl("llm", *words, **_environment(system))
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -52,49 +52,49 @@ def settings(**values: object) -> Settings:
     return Settings.model_validate({**defaults, **values})
 
 
-def waiting_are(gate: LlmGate, number: int) -> bool:
+def are_waiting(gate: LlmGate, number: int) -> bool:
     return len(gate._waiting) == number
 
 
-async def take(ledger: Ledger, slot: str, *, limit: int = 3, ttl: float = 30.0) -> object:
+async def take_slot(ledger: Ledger, slot: str, *, limit: int = 3, ttl: float = 30.0) -> object:
     return await LlmLedger(ledger).slots.take_llm_slot(
         "default", slot, "somebody", ttl=ttl, is_hot=True, first_limit=limit, max_limit=limit
     )
 
 
 async def test_no_more_slots_than_the_limit_whoever_asks(ledger: Ledger) -> None:
-    answers = await asyncio.gather(*(take(ledger, f"slot-{n}") for n in range(20)))
+    answers = await asyncio.gather(*(take_slot(ledger, f"slot-{n}") for n in range(20)))
     assert answers.count(SlotAcquired()) == 3
     assert answers.count(SlotsFull(3, 3)) == 17
     await LlmLedger(ledger).slots.end_llm_slot("default", "slot-0", None)
     admitted = [n for n, answer in enumerate(answers) if answer == SlotAcquired()]
     await LlmLedger(ledger).slots.end_llm_slot("default", f"slot-{admitted[-1]}", None)
-    assert await take(ledger, "next") == SlotAcquired()
+    assert await take_slot(ledger, "next") == SlotAcquired()
 
 
 async def test_a_limit_that_shrank_lets_nobody_in_until_there_is_room(ledger: Ledger) -> None:
     for n in range(3):
-        assert await take(ledger, f"slot-{n}") == SlotAcquired()
+        assert await take_slot(ledger, f"slot-{n}") == SlotAcquired()
     await LlmLedger(ledger).slots.end_llm_slot(
         "default", "slot-0", lambda state, *_: replace(state, limit=1.0)
     )
-    assert await take(ledger, "next") == SlotsFull(2, 1)
+    assert await take_slot(ledger, "next") == SlotsFull(2, 1)
     await LlmLedger(ledger).slots.end_llm_slot("default", "slot-1", None)
-    assert await take(ledger, "next") == SlotsFull(1, 1)
+    assert await take_slot(ledger, "next") == SlotsFull(1, 1)
     await LlmLedger(ledger).slots.end_llm_slot("default", "slot-2", None)
-    assert await take(ledger, "next") == SlotAcquired()
+    assert await take_slot(ledger, "next") == SlotAcquired()
 
 
 async def test_slots_of_a_worker_that_was_killed_come_back(ledger: Ledger) -> None:
-    assert await take(ledger, "slot-0", limit=1, ttl=0.3) == SlotAcquired()
-    assert await take(ledger, "slot-1", limit=1) == SlotsFull(1, 1)
+    assert await take_slot(ledger, "slot-0", limit=1, ttl=0.3) == SlotAcquired()
+    assert await take_slot(ledger, "slot-1", limit=1) == SlotsFull(1, 1)
     assert (
         await LlmLedger(ledger).slots.renew_llm_slots({"slot-0": "default"}, "somebody", 0.3)
         == set()
     )
 
     async def free() -> bool:
-        return await take(ledger, "slot-1", limit=1) == SlotAcquired()
+        return await take_slot(ledger, "slot-1", limit=1) == SlotAcquired()
 
     assert await eventually(free)
 
@@ -105,22 +105,22 @@ async def test_calls_of_a_worker_that_was_frozen_count_again_when_it_wakes(ledge
         await LlmLedger(ledger).slots.end_llm_slot(
             "default", entry.slot, None
         )  # as one that has run out
-        assert await take(ledger, "another's", limit=1) == SlotAcquired()
+        assert await take_slot(ledger, "another's", limit=1) == SlotAcquired()
         await frozen._renew()
-        assert await take(ledger, "next", limit=1) == SlotsFull(2, 1)
+        assert await take_slot(ledger, "next", limit=1) == SlotsFull(2, 1)
         await frozen.leave(entry, None)
         await frozen._renew()
-        assert await take(ledger, "next", limit=1) == SlotsFull(1, 1)
+        assert await take_slot(ledger, "next", limit=1) == SlotsFull(1, 1)
 
 
 async def test_a_pause_holds_for_all_and_only_grows(ledger: Ledger) -> None:
     def pausing(seconds: float) -> Change:
-        lesson = CallOutcome(CallEnd.REFUSED, pause=seconds, reason="slow down")
-        return lambda state, _, now: after(state, lesson, now)
+        outcome = CallOutcome(CallEnd.REFUSED, pause=seconds, reason="slow down")
+        return lambda state, _, now: state_after(state, outcome, now)
 
     for seconds in (20.0, 5.0):
         await LlmLedger(ledger).slots.end_llm_slot("default", "none", pausing(seconds))
-    answer = await take(ledger, "slot")
+    answer = await take_slot(ledger, "slot")
     assert isinstance(answer, ServerPaused)
     assert 15 < answer.seconds <= 20
     assert answer.reason == "slow down"
@@ -138,7 +138,7 @@ async def test_a_retry_after_stops_other_processes_at_once(ledger: Ledger) -> No
         began = time.monotonic()
         with pytest.raises(LlmSaturated, match="429") as raised:
             await admit(other, HOT, timeout=30)
-        assert time.monotonic() - began < 15, "nobody waits here for his patience"
+        assert time.monotonic() - began < 15, "the call does not wait for the end of the pause"
         assert raised.value.after is not None
         assert 55 < raised.value.after < 70
         assert not raised.value.counts
@@ -168,7 +168,7 @@ async def test_the_most_urgent_call_gets_the_next_slot(plain_ledger: Ledger) -> 
             [("backfill", BACKFILL), ("hot 5", HOT), ("hot 10", Urgency.from_priority("hot", 10))]
         ):
             waiting.append(asyncio.create_task(ask(name, urgency)))
-            await eventually(partial(waiting_are, gate, number + 1))
+            await eventually(partial(are_waiting, gate, number + 1))
         await gate.leave(held, None)
         await asyncio.gather(*waiting)
         assert order == ["hot 10", "hot 5", "backfill"]
@@ -186,34 +186,37 @@ async def test_other_lanes_leave_a_slot_for_hot_calls(plain_ledger: Ledger) -> N
 async def test_a_hot_call_is_next_also_where_another_process_has_calls_waiting(
     ledger: Ledger,
 ) -> None:
-    """Of a server that takes one call at a time, no slot is left alone."""
-    alone = settings(llm_concurrency=1, llm_concurrency_max=1)
-    async with LlmGate.open(alone, ledger) as one, LlmGate.open(alone, ledger) as other:
-        began: list[None] = []
+    """A server that takes one call at a time has no slot that is kept for hot calls."""
+    one_at_a_time = settings(llm_concurrency=1, llm_concurrency_max=1)
+    async with (
+        LlmGate.open(one_at_a_time, ledger) as hot_gate,
+        LlmGate.open(one_at_a_time, ledger) as busy_gate,
+    ):
+        begun_calls: list[None] = []
 
         async def ask_on() -> None:
             while True:
-                entry = await admit(other, BACKFILL, timeout=30)
-                began.append(None)
+                entry = await admit(busy_gate, BACKFILL, timeout=30)
+                begun_calls.append(None)
                 await asyncio.sleep(CALL_TIME)
-                await other.leave(entry, None)
+                await busy_gate.leave(entry, None)
 
         calls = [asyncio.create_task(ask_on()) for _ in range(3)]
         try:
             for _ in range(3):
-                await eventually(partial(waiting_are, other, 2))
-                before = len(began)
-                entry = await admit(one, HOT, timeout=30)
-                # That under way, and one that began before the first look of the hot call.
-                assert len(began) - before <= 2
-                await one.leave(entry, None)
+                await eventually(partial(are_waiting, busy_gate, 2))
+                before = len(begun_calls)
+                entry = await admit(hot_gate, HOT, timeout=30)
+                # The call under way, and one that began before the hot call asked for a slot.
+                assert len(begun_calls) - before <= 2
+                await hot_gate.leave(entry, None)
         finally:
             await end_tasks(*calls)
 
 
 async def test_a_hot_call_that_gives_up_waiting_blocks_no_other(plain_ledger: Ledger) -> None:
-    alone = settings(llm_concurrency=1, llm_concurrency_max=1)
-    async with LlmGate.open(alone, plain_ledger) as gate:
+    one_at_a_time = settings(llm_concurrency=1, llm_concurrency_max=1)
+    async with LlmGate.open(one_at_a_time, plain_ledger) as gate:
         held = await admit(gate, BACKFILL, timeout=1)
         with pytest.raises(LlmSaturated):
             await admit(gate, HOT, timeout=0.2)
@@ -270,8 +273,8 @@ async def test_weights_decide_which_server_is_asked_first(plain_ledger: Ledger) 
         assert names.count("small") > 0
 
 
-def after(state: LlmServerState, lesson: CallOutcome, now: float) -> LlmServerState:
-    call = FleetCall(lesson, 1, others_wait=False)
+def state_after(state: LlmServerState, outcome: CallOutcome, now: float) -> LlmServerState:
+    call = FleetCall(outcome, 1, others_wait=False)
     return state_after_call(state, call, now, policy=FixedPolicy(), bounds=Bounds(), jitter=1.0)
 
 
@@ -279,31 +282,33 @@ def test_a_server_that_keeps_failing_is_paused_longer_each_time() -> None:
     failed = CallOutcome(CallEnd.FAILED, is_failure=True, reason="away")
     state, now, pauses = LlmServerState(16), 1000.0, []
     for _ in range(TRIAL_AFTER_FAILURES + 6):
-        state = after(state, failed, now)
+        state = state_after(state, failed, now)
         pauses.append(max(0.0, state.paused_until - now))
         now = max(now, state.paused_until)
     assert pauses == [0, 0, 0, 0, 1, 2, 4, 8, 16, 30, 30]
-    assert after(state, CallOutcome(CallEnd.ANSWERED), now).failures == 0
+    assert state_after(state, CallOutcome(CallEnd.ANSWERED), now).failures == 0
 
 
 def test_calls_that_fail_together_count_once() -> None:
     failed = CallOutcome(CallEnd.FAILED, is_failure=True)
     state = LlmServerState(16)
     for _ in range(40):
-        state = after(state, failed, 1000.0)
+        state = state_after(state, failed, 1000.0)
     assert state.failures == TRIAL_AFTER_FAILURES
     assert state.paused_until == 1001.0
 
 
 async def test_after_failures_one_call_at_a_time_tries_the_server(plain_ledger: Ledger) -> None:
-    await take(plain_ledger, "first")
+    await take_slot(plain_ledger, "first")
     await LlmLedger(plain_ledger).slots.end_llm_slot(
         "default", "first", lambda state, *_: replace(state, failures=TRIAL_AFTER_FAILURES)
     )
-    assert await take(plain_ledger, "one") == SlotAcquired()
-    assert await take(plain_ledger, "two") == SlotsFull(1, 1)
+    assert await take_slot(plain_ledger, "one") == SlotAcquired()
+    assert await take_slot(plain_ledger, "two") == SlotsFull(1, 1)
     await LlmLedger(plain_ledger).slots.end_llm_slot(
-        "default", "one", lambda state, _, now: after(state, CallOutcome(CallEnd.ANSWERED), now)
+        "default",
+        "one",
+        lambda state, _, now: state_after(state, CallOutcome(CallEnd.ANSWERED), now),
     )
-    assert await take(plain_ledger, "two") == SlotAcquired()
-    assert await take(plain_ledger, "three") == SlotAcquired()
+    assert await take_slot(plain_ledger, "two") == SlotAcquired()
+    assert await take_slot(plain_ledger, "three") == SlotAcquired()

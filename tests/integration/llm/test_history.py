@@ -8,7 +8,7 @@ from switchyard.services.engine.ledger.lane_history import KEPT_FOR, MINUTE
 from switchyard.services.llm.ledger import LlmLedger
 from switchyard.services.llm.operations import record_minute
 from switchyard.services.llm.records.llm_servers import LlmMinute, LlmServerState
-from tests.integration.llm.test_gate import take
+from tests.integration.llm.test_gate import take_slot
 
 START = 1_790_000_040.0
 """The beginning of a minute."""
@@ -26,7 +26,7 @@ async def test_a_pause_is_recorded_with_its_end_and_reason_however_often_it_is_p
 
         await repositories.slots.end_llm_slot("default", "slot", change)
 
-    assert await take(ledger, "slot")
+    assert await take_slot(ledger, "slot")
     assert await repositories.history.pauses(0) == []
     await repositories.slots.end_llm_slot("default", "slot", lambda state, *_: state)
     assert await repositories.history.pauses(0) == []
@@ -59,7 +59,7 @@ async def test_calls_allowed_are_recorded_each_minute_and_deleted_after_days(
     settings = Settings(llm_base_url="http://there/v1", llm_concurrency_max=2)
     await record_minute(settings, ledger)
     assert await repositories.history.minutes(0) == []
-    await take(ledger, "slot", limit=3)
+    await take_slot(ledger, "slot", limit=3)
     before = ledger.clock.time()
     await record_minute(settings, ledger)
     await record_minute(settings, ledger)

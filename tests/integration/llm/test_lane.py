@@ -69,13 +69,13 @@ class ClimbingPolicy:
 
     min_calls: int = 10
     counts_broken_answers: bool = False
-    seen: list[PolicyState] = field(default_factory=list)
+    states: list[PolicyState] = field(default_factory=list)
 
     def is_over(self, state: PolicyState, seconds: float) -> bool:
         return state.window.answered >= self.min_calls
 
     def next(self, state: PolicyState) -> tuple[float, Mapping[str, float]]:
-        self.seen.append(state)
+        self.states.append(state)
         return state.limit + 1, {}
 
 
@@ -92,9 +92,15 @@ async def test_two_processes_together_never_exceed_the_limit(
             "JOBS_LLM_CONCURRENCY": "6",
             "JOBS_DATA_DIR": str(tmp_path),
         }
-        first, second = [str(n) for n in range(5)], [str(n) for n in range(5, 10)]
-        with asking(environment, first) as one, asking(environment, second) as two:
-            for process in (one, two):
+        first_questions, second_questions = (
+            [str(n) for n in range(5)],
+            [str(n) for n in range(5, 10)],
+        )
+        with (
+            asking(environment, first_questions) as first_process,
+            asking(environment, second_questions) as second_process,
+        ):
+            for process in (first_process, second_process):
                 process.go()
             await eventually(lambda: app.counts.most >= 6, 120, "six requests at the server")
             # All of them are still there, and nobody else gets room beside them.
@@ -103,7 +109,7 @@ async def test_two_processes_together_never_exceed_the_limit(
             )
             assert third == SlotsFull(6, 6)
             app.let_go()
-            for process in (one, two):
+            for process in (first_process, second_process):
                 assert await process.answers() == ["word0"] * 5
         assert app.counts.most == 6
         assert app.counts.answered == 10
@@ -114,7 +120,7 @@ async def test_two_processes_together_never_exceed_the_limit(
 async def test_a_policy_measures_the_server_and_its_limit_holds(
     plain_ledger: Ledger,
 ) -> None:
-    """That the default one finds what a server bears is shown in simulated time, where no other
+    """Simulated time shows that the default policy finds the limit of a server: there, no other
     load is taken for the server's (tests/unit/test_concurrency_policy_simulated.py)."""
     machine = Machine(knee=4, tokens=20, scale=4)
     policy = ClimbingPolicy()
@@ -127,13 +133,13 @@ async def test_a_policy_measures_the_server_and_its_limit_holds(
         (report,) = await LlmLedger(plain_ledger).slots.llm_servers()
         assert report.in_flight == 0
         assert app.counts.answered == 80
-    assert [pace.limit for pace in policy.seen][:5] == [2, 3, 4, 5, 6]
+    assert [state.limit for state in policy.states][:5] == [2, 3, 4, 5, 6]
     assert report.state.limit == 6
     assert 2 < app.counts.most <= 6
-    for pace in policy.seen:
-        window = pace.window
+    for state in policy.states:
+        window = state.window
         assert window.answered >= policy.min_calls
-        assert window.mean_in_flight <= pace.limit
+        assert window.mean_in_flight <= state.limit
         assert min(window.timed, window.first_token, window.per_token, window.rate) > 0
 
 
@@ -141,14 +147,14 @@ async def test_a_policy_measures_the_server_and_its_limit_holds(
 async def test_a_small_server_that_cuts_answers_costs_no_attempt(
     plain_ledger: Ledger, bears: int, marks_cuts: bool
 ) -> None:
-    """As a server does that takes one request at a time, and drops it for the next: the rule of
-    old had 16 of 20 questions dead after 57 calls."""
+    """Some servers take one request at a time, and drop it for the next. With an earlier policy, 16
+    of 20 questions were dead after 57 calls."""
     machine = Machine(tokens=40, scale=10, bears=bears, marks_cuts=marks_cuts)
     with serving(machine) as (url, app):
         attempts = list[RetryableError]()
 
         async def answered(client: ModelClient, question: str) -> None:
-            """Asks as a job does, which goes back where there is no room for long."""
+            """Ask as a job does, which goes back to its queue if it gets no slot for long."""
             while True:
                 try:
                     await ask(client, question, urgency=Urgency.from_priority("backfill", 5))
@@ -161,14 +167,14 @@ async def test_a_small_server_that_cuts_answers_costs_no_attempt(
             await asyncio.gather(*(answered(client, str(n)) for n in range(20)))
         assert attempts == []
         assert app.counts.answered == 20
-        # By the rule of old, 112 with 3 attempts each, or more with as many as here.
+        # With an earlier policy, 112 with 3 attempts each, or more with as many as here.
         assert app.counts.cut <= 40
         (report,) = await LlmLedger(plain_ledger).slots.llm_servers()
         assert not report.state.is_on_trial
 
 
 async def test_a_server_whose_single_answers_are_cut_costs_attempts(plain_ledger: Ledger) -> None:
-    """It is no overload where there is one call."""
+    """With one call under way it is no overload."""
     with serving(Machine(tokens=20, scale=20, cut=1.0)) as (url, _):
         async with ModelClient.open(settings_for(url), plain_ledger) as client:
             with pytest.raises(LlmCut) as failed:
@@ -176,7 +182,7 @@ async def test_a_server_whose_single_answers_are_cut_costs_attempts(plain_ledger
     assert failed.value.counts
 
 
-async def test_a_full_server_is_left_alone_and_nothing_is_lost(plain_ledger: Ledger) -> None:
+async def test_a_full_server_gets_fewer_calls_and_nothing_is_lost(plain_ledger: Ledger) -> None:
     machine = Machine(at_once=2, queued=1, tokens=40, scale=5)
     with serving(machine) as (url, app):
         settings = settings_for(url, llm_concurrency=8)
@@ -238,7 +244,7 @@ async def test_a_server_killed_and_started_again_costs_no_attempt(plain_ledger: 
     failures: dict[str, RetryableError] = {}
 
     async def until_answered(client: ModelClient, question: str) -> list[bool]:
-        """Asks as a job does; what each failure would have cost."""
+        """Ask as a job does; return, for each failure, whether it would have cost an attempt."""
         costs: list[bool] = []
         while True:
             try:
@@ -258,12 +264,12 @@ async def test_a_server_killed_and_started_again_costs_no_attempt(plain_ledger: 
                 ]
                 await eventually(lambda: app.counts.most == 8, what="eight requests at the server")
             with pytest.raises(LlmUnreachable):
-                async with ModelClient.open(settings, None) as alone:
-                    await ask(alone, "anybody there?")
+                async with ModelClient.open(settings, None) as without_ledger:
+                    await ask(without_ledger, "anybody there?")
             await eventually(lambda: len(failures) >= 8, what="an end of the eight requests")
             with serving(QUICK, port=port):
-                answered, left = await asyncio.wait(asking_all, timeout=MAX_WAIT)
-                assert not left, f"{len(left)} questions have no answer: {failures}"
+                answered, unanswered = await asyncio.wait(asking_all, timeout=MAX_WAIT)
+                assert not unanswered, f"{len(unanswered)} questions have no answer: {failures}"
         finally:
             await end_tasks(*asking_all)
     assert not any(cost for each in answered for cost in each.result())
@@ -281,11 +287,11 @@ async def test_the_next_server_answers_when_the_first_is_away(plain_ledger: Ledg
                 assert await ask(client, str(n))
         assert app.counts.answered == 8
         gone, _ = await LlmLedger(plain_ledger).slots.llm_servers()
-        assert gone.paused_for > 0, "nobody waits for it each time"
+        assert gone.paused_for > 0, "it is paused, and not tried each time"
 
 
 @pytest.mark.parametrize(("status", "is_final"), [(401, False), (404, False), (400, True)])
-async def test_what_another_server_may_have_is_asked_there(
+async def test_what_one_server_does_not_have_is_asked_at_another(
     plain_ledger: Ledger, status: int, is_final: bool
 ) -> None:
     with LlmServer() as first, LlmServer() as second:
@@ -310,10 +316,10 @@ async def test_retry_after_is_for_the_whole_fleet_and_costs_no_attempt(
     with LlmServer() as server:
         server.next(llm_server.rate_limited(30))
         async with (
-            ModelClient.open(settings_for(server.url), plain_ledger) as one,
-            ModelClient.open(settings_for(server.url), plain_ledger) as other,
+            ModelClient.open(settings_for(server.url), plain_ledger) as first_client,
+            ModelClient.open(settings_for(server.url), plain_ledger) as second_client,
         ):
-            for client in (one, other):
+            for client in (first_client, second_client):
                 with pytest.raises(LlmUnavailable) as raised:
                     await ask(client, "hello")
                 assert raised.value.counts is False

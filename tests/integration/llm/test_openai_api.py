@@ -150,20 +150,20 @@ async def test_an_equal_question_is_paid_for_once_and_anew_with_no_cache(
 async def test_a_waiting_client_reads_the_record_once_after_the_end_event(
     system: System, llm: LlmServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    get, looks = JobReads.get, list[str]()
+    get, reads = JobReads.get, list[str]()
 
-    async def counted(self: JobReads, job_id: str) -> JobRecord | None:
-        looks.append(job_id)
+    async def count_reads(self: JobReads, job_id: str) -> JobRecord | None:
+        reads.append(job_id)
         return await get(self, job_id)
 
-    monkeypatch.setattr(JobReads, "get", counted)
+    monkeypatch.setattr(JobReads, "get", count_reads)
     async with served(system) as queued_api, client_of(queued_api) as client:
         for number in (1, 2):  # the second is the first, which has ended
             headers = {"Idempotency-Key": "one"}
             await client.chat.completions.create(
                 model=MODEL, messages=CHAT, extra_headers=headers, timeout=10
             )
-            assert len(looks) == number
+            assert len(reads) == number
     assert len(llm.requests) == 1
 
 
@@ -214,12 +214,12 @@ async def test_tools_are_called(api: RunningApi, llm: LlmServer, stream: bool) -
         assert calls == [("a", "tide_at", '{"port": "Brest"}'), ("b", "tide_at", "{}")]
         assert llm.requests[-1].json["tools"] == TOOLS
 
-        spoken = [each.model_dump(exclude_none=True) for each in choice.message.tool_calls]
-        for each in spoken:
+        tool_calls = [each.model_dump(exclude_none=True) for each in choice.message.tool_calls]
+        for each in tool_calls:
             each.pop("index", None)
             each["function"].pop("parsed_arguments", None)
         results: Any = [
-            {"role": "assistant", "content": None, "tool_calls": spoken},
+            {"role": "assistant", "content": None, "tool_calls": tool_calls},
             {"role": "tool", "tool_call_id": "a", "content": "high"},
         ]
         await client.chat.completions.create(model=MODEL, messages=[*CHAT, *results], tools=TOOLS)
@@ -278,8 +278,8 @@ async def test_values_that_json_can_not_express_are_replaced_in_streams(
     choices = [json.loads(each, parse_constant=pytest.fail)["choices"][0] for each in lines]
     text = "".join(each["delta"].get("content", "") for each in choices)
     assert text == "high \N{WATER WAVE} and \ufffdlow"
-    (shown,) = [each["logprobs"] for each in choices if each.get("logprobs")]
-    assert shown["content"] == [{"token": "a", "logprob": None}]
+    (sent_logprobs,) = [each["logprobs"] for each in choices if each.get("logprobs")]
+    assert sent_logprobs["content"] == [{"token": "a", "logprob": None}]
 
 
 async def test_an_answer_is_streamed_while_it_is_written(api: RunningApi, llm: LlmServer) -> None:
@@ -302,8 +302,8 @@ async def test_an_answer_is_streamed_while_it_is_written(api: RunningApi, llm: L
         assert usages[-1] is not None
         assert usages[-1].completion_tokens == 6
 
-        again = await client.chat.completions.create(model=MODEL, messages=CHAT, stream=True)
-        parts = [each.choices[0].delta.content or "" async for each in again if each.choices]
+        repeated = await client.chat.completions.create(model=MODEL, messages=CHAT, stream=True)
+        parts = [each.choices[0].delta.content or "" async for each in repeated if each.choices]
         assert "".join(parts) == "The tide rises."
         assert len(llm.requests) == 1
 
@@ -651,9 +651,13 @@ async def test_a_response_is_that_of_a_server_with_the_responses_api(
     system: System, llm: LlmServer
 ) -> None:
     with LlmServer() as other:
-        own = Provider(name="own", base_url=llm.url, model=MODEL)
-        more = Provider(name="more", base_url=other.url, model=MODEL, order=1, responses=True)
-        system.settings = system.settings.model_copy(update={"llm_providers": (own, more)})
+        chat_server = Provider(name="own", base_url=llm.url, model=MODEL)
+        responses_server = Provider(
+            name="more", base_url=other.url, model=MODEL, order=1, responses=True
+        )
+        system.settings = system.settings.model_copy(
+            update={"llm_providers": (chat_server, responses_server)}
+        )
         other.next(says(json.dumps({"status": "in_progress", "output": []}).encode()))
         other.always(says(json.dumps(RESPONSE).encode()))
         async with served(system) as api, client_of(api) as client:
@@ -677,8 +681,8 @@ async def test_a_response_is_that_of_a_server_with_the_responses_api(
                 "completion_tokens": 5,
                 "cached_tokens": 4,
             }
-            again = await create(input="High?", extra_body={"odd": 1}, **parameters)
-            assert again.headers["x-cache"] == "HIT"
+            repeated = await create(input="High?", extra_body={"odd": 1}, **parameters)
+            assert repeated.headers["x-cache"] == "HIT"
 
             async with client.responses.stream(model=MODEL, input=CHAT) as events:
                 text = [x.delta async for x in events if x.type == "response.output_text.delta"]

@@ -122,12 +122,12 @@ async def test_a_batch_is_answered_request_by_request(
     assert batch.request_counts.model_dump() == {"total": 2, "completed": 2, "failed": 0}
     assert batch.error_file_id is None
     assert batch.in_progress_at <= batch.finalizing_at <= batch.completed_at
-    found = await lines_of(client, batch.output_file_id)
-    assert [each["custom_id"] for each in found] == ["one", "two"]
-    texts = {each["response"]["body"]["choices"][0]["message"]["content"] for each in found}
+    lines = await lines_of(client, batch.output_file_id)
+    assert [each["custom_id"] for each in lines] == ["one", "two"]
+    texts = {each["response"]["body"]["choices"][0]["message"]["content"] for each in lines}
     assert texts == {"One.", "Two."}
-    assert {each["response"]["status_code"] for each in found} == {200}
-    records = [await system.ledger.job_reads.require(each["id"][10:]) for each in found]
+    assert {each["response"]["status_code"] for each in lines} == {200}
+    records = [await system.ledger.job_reads.require(each["id"][10:]) for each in lines]
     assert {(each.lane, each.source) for each in records} == {("backfill", records[0].source)}
     assert records[0].source is not None
     assert records[0].source.startswith("api:")
@@ -162,8 +162,8 @@ async def test_a_batch_of_the_responses_api_needs_a_server_that_has_it(
     async with backfilling(system):
         batch = await wait_for_batch(client, batches, batch.id)
     assert batch.request_counts.model_dump() == {"total": 2, "completed": 1, "failed": 1}
-    (found,) = await lines_of(client, batch.output_file_id)
-    assert found["response"]["body"]["output"] == [item]
+    (answered,) = await lines_of(client, batch.output_file_id)
+    assert answered["response"]["body"]["output"] == [item]
     assert (llm.requests[-1].path, llm.requests[-1].json) == (RESPONSES, body)
     (failed,) = await lines_of(client, batch.error_file_id)
     assert "X-Job-Background" in failed["response"]["body"]["error"]["message"]
@@ -245,8 +245,8 @@ async def test_a_cancelled_batch_has_its_answers_and_names_the_unasked_requests(
         batch = await wait_for_batch(client, batches, batch.id)
     assert batch.status == "cancelled"
     assert batch.request_counts.model_dump() == {"total": 2, "completed": 0, "failed": 2}
-    found = await lines_of(client, batch.error_file_id)
-    assert {each["error"]["code"] for each in found} == {"batch_cancelled"}
+    lines = await lines_of(client, batch.error_file_id)
+    assert {each["error"]["code"] for each in lines} == {"batch_cancelled"}
     assert llm.requests == []
     with pytest.raises(openai.ConflictError):
         await client.batches.cancel(batch.id)
@@ -266,14 +266,14 @@ async def test_a_batch_expires_at_the_end_of_its_window(
 ) -> None:
     batch = await submit_batch(client, jsonl(request_line("one")))
     await batches.turn()
-    await _replace(system, "openai_batches", "expires_at", batch.expires_at, 1.0)
+    await _set_content_field(system, "openai_batches", "expires_at", batch.expires_at, 1.0)
     batch = await wait_for_batch(client, batches, batch.id)
     assert batch.status == "expired"
     (line,) = await lines_of(client, batch.error_file_id)
     assert line["error"]["code"] == "batch_expired"
 
 
-async def _replace(system: System, table: str, name: str, old: float, new: float) -> None:
+async def _set_content_field(system: System, table: str, name: str, old: float, new: float) -> None:
     change = text(
         f"UPDATE {table} SET content = json_set(content, '$.{name}', :new) "
         f"WHERE json_extract(content, '$.{name}') >= :old"
@@ -336,7 +336,7 @@ async def test_an_invalid_batch_is_refused(client: openai.AsyncOpenAI) -> None:
 
 async def test_a_creation_that_is_repeated_is_one_batch(client: openai.AsyncOpenAI) -> None:
     file = await client.files.create(file=("in.jsonl", jsonl(request_line("a"))), purpose="batch")
-    made = [
+    created = [
         await client.batches.create(
             input_file_id=file.id,
             endpoint=CHATS,
@@ -345,7 +345,7 @@ async def test_a_creation_that_is_repeated_is_one_batch(client: openai.AsyncOpen
         )
         for _ in range(2)
     ]
-    assert made[0].id == made[1].id
+    assert created[0].id == created[1].id
 
 
 async def test_old_files_and_batches_are_deleted(
@@ -355,8 +355,8 @@ async def test_old_files_and_batches_are_deleted(
     await wait_for_batch(client, batches, batch.id)
     await submit_batch(client, jsonl(request_line("a")))
     settings = system.settings.model_copy(update={"keep_openai_files": 0.0})
-    past = text("UPDATE openai_files SET expires_at = 1.0")
-    await system.ledger.core.database.write(lambda connection: connection.execute(past))
+    expire_files = text("UPDATE openai_files SET expires_at = 1.0")
+    await system.ledger.core.database.write(lambda connection: connection.execute(expire_files))
     keeping_none = OpenAiBatchService(settings, system.ledger, system.registry)
     assert await keeping_none.delete_old() == 1  # an open batch reads the other
     assert len([each async for each in await client.files.list()]) == 1
@@ -367,17 +367,17 @@ async def test_old_files_and_batches_are_deleted(
 
 async def test_lines_are_read_the_same_wherever_the_reader_begins(system: System) -> None:
     storage = Storage(system.settings.files_url)
-    written = [b"a" * 40_000, b"", b"b", b"c" * (openai_batch_input.MAX_LINE_BYTES + 1), b"d"]
-    await storage.put_async("openai/x.jsonl", b"\n".join(written))
-    found = [each async for each in raw_lines(storage, "openai/x.jsonl")]
-    assert [line for line, _ in found] == [*written[:3], None, b"d"]
-    for at, (_, end) in enumerate(found[:-1]):
+    raw_input = [b"a" * 40_000, b"", b"b", b"c" * (openai_batch_input.MAX_LINE_BYTES + 1), b"d"]
+    await storage.put_async("openai/x.jsonl", b"\n".join(raw_input))
+    lines = [each async for each in raw_lines(storage, "openai/x.jsonl")]
+    assert [line for line, _ in lines] == [*raw_input[:3], None, b"d"]
+    for at, (_, end) in enumerate(lines[:-1]):
         rest = [each async for each in raw_lines(storage, "openai/x.jsonl", start=end)]
-        assert rest == found[at + 1 :]
+        assert rest == lines[at + 1 :]
 
 
 async def test_a_file_is_stored_for_as_long_as_its_owner_says(client: openai.AsyncOpenAI) -> None:
-    async def kept(seconds: Any) -> int:
+    async def lifetime(seconds: Any) -> int:
         file = await client.files.create(
             file=("in.jsonl", jsonl(request_line("one"))),
             purpose="batch",
@@ -386,7 +386,7 @@ async def test_a_file_is_stored_for_as_long_as_its_owner_says(client: openai.Asy
         assert file.expires_at is not None
         return file.expires_at - file.created_at
 
-    assert await kept(7200) == 7200
+    assert await lifetime(7200) == 7200
     for wrong in (3599, 10**9 + 1, "000000003600" + "9" * 20, "9" * 5_000, "x"):
         with pytest.raises(openai.BadRequestError, match="3600 to 1,000,000,000"):
-            await kept(wrong)
+            await lifetime(wrong)

@@ -182,7 +182,8 @@ async def test_a_request_that_expires_during_its_call_times_out_at_once(
 async def test_a_request_that_would_expire_before_its_retry_times_out_at_once(
     system: System, queue: LLMQueue, llm: LlmServer
 ) -> None:
-    """It waits for a server without a free slot, and expires before the shortest retry delay."""
+    """The request waits for a server without a free slot, and expires before the shortest retry
+    delay."""
     one: dict[str, Any] = {"llm_concurrency": 1, "llm_concurrency_min": 1, "llm_concurrency_max": 1}
     await system.start_worker("llm", slots=2, retry_delays=(60.0,), **one)
     slot_is_free = threading.Event()
@@ -284,7 +285,7 @@ async def test_waiting_for_a_server_leaves_no_traceback_in_the_log(
 async def test_requests_that_wait_for_paused_servers_fill_their_lane(
     system: System, queue: LLMQueue, llm: LlmServer
 ) -> None:
-    """They are in no queue meanwhile, so the queue's length alone would admit any number."""
+    """Such requests are in no queue, so the queue's length alone would admit any number."""
     await system.start_worker("llm")
     marks = {"llm_ok_below": 1, "llm_slow_at": 1, "llm_full_at": 3}
     settings = system.settings.model_copy(update=marks)

@@ -102,7 +102,7 @@ async def test_what_follows_an_answer_is_committed_with_the_end_of_its_job(
 async def test_a_slot_is_given_back_if_the_answer_was_stored_after_all(
     settings: Settings, plain_ledger: Ledger
 ) -> None:
-    """The writer was killed after it had stored the file and before it had recorded it."""
+    """The answer's writer was killed after it had stored the file and before it had recorded it."""
     records = LlmLedger(plain_ledger)
     async with ModelClient.open(settings, plain_ledger) as client:
         assert not await ask(client, "a")
@@ -190,8 +190,8 @@ async def test_a_refused_call_is_not_recorded_and_a_broken_one_counts_by_its_est
     assert (budget.spent, budget.reserved) == (0, 0)
     llm.always(llm_server.cut_in_the_middle())
     server = settings.llm_servers[0].model_copy(update={"name": "other"})  # that is not paused
-    other = budgeted.model_copy(update={"llm_providers": (server,)})
-    async with ModelClient.open(other, plain_ledger) as client:
+    of_other_server = budgeted.model_copy(update={"llm_providers": (server,)})
+    async with ModelClient.open(of_other_server, plain_ledger) as client:
         with pytest.raises(LlmUnavailable):
             await ask(client, "c")
     (row,) = await LlmLedger(plain_ledger).spending.llm_spend("day")
@@ -248,12 +248,12 @@ async def test_a_job_cancelled_before_its_call_leaves_nothing_reserved(
 ) -> None:
     take_slot, is_reserved = LlmSlotRepository.take_llm_slot, asyncio.Event()
 
-    async def slowly(*args: Any, **options: Any) -> Any:
+    async def take_and_hang(*args: Any, **options: Any) -> Any:
         await take_slot(*args, **options)
         is_reserved.set()
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(LlmSlotRepository, "take_llm_slot", slowly)
+    monkeypatch.setattr(LlmSlotRepository, "take_llm_slot", take_and_hang)
     settings = settings.model_copy(update={"llm_budget_per_day": 1_000.0})
     async with ModelClient.open(settings, ledger) as client:
         task = asyncio.create_task(ask(client, "What is a tide?"))
@@ -273,23 +273,24 @@ async def test_many_processes_never_overrun_a_budget_together(
     budgeted = settings.model_copy(update={"llm_budget_per_day": budget, "llm_concurrency": 16})
     async with (
         await Ledger.open(database_url) as second,
-        ModelClient.open(budgeted, ledger) as one,
-        ModelClient.open(budgeted, second) as other,
+        ModelClient.open(budgeted, ledger) as first_client,
+        ModelClient.open(budgeted, second) as second_client,
     ):
         asking = [
-            ask((one, other)[n % 2], f"question {n}", requester=Requester()) for n in range(40)
+            ask((first_client, second_client)[n % 2], f"question {n}", requester=Requester())
+            for n in range(40)
         ]
-        ended = await asyncio.gather(*asking, return_exceptions=True)
-        refused = [each for each in ended if isinstance(each, NoBudget)]
-        assert len(refused) + ended.count(False) == 40
+        outcomes = await asyncio.gather(*asking, return_exceptions=True)
+        refused = [each for each in outcomes if isinstance(each, NoBudget)]
+        assert len(refused) + outcomes.count(False) == 40
         # What the other calls had reserved is free again for calls that try once more.
         while not any((each.after or 0) > 15 for each in refused):
             try:
-                await ask(one, f"again {len(llm.requests)}", requester=Requester())
+                await ask(first_client, f"again {len(llm.requests)}", requester=Requester())
             except NoBudget as error:
                 refused = [error]
         with pytest.raises(NoBudget, match="goes on at 00:00 UTC") as raised:
-            await ask(one, "one more", requester=Requester())
+            await ask(first_client, "one more", requester=Requester())
     (state,) = await LlmLedger(ledger).spending.llm_budgets(per_day=budget)
     assert state.spent == 18 * len(llm.requests)
     assert budget - 60 < state.spent <= budget

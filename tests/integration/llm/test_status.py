@@ -98,7 +98,7 @@ async def test_status_shows_time_limits_and_caps_calls_by_the_current_settings(
 
 
 def doctor_context(url: str, ledger: Ledger) -> DoctorContext:
-    """What the doctor looks at: a system with these servers, and its ledger."""
+    """Return what the doctor examines: a system with these servers, and its ledger."""
     values = {"database_url": url, "llm_providers": SERVERS, "embed_base_url": EMBEDDER}
     settings = Settings.model_validate(values)
     system = DoctorContext(settings, Registry([]))
@@ -164,7 +164,7 @@ async def test_the_doctor_reports_a_server_that_is_paused_for_an_hour(
 
 
 async def test_check_finds_the_options_that_a_server_needs(llm: LlmServer) -> None:
-    """As a small one does that breaks down over schemas, and takes pictures it does not see."""
+    """A small server fails at schemas, and accepts pictures that it does not see."""
 
     def behave(exchange: Exchange, request: Request) -> None:
         form = request.json.get("response_format", {}).get("type")

@@ -184,8 +184,8 @@ async def test_an_answer_without_a_reason_is_cut_where_the_server_gives_one(
 async def test_an_answer_that_ends_without_a_reason_again_is_whole(
     llm: LlmServer, asking: Settings
 ):
-    """So the server ends this one, though it says why others end; nothing was sent since for which
-    it could be dropped."""
+    """The server ends this answer so, though it says why others end; no later request was sent for
+    which it could have dropped this one."""
     (one,) = asking.llm_servers
     dropped = server.streams({"content": "Wat"}, reason=None)
     async with ServerClient.connect(one, 5) as client:

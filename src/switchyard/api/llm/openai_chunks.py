@@ -23,14 +23,14 @@ class ChunkWriter:
     shows_usage: bool = False
     _created: int = field(default_factory=lambda: int(time.time()))
     _sent: list[str] = field(default_factory=list)
-    _received: int = 0
-    """Characters of the text so far."""
+    _sent_length: int = 0
+    """Characters of the text in `_sent`."""
     _is_live: bool = True
     """False once a piece is missing, or the answer has begun anew: the rest is sent at the end."""
 
     def text(self, piece: LlmText) -> Iterator[bytes]:
         """Write a piece of the text, if it follows the pieces before it."""
-        if piece.offset != self._received:
+        if piece.offset != self._sent_length:
             self._is_live = False
         if not self._is_live:
             return
@@ -38,15 +38,15 @@ class ChunkWriter:
         if not self._sent:
             delta = {"role": "assistant", **delta}
         self._sent.append(piece.text)
-        self._received += len(piece.text)
+        self._sent_length += len(piece.text)
         yield self._chunk({"index": 0, "delta": delta, "finish_reason": None})
 
     def end(self, completion: Mapping[str, Any]) -> Iterator[bytes]:
         """Write what is missing of the complete answer, and the end."""
         sent = "".join(self._sent)
         choices = completion.get("choices", [])
-        first = choices[0]["message"].get("content") if choices else None
-        if sent and not (isinstance(first, str) and first.lstrip().startswith(sent)):
+        first_text = choices[0]["message"].get("content") if choices else None
+        if sent and not (isinstance(first_text, str) and first_text.lstrip().startswith(sent)):
             text = "the answer began anew after a failure, and is another one now: ask again"
             yield self.error(Problem("model-failed", text))
             return
@@ -54,7 +54,7 @@ class ChunkWriter:
             delta = dict(choice["message"])
             if choice["index"] == 0 and sent:
                 del delta["role"]
-                delta["content"] = str(first).lstrip()[len(sent) :]
+                delta["content"] = str(first_text).lstrip()[len(sent) :]
                 if not delta["content"]:
                     del delta["content"]
             calls = delta.get("tool_calls")
@@ -76,8 +76,8 @@ class ChunkWriter:
                         **other_fields,
                     }
                 )
-            reason = {"delta": {}, "finish_reason": choice["finish_reason"]}
-            yield self._chunk({"index": choice["index"], **reason})
+            end_of_choice = {"delta": {}, "finish_reason": choice["finish_reason"]}
+            yield self._chunk({"index": choice["index"], **end_of_choice})
         if self.shows_usage:
             yield self._chunk(None, usage=completion.get("usage"))
         yield b"data: [DONE]\n\n"

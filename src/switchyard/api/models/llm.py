@@ -67,7 +67,7 @@ class QuestionToModel(RequestModel):
 
 
 class AnswerOfModel(ApiModel):
-    """State of a request to a language model."""
+    """The answer to a request to a language model, or the state of one without an answer."""
 
     job_id: str = Field(examples=[EXAMPLE_JOB_ID])
     status: str = Field(

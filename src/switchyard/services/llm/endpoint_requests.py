@@ -79,7 +79,7 @@ class EndpointRequest(BaseModel):
 
     @field_validator("extra")
     @classmethod
-    def _refuse_own_fields(cls, value: dict[str, Any]) -> dict[str, Any]:
+    def _refuse_payload_fields(cls, value: dict[str, Any]) -> dict[str, Any]:
         misplaced = sorted(value.keys() & (_RESERVED_PARAMETERS | cls.model_fields.keys()))
         if misplaced:
             raise ValueError(f"{', '.join(misplaced)}: not here, but as a field of the payload")

@@ -169,7 +169,7 @@ class ChatRequest(_SchemaRequest):
 
     @field_validator("extra")
     @classmethod
-    def _refuse_own_fields(cls, value: dict[str, Any]) -> dict[str, Any]:
+    def _refuse_payload_fields(cls, value: dict[str, Any]) -> dict[str, Any]:
         misplaced = sorted(value.keys() & {"messages", "model", "stream", "stream_options"})
         if misplaced:
             raise ValueError(f"{', '.join(misplaced)}: not here, but as a field of the payload")

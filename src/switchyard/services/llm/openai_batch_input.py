@@ -76,20 +76,20 @@ async def raw_lines(
 ) -> AsyncIterator[tuple[bytes | None, int]]:
     """Yield the lines of a file, None instead of one that is longer than MAX_LINE_BYTES, each with
     the byte offset of the next line. Raises StorageError."""
-    rest, next_offset, is_long = bytearray(), start, False
+    line, next_offset, is_long = bytearray(), start, False
     async with aclosing(read_pieces(storage, key, start=start)) as pieces:
         async for piece in pieces:
-            first, *others = piece.split(b"\n")
-            rest += first
-            for other in others:
-                next_offset += len(rest) + 1
-                yield (None if is_long or len(rest) > MAX_LINE_BYTES else bytes(rest)), next_offset
-                rest, is_long = bytearray(other), False
-            if len(rest) > MAX_LINE_BYTES:  # its bytes are dropped
-                next_offset, is_long = next_offset + len(rest), True
-                rest = bytearray()
-    if rest or is_long:
-        yield (None if is_long else bytes(rest)), next_offset + len(rest)
+            first_part, *next_lines = piece.split(b"\n")
+            line += first_part
+            for next_line in next_lines:
+                next_offset += len(line) + 1
+                yield (None if is_long or len(line) > MAX_LINE_BYTES else bytes(line)), next_offset
+                line, is_long = bytearray(next_line), False
+            if len(line) > MAX_LINE_BYTES:  # its bytes are dropped
+                next_offset, is_long = next_offset + len(line), True
+                line = bytearray()
+    if line or is_long:
+        yield (None if is_long else bytes(line)), next_offset + len(line)
 
 
 def parse_line(line: bytes | None, number: int, next_offset: int, endpoint: str) -> BatchLine:

@@ -93,8 +93,8 @@ def parse_answer_here(text: str, schema: Mapping[str, Any]) -> Any:
         return value
     complaints = []
     for each in validator.iter_errors(value):
-        where = "/".join(map(str, each.instance_path))
-        complaints.append(f"{where or 'the whole'}: {each.message[:200]}")
+        path = "/".join(map(str, each.instance_path))
+        complaints.append(f"{path or 'the whole'}: {each.message[:200]}")
         if len(complaints) == 5:
             break
     raise ValueError("it does not fit the schema: " + "; ".join(complaints))

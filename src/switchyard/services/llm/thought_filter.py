@@ -16,6 +16,8 @@ _TAG_NAMES = (
     "analysis|scratchpad"
 )
 _BARE_CLOSE = "assistantfinal"
+"""The closing mark of gpt-oss where its special tokens are left out (`bare`); the opening one is
+`analysis`."""
 _MAX_HELD = 128
 """Characters that are held back because they may be the beginning of a mark."""
 _MAX_HEADER = 200
@@ -87,6 +89,7 @@ class ThoughtFilter:
         self._is_data = False
         """Whether the answer is JSON, in which marks are part of the text."""
         self._is_framed = False
+        """Whether a mark such as `<answer>` has opened the answer: the closing one is dropped."""
         self._quoted_openings: dict[str, int] = {}
         """Opening marks that are part of the answer, by name; as many closing marks are, too."""
         self.had_thoughts = False
@@ -121,12 +124,17 @@ class ThoughtFilter:
         if self._open_mark == "bare" and not is_last:
             self._held = rest[-len(_BARE_CLOSE) :]
             return
-        held = None if is_last else _MAY_BEGIN.search(rest, max(0, len(rest) - _MAX_HELD))
-        if held is None and not is_last and self._is_at_beginning and _may_begin_bare(rest):
+        possible_mark = None if is_last else _MAY_BEGIN.search(rest, max(0, len(rest) - _MAX_HELD))
+        if (
+            possible_mark is None
+            and not is_last
+            and self._is_at_beginning
+            and _may_begin_bare(rest)
+        ):
             self._held = rest
             return
-        self._take_text(rest if held is None else rest[: held.start()])
-        self._held = "" if held is None else held[0]
+        self._take_text(rest if possible_mark is None else rest[: possible_mark.start()])
+        self._held = "" if possible_mark is None else possible_mark[0]
 
     @property
     def _is_at_beginning(self) -> bool:

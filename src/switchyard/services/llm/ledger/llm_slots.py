@@ -176,8 +176,8 @@ class LlmSlotRepository(Repository):
     def llm_servers(self, connection: Connection) -> list[LlmServerReport]:
         """List the servers that were called, by name."""
         now = db_now(connection)
-        counted = select(llm_slots.c.server, func.count()).where(_is_live(now)).group_by("server")
-        under_way = {row[0]: int(row[1]) for row in connection.execute(counted)}
+        counts = select(llm_slots.c.server, func.count()).where(_is_live(now)).group_by("server")
+        under_way = {row[0]: int(row[1]) for row in connection.execute(counts)}
         reports = []
         for row in connection.execute(select(llm_servers).order_by(llm_servers.c.name)):
             state = _state_at(_state_of(row), now)
@@ -191,8 +191,8 @@ class LlmSlotRepository(Repository):
         the scheduler publishes them. The delayed copy of each is still on the broker; the second of
         the two copies to arrive is dropped. Jobs that need another server go back to wait. Returns
         None if no server of this name was called."""
-        known = select(llm_servers.c.name).where(llm_servers.c.name == server)
-        if connection.scalar(known) is None:
+        server_query = select(llm_servers.c.name).where(llm_servers.c.name == server)
+        if connection.scalar(server_query) is None:
             return None
         state, now = _lock_server(connection, server, 1), db_now(connection)
         if _state_at(state, now).paused_until <= now:
@@ -200,7 +200,7 @@ class LlmSlotRepository(Repository):
         changed = replace(state, paused_until=0.0)
         _store(connection, server, changed, now)
         note_pause(connection, server, state, changed, now)
-        waiting = (
+        wake_jobs = (
             update(jobs)
             .where(
                 jobs.c.state == State.RETRYING,
@@ -208,7 +208,7 @@ class LlmSlotRepository(Repository):
             )
             .values(state=State.PENDING, claim_id=None)
         )
-        return PauseEnded(state.paused_until - now, connection.execute(waiting).rowcount)
+        return PauseEnded(state.paused_until - now, connection.execute(wake_jobs).rowcount)
 
     @read
     def waiting_outside_queues(self, connection: Connection, worker: str) -> WaitingOutsideQueues:
@@ -257,8 +257,8 @@ class LlmSlotRepository(Repository):
             .limit(MAX_COUNTED)
             .subquery()
         )
-        counted = select(waiting.c.lane, func.count()).group_by(waiting.c.lane)
-        return {row[0]: int(row[1]) for row in connection.execute(counted)}
+        counts = select(waiting.c.lane, func.count()).group_by(waiting.c.lane)
+        return {row[0]: int(row[1]) for row in connection.execute(counts)}
 
 
 # The statements of every call are constant text: to build and look up an expression takes longer

@@ -124,11 +124,11 @@ class LlmSpendRepository(Repository):
         """Return the budgets of today and of all backfills that have one and have not ended."""
         today = f"day:{_day_at(db_now(connection))}"
         limits = {} if per_day is None else {today: per_day}
-        running = select(bulk_operations.c.id, bulk_operations.c.budget).where(
+        with_budget = select(bulk_operations.c.id, bulk_operations.c.budget).where(
             bulk_operations.c.budget.is_not(None),
             bulk_operations.c.state.not_in([each.value for each in ENDED]),
         )
-        limits |= {f"backfill:{row.id}": row.budget for row in connection.execute(running)}
+        limits |= {f"backfill:{row.id}": row.budget for row in connection.execute(with_budget)}
         accounts = select(llm_accounts).where(llm_accounts.c.key.in_(limits))
         rows = {row.key: row for row in connection.execute(accounts)}
         return [_budget_state(rows.get(key), limit, key) for key, limit in limits.items()]
