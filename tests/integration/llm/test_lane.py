@@ -287,7 +287,7 @@ async def test_the_next_server_answers_when_the_first_is_away(plain_ledger: Ledg
                 assert await ask(client, str(n))
         assert app.counts.answered == 8
         gone, _ = await LlmLedger(plain_ledger).slots.llm_servers()
-        assert gone.paused_for > 0, "it is paused, and not tried each time"
+        assert gone.state.paused_until > 0, "it was paused, and not tried each time"
 
 
 @pytest.mark.parametrize(("status", "is_final"), [(401, False), (404, False), (400, True)])

@@ -70,26 +70,12 @@ RequestBody = (
 class OpenAiRunOptions:
     """Options for running a request, from its headers."""
 
-    lane: str
-    priority: int
+    queue_options: RequestOptions
     expires_in: float
     is_background: bool
     """Whether the request goes on when its client has gone."""
     is_fresh: bool
     """Whether to ask the model again even if an answer is stored."""
-    source: str
-    idempotency_key: str | None
-
-    @property
-    def queue_options(self) -> RequestOptions:
-        """The options for `LLMQueue`."""
-        return {
-            "lane": self.lane,
-            "priority": self.priority,
-            "expires_in": self.expires_in,
-            "key": self.idempotency_key,
-            "source": self.source,
-        }
 
 
 async def run_options_of(
@@ -120,13 +106,16 @@ async def run_options_of(
 ) -> OpenAiRunOptions:
     """Read the options of a request from its headers."""
     return OpenAiRunOptions(
-        lane=x_job_lane,
-        priority=allowed_priority(limits_of(request), x_job_priority, x_job_lane),
+        queue_options={
+            "lane": x_job_lane,
+            "priority": allowed_priority(limits_of(request), x_job_priority, x_job_lane),
+            "expires_in": x_job_expires_in,
+            "key": own_key(request, idempotency_key),
+            "source": source_of(request, None),
+        },
         expires_in=x_job_expires_in,
         is_background=x_job_background,
         is_fresh="no-cache" in (cache_control or "").lower(),
-        source=source_of(request, None),
-        idempotency_key=own_key(request, idempotency_key),
     )
 
 

@@ -151,12 +151,8 @@ def ask(
         print_json(view_answer(result))
     elif printed is not None and printed == result.text:
         return
-    elif result.result is not None:
-        value = result.value
-        if value is None:
-            echo(result.text or "")
-        else:
-            print_json(value)
+    else:
+        _print_answer(result)
     if result.result is None:
         raise CommandFailed(describe_failure(result))
 
@@ -173,17 +169,21 @@ def show(job_id: JobIdArgument, as_json: JsonOption = False) -> None:
         from switchyard.api.views.llm import view_answer
 
         print_json(view_answer(result, raw))
-    elif result.result is not None:
-        if result.value is None:
-            echo(result.text or "")
-        else:
-            print_json(result.value)
+    else:
+        _print_answer(result)
     for number, answer in enumerate(raw or (), start=1):
         if not as_json:
             say(f"Answer {number}:")
             echo(answer)
     if result.result is None:
         raise CommandFailed(describe_failure(result))
+
+
+def _print_answer(result: LlmResult) -> None:
+    if result.value is not None:
+        print_json(result.value)
+    elif result.result is not None:
+        echo(result.text or "")
 
 
 def describe_failure(result: LlmResult) -> str:

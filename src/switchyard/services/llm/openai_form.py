@@ -65,30 +65,18 @@ ENDPOINTS: Mapping[str, OpenAiEndpoint] = {
 def answer_of(url: str, body: Mapping[str, Any], result: LlmResult) -> dict[str, Any]:
     """Return the result of a request to the endpoint `url` as OpenAI's API answers it."""
     if url == EMBEDDINGS_URL:
-        return embeddings_of(result, is_packed=body.get("encoding_format") == "base64")
+        return _embeddings(result, is_packed=body.get("encoding_format") == "base64")
     if url == RESPONSES_URL:
-        return response_of(result)
-    return completion_of(result) if url == CHATS_URL else text_completion_of(result)
-
-
-def completion_of(result: LlmResult) -> dict[str, Any]:
-    """Return the server's answer to a chat with the fields that clients expect."""
+        answer = _with_defaults(result, "resp", "response")
+        answer.setdefault("created_at", answer.pop("created"))
+        return answer
+    if url == TEXT_COMPLETIONS_URL:
+        return _with_defaults(result, "cmpl", "text_completion")
     return _with_defaults(result, "chatcmpl", "chat.completion")
 
 
-def text_completion_of(result: LlmResult) -> dict[str, Any]:
-    """Return the server's continuation of a text with the fields that clients expect."""
-    return _with_defaults(result, "cmpl", "text_completion")
-
-
-def response_of(result: LlmResult) -> dict[str, Any]:
-    """Return the server's answer by the Responses API with the fields that clients expect."""
-    answer = _with_defaults(result, "resp", "response")
-    answer.setdefault("created_at", answer.pop("created"))
-    return answer
-
-
 def _with_defaults(result: LlmResult, prefix: str, kind: str) -> dict[str, Any]:
+    """Return the server's answer with the fields that clients expect."""
     completion = (result.result or {}).get("completion") or {}
     return {
         "id": f"{prefix}-{result.job_id}",
@@ -99,7 +87,7 @@ def _with_defaults(result: LlmResult, prefix: str, kind: str) -> dict[str, Any]:
     }
 
 
-def embeddings_of(result: LlmResult, *, is_packed: bool) -> dict[str, Any]:
+def _embeddings(result: LlmResult, *, is_packed: bool) -> dict[str, Any]:
     """Return the server's vectors as OpenAI's API has them: lists of numbers, or 32-bit floats in
     base64 when `is_packed`."""
     answer = result.result or {}

@@ -54,6 +54,9 @@ LEARNED_TTL = 7 * DAY
 """Seconds after which processes find out again which parameters a server takes: the server may have
 been upgraded by then."""
 
+_IS_DELAYED = (jobs.c.state == State.RETRYING, jobs.c.error_type.in_(WAIT_FOR_SERVER))
+"""Conditions for jobs that wait in a delay for a server."""
+
 Change = Callable[[LlmServerState, int, float], LlmServerState]
 """Computes a server's next state from the present one, the number of calls under way (with the call
 that ends) and the time."""
@@ -200,14 +203,7 @@ class LlmSlotRepository(Repository):
         changed = replace(state, paused_until=0.0)
         _store(connection, server, changed, now)
         note_pause(connection, server, state, changed, now)
-        wake_jobs = (
-            update(jobs)
-            .where(
-                jobs.c.state == State.RETRYING,
-                jobs.c.error_type.in_(WAIT_FOR_SERVER),
-            )
-            .values(state=State.PENDING, claim_id=None)
-        )
+        wake_jobs = update(jobs).where(*_IS_DELAYED).values(state=State.PENDING, claim_id=None)
         return PauseEnded(state.paused_until - now, connection.execute(wake_jobs).rowcount)
 
     @read
@@ -218,16 +214,7 @@ class LlmSlotRepository(Repository):
         of_kind = jobs.c.worker == worker
         running = select(func.count()).where(of_kind, jobs.c.state == State.RUNNING)
         calls = select(func.count()).where(_is_live(db_now(connection)))
-        delayed = (
-            select(jobs.c.id)
-            .where(
-                of_kind,
-                jobs.c.state == State.RETRYING,
-                jobs.c.error_type.in_(WAIT_FOR_SERVER),
-            )
-            .limit(MAX_COUNTED)
-            .subquery()
-        )
+        delayed = select(jobs.c.id).where(of_kind, *_IS_DELAYED).limit(MAX_COUNTED).subquery()
         in_workers = (connection.scalar(running) or 0) - (connection.scalar(calls) or 0)
         number_delayed = connection.scalar(select(func.count()).select_from(delayed)) or 0
         return WaitingOutsideQueues(max(0, in_workers), number_delayed)
@@ -249,11 +236,7 @@ class LlmSlotRepository(Repository):
             return {}
         waiting = (
             select(jobs.c.lane)
-            .where(
-                jobs.c.state == State.RETRYING,
-                jobs.c.worker == worker,
-                jobs.c.error_type.in_(WAIT_FOR_SERVER),
-            )
+            .where(jobs.c.worker == worker, *_IS_DELAYED)
             .limit(MAX_COUNTED)
             .subquery()
         )
