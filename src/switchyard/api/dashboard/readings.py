@@ -31,8 +31,8 @@ from switchyard.services.engine.records.states import State
 T = TypeVar("T")
 DOCTOR_INTERVAL = 30.0
 NOTICED_INTERVAL = 8.0
-"""Seconds between two runs of the doctor's checks while pages notice changes: a run takes some
-tenths of a second of processor time."""
+"""Seconds between two runs of the doctor's checks while pages notice one change after another: a
+run takes some tenths of a second of processor time."""
 NEW_FOR = 600.0
 """Seconds for which a finding counts as new."""
 _DURATION = re.compile(r"\d[\d.,]* (?:ms|s|min|h|days?)\b")
@@ -186,6 +186,7 @@ class Readings:
         self._gauges: Reading[Gauges] = Reading(state.ledger.gauges.gauges, GAUGES_INTERVAL)
         self.retries: Reading[dict[float, int]] = Reading(self._ask_retries, LANES_INTERVAL)
         self._signs: Hashable = None
+        self._changed_at = float("-inf")
         self._found_at: dict[Hashable, float] = {}
         self.run_versions = RunHeads(state.ledger.job_reads)
         self.usual_run_times = UsualRunTimes(state.ledger.job_reads)
@@ -202,10 +203,13 @@ class Readings:
             await each.close()
 
     def notice(self, signs: Hashable) -> None:
-        """Have the doctor's checks run soon where the signs of trouble that a page has read anyway
-        are not those of the last time."""
+        """Have the doctor's checks run where the signs of trouble that a page has read anyway are
+        not those of the last time: at once after a time without changes, then less often."""
         if self._signs is not None and signs != self._signs:
-            self.doctor.outdate(NOTICED_INTERVAL)
+            now = time.monotonic()
+            is_first = now - self._changed_at > DOCTOR_INTERVAL
+            self.doctor.outdate(0.0 if is_first else NOTICED_INTERVAL)
+            self._changed_at = now
         self._signs = signs
 
     def new_at(self, diagnostic: Diagnostic) -> float:
