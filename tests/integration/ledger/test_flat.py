@@ -89,7 +89,7 @@ async def test_the_past_makes_nothing_slower(tmp_path: Path) -> None:
     assert {
         name: (before, large[name])
         for name, before in small.items()
-        if large[name] > 1.3 * before + 10
+        if large[name] > 1.3 * before + 5
     } == {}
 
 
