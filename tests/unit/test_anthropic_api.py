@@ -41,7 +41,7 @@ def test_each_api_of_the_settings_has_a_class() -> None:
     assert set(get_args(ApiName)) == MODEL_APIS.keys()
 
 
-def test_a_conversation_with_tools_is_said_in_turns() -> None:
+def test_a_conversation_with_tools_is_translated_into_turns() -> None:
     body = translated(
         {"role": "system", "content": "Be short."},
         user("High?"),
@@ -91,7 +91,7 @@ def test_pictures_and_documents_are_sent() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "made"),
+    ("parameters", "expected"),
     [
         ({"temperature": 1.7, "top_k": 3}, {"temperature": 1.0, "top_k": 3}),
         ({"stop": "END"}, {"stop_sequences": ["END"]}),
@@ -148,23 +148,23 @@ def test_pictures_and_documents_are_sent() -> None:
         ),
     ],
 )
-def test_parameters_are_translated(given: dict[str, Any], made: dict[str, Any]) -> None:
-    body = translated(user(), **given)
+def test_parameters_are_translated(parameters: dict[str, Any], expected: dict[str, Any]) -> None:
+    body = translated(user(), **parameters)
     del body["messages"]
-    assert body == made
-    assert API.refusal(given, None) is None
+    assert body == expected
+    assert API.refusal(parameters, None) is None
 
 
 @pytest.mark.parametrize(
-    ("given", "most"),
+    ("parameters", "max_tokens"),
     [({}, 4096), ({"max_tokens": 9}, 9), ({"max_completion_tokens": 5, "max_tokens": None}, 5)],
 )
-def test_an_answer_has_a_limit(given: dict[str, Any], most: int) -> None:
-    assert API.request_body({"messages": [user()], **given})["max_tokens"] == most
+def test_an_answer_has_a_limit(parameters: dict[str, Any], max_tokens: int) -> None:
+    assert API.request_body({"messages": [user()], **parameters})["max_tokens"] == max_tokens
 
 
 @pytest.mark.parametrize(
-    "given",
+    "parameters",
     [
         {"n": 2},
         {"logprobs": True},
@@ -173,9 +173,9 @@ def test_an_answer_has_a_limit(given: dict[str, Any], most: int) -> None:
         {"functions": [{}]},
     ],
 )
-def test_requests_that_the_api_does_not_have_are_refused(given: dict[str, Any]) -> None:
-    (name,) = given
-    assert f"the parameter {name}:" in str(API.refusal(given, None))
+def test_requests_that_the_api_does_not_have_are_refused(parameters: dict[str, Any]) -> None:
+    (name,) = parameters
+    assert f"the parameter {name}:" in str(API.refusal(parameters, None))
 
 
 @pytest.mark.parametrize(
@@ -215,16 +215,16 @@ def test_a_chat_that_the_api_can_not_express_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("left", "seconds", "least", "most"),
+    ("remaining", "seconds", "min_wait", "max_wait"),
     [("0", 30, 25, 30), ("3", 30, 0, 0), ("0", 9_999, 120, 120), ("0", -5, 0, 0)],
 )
 def test_the_seconds_to_wait_are_read_from_the_headers(
-    left: str, seconds: int, least: float, most: float
+    remaining: str, seconds: int, min_wait: float, max_wait: float
 ) -> None:
     reset = (datetime.now(UTC) + timedelta(seconds=seconds)).isoformat()
-    named = {"remaining": left, "reset": reset.replace("+00:00", "Z")}
+    named = {"remaining": remaining, "reset": reset.replace("+00:00", "Z")}
     headers = {f"anthropic-ratelimit-input-tokens-{name}": value for name, value in named.items()}
-    assert least <= API.quota_wait(headers) <= most
+    assert min_wait <= API.quota_wait(headers) <= max_wait
     assert API.quota_wait(dict.fromkeys(headers, "soon")) == 0
 
 

@@ -26,6 +26,6 @@ def test_each_endpoint_answers_with_an_object_of_its_own_kind(url: str, kind: st
     assert ("created" in answer) == ("completions" in url)
 
 
-def test_every_endpoint_has_a_case_above_and_batches_name_those_that_they_take() -> None:
+def test_every_endpoint_is_tested_above_and_may_be_that_of_a_batch() -> None:
     assert len(ENDPOINTS) == 4
     assert get_args(BatchBody.model_fields["endpoint"].annotation) == BATCH_URLS

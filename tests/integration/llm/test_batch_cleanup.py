@@ -26,19 +26,19 @@ async def test_abandoned_questions_are_deleted_in_steps_and_their_reservations_e
         call = LlmCall(f"call-{number}", CallState.OPEN, Requester(), "p", "m", {}, 1.0)
         item = BatchItem(f"k{number}", ItemState.COLLECTED, "p", {"asked": {}}, call)
         await records.collect_llm_question(item, f"job-{number}", size=10)
-    freed: list[str] = []
+    freed_calls: list[str] = []
 
     async def clean_up(max_age: float, limit: int) -> Removal:
         calls, removal = await records.delete_old_llm_batches(max_age=max_age, limit=limit)
-        freed.extend(each.id for each in calls)
+        freed_calls.extend(each.id for each in calls)
         return removal
 
     assert (await removed(lambda limit: clean_up(60, limit))).total() == 0
     await ledger.jobs.record(new_job("job-0"))
     await records.open_llm_batch(
         "batch-1", "p", max_wait=0, max_questions=1, max_bytes=1000
-    )  # sends one
+    )  # it takes one question
     rows = await removed(lambda limit: clean_up(-60, limit))
     assert rows == {"llm_batch_items": 5, "llm_batch_waits": 5}
-    assert len(freed) == 5
+    assert len(freed_calls) == 5
     assert await ledger.core.database.read(count) == [1, 1, 1], "the question that was sent stays"

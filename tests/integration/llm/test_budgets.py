@@ -63,9 +63,9 @@ async def system(
 
 async def jobctl(system: System, *words: str) -> str:
     """Run `jobctl` in a process of its own, whose output has no logs of this one's workers."""
-    done = await commands.jobctl("llm", *words, **_environment(system))
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    process = await commands.jobctl("llm", *words, **_environment(system))
+    assert process.returncode == 0, process.stderr
+    return process.stdout
 
 
 def _environment(system: System) -> dict[str, str]:

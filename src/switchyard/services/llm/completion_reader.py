@@ -277,14 +277,14 @@ class CompletionReader:
         delta = field_of(choice, "delta")
         if delta is None and not self._chunks:  # a whole answer, in a single event
             delta = field_of(choice, "message")
-        self._note_finish_reason(field_of(choice, "finish_reason"))
+        self._record_finish_reason(field_of(choice, "finish_reason"))
         text = self._take_message(delta)
-        if text or self._note_thoughts(delta) or self._has_textless_answer(delta):
-            self.note_token()
+        if text or self._record_reasoning(delta) or self._has_textless_answer(delta):
+            self.record_token()
         self._filter.take(text)
 
-    def note_token(self) -> None:
-        """Count a piece of the answer, and note when it came."""
+    def record_token(self) -> None:
+        """Count a piece of the answer, and record when it came."""
         self._last_token_at = time.monotonic()
         self._first_token_at = self._first_token_at or self._last_token_at
         self._chunks += 1
@@ -300,8 +300,8 @@ class CompletionReader:
         self._assemble(CompletionAssembler.add_whole, completion)
         choice = self._first_choice(choices)
         message = field_of(choice, "message")
-        self._note_finish_reason(field_of(choice, "finish_reason"))
-        self._note_thoughts(message)
+        self._record_finish_reason(field_of(choice, "finish_reason"))
+        self._record_reasoning(message)
         self._filter.take(self._take_message(message))
         return self._completion()
 
@@ -348,14 +348,14 @@ class CompletionReader:
         self._count_length(len(whole_text))
         return whole_text
 
-    def _note_thoughts(self, message: Any) -> bool:
-        """Note and return whether a message has reasoning in a field of its own."""
+    def _record_reasoning(self, message: Any) -> bool:
+        """Record and return whether a message has reasoning in a field of its own."""
         has_thought = any(field_of(message, name) for name in _REASONING_FIELDS)
         self._has_thoughts = self._has_thoughts or has_thought
         return has_thought
 
-    def _note_finish_reason(self, reason: object) -> None:
-        """Note why the model stopped, under OpenAI's name for the reason. Raises LlmCut."""
+    def _record_finish_reason(self, reason: object) -> None:
+        """Record why the model stopped, under OpenAI's name for the reason. Raises LlmCut."""
         if not isinstance(reason, str):
             return
         reason_text = reason[:100].strip().lower()

@@ -63,8 +63,8 @@ async def answer_endpoint_request(
     *,
     timeout: float,
 ) -> dict[str, Any]:
-    """Ask an endpoint that answers no chat, and return the job's result, with the server's answer
-    as `completion`. Raises Expired, and what `ModelClient.answer` raises."""
+    """Ask an endpoint other than that of chats, and return the job's result, with the server's
+    answer as `completion`. Raises Expired, and what `ModelClient.answer` raises."""
     left = _time_left(ctx, timeout)
     with _raise_expired(ctx):
         async with _client_for(ctx, request.model, endpoint) as client:
@@ -85,7 +85,7 @@ async def answer_endpoint_request(
             return _job_result(answer, reused)
 
 
-class EmbeddingModel(ModelClient):
+class EmbeddingClient(ModelClient):
     """The client of the server of JOBS_EMBED_BASE_URL. It is a class of its own because the jobs
     of a process share one client for each class."""
 
@@ -96,7 +96,7 @@ def _client_for(
     settings = ctx.settings.for_embeddings
     is_served = any(each.serves(model) for each in ctx.settings.llm_servers)
     if endpoint is EMBEDDINGS and settings is not None and not is_served:
-        return model_client_of(ctx, settings, EmbeddingModel)
+        return model_client_of(ctx, settings, EmbeddingClient)
     return model_client_of(ctx)
 
 
@@ -135,9 +135,9 @@ async def _ask_with_repair(
     urgency = Urgency.from_priority(ctx.lane, ctx.message.priority)
     deadline = time.monotonic() + timeout
 
-    async def ask(*more: dict[str, str]) -> tuple[Completion, bool]:
+    async def ask(*messages: dict[str, str]) -> tuple[Completion, bool]:
         left = max(0.1, deadline - time.monotonic())
-        chat = question.request_body(*more)
+        chat = question.request_body(*messages)
         return await client.answer(
             chat,
             urgency=urgency,

@@ -47,7 +47,7 @@ async def read_response_stream(
     answer = await body_or_stream(response, (b"event:", b"data:"), MAX_ENDPOINT_ANSWER)
     if isinstance(answer, bytes):
         return reader.parse_body(answer, has_texts=True)
-    return await ResponseStreamReader(on_line, reader.note_token).read(answer)
+    return await ResponseStreamReader(on_line, reader.record_token).read(answer)
 
 
 @dataclass(slots=True)

@@ -27,7 +27,7 @@ class VisionNotSet(PermanentError):
     """The settings have no model that sees pictures."""
 
 
-class VisionModel(ModelClient):
+class VisionClient(ModelClient):
     """The client of the vision model's server. It is a class of its own because the jobs of a
     process share one client for each class."""
 
@@ -44,7 +44,7 @@ def require_vision(ctx: JobContext) -> None:
 def vision_model_of(ctx: JobContext) -> AbstractAsyncContextManager[ModelClient]:
     """Yield the client of the vision model, as `model_client_of` does. Raises VisionNotSet."""
     require_vision(ctx)
-    return model_client_of(ctx, ctx.settings.for_vision, VisionModel)
+    return model_client_of(ctx, ctx.settings.for_vision, VisionClient)
 
 
 def picture_chat(

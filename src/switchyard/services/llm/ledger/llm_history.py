@@ -58,7 +58,7 @@ _CHANGE_END = text(
 )
 
 
-def note_pause(
+def record_pause_change(
     connection: Connection,
     server: str,
     before: LlmServerState,

@@ -20,7 +20,7 @@ from switchyard.services.engine.ledger.sql.repository import Repository, read, w
 from switchyard.services.engine.ledger.sql.tables import jobs
 from switchyard.services.engine.records.states import State
 from switchyard.services.llm.ledger.llm_answers import claim_answer
-from switchyard.services.llm.ledger.llm_history import note_pause
+from switchyard.services.llm.ledger.llm_history import record_pause_change
 from switchyard.services.llm.ledger.llm_spend import reserve_call, settle_call
 from switchyard.services.llm.ledger.llm_tables import llm_servers, llm_slots
 from switchyard.services.llm.records.llm_servers import (
@@ -104,7 +104,7 @@ class LlmSlotRepository(Repository):
         is_kept_out = not is_hot and state.hot_waits_until > now
         if is_kept_out or in_flight >= max(1, limit if is_hot else limit - 1):
             if is_hot and state.hot_waits_until < now + HOT_WAIT_TTL / 2:
-                _note_hot_wait(connection, server, now + HOT_WAIT_TTL)
+                _record_hot_wait(connection, server, now + HOT_WAIT_TTL)
             return SlotsFull(in_flight, limit)
         if reservation is not None and reservation.is_needed:
             per_day = reservation.per_day
@@ -114,7 +114,7 @@ class LlmSlotRepository(Repository):
         values = {"id": slot, "server": server, "holder": holder, "expires_at": now + ttl}
         connection.execute(_INSERT_SLOT, values)
         if is_hot and state.hot_waits_until:
-            _note_hot_wait(connection, server, 0.0)  # other waiting hot calls set it again
+            _record_hot_wait(connection, server, 0.0)  # other waiting hot calls set it again
         is_known = now - state.learned_at < LEARNED_TTL
         return SlotAcquired(state.learned if is_known else "")
 
@@ -202,7 +202,7 @@ class LlmSlotRepository(Repository):
             return PauseEnded(0.0, 0)
         changed = replace(state, paused_until=0.0)
         _store(connection, server, changed, now)
-        note_pause(connection, server, state, changed, now)
+        record_pause_change(connection, server, state, changed, now)
         wake_jobs = update(jobs).where(*_IS_DELAYED).values(state=State.PENDING, claim_id=None)
         return PauseEnded(state.paused_until - now, connection.execute(wake_jobs).rowcount)
 
@@ -256,7 +256,7 @@ _STORE_SERVER = text(
     "pause_reason = :pause_reason, failures = :failures, learned = :learned, "
     "learned_at = :learned_at, updated_at = :now WHERE name = :name"
 )
-_NOTE_HOT_WAIT = text("UPDATE llm_servers SET hot_waits_until = :until WHERE name = :name")
+_RECORD_HOT_WAIT = text("UPDATE llm_servers SET hot_waits_until = :until WHERE name = :name")
 
 
 def _end_slot(
@@ -272,7 +272,7 @@ def _end_slot(
         now = slots.now
         changed = change(_state_at(state, now), slots.total, now)
         _store(connection, server, changed, now)
-        note_pause(connection, server, state, changed, now)
+        record_pause_change(connection, server, state, changed, now)
     elif calls:
         now = db_now(connection)
     connection.execute(_DELETE_SLOT, {"id": slot})
@@ -336,8 +336,8 @@ def _state_of(row: Row[Any]) -> LlmServerState:
     )
 
 
-def _note_hot_wait(connection: Connection, server: str, until: float) -> None:
-    connection.execute(_NOTE_HOT_WAIT, {"name": server, "until": until})
+def _record_hot_wait(connection: Connection, server: str, until: float) -> None:
+    connection.execute(_RECORD_HOT_WAIT, {"name": server, "until": until})
 
 
 def _state_at(state: LlmServerState, now: float) -> LlmServerState:
