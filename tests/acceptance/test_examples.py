@@ -111,7 +111,7 @@ class Shell:
 def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
     """A system that knows the jobs of the examples, and a shell beside it."""
     folder = tmp_path_factory.mktemp("run") / "examples"
-    shutil.copytree(FOLDER, folder)
+    shutil.copytree(FOLDER, folder, ignore=shutil.ignore_patterns("__pycache__"))
     *own, api_port = free_ports(len(PORTS) + 1)
     ports = dict(zip(PORTS, own, strict=True))
     for path in folder.rglob("*.*"):
