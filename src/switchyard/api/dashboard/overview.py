@@ -21,6 +21,7 @@ from switchyard.api.state import ApiState, Shared
 from switchyard.broker.lanes import HOT, LANES
 from switchyard.services.engine.access.api_keys import Scope
 from switchyard.services.engine.monitoring.check import worst_first
+from switchyard.services.engine.monitoring.checks.jobs import SCHEDULE_LATE
 from switchyard.services.engine.monitoring.checks.lanes import FILLING_PERCENT
 from switchyard.services.engine.monitoring.lane_report import LaneReport, LanesReport
 from switchyard.services.engine.monitoring.worker_status import alive_and_silent
@@ -77,6 +78,7 @@ async def show_overview(request: Request, state: Shared, readings: ReadingsOf) -
     failing = failing_servers(servers)
     pauses = await pauses_in_force(state.ledger)
     workers = await _workers(state, gauges.open_jobs, now)
+    waiting_firings = await state.ledger.schedules.waiting_firings()
     readings.notice(
         (
             readings.lanes.trouble is None,
@@ -86,6 +88,11 @@ async def show_overview(request: Request, state: Shared, readings: ReadingsOf) -
             (workers["alive"], workers["silent"]),
             sum(gauges.dead.values()),
             frozenset(gauges.bulk.items()),
+            frozenset(
+                name
+                for name, each in waiting_firings.items()
+                if now - each.noted_at > SCHEDULE_LATE
+            ),
         )
     )
     context = {
