@@ -84,7 +84,7 @@ async def show_overview(request: Request, state: Shared, readings: ReadingsOf) -
             readings.lanes.trouble is None,
             _nearly_full(report),
             frozenset(each.pause_id for each in pauses.values()),
-            frozenset(failing),
+            frozenset((name, each.state.failures) for name, each in failing.items()),
             (workers["alive"], workers["silent"]),
             sum(gauges.dead.values()),
             frozenset(gauges.bulk.items()),
