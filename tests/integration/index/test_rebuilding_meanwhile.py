@@ -1,5 +1,5 @@
-"""Documents come in, searches go on, builders freeze or die while an index is built anew: nothing
-is missing, nothing is there twice, and no search finds nothing."""
+"""An index is rebuilt while documents arrive, searches run, and processes freeze or die: no chunk
+is missing or there twice, and every search has hits."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ SPAWN = multiprocessing.get_context("spawn")
 
 
 @pytest.mark.parametrize(
-    ("there", "arriving"),
+    ("document_count", "arriving_count"),
     [(24, 12), pytest.param(60, 100, marks=[pytest.mark.long, pytest.mark.timeout(400)])],
 )
 async def test_documents_that_arrive_or_change_during_a_rebuild_are_indexed_once(
-    url: str, there: int, arriving: int
+    url: str, document_count: int, arriving_count: int
 ):
     """While the index is rebuilt, documents arrive, others change, and a search runs all the
     time."""
     async with opened(url) as index, opened(url) as writing, opened(url) as searching:
-        old = [f"old-{n:03}" for n in range(there)]
+        old = [f"old-{n:03}" for n in range(document_count)]
         await fill(index, old, "first")
         expected = {name: texts(name, 3, "first") for name in old}
         done, changed = asyncio.Event(), asyncio.Event()
         searched: list[str] = []
 
-        async def look() -> None:
+        async def search_repeatedly() -> None:
             while not done.is_set():
                 async with searching.open_active() as (table, embedder):
                     hits = await search(table, embedder, "tide", 5, mode=SearchMode.HYBRID)
@@ -54,14 +54,14 @@ async def test_documents_that_arrive_or_change_during_a_rebuild_are_indexed_once
                 await changed.wait()  # the same search of the same index costs most of the time
                 changed.clear()
 
-        async def arrive(lot: int) -> None:
-            randomly = random.Random(lot)
-            for n in range(lot, arriving, 4):
+        async def arrive(writer: int) -> None:
+            randomly = random.Random(writer)
+            for n in range(writer, arriving_count, 4):
                 count = randomly.randint(1, 4)
                 await write(writing, f"new-{n:03}", count, "first")
                 expected[f"new-{n:03}"] = texts(f"new-{n:03}", count, "first")
                 if n % 2:
-                    changing = old[n % there]
+                    changing = old[n % document_count]
                     await write(writing, changing, count, f"changed {n}")
                     expected[changing] = texts(changing, count, f"changed {n}")
                 changed.set()
@@ -73,21 +73,21 @@ async def test_documents_that_arrive_or_change_during_a_rebuild_are_indexed_once
                 pass
 
         # Each document has one writer: 1 and 3 change the odd ones, lots apart.
-        looking = asyncio.create_task(look())
+        searching_task = asyncio.create_task(search_repeatedly())
         async with asyncio.TaskGroup() as group:
-            for lot in (0, 1, 2):
-                group.create_task(arrive(lot))
+            for writer in (0, 1, 2):
+                group.create_task(arrive(writer))
             group.create_task(rebuild())
         await arrive(3)
         done.set()
         changed.set()
-        await looking
+        await searching_task
         assert (await index.generations()).active.embedder == "hashed-2-32"
         assert await contents(index) == expected
         assert searched[0] == "hashed-2-64"
 
 
-async def test_who_began_to_write_before_the_building_writes_to_both(url: str):
+async def test_a_write_begun_before_a_rebuild_goes_to_both_indexes(url: str):
     """The list of generations changes during a write, up to the swap."""
     async with opened(url) as index:
         await write(index, "a", 1, "old")
@@ -104,37 +104,37 @@ async def test_who_began_to_write_before_the_building_writes_to_both(url: str):
         assert (await contents(index))["b"] == ["late"]
 
 
-async def test_a_document_that_changes_under_the_rebuilds_hands_is_brought_over_anew(
+async def test_a_document_that_changes_while_it_is_copied_is_copied_again(
     url: str, monkeypatch: pytest.MonkeyPatch
 ):
     async with opened(url) as index:
         await write(index, "a", 4, "old")
         await begin_rebuild(index, other(index))
-        copied = index_rebuild._copy_differences
-        times: list[bool] = []
+        copy_differences = index_rebuild._copy_differences
+        disturbed_writes: list[bool] = []
 
-        async def disturbed(
+        async def copy_stale_texts(
             source: ChunkIndex,
             target: ChunkIndex,
             embedder: Embedder,
             document_id: str,
             *rest: Any,
         ) -> bool:
-            if times:
-                return await copied(source, target, embedder, document_id, *rest)
+            if disturbed_writes:
+                return await copy_differences(source, target, embedder, document_id, *rest)
             stale = await source.texts_of(document_id, 0, 10)
             await write(index, "a", 2, "new")
             vectors = await embedder.embed([each.chunk.text for each in stale])
             await target.put("old", [each.chunk for each in stale], vectors)  # the old text wins
-            times.append(True)
+            disturbed_writes.append(True)
             return True
 
-        monkeypatch.setattr(index_rebuild, "_copy_differences", disturbed)
+        monkeypatch.setattr(index_rebuild, "_copy_differences", copy_stale_texts)
         await rebuilt(index)
         assert await contents(index) == {"a": texts("a", 2, "new")}
 
 
-@pytest.mark.parametrize("frozen_at", ["a document", "the last look"])
+@pytest.mark.parametrize("frozen_at", ["a document", "the last check"])
 async def test_a_process_frozen_during_a_swap_changes_nothing_afterwards(
     url: str, monkeypatch: pytest.MonkeyPatch, frozen_at: str
 ) -> None:
@@ -145,19 +145,19 @@ async def test_a_process_frozen_during_a_swap_changes_nothing_afterwards(
         assert building is not None
         thaw, frozen = asyncio.Event(), asyncio.Event()
         table = PostgresTable if url.startswith("postgres") else LanceTable
-        name, which = ("texts_of", 2) if frozen_at == "a document" else ("document_ids", 3)
+        name, freezing_call = ("texts_of", 2) if frozen_at == "a document" else ("document_ids", 3)
         call, calls = getattr(table, name), 0
 
-        async def slow(*args: Any) -> Any:
+        async def freeze_at_call(*args: Any) -> Any:
             nonlocal calls
             calls += 1
             result_before = await call(*args) if name == "texts_of" else None
-            if calls == which:
+            if calls == freezing_call:
                 frozen.set()
                 await thaw.wait()
             return await call(*args) if result_before is None else result_before
 
-        monkeypatch.setattr(table, name, slow)
+        monkeypatch.setattr(table, name, freeze_at_call)
         first = asyncio.create_task(continue_rebuild(index, building, always(False)))
         await frozen.wait()
         monkeypatch.undo()
@@ -180,7 +180,7 @@ async def build_until_killed(url: str) -> None:
             await continue_rebuild(index, building, always(False))
 
 
-async def far_enough(table: ChunkIndex, min_count: int, process: BaseProcess) -> bool:
+async def is_dead_or_has_chunks(table: ChunkIndex, min_count: int, process: BaseProcess) -> bool:
     return not process.is_alive() or await table.count() >= min_count
 
 
@@ -190,7 +190,7 @@ def run_build(url: str) -> None:
 
 @pytest.mark.chaos
 @pytest.mark.timeout(300)
-async def test_a_building_that_is_killed_five_times_has_all_in_the_end(url: str):
+async def test_a_rebuild_that_is_killed_five_times_copies_all_chunks(url: str):
     async with opened(url) as index:
         await fill(index, (f"doc-{n:03}" for n in range(60)), "old")
         before = await contents(index)
@@ -200,7 +200,9 @@ async def test_a_building_that_is_killed_five_times_has_all_in_the_end(url: str)
             process = SPAWN.Process(target=run_build, args=(url,))
             process.start()
             async with index.store.table(building) as table:
-                await eventually(partial(far_enough, table, (kill + 1) * 15, process), 60)
+                await eventually(
+                    partial(is_dead_or_has_chunks, table, (kill + 1) * 15, process), 60
+                )
             assert process.pid is not None
             os.kill(process.pid, signal.SIGKILL)
             process.join()

@@ -39,9 +39,9 @@ def picture_of(content: bytes, number: int = 1) -> np.ndarray:
     return np.asarray(picture)
 
 
-def as_image(content: bytes, kind: str, **saving: Any) -> bytes:
+def as_image(content: bytes, kind: str, **save_options: Any) -> bytes:
     buffer = io.BytesIO()
-    Image.fromarray(picture_of(content)).save(buffer, kind, **saving)
+    Image.fromarray(picture_of(content)).save(buffer, kind, **save_options)
     return buffer.getvalue()
 
 

@@ -1,4 +1,5 @@
-"""Long documents are read in ranges that are kept: an attempt goes on where the one before died."""
+"""Drafts of long documents are stored: an attempt goes on behind the last draft of the one
+before."""
 
 from __future__ import annotations
 
@@ -31,9 +32,9 @@ def book() -> bytes:
 
 
 def drafts_in(
-    pipeline: Pipeline, input_hash: str = "content", *, least: int = PAGES_PER_DRAFT + 1
+    pipeline: Pipeline, input_hash: str = "content", *, min_pages: int = PAGES_PER_DRAFT + 1
 ) -> Drafts:
-    return Drafts(pipeline.storage, "book", "extract_text", input_hash, min_pages=least)
+    return Drafts(pipeline.storage, "book", "extract_text", input_hash, min_pages=min_pages)
 
 
 def read_until(data: bytes, drafts: Drafts, last: int, extractor: ExtractorName) -> None:
@@ -47,7 +48,7 @@ def read_until(data: bytes, drafts: Drafts, last: int, extractor: ExtractorName)
 
 
 @pytest.mark.parametrize("extractor", ["pymupdf", "pypdfium2"])
-def test_the_next_attempt_reads_from_the_last_range_on_and_finds_the_same(
+def test_the_next_attempt_goes_on_behind_the_last_draft_and_reads_the_same(
     pipeline: Pipeline, book: bytes, extractor: ExtractorName
 ):
     read_until(book, drafts_in(pipeline), 2 * PAGES_PER_DRAFT + 10, extractor)
@@ -69,7 +70,7 @@ def test_the_next_attempt_reads_from_the_last_range_on_and_finds_the_same(
     assert [page.text.splitlines()[0] for page in read.pages] == TEXTS
 
 
-def test_a_range_of_other_content_or_one_that_is_damaged_is_read_anew(
+def test_pages_of_a_damaged_draft_or_one_of_other_content_are_read_again(
     pipeline: Pipeline, book: bytes
 ):
     read_until(book, drafts_in(pipeline, "older content"), PAGES, "pymupdf")
@@ -89,8 +90,8 @@ def test_a_range_of_other_content_or_one_that_is_damaged_is_read_anew(
 def test_broken_pages_stay_broken_in_drafts(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("switchyard.services.pipeline.text.pdf.PAGES_PER_DRAFT", 2)
     data = with_a_broken_page(5)
-    read = read_pdf(data, drafts=drafts_in(pipeline, least=5))
-    drafts = drafts_in(pipeline, least=5)
+    read = read_pdf(data, drafts=drafts_in(pipeline, min_pages=5))
+    drafts = drafts_in(pipeline, min_pages=5)
     assert read_pdf(data, drafts=drafts) == read
     assert drafts.reused_pages == 5
     assert [page.number for page in read.pages if page.error is not None] == [2]
@@ -106,8 +107,8 @@ async def test_the_job_reports_progress_and_leaves_no_drafts_behind(
     done = extract_text(ExtractText(key=key), ctx)
     assert isinstance(done, Done)
     assert (done.result or {})["pages_read"] == PAGES
-    notes = ctx.progress_buffer.take()
-    assert notes is not None
-    assert notes.progress == ReportedProgress(1.0, f"page {PAGES} of {PAGES}")
-    left = [stored.key async for stored in pipeline.storage.list_async("intermediate")]
-    assert left == []
+    reported = ctx.progress_buffer.take()
+    assert reported is not None
+    assert reported.progress == ReportedProgress(1.0, f"page {PAGES} of {PAGES}")
+    remaining_keys = [stored.key async for stored in pipeline.storage.list_async("intermediate")]
+    assert remaining_keys == []

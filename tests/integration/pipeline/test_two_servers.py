@@ -117,8 +117,8 @@ async def test_a_server_that_gets_other_weights_is_noticed_by_who_asks_it_for_lo
             await put(index, "b")
             assert len(one.requests) == request_count + 1  # it was compared a moment ago
             one.always(server.embeds(weights="others "))
-            for generation in index.verified.at:
-                index.verified.at[generation] -= VERIFICATION_TTL + 1
+            for generation in index.verified.verified_at:
+                index.verified.verified_at[generation] -= VERIFICATION_TTL + 1
             with pytest.raises(IndexMismatch):
                 await put(index, "c")
             # An index from before there were probes is known by what it holds.

@@ -1,4 +1,4 @@
-"""No key leaves the storage, and an address that can not be is refused for good."""
+"""No key leaves the storage, and impossible keys and addresses are permanent errors."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_storage_can_be_sent_to_another_process():
     assert pickle.loads(pickle.dumps(storage)) == storage
 
 
-def test_originals_are_kept_by_their_type():
+def test_keys_of_originals_end_with_their_type():
     assert upload_key("1", "application/pdf") == "uploads/1/input.pdf"
     assert upload_key("1", "text/markdown") == "uploads/1/input.md"
     assert upload_key("1", "text/plain") == "uploads/1/input.txt"
@@ -84,11 +84,11 @@ def test_hashes_do_not_depend_on_the_order_of_fields():
     assert content_hash({"a": 1}) != content_hash({"a": "1"})
 
 
-def test_an_invalid_key_is_no_reason_to_try_again():
+def test_an_invalid_key_is_a_permanent_error():
     assert Failure.from_error(InvalidKey("..")).permanent
 
 
-def test_links_that_lead_in_a_circle_are_no_reason_to_try_again(tmp_path: Path):
+def test_a_circle_of_links_is_a_permanent_error(tmp_path: Path):
     (tmp_path / "a").symlink_to(tmp_path / "b")
     (tmp_path / "b").symlink_to(tmp_path / "a")
     with pytest.raises(PermanentError, match="circle"):
@@ -96,12 +96,12 @@ def test_links_that_lead_in_a_circle_are_no_reason_to_try_again(tmp_path: Path):
 
 
 @pytest.mark.parametrize("port", [0, 65_536, 99_999])
-async def test_a_port_that_there_is_none_of_is_no_reason_to_try_again(port: int):
+async def test_an_impossible_port_is_a_permanent_error(port: int):
     with pytest.raises(FetchRefused, match="no port"):
         async with fetching(f"http://example.org:{port}/a.pdf", max_bytes=1, timeout=5):
             pass
 
 
 @pytest.mark.parametrize("document_id", ["a", "jobs", "0b0f6c1e-6a5e-4a0e-9a39-6a1f3b1f8f11"])
-def test_no_extraction_lies_where_a_document_has_its_result(document_id: str) -> None:
+def test_keys_of_extractions_and_results_differ(document_id: str) -> None:
     assert extraction_key(document_id) != result_key(document_id)

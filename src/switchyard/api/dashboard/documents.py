@@ -84,7 +84,7 @@ files = Pages(router.view, route_class=GuardedRoute)
 for each in (router, files):
     each.dependencies.append(Depends(_require_wing))
 
-Asked = Annotated[str, Query(max_length=2000, pattern=patterns.NO_NUL)]
+QueryText = Annotated[str, Query(max_length=2000, pattern=patterns.NO_NUL)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ async def list_documents(
     request: Request,
     documents: DocumentsOf,
     document_state: Annotated[str, Query(alias="state", max_length=40)] = "",
-    source: Asked = "",
+    source: QueryText = "",
     label: Annotated[str, Query(alias="class", max_length=100)] = "",
     cursor: Cursor = None,
 ) -> DashboardPage:
@@ -136,14 +136,14 @@ async def list_documents(
 @router.post("", dependencies=[allows(Scope.PUBLISH)], openapi_extra=FORM)
 async def send_document(request: Request, documents: DocumentsOf) -> Response:
     """Take a document in, as the API does."""
-    upload, about = await receive_upload(request, documents.intake)
-    submitted = await documents.submit(upload, about)
-    name = about.filename or "The document"
+    upload, metadata = await receive_upload(request, documents.intake)
+    submitted = await documents.submit(upload, metadata)
+    name = metadata.filename or "The document"
     notice = "is known: nothing was started" if submitted.duplicate else "has been taken in"
     # Many are sent at once, and the notice is one for all.
     known = "?known=1" if submitted.duplicate else ""
-    to = f"{HERE}/{quote(submitted.status.document_id, safe='')}{known}"
-    return done(to, f"{name} {notice}.")
+    document_address = f"{HERE}/{quote(submitted.status.document_id, safe='')}{known}"
+    return done(document_address, f"{name} {notice}.")
 
 
 @router.get("/search")
@@ -151,7 +151,7 @@ async def search_documents(
     request: Request,
     state: Shared,
     documents: DocumentsOf,
-    q: Asked = "",
+    q: QueryText = "",
     mode: SearchMode = SearchMode.HYBRID,
 ) -> DashboardPage:
     """Show the places in documents that answer a question, with the words that were found."""
@@ -205,19 +205,19 @@ async def show_page(
     document_id: DocumentIdOf,
     number: Annotated[int, Path(ge=1, le=1_000_000)],
     documents: DocumentsOf,
-    q: Asked = "",
+    q: QueryText = "",
     passage: Annotated[str, Query(max_length=1000)] = "",
 ) -> Response:
     """Show the text of a page; for a hit of a search, with its passage and the words found."""
     page = await documents.page(document_id, number)
-    where = _passage_in(page.text, passage)
-    if passage and where is None and number < page.page_count:
+    passage_span = _passage_in(page.text, passage)
+    if passage and passage_span is None and number < page.page_count:
         # A passage begins on its page, and its best sentence may be on the next.
         following = await documents.page(document_id, number + 1)
         if _passage_in(following.text, passage) is not None:
             query = urlencode({"q": q, "passage": passage})
-            to = f"{HERE}/{quote(document_id, safe='')}/pages/{number + 1}?{query}"
-            return RedirectResponse(to, 303)
+            next_page_address = f"{HERE}/{quote(document_id, safe='')}/pages/{number + 1}?{query}"
+            return RedirectResponse(next_page_address, 303)
     status = await documents.status(document_id)
     figures = await _if_made(documents.figures(document_id)) or []
     lines = await documents.ocr_lines(document_id, number)
@@ -229,7 +229,7 @@ async def show_page(
         "places": PLACES,
         "page": page,
         "q": q,
-        "marked": await asyncio.to_thread(_mark_words, page.text[:MAX_PAGE_TEXT], q, where),
+        "marked": await asyncio.to_thread(_mark_words, page.text[:MAX_PAGE_TEXT], q, passage_span),
         "is_cut": len(page.text) > MAX_PAGE_TEXT,
         "figures": [each for each in figures if each["page"] == number],
         "is_unreadable": number in status.unreadable_pages,
@@ -353,12 +353,12 @@ def _passage_in(text: str, passage: str) -> tuple[int, int] | None:
 def _lines_with_words(lines: Sequence[ReadLine], query: str) -> set[int]:
     """Return the indexes of the lines that have words of a query."""
     words = {form for word in query_terms(query) for form in word} if query.strip() else set()
-    return {at for at, line in enumerate(lines) if words and highlights(line.text, words)}
+    return {index for index, line in enumerate(lines) if words and highlights(line.text, words)}
 
 
-def _mark_words(text: str, query: str, where: tuple[int, int] | None) -> MarkedText:
+def _mark_words(text: str, query: str, passage_span: tuple[int, int] | None) -> MarkedText:
     """Mark the words of a query in a text as a search marks them in its snippets."""
-    start, end = where if where is not None else (len(text), len(text))
+    start, end = passage_span if passage_span is not None else (len(text), len(text))
     words = {form for word in query_terms(query) for form in word} if query.strip() else set()
 
     def pieces(part: str) -> list[tuple[str, bool]]:
@@ -369,8 +369,8 @@ def _mark_words(text: str, query: str, where: tuple[int, int] | None) -> MarkedT
 
 def _cut_at(text: str, spans: Sequence[tuple[int, int]]) -> list[tuple[str, bool]]:
     """Cut a text into pieces; return each with whether it is one of the spans."""
-    pieces, at = [], 0
+    pieces, position = [], 0
     for start, end in spans:
-        pieces += [(text[at:start], False), (text[start:end], True)]
-        at = end
-    return [piece for piece in [*pieces, (text[at:], False)] if piece[0]]
+        pieces += [(text[position:start], False), (text[start:end], True)]
+        position = end
+    return [piece for piece in [*pieces, (text[position:], False)] if piece[0]]

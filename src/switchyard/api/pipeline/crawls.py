@@ -76,9 +76,9 @@ async def start(
         if known is not None:
             response.headers["Idempotency-Replayed"] = "true"
             return await _accept(request, service, known, response)
-        pressure = await _require_room(state)
-        by = starter_of(request)
-        crawl = await service.start(bounds, created_by=by, key=idempotency_key, tags=body.tags)
+        pressure = await _require_free_lane(state)
+        starter = starter_of(request)
+        crawl = await service.start(bounds, created_by=starter, key=idempotency_key, tags=body.tags)
     except CrawlKeyTaken as error:
         raise Problem("idempotency-conflict", str(error)) from error
     if pressure is not None:
@@ -99,7 +99,7 @@ def _crawl_view(request: Request, progress: CrawlProgress) -> models.CrawlView:
     return receipt(request, view_crawl(progress), is_own=is_own)
 
 
-async def _require_room(state: ApiState) -> Pressure | None:
+async def _require_free_lane(state: ApiState) -> Pressure | None:
     """Return how full the lane is. Raises Problem where it has no room."""
     pressure = await _read_pressure(state)
     if pressure is Pressure.FULL:

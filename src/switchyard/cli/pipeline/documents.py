@@ -107,7 +107,7 @@ def upload(
     from switchyard.api.client import ApiError, ApiUnavailable, Unauthorized
 
     if len(files) > 1 and (source is not None or title is not None):
-        raise WrongUsage("--source and --title are of one document: send one file")
+        raise WrongUsage("--source and --title belong to one document: send one file")
     job_tags = tags_of(tags)
     seconds = seconds_to_wait(timeout, waits=wait)
     failures = 0
@@ -308,7 +308,7 @@ def _print_status(document: DocumentView, as_json: bool) -> None:
             ("Source", document.source or ""),
             *(("Class", class_text(each)) for each in document.classes),
             ("Unreadable", page_ranges(document.unreadable_pages)),
-            *((f"Page {page}", why) for page, why in document.page_errors.items()),
+            *((f"Page {page}", reason) for page, reason in document.page_errors.items()),
             ("Job", document.job_id or ""),
             (
                 "Taken in",

@@ -1,4 +1,4 @@
-"""`jobctl index`: the index that is searched, and building it anew."""
+"""`jobctl index`: show, rebuild and compact the search index."""
 
 from __future__ import annotations
 
@@ -114,11 +114,11 @@ def compact(
 def abandon() -> None:
     """Abandon a rebuild. The current index is not changed."""
     quiet_logs()
-    given_up = run(_abandon())
-    if given_up is None:
+    abandoned = run(_abandon())
+    if abandoned is None:
         say("Nothing is being built.")
     else:
-        echo(f"The index for {given_up} is given up.")
+        echo(f"The rebuild for {abandoned} is abandoned.")
 
 
 async def _read_index() -> IndexView:

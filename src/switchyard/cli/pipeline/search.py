@@ -109,8 +109,8 @@ def search(
     terminal = console()
     for hit in answer.hits:
         title = cell(hit.title)
-        where = f"{cell(hit.document_id)}  {hit.score:.2f}"
-        terminal.print(f"[bold]{title}[/], page {hit.page}  [dim]{where}[/]")
+        hit_line = f"{cell(hit.document_id)}  {hit.score:.2f}"
+        terminal.print(f"[bold]{title}[/], page {hit.page}  [dim]{hit_line}[/]")
         terminal.print(f"  {cell(hit.snippet)}")
         if hit.unreadable_pages:
             terminal.print(

@@ -1,5 +1,5 @@
-"""A key that may publish and not read, without a broker: it gets what was made of its own upload,
-and of what others have sent the id and the state."""
+"""A key that may publish and not read, without a broker: it gets the results of its own uploads,
+but only id and state of documents that others have sent."""
 
 from __future__ import annotations
 
@@ -65,14 +65,14 @@ def filled_fields(answer: httpx.Response) -> set[str]:
     return {name for name, value in answer.json().items() if value not in (None, [], {})}
 
 
-async def test_it_gets_the_result_of_its_own_upload_without_the_names_of_other_documents(
+async def test_a_publish_key_gets_the_result_of_its_own_upload_without_the_names_of_other_documents(
     clients: Clients,
 ) -> None:
     content = pdf([f"{SECRET} " * 20])
     first = await send(clients.owner, content, title="A secret title", source="there")
     assert first.status_code == 201, first.text
-    alike = pdf([f"{SECRET} " * 20 + "And again."])
-    own_answer = await send(clients.sender, alike, title="Mine")
+    similar_content = pdf([f"{SECRET} " * 20 + "And again."])
+    own_answer = await send(clients.sender, similar_content, title="Mine")
     assert own_answer.status_code == 201, own_answer.text
     assert own_answer.json()["result"]["title"] == "Mine"
     assert own_answer.json()["result"]["links"] == []
@@ -94,17 +94,21 @@ async def test_of_an_earlier_document_a_publish_key_gets_id_and_state_alone(
     )
     fields = {"source": f"known {same}"} if same == "source" else {}
     sent = content if same == "content" else pdf(["Something else."])
-    again = await send(clients.sender, sent, **fields)
-    assert again.status_code == 200, again.text
-    assert filled_fields(again) <= RECEIPT
-    assert (again.json()["document_id"], again.json()["state"], again.json()["duplicate"]) == (
+    second_answer = await send(clients.sender, sent, **fields)
+    assert second_answer.status_code == 200, second_answer.text
+    assert filled_fields(second_answer) <= RECEIPT
+    assert (
+        second_answer.json()["document_id"],
+        second_answer.json()["state"],
+        second_answer.json()["duplicate"],
+    ) == (
         first.json()["document_id"],
         "completed",
         True,
     )
-    assert "ecret" not in again.text
-    whole = await send(clients.reader, sent, **fields)
-    assert whole.json()["result"]["title"] == "A secret title"
+    assert "ecret" not in second_answer.text
+    full_answer = await send(clients.reader, sent, **fields)
+    assert full_answer.json()["result"]["title"] == "A secret title"
 
 
 async def test_a_document_that_failed_before_hides_its_first_sender_s_metadata(
@@ -112,14 +116,14 @@ async def test_a_document_that_failed_before_hides_its_first_sender_s_metadata(
 ) -> None:
     content = encrypted("again")
     await send(clients.owner, content, name="secret.pdf", title="A secret title", source="s")
-    again = await send(clients.sender, content, name="mine.pdf")
-    assert again.json()["state"] == "failed", again.text
-    assert filled_fields(again) <= RECEIPT
-    assert "ecret" not in again.text
+    second_answer = await send(clients.sender, content, name="mine.pdf")
+    assert second_answer.json()["state"] == "failed", second_answer.text
+    assert filled_fields(second_answer) <= RECEIPT
+    assert "ecret" not in second_answer.text
 
 
 @pytest.mark.parametrize("path", ["/extract/references", "/process/references"])
-async def test_it_gets_references_of_its_own_text_and_not_those_of_a_document(
+async def test_a_publish_key_gets_references_of_its_own_text_and_not_those_of_a_document(
     clients: Clients, path: str
 ) -> None:
     listed = """References
@@ -130,8 +134,8 @@ async def test_it_gets_references_of_its_own_text_and_not_those_of_a_document(
     answer = await clients.sender.post(path, json=expected)
     assert answer.status_code == 200, answer.text
     assert filled_fields(answer) == {"job_id"}
-    whole = await clients.reader.post(path, json=expected)
-    assert "On secrets" in whole.text
+    full_answer = await clients.reader.post(path, json=expected)
+    assert "On secrets" in full_answer.text
     own_answer = await clients.sender.post(path, json={"text": f"It rises [1].\n{listed}"})
     assert "On secrets" in own_answer.text
     unknown = await clients.sender.post(path, json={"document_id": "doc-0000"})

@@ -1,4 +1,4 @@
-"""What is no document, no form or too much is refused by its content, and nothing of it stays."""
+"""Uploads that are no documents, no forms or too large are refused, and leave no files behind."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support.pdfs import encrypted, pdf, sized
         (bytes(range(256)) * 40, "notes.txt", "binary"),
     ],
 )
-async def test_what_is_no_document_is_recognised_by_its_content(
+async def test_a_file_of_another_type_is_refused_by_its_content(
     client: httpx.AsyncClient, stored: Stored, content: bytes, name: str, reason: str
 ):
     answer = await send(client, content, name=name)
@@ -36,7 +36,7 @@ async def test_what_is_no_document_is_recognised_by_its_content(
     assert not stored()
 
 
-async def test_a_pdf_is_taken_whatever_it_is_called(client: httpx.AsyncClient):
+async def test_a_pdf_is_accepted_under_any_name(client: httpx.AsyncClient):
     answer = await send(client, pdf(["No picture."]), name="picture.png")
     assert answer.json()["media_type"] == "application/pdf"
 
@@ -91,8 +91,10 @@ async def test_a_file_name_is_never_a_path(
         (b"hello", "multipart/form-data"),
         (b"no boundary at all", "multipart/form-data; boundary=b"),
         (b"--b--\r\n", "multipart/form-data; boundary=b"),
-        (b'--b\r\nContent-Disposition: form-data; name="title"\r\n\r\nx\r\n--b--\r\n',) * 1
-        + ("multipart/form-data; boundary=b",),
+        (
+            b'--b\r\nContent-Disposition: form-data; name="title"\r\n\r\nx\r\n--b--\r\n',
+            "multipart/form-data; boundary=b",
+        ),
         (
             b'--b\r\nContent-Disposition: form-data; name="file"; filename="x"\r\n\r\nhello',
             "multipart/form-data; boundary=b",

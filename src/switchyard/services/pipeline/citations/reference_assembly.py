@@ -174,8 +174,8 @@ def _trim(text: str) -> str:
 def _with_full_stop(name: str, text: str) -> str:
     """Add the last full stop to a periodical's abbreviated name, if its other words end with
     one."""
-    whole = f"{name}."
-    return whole if _ABBREVIATED.search(name) and whole in text else name
+    with_full_stop = f"{name}."
+    return with_full_stop if _ABBREVIATED.search(name) and with_full_stop in text else name
 
 
 def _normalize_dashes(text: str) -> str:
@@ -220,9 +220,9 @@ def _pair_names(runs: Sequence[tuple[str, str]]) -> tuple[Person, ...]:
             and family_first
             and only_initials
             and (following[0] != "family" or after == "given")
-            and (whole := _FAMILY_AND_INITIALS.fullmatch(name))
+            and (match := _FAMILY_AND_INITIALS.fullmatch(name))
         ):
-            persons.append(Person(whole.group(1), whole.group(2)))
+            persons.append(Person(match.group(1), match.group(2)))
             index += 1
         elif label == "given" and following[0] == "family":
             persons.append(Person(following[1], name))

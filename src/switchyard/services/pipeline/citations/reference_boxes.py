@@ -57,7 +57,7 @@ def boxes_of(
             starts.append(length)
             signs.append(line_signs)
             length += len(line_signs)
-    whole = "".join(signs)
+    all_signs = "".join(signs)
     first_of_page[len(pages) + 1] = length
     at = 0
     boxes: list[list[Box]] = []
@@ -65,9 +65,9 @@ def boxes_of(
         reference_signs = _letters_and_digits(text)
         begin, end = first_of_page.get(number, 0), first_of_page.get(number + 1, length)
         # Search behind the reference before: several may begin with the same text.
-        start = whole.find(reference_signs[:_MIN_SIGNS], max(at, begin), end + _MIN_SIGNS)
+        start = all_signs.find(reference_signs[:_MIN_SIGNS], max(at, begin), end + _MIN_SIGNS)
         if start < 0:
-            start = whole.find(reference_signs[:_MIN_SIGNS], begin, end + _MIN_SIGNS)
+            start = all_signs.find(reference_signs[:_MIN_SIGNS], begin, end + _MIN_SIGNS)
         if start < 0 or not reference_signs:
             boxes.append([])
             continue

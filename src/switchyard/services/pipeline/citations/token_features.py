@@ -104,30 +104,30 @@ def features_of(tokens: Sequence[Token]) -> list[list[str]]:
     seen_year = seen_number = quoted = closed = False
     depth = 0
     rows: list[list[str]] = []
-    for place, word in enumerate(words):
-        quoted = quoted or place in opening
-        sentence, phrase = sentences[place], phrases[place]
+    for index, word in enumerate(words):
+        quoted = quoted or index in opening
+        sentence, phrase = sentences[index], phrases[index]
         features = [
             *word.here,
-            *(words[place - 1].before if place else ["first"]),
-            *(words[place - 2].before_last if place > 1 else ()),
-            *(words[place + 1].after if place < last_index else ["last"]),
-            *(words[place + 2].after_next if place + 1 < last_index else ()),
+            *(words[index - 1].before if index else ["first"]),
+            *(words[index - 2].before_last if index > 1 else ()),
+            *(words[index + 1].after if index < last_index else ["last"]),
+            *(words[index + 2].after_next if index + 1 < last_index else ()),
             *sentence.names,
             *phrase.names,
             f"at:{min(sentence.number, 5)}|{int(seen_year)}{int(closed)}{int(quoted)}",
             f"all:{flags}|{min(sentence.number, 3)}{int(seen_year)}",
             f"ph:{min(phrase.number, 8)}",
-            f"left:{min(len(words) - place, 40) // 5}",
-            f"pos:{min(place, 40) // 4}",
+            f"left:{min(len(words) - index, 40) // 5}",
+            f"pos:{min(index, 40) // 4}",
         ]
-        if place and tokens[place - 1].end == tokens[place].start:
+        if index and tokens[index - 1].end == tokens[index].start:
             features.append("glued")
         if quoted:
             features.append("quoted")
         if depth:
             features.append("bracketed")
-        if tokens[place].kind == "number":
+        if tokens[index].kind == "number":
             numbers_left -= 1
             features.append(f"numbers:{min(numbers_left, 4)}")
             if word.here[0] == "year":
@@ -136,7 +136,7 @@ def features_of(tokens: Sequence[Token]) -> list[list[str]]:
         if seen_number:
             features.append(f"number|{min(sentence.number, 5)}")
         rows.append(features)
-        if place in closing:
+        if index in closing:
             quoted, closed = False, True
         if word.text in "([":
             depth += 1
@@ -144,7 +144,7 @@ def features_of(tokens: Sequence[Token]) -> list[list[str]]:
             depth -= 1
         if word.here[0] == "year":
             seen_year = True
-        elif word.here[0].startswith("d") and place > 3:
+        elif word.here[0].startswith("d") and index > 3:
             seen_number = True
     return rows
 
@@ -158,19 +158,19 @@ def _quotations(tokens: Sequence[Token]) -> list[tuple[int, int]]:
     open_marks: list[int] = []
     expected_closers: Counter[str] = Counter()  # marks that would close one of the opened
     pairs: list[tuple[int, int]] = []
-    for place, token in enumerate(tokens):
+    for index, token in enumerate(tokens):
         text = token.text
         straight = text in "\"'"
-        if expected_closers[text] and not (straight and _opens(tokens, place)):
+        if expected_closers[text] and not (straight and _opens(tokens, index)):
             while open_marks:
                 first = open_marks.pop()
                 closers = _QUOTES[tokens[first].text]
                 expected_closers.subtract(_closing_marks(closers))
                 if text in _closing_marks(closers):
-                    pairs.append((first, place))
+                    pairs.append((first, index))
                     break
-        elif text in _QUOTES and (not straight or _opens(tokens, place)):
-            open_marks.append(place)
+        elif text in _QUOTES and (not straight or _opens(tokens, index)):
+            open_marks.append(index)
             expected_closers.update(_closing_marks(_QUOTES[text]))
     standalone: list[tuple[int, int]] = []
     for first, last in sorted(pairs):
@@ -190,10 +190,10 @@ def _stands_alone(tokens: Sequence[Token], first: int, last: int) -> bool:
     return tokens[last - 1].text in ",.;:?!" or tokens[last + 1].text in ",.;:?!"
 
 
-def _opens(tokens: Sequence[Token], place: int) -> bool:
+def _opens(tokens: Sequence[Token], index: int) -> bool:
     """Return whether a mark follows a blank, and is followed directly by a token."""
-    before = place > 0 and tokens[place - 1].end == tokens[place].start
-    after = place + 1 < len(tokens) and tokens[place + 1].start == tokens[place].end
+    before = index > 0 and tokens[index - 1].end == tokens[index].start
+    after = index + 1 < len(tokens) and tokens[index + 1].start == tokens[index].end
     return after and not before
 
 
@@ -201,15 +201,15 @@ def _reference_flags(words: Sequence[_Word], tokens: Sequence[Token], *, quoted:
     """Return five flags, as 0 and 1: whether the reference has a quotation, numbers as of a volume,
     a publisher, editors, and "In"."""
     volume = publisher = editor = is_inside = False
-    for place, word in enumerate(words):
+    for index, word in enumerate(words):
         publisher = publisher or "publisher" in word.kinds
         editor = editor or "editor" in word.kinds
-        if word.text in ("In", "in") and place and tokens[place - 1].kind == "sign":
+        if word.text in ("In", "in") and index and tokens[index - 1].kind == "sign":
             is_inside = True
-        if place > 1 and words[place - 2].here[0].startswith("d") and word.here[0].startswith("d"):
-            volume = volume or words[place - 1].text in "(:,"
-        elif place and "volume" in words[place - 1].kinds and word.here[0].startswith("d"):
-            volume = volume or len(words[place - 1].text) > 1
+        if index > 1 and words[index - 2].here[0].startswith("d") and word.here[0].startswith("d"):
+            volume = volume or words[index - 1].text in "(:,"
+        elif index and "volume" in words[index - 1].kinds and word.here[0].startswith("d"):
+            volume = volume or len(words[index - 1].text) > 1
     return "".join(str(int(flag)) for flag in (quoted, volume, publisher, editor, is_inside))
 
 
@@ -278,10 +278,10 @@ def _clauses(words: Sequence[_Word], prefix: str, ends: Sequence[bool]) -> list[
     clause."""
     spans: list[tuple[int, int]] = []
     begin = 0
-    for place, end in enumerate(ends):
-        if end or place + 1 == len(ends):
-            spans.append((begin, place + 1))
-            begin = place + 1
+    for index, end in enumerate(ends):
+        if end or index + 1 == len(ends):
+            spans.append((begin, index + 1))
+            begin = index + 1
     stretches = [words[slice(*span)] for span in spans]
     has_label = bool(stretches) and not any(word.is_word for word in stretches[0])
     clauses = [
@@ -306,44 +306,44 @@ def _ends(
     """Return what ends with each token: "sentence", "phrase" or "". A quotation is one sentence."""
     ends = [
         "sentence"
-        if _ends_sentence(words, tokens, place)
+        if _ends_sentence(words, tokens, index)
         else "phrase"
         if token.text in ",;:()"
         else ""
-        for place, token in enumerate(tokens)
+        for index, token in enumerate(tokens)
     ]
     for first, last in quotations:
-        for place in range(first, last):
-            if ends[place]:
-                ends[place] = "phrase"
+        for index in range(first, last):
+            if ends[index]:
+                ends[index] = "phrase"
         ends[last] = "sentence"
     return ends
 
 
-def _ends_sentence(words: Sequence[_Word], tokens: Sequence[Token], place: int) -> bool:
+def _ends_sentence(words: Sequence[_Word], tokens: Sequence[Token], index: int) -> bool:
     """Return whether a token is a full stop after a word, and not after an initial or inside an
     abbreviation or a number."""
-    text = tokens[place].text
-    if text not in ".?!" or not place:
+    text = tokens[index].text
+    if text not in ".?!" or not index:
         return False
-    before = words[place - 1]
-    following = tokens[place + 1] if place + 1 < len(tokens) else None
+    before = words[index - 1]
+    following = tokens[index + 1] if index + 1 < len(tokens) else None
     if following:
         if following.text in ",;:":
             return False
-        if following.start == tokens[place].end and following.text not in '"”’)]':
+        if following.start == tokens[index].end and following.text not in '"”’)]':
             return False
         if (
             text == "."
             and following.kind == "word"
             and following.text.islower()
-            and not words[place + 1].kinds
+            and not words[index + 1].kinds
         ):
             return False  # "Int. conf.": an abbreviation
     if text != "." or not before.is_word:
         return True
     if len(before.text) == 2 and before.text.isupper():  # "Smith AB. Title", not "Smith, A.B."
-        return place > 1 and words[place - 2].is_word and len(words[place - 2].text) > 2
+        return index > 1 and words[index - 2].is_word and len(words[index - 2].text) > 2
     if before.kinds and _NUMBERED.intersection(before.kinds) and len(before.text) < 4:
         return False  # "no. 4", "p. 12"
     return len(before.text) > 2 or before.text.islower()

@@ -57,11 +57,11 @@ class KeywordFinder:
     def _count(self, text: Sequence[str], seen_words: int, counts: Counter[str]) -> None:
         """Count the keywords that end behind the first `seen_words` words, which were searched
         before."""
-        for at, word in enumerate(text):
+        for index, word in enumerate(text):
             for length in self._word_counts.get(word, ()):
-                if seen_words < at + length <= len(text):
-                    self._count_phrase(tuple(text[at : at + length]), counts)
-            if at >= seen_words and self._prefix_lengths:
+                if seen_words < index + length <= len(text):
+                    self._count_phrase(tuple(text[index : index + length]), counts)
+            if index >= seen_words and self._prefix_lengths:
                 self._count_beginnings((), word, counts)
 
     def _count_phrase(self, phrase: Phrase, counts: Counter[str]) -> None:
@@ -87,7 +87,10 @@ def classes_by_keywords(
         )
         for label, definition in kind.labels.items()
     }
-    label = next((each for each, at in kind.labels.items() if points[each] >= at.at_least), None)
+    label = next(
+        (each for each, threshold in kind.labels.items() if points[each] >= threshold.at_least),
+        None,
+    )
     chosen = label or kind.otherwise
     if chosen is None:
         return []

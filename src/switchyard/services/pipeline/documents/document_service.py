@@ -62,8 +62,8 @@ class NotFinished(ConflictError):
 
     def __init__(self, status: DocumentStatus) -> None:
         self.status = status
-        where = f" at {status.current_stage}" if status.current_stage else ""
-        super().__init__(f"document {status.document_id} is {status.state}{where}")
+        stage_text = f" at {status.current_stage}" if status.current_stage else ""
+        super().__init__(f"document {status.document_id} is {status.state}{stage_text}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +212,9 @@ class DocumentService:
         return replace(
             status,
             unreadable_pages=tuple(result.get("unreadable_pages", ())),
-            page_errors={int(page): why for page, why in result.get("page_errors", {}).items()},
+            page_errors={
+                int(page): reason for page, reason in result.get("page_errors", {}).items()
+            },
         )
 
     async def unreadable_pages(self, document_ids: Collection[str]) -> dict[str, tuple[int, ...]]:

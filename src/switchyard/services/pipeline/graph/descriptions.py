@@ -62,10 +62,10 @@ def normalize_name(text: str) -> str:
 
 def bounded_key(scheme: str, name: str) -> str:
     """Return a key of at most MAX_KEY_LENGTH characters."""
-    whole = f"{scheme}:{name}"
-    if len(whole) <= MAX_KEY_LENGTH:
-        return whole
-    return f"{whole[: MAX_KEY_LENGTH - 17]}-{sha256(whole.encode()).hexdigest()[:16]}"
+    full_key = f"{scheme}:{name}"
+    if len(full_key) <= MAX_KEY_LENGTH:
+        return full_key
+    return f"{full_key[: MAX_KEY_LENGTH - 17]}-{sha256(full_key.encode()).hexdigest()[:16]}"
 
 
 def doi_key(doi: object) -> str | None:

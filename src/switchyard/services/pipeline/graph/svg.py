@@ -128,11 +128,11 @@ def draw(graph: DrawnGraph, distances: Sequence[int]) -> str:
             else centre
         )
         top = HEADER_HEIGHT + MARGIN + (rows - len(nodes)) * LINE_HEIGHT / 2
-        for at, node in enumerate(nodes):
+        for index, node in enumerate(nodes):
             year = f" ({node.year})" if node.year else ""
             label = _shorten_label(tidy(node.label), MAX_LABEL_LENGTH - len(year)) + year
             positions[node.key] = _NodePosition(
-                x, top + at * LINE_HEIGHT + LINE_HEIGHT / 2, column, label
+                x, top + index * LINE_HEIGHT + LINE_HEIGHT / 2, column, label
             )
     svg = ET.Element(
         "svg",

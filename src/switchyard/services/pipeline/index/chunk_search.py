@@ -247,12 +247,12 @@ def _snippet(text: str, query_forms: set[str]) -> str:
     parts = [sentence for paragraph in paragraphs(text) for sentence in sentences(paragraph)]
     if not parts:
         return ""
-    best, most = 0, 0
-    for at, part in enumerate(parts if len(parts) > 1 else ()):
+    best, best_count = 0, 0
+    for index, part in enumerate(parts if len(parts) > 1 else ()):
         forms_of_words = {forms(word) for word in accented_words(part)}
         number = sum(not query_forms.isdisjoint(each) for each in forms_of_words)
-        if number > most:
-            best, most = at, number
+        if number > best_count:
+            best, best_count = index, number
     return shorten(" ".join(parts[best:]), SNIPPET_LENGTH)
 
 
@@ -271,9 +271,9 @@ def highlights(text: str, query_words: set[str]) -> tuple[tuple[int, int], ...]:
             ranges = [(start, match.end())] if not query_words.isdisjoint(word_forms) else []
         else:  # pairs of characters that overlap, each as long as it is in the text
             ranges = [
-                (start + at, start + at + len(part))
-                for at, part in enumerate(parts)
-                if part in query_words and word[at : at + len(part)] == part
+                (start + index, start + index + len(part))
+                for index, part in enumerate(parts)
+                if part in query_words and word[index : index + len(part)] == part
             ]
         for begin, end in ranges:
             if spans and begin <= spans[-1][1] and begin >= start:

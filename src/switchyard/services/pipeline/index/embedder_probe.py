@@ -37,7 +37,7 @@ VERIFICATION_TTL = 600.0
 class VerificationCache:
     """The time at which this process last verified each generation's embedder."""
 
-    at: dict[Generation, float] = field(default_factory=dict)
+    verified_at: dict[Generation, float] = field(default_factory=dict)
     """By the monotonic clock."""
 
 
@@ -65,9 +65,12 @@ class ProbedEmbedder:
     async def embed(self, texts: Sequence[str]) -> list[list[float]]:
         """Embed texts. Also raises IndexMismatch where the server makes other vectors than those of
         the generation."""
-        if self.verified.at.get(self.generation, -math.inf) < time.monotonic() - VERIFICATION_TTL:
+        if (
+            self.verified.verified_at.get(self.generation, -math.inf)
+            < time.monotonic() - VERIFICATION_TTL
+        ):
             await self._compare()
-            self.verified.at[self.generation] = time.monotonic()
+            self.verified.verified_at[self.generation] = time.monotonic()
         return await self.embedder.embed(texts)
 
     async def _compare(self) -> None:

@@ -30,7 +30,7 @@ _ARABIC_ARTICLE = "ال"
 _PART_LENGTHS = (4, 5)
 _SHORT_WORD = 2
 """Longest words that have half the weight: numbers, symbols, particles."""
-_KNOWN_WORDS = 20_000
+_MAX_CACHED_WORDS = 20_000
 """Words whose features are cached while texts are embedded: some 40 MB."""
 _FREQUENCY_POWER = 0.75
 """Power of a word's frequency by which it counts: a word that occurs ten times says more than one
@@ -60,23 +60,25 @@ class HashedEmbedder:
 
     def embed_now(self, texts: Sequence[str]) -> list[list[float]]:
         """Do what `embed` does, for callers without an event loop."""
-        known: dict[str, list[tuple[int, float]]] = {}
-        return [self._vector(text, known) for text in texts]
+        cached_features: dict[str, list[tuple[int, float]]] = {}
+        return [self._vector(text, cached_features) for text in texts]
 
-    def _vector(self, text: str, known: dict[str, list[tuple[int, float]]]) -> list[float]:
+    def _vector(
+        self, text: str, cached_features: dict[str, list[tuple[int, float]]]
+    ) -> list[float]:
         vector = [0.0] * self.dimensions
         counts = Counter(words(text))
         stop_words = stop_words_among(counts)
         for word, count in counts.items():
             if word in stop_words:
                 continue
-            if word not in known:
-                if len(known) >= _KNOWN_WORDS:
-                    known.clear()  # a text of which no two words are the same must not fill memory
-                known[word] = self._features(word)
+            if word not in cached_features:
+                if len(cached_features) >= _MAX_CACHED_WORDS:
+                    cached_features.clear()  # a text of distinct words must not fill memory
+                cached_features[word] = self._features(word)
             frequency = count**_FREQUENCY_POWER
-            for at, weight in known[word]:
-                vector[at] += frequency * weight
+            for dimension, weight in cached_features[word]:
+                vector[dimension] += frequency * weight
         length = math.sqrt(sum(value * value for value in vector))
         return [value / length for value in vector] if length else vector
 
@@ -90,8 +92,8 @@ class HashedEmbedder:
         ]
         parts = _parts(word)
         # n weights of this size have together the length _PARTS_WEIGHT.
-        each = _PARTS_WEIGHT / math.sqrt(len(parts))
-        return features + [self._feature(f"p:{part}", each) for part in parts]
+        part_weight = _PARTS_WEIGHT / math.sqrt(len(parts))
+        return features + [self._feature(f"p:{part}", part_weight) for part in parts]
 
     def _feature(self, name: str, weight: float) -> tuple[int, float]:
         # Python's own hash() differs from process to process.
@@ -102,18 +104,18 @@ class HashedEmbedder:
 
 def _stem(word: str) -> str:
     """Return the beginning of a word, without the article that Arabic writes before it."""
-    least, most = _STEM_LENGTHS
+    min_length, max_length = _STEM_LENGTHS
     bare = word.removeprefix(_ARABIC_ARTICLE)
-    if len(bare) < least:
+    if len(bare) < min_length:
         bare = word
-    return bare[: max(least, min(most, len(bare) - 1))]
+    return bare[: max(min_length, min(max_length, len(bare) - 1))]
 
 
 def _parts(word: str) -> list[str]:
     """Return the n-grams of a word of three characters or more, with marks at its ends."""
     framed = f"<{word}>"
     return [
-        framed[at : at + length]
+        framed[start : start + length]
         for length in _PART_LENGTHS
-        for at in range(len(framed) - length + 1)
+        for start in range(len(framed) - length + 1)
     ]

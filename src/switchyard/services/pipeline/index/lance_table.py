@@ -92,18 +92,18 @@ class LanceTable:
             await retry_on_conflict(lambda: self._upsert(rows))
 
     async def drop_from(self, document_id: str, number: int) -> None:
-        where = f"document_id = {_quote(document_id)} AND index >= {number}"
+        condition = f"document_id = {_quote(document_id)} AND index >= {number}"
         # Even a delete that finds nothing is a commit, with which others may conflict.
-        if await self._table.count_rows(where):
-            await retry_on_conflict(lambda: self._table.delete(where))
+        if await self._table.count_rows(condition):
+            await retry_on_conflict(lambda: self._table.delete(condition))
 
     async def delete_document(self, document_id: str) -> None:
         await retry_on_conflict(lambda: self._table.delete(f"document_id = {_quote(document_id)}"))
 
     async def count(self, document_id: str | None = None) -> int:
-        where = None if document_id is None else f"document_id = {_quote(document_id)}"
+        condition = None if document_id is None else f"document_id = {_quote(document_id)}"
         await self._table.checkout_latest()
-        return int(await self._table.count_rows(where))
+        return int(await self._table.count_rows(condition))
 
     async def document_ids(self) -> list[str]:
         await self._table.checkout_latest()
@@ -114,11 +114,11 @@ class LanceTable:
         return sorted(ids)
 
     async def texts_of(self, document_id: str, start: int, limit: int) -> list[IndexedText]:
-        where = (
+        condition = (
             f"document_id = {_quote(document_id)} AND index >= {start} AND index < {start + limit}"
         )
         await self._table.checkout_latest()
-        rows = await self._table.query().where(where).select(list(_CHUNK_COLUMNS)).to_list()
+        rows = await self._table.query().where(condition).select(list(_CHUNK_COLUMNS)).to_list()
         return [
             IndexedText(row["title"], chunk_of(row))
             for row in sorted(rows, key=lambda row: row["index"])

@@ -250,31 +250,31 @@ class PostgresTable:
         if not any(vector) or (document_ids is not None and not document_ids):
             return []
         values: list[Any] = [list(vector), limit]
-        where = ""
+        condition = ""
         if document_ids is not None:
             values.append(list(document_ids))
-            where = "WHERE document_id = ANY($3) "
+            condition = "WHERE document_id = ANY($3) "
         query_vector = "$1::real[]::vector"
         rows: list[Any] = []
         async with self._open_read(search_settings(self._lists)) as connection:
             if not exact and not await self._has_few_chunks(connection, document_ids):
                 rows = await connection.fetch(
-                    self._nearest(columns, query_vector, "$2", where), *values
+                    self._nearest(columns, query_vector, "$2", condition), *values
                 )
             if len(rows) < limit:  # not searched yet, or the index returned too few
                 await connection.execute(EXACTLY)
                 rows = await connection.fetch(
-                    nearest(self._name, columns, query_vector, "$2", where), *values
+                    nearest(self._name, columns, query_vector, "$2", condition), *values
                 )
         return [row for row in rows if not math.isnan(row["distance"])]
 
-    def _nearest(self, columns: str, query_vector: str, limit: str, where: str) -> str:
+    def _nearest(self, columns: str, query_vector: str, limit: str, condition: str) -> str:
         return nearest(
             self._name,
             columns,
             query_vector,
             limit,
-            where,
+            condition,
             lists=self._lists,
             dimensions=self.dimensions,
         )

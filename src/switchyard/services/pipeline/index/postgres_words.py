@@ -152,7 +152,7 @@ def combinations(weights: Mapping[str, float]) -> list[str]:
     ordered = sorted(weights, key=lambda word: (-weights[word], word))
     rarest = ordered[:_COMBINED_WORDS]
     combined = [
-        [word for at, word in enumerate(rarest) if number >> at & 1]
+        [word for index, word in enumerate(rarest) if number >> index & 1]
         for number in range(1, 1 << len(rarest))
     ]
     combined.sort(key=lambda combination: -sum(weights[word] for word in combination))

@@ -28,7 +28,7 @@ BATCH_SIZE = 64
 """Texts in one request, unless JOBS_EMBED_BATCH_SIZE says otherwise."""
 _TOO_MANY = frozenset({400, 413, 422})
 """Statuses with which servers refuse more texts, or more text, than they accept in one request."""
-_TRIES_TIMEOUT = 2.0
+_TRIES_FACTOR = 2.0
 """All tries of one request may take this many times one request's time limit."""
 
 
@@ -62,9 +62,9 @@ class RemoteEmbedder:
     async def embed(self, texts: Sequence[str]) -> list[list[float]]:
         """Embed texts in batches. A batch too large for the server is halved until it is taken.
 
-        Raises RetryableError when the server does not answer, is overloaded or answers nonsense,
-        PermanentError when it refuses or its vectors have another length, IndexMismatch when they
-        are another model's, NoBudget."""
+        Raises RetryableError when the server does not answer, is overloaded or answers with
+        something else, PermanentError when it refuses or its vectors have another length,
+        IndexMismatch when they are another model's, NoBudget."""
         key = self.api_key.get_secret_value() if self.api_key else None
         vectors: list[list[float]] = []
         server = (self.base_url, self.model)
@@ -99,7 +99,7 @@ class RemoteEmbedder:
 
         async with self._charge(batch) as charge:
             answer = await call_with_retries(
-                create, timeout=self.timeout * _TRIES_TIMEOUT, on_broken=charge.count_broken
+                create, timeout=self.timeout * _TRIES_FACTOR, on_broken=charge.count_broken
             )
             charge.answer = CompletionReader(self.model).completion_without_text(answer)
         self._check_model(answer)
@@ -141,8 +141,8 @@ class RemoteEmbedder:
         ordered: list[list[float] | None] = [None] * expected
         for position, item in enumerate(data):
             index = field_of(item, "index")
-            at = index if isinstance(index, int) and 0 <= index < expected else position
-            ordered[at] = self._normalise(field_of(item, "embedding"))
+            place = index if isinstance(index, int) and 0 <= index < expected else position
+            ordered[place] = self._normalise(field_of(item, "embedding"))
         vectors = [vector for vector in ordered if vector is not None]
         if len(vectors) != expected:
             raise InvalidLlmResponse("the embedding server numbered its vectors twice")

@@ -215,10 +215,10 @@ class GraphReads(Repository):
         """Return up to `limit` edges in a fixed order, and `after` of the next call; None after the
         last edge."""
         edges = graph_edges.c
-        place = (edges.source, edges.kind, edges.target, edges.owner)
-        query = select(graph_edges).order_by(*place).limit(limit)
+        order = (edges.source, edges.kind, edges.target, edges.owner)
+        query = select(graph_edges).order_by(*order).limit(limit)
         if after is not None:
-            query = query.where(tuple_(*place) > tuple_(*after))
+            query = query.where(tuple_(*order) > tuple_(*after))
         rows = connection.execute(query).all()
         keys = keys_of(connection, {end for row in rows for end in (row.source, row.target)})
         next_place = tuple(rows[-1][:4]) if len(rows) == limit else None

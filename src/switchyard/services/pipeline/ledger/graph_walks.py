@@ -190,16 +190,16 @@ def _distances_around(
     distances, frontier, truncated = {start: 0}, [start], False
     for distance in range(1, depth + 1):
         following: list[int] = []
-        for here in frontier:
-            steps = _steps(connection, [here], kinds, direction, MAX_EDGES_PER_NODE + 1)
+        for node_id in frontier:
+            steps = _steps(connection, [node_id], kinds, direction, MAX_EDGES_PER_NODE + 1)
             truncated |= len(steps) > MAX_EDGES_PER_NODE
-            for _, there in steps[:MAX_EDGES_PER_NODE]:
-                if there in distances:
+            for _, other_id in steps[:MAX_EDGES_PER_NODE]:
+                if other_id in distances:
                     continue
                 if len(distances) == limit:
                     return distances, True
-                distances[there] = distance
-                following.append(there)
+                distances[other_id] = distance
+                following.append(other_id)
         frontier = following
     return distances, truncated
 
@@ -214,10 +214,12 @@ def _steps(
     """Return steps from these nodes to others, up to `limit` in each direction."""
     nodes = list(frontier)
     steps: list[Step] = []
-    for way, here, there in WAYS:
-        if direction not in (way, Direction.BOTH):
+    for edge_direction, from_column, to_column in WAYS:
+        if direction not in (edge_direction, Direction.BOTH):
             continue
-        query = filter_kinds(select(here, there).where(among(connection, here, nodes)), kinds)
+        query = filter_kinds(
+            select(from_column, to_column).where(among(connection, from_column, nodes)), kinds
+        )
         steps += [(row[0], row[1]) for row in connection.execute(query.limit(limit))]
     return steps
 
@@ -233,9 +235,9 @@ def _edges_between(
         # A sum has no index: a work that a million others cite is not read from that end.
         among(connection, edges.target + 0, nodes),
     )
-    place = (edges.source, edges.kind, edges.target)
+    order = (edges.source, edges.kind, edges.target)
     grouped = (
-        filter_kinds(query, kinds).group_by(*place).order_by(*place).limit(MAX_SHOWN_EDGES + 1)
+        filter_kinds(query, kinds).group_by(*order).order_by(*order).limit(MAX_SHOWN_EDGES + 1)
     )
     return list(connection.execute(grouped))
 

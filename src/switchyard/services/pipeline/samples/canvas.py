@@ -252,20 +252,20 @@ class Canvas:
         )
         part: list[str] = []
         continued = False
-        where = (self.number, self._column_number)
+        position = (self.number, self._column_number)
         for line in lines:
             self._ensure_room(leading)
-            if (self.number, self._column_number) != where and part:
+            if (self.number, self._column_number) != position and part:
                 self.blocks.append(
-                    Block(kind, where[0], self._typeface.join_lines(part), (), continued)
+                    Block(kind, position[0], self._typeface.join_lines(part), (), continued)
                 )
                 part, continued = [], True
-            where = (self.number, self._column_number)
+            position = (self.number, self._column_number)
             column = self._page_columns[self._column_number]
             self._write_line(line, column.x, self._y + size, column.width, size, bold=bold)
             self._y += leading
             part.append(line)
-        self.blocks.append(Block(kind, where[0], self._typeface.join_lines(part), (), continued))
+        self.blocks.append(Block(kind, position[0], self._typeface.join_lines(part), (), continued))
 
     def _write_line(
         self, line: str, x: float, y: float, width: float, size: float, *, bold: bool = False

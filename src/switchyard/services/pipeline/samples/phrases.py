@@ -59,7 +59,7 @@ class TextGenerator:
         """Return different headings, in the order of the list."""
         every: list[str] = self._lists["headings"]
         chosen = sorted(self._random.sample(range(len(every)), min(count, len(every))))
-        return [every[at] for at in chosen]
+        return [every[index] for index in chosen]
 
     def sentence(self) -> str:
         lead, tail = self._one(self._lists["leads"]), self._one(self._lists["tails"])

@@ -79,7 +79,7 @@ def _tables(canvas: Canvas, title: str) -> None:
     canvas.title(title)
     for number in range(1, random.randint(2, 3) + 1):
         canvas.paragraph(prose.paragraph(2, 4))
-        years = [str(2018 + at) for at in range(random.randint(2, 4))]
+        years = [str(2018 + offset) for offset in range(random.randint(2, 4))]
         # The second table is longer than a page.
         row_count = random.randint(40, 60) if number == 2 else random.randint(4, 9)
         items = prose.items()
@@ -139,13 +139,13 @@ def _bars(random: Random, page: Any, shape: Any, frame: Any) -> list[str]:
     step = frame.width / count
     colour = [random.random() * 0.7 for _ in range(3)]
     labels = []
-    for at in range(count):
+    for number in range(count):
         height = random.uniform(0.15, 0.95) * (frame.height - 14)
-        left = frame.x0 + at * step
+        left = frame.x0 + number * step
         top = frame.y1 - 14 - height
         shape.draw_rect(pymupdf().Rect(left + step * 0.15, top, left + step * 0.85, frame.y1 - 14))
         shape.finish(fill=colour, color=colour, width=0.5)
-        labels.append(str(2010 + at))
+        labels.append(str(2010 + number))
         shape.insert_text((left + step * 0.25, frame.y1 - 3), labels[-1], fontsize=7)
     _axes(shape, frame)
     return labels
@@ -155,10 +155,10 @@ def _curve(random: Random, page: Any, shape: Any, frame: Any) -> list[str]:
     for _ in range(random.randint(1, 3)):
         height = frame.y0 + random.uniform(0.2, 0.8) * frame.height
         points = []
-        for at in range(25):
+        for number in range(25):
             height += random.uniform(-0.08, 0.08) * frame.height
             height = min(max(height, frame.y0 + 4), frame.y1 - 18)
-            points.append((frame.x0 + at * frame.width / 24, height))
+            points.append((frame.x0 + number * frame.width / 24, height))
         shape.draw_polyline(points)
         shape.finish(color=[random.random() * 0.8 for _ in range(3)], width=1.2, closePath=False)
     _axes(shape, frame)

@@ -72,9 +72,9 @@ class Typeface:
                 line = f"{line} {word}" if line else word
                 width_left -= space + length if width_left < width else length
                 continue
-            at = self._break_point(word, width_left - space, size, bold)
-            if at:
-                line, word = f"{line} {word[:at]}\u00ad", word[at:]
+            break_index = self._break_point(word, width_left - space, size, bold)
+            if break_index:
+                line, word = f"{line} {word[:break_index]}\u00ad", word[break_index:]
             lines.append(line)
             line, width_left = word, width - self.length(word, size, bold)
         return [*lines, line]
@@ -95,10 +95,10 @@ class Typeface:
         """Return after how many letters a long word can be broken; 0 for none."""
         if self.prose.language not in _HYPHENATED or len(word) < 9 or not word[:-1].isalpha():
             return 0
-        for at in range(len(word) - 4, 3, -1):
-            is_place = word[at - 1] in _VOWELS and word[at] not in _VOWELS
-            if is_place and self.length(f"{word[:at]}-", size, bold) <= width_left:
-                return at
+        for break_index in range(len(word) - 4, 3, -1):
+            is_place = word[break_index - 1] in _VOWELS and word[break_index] not in _VOWELS
+            if is_place and self.length(f"{word[:break_index]}-", size, bold) <= width_left:
+                return break_index
         return 0
 
     def length(self, text: str, size: float, bold: bool) -> float:

@@ -84,7 +84,7 @@ class ArxivSource(Source):
 
     async def items(self, cursor: Cursor | None) -> AsyncIterator[Item | Unusable]:
         begin, end = self._dates
-        place = ListingCursor.parse(cursor["page"]) if cursor else None
+        listing_cursor = ListingCursor.parse(cursor["page"]) if cursor else None
         done = cursor["done"] if cursor else 0
         options = {"full_text": True} if self.options.full_text else {}
         with backfill_errors():
@@ -93,7 +93,7 @@ class ArxivSource(Source):
                     self.options.query,
                     from_date=begin,
                     to_date=end,
-                    cursor=place,
+                    cursor=listing_cursor,
                     page_size=PAGE_SIZE,
                 )
                 async for page in pages:

@@ -100,11 +100,11 @@ class GithubBackfill(PagedSource):
 
     def item_of(self, entry: Any, cursor: Cursor) -> Item | Unusable:
         if isinstance(entry, _RestOfSearch):
-            why = (
+            reason = (
                 f"GitHub gives the first {MAX_SEARCH_RESULTS:,} results of {entry.total:,}: "
                 "divide the search"
             )
-            return Unusable("the rest of the search", why, cursor)
+            return Unusable("the rest of the search", reason, cursor)
         name = repository_name(entry["full_name"])
         return Item(name.lower(), {"repository": name}, cursor)
 

@@ -51,11 +51,13 @@ class PagedSource(Source):
                         f"{self.server.label} returned something other than a list"
                     )
                 for number, entry in enumerate(entries[done:], start=done + 1):
-                    place = {"page": page, "done": number}
+                    position = {"page": page, "done": number}
                     try:
-                        item = self.item_of(entry, place)
+                        item = self.item_of(entry, position)
                     except (ValueError, KeyError, TypeError, AttributeError):
-                        item = Unusable(f"page {page}, {number}", "an entry without a name", place)
+                        item = Unusable(
+                            f"page {page}, {number}", "an entry without a name", position
+                        )
                     yield item
                 done = 0
 

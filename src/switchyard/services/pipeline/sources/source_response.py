@@ -57,12 +57,12 @@ class SourceResponse:
             raise SourceNotFound(f"{label} has nothing at {self.url[:300]} ({status})")
         if 400 <= status < 500 and status not in (408, 425):
             raise SourceRefused(f"{label} refuses the request with {status}{self._error_message()}")
-        to = f" to {self.headers['location'][:200]}" if "location" in self.headers else ""
+        target_text = f" to {self.headers['location'][:200]}" if "location" in self.headers else ""
         after = parse_retry_after(
             self.headers.get("retry-after", ""), date=self.headers.get("date", "")
         )
         reason = self._error_message() or (f": {quoted_answer(self.body)}" if self.body else "")
-        raise SourceUnavailable(f"{label} answers {status}{to}{reason}", after=after)
+        raise SourceUnavailable(f"{label} answers {status}{target_text}{reason}", after=after)
 
     def json(self) -> Any:
         """Return the body, read as JSON."""

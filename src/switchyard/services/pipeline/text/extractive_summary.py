@@ -88,13 +88,15 @@ def _scores(candidates: Sequence[_Candidate], title: str | None) -> list[float]:
     frequency: Counter[str] = Counter()
     for candidate in candidates:
         frequency.update(candidate.terms)
-    most = max(frequency.values())
+    max_count = max(frequency.values())
     title_terms = set(content_words(title or ""))
     last = max(candidates[-1].place, 1)
     scores = []
     for candidate in candidates:
         terms = candidate.terms
-        weight = sum(math.sqrt(frequency[term] / most) for term in terms) / math.sqrt(len(terms))
+        weight = sum(math.sqrt(frequency[term] / max_count) for term in terms) / math.sqrt(
+            len(terms)
+        )
         shared = len(title_terms & terms.keys()) / len(title_terms) if title_terms else 0.0
         weight *= 1 if candidate.is_complete else 0.4
         near_start = math.exp(-3 * (candidate.place - 1) / last)
@@ -115,7 +117,10 @@ def _choose(candidates: Sequence[_Candidate], scores: Sequence[float]) -> list[_
         # Ties go to the earlier sentence, so the result never depends on the set's order.
         best = max(
             left,
-            key=lambda at: (_SCORE_WEIGHT * scores[at] - (1 - _SCORE_WEIGHT) * likeness[at], -at),
+            key=lambda index: (
+                _SCORE_WEIGHT * scores[index] - (1 - _SCORE_WEIGHT) * likeness[index],
+                -index,
+            ),
         )
         left.remove(best)
         candidate = candidates[best]
@@ -124,8 +129,10 @@ def _choose(candidates: Sequence[_Candidate], scores: Sequence[float]) -> list[_
             continue
         chosen.append(candidate)
         words_left -= size
-        for at in left:
-            likeness[at] = max(likeness[at], _cosine(candidates[at].terms, candidate.terms))
+        for index in left:
+            likeness[index] = max(
+                likeness[index], _cosine(candidates[index].terms, candidate.terms)
+            )
     return chosen
 
 

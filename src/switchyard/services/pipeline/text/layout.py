@@ -160,11 +160,11 @@ def paragraphs_of(rows: Sequence[Sequence[Line]]) -> list[list[Line]]:
         return []
     unit = median(line.size for row in rows for line in row)
     steps = [_middle(below) - _middle(above) for above, below in pairwise(rows)]
-    usual = median(steps) if steps else 0.0
+    usual_step = median(steps) if steps else 0.0
     left = min(line.x0 for row in rows for line in row)
     paragraphs: list[list[Line]] = [list(rows[0])]
     for above, below, step in zip(rows, rows[1:], steps, strict=False):
-        spaced = step > _PARAGRAPH_STEP * usual or step > 2.6 * unit
+        spaced = step > _PARAGRAPH_STEP * usual_step or step > 2.6 * unit
         # Multiplied and not divided, as a damaged file may have letters of no size.
         resized = not 0.85 * above[0].size < below[0].size < 1.18 * above[0].size
         indented = below[0].x0 - left > 0.8 * unit and above[0].x0 - left < 0.4 * unit
@@ -198,20 +198,20 @@ def _bands(across: list[Line], rest: list[Line]) -> Iterable[tuple[list[Line], l
     run; last, the lines below all runs, with an empty run."""
     across.sort(key=lambda line: (line.y0, line.x0))
     rest.sort(key=lambda line: line.y0 + line.y1)
-    at = start = 0
+    index = start = 0
     while start < len(across):
         middle = across[start].y0 + across[start].y1
-        first = at
-        while at < len(rest) and rest[at].y0 + rest[at].y1 < middle:
-            at += 1
-        next_middle = rest[at].y0 + rest[at].y1 if at < len(rest) else float("inf")
+        first = index
+        while index < len(rest) and rest[index].y0 + rest[index].y1 < middle:
+            index += 1
+        next_middle = rest[index].y0 + rest[index].y1 if index < len(rest) else float("inf")
         end = start
         while end < len(across) and across[end].y0 + across[end].y1 <= next_middle:
             end += 1
         end = max(end, start + 1)
-        yield across[start:end], rest[first:at]
+        yield across[start:end], rest[first:index]
         start = end
-    yield [], rest[at:]
+    yield [], rest[index:]
 
 
 def gutters(lines: Sequence[Line], *, crossed: float) -> list[tuple[float, float]]:
@@ -220,14 +220,14 @@ def gutters(lines: Sequence[Line], *, crossed: float) -> list[tuple[float, float
     if not 3 < len(lines) <= MAX_LINES:
         return []
     unit = _unit(lines)
-    return [(at, until) for at, until, _ in _spaces(lines, unit, crossed)]
+    return [(start, end) for start, end, _ in _spaces(lines, unit, crossed)]
 
 
 def _gutter(lines: Sequence[Line], unit: float) -> float | None:
     """Return the middle of the widest space between two columns that few lines cross; None where
     there is one column."""
     spaces = sorted(_spaces(lines, unit, _MAX_CROSSED_SHARE), key=lambda space: -space[2])
-    return next(((at + until) / 2 for at, until, _ in spaces), None)
+    return next(((start + end) / 2 for start, end, _ in spaces), None)
 
 
 def _spaces(lines: Sequence[Line], unit: float, crossed: float) -> list[tuple[float, float, float]]:
@@ -240,28 +240,28 @@ def _spaces(lines: Sequence[Line], unit: float, crossed: float) -> list[tuple[fl
     left_of = right_of = crossing = 0.0
     total = sum(heights)
     spaces: list[tuple[float, float, float]] = []
-    for (at, height), (until, _) in pairwise(edges):
+    for (start, height), (end, _) in pairwise(edges):
         crossing += height
         if height < 0:
             left_of -= height
         right_of = total - left_of - crossing
-        width = until - at
+        width = end - start
         if width < _MIN_GUTTER * unit:
             continue
         lower = min(left_of, right_of)
         if lower < 2 * unit or crossing > crossed * lower:
             continue
-        spaces.append((at, until, width / (1 + crossing / lower)))
+        spaces.append((start, end, width / (1 + crossing / lower)))
     # A closer look takes time: only the best few get it, and a page for people has no more.
     spaces.sort(key=lambda space: -space[2])
     return [space for space in spaces[:8] if _are_columns(lines, space[0], space[1], unit)]
 
 
-def _are_columns(lines: Sequence[Line], at: float, until: float, unit: float) -> bool:
+def _are_columns(lines: Sequence[Line], start: float, end: float, unit: float) -> bool:
     """Return whether both sides of a space are columns: each has at least two lines beside the
     other side, and they are not the labels and values of a form or a list."""
-    left = [line for line in lines if line.x1 <= at]
-    right = [line for line in lines if line.x0 >= until]
+    left = [line for line in lines if line.x1 <= start]
+    right = [line for line in lines if line.x0 >= end]
     if len(left) < 2 or len(right) < 2:
         return False
     top = max(min(line.y0 for line in left), min(line.y0 for line in right))

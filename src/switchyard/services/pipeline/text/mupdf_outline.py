@@ -79,7 +79,9 @@ class _Reader:
     def _page_of_xref(self, xref: int) -> int:
         if self._pages is None:
             count = self._document.page_count
-            self._pages = {self._document.page_xref(at): at + 1 for at in reversed(range(count))}
+            self._pages = {
+                self._document.page_xref(index): index + 1 for index in reversed(range(count))
+            }
         return self._pages.get(xref, 0)
 
     def _named_target(self, name: Any) -> Any:
@@ -106,12 +108,13 @@ class _Reader:
             if number:  # without a number, it is part of its parent
                 seen.add(number)
             names, kids = low.pdf_dict_gets(node, "Names"), low.pdf_dict_gets(node, "Kids")
-            for at in range(0, min(low.pdf_array_len(names), 2 * _MAX_NODES) - 1, 2):
-                key = _bytes(low, low.pdf_array_get(names, at))
-                all_names.setdefault(key, low.pdf_array_get(names, at + 1))
+            for index in range(0, min(low.pdf_array_len(names), 2 * _MAX_NODES) - 1, 2):
+                key = _bytes(low, low.pdf_array_get(names, index))
+                all_names.setdefault(key, low.pdf_array_get(names, index + 1))
             room_left = _MAX_NODES - len(to_visit)
             to_visit.extend(
-                low.pdf_array_get(kids, at) for at in range(min(low.pdf_array_len(kids), room_left))
+                low.pdf_array_get(kids, index)
+                for index in range(min(low.pdf_array_len(kids), room_left))
             )
         return all_names
 

@@ -215,8 +215,8 @@ def _read_line(
     else:
         line = _rotate_line(line, width, height, turned)
 
-    def place(at: float, whole: float) -> int:
-        return round(PLACES * min(1.0, max(0.0, at / whole)))
+    def place(distance: float, side: float) -> int:
+        return round(PLACES * min(1.0, max(0.0, distance / side)))
 
     return ReadLine(
         place(line.x0, width),
@@ -277,14 +277,14 @@ def _contains_typed(line: Line, typed: Line) -> bool:
 
 
 def _overlaps(line: Line, other: Line) -> bool:
-    shared = min(line.y1, other.y1) - max(line.y0, other.y0)
+    shared_height = min(line.y1, other.y1) - max(line.y0, other.y0)
     shared_width = min(line.x1, other.x1) - max(line.x0, other.x0)
-    return shared > 0.4 * min(line.height, other.height) and shared_width > 0
+    return shared_height > 0.4 * min(line.height, other.height) and shared_width > 0
 
 
 def _is_as_wide(line: Line, other: Line) -> bool:
-    shared = min(line.x1, other.x1) - max(line.x0, other.x0)
-    return shared > 0.6 * max(line.x1 - line.x0, other.x1 - other.x0)
+    shared_width = min(line.x1, other.x1) - max(line.x0, other.x0)
+    return shared_width > 0.6 * max(line.x1 - line.x0, other.x1 - other.x0)
 
 
 def _letters(text: str) -> str:
@@ -377,13 +377,13 @@ def _divide_boxes(picture: Picture, boxes: list[Any]) -> list[Any] | None:
         x0, x1 = min(x for x, _ in box), max(x for x, _ in box)
         y0, y1 = int(min(y for _, y in box)), int(max(y for _, y in box))
         cuts = [
-            (at, until)
-            for at, until in spaces
-            if x0 < at and until < x1 and _is_empty(picture[y0:y1, int(at) + 1 : int(until)])
+            (start, end)
+            for start, end in spaces
+            if x0 < start and end < x1 and _is_empty(picture[y0:y1, int(start) + 1 : int(end)])
         ]
-        for at, until in sorted(cuts):
-            parts.append(np.array([[x0, y0], [at, y0], [at, y1], [x0, y1]], np.float32))
-            x0 = until
+        for start, end in sorted(cuts):
+            parts.append(np.array([[x0, y0], [start, y0], [start, y1], [x0, y1]], np.float32))
+            x0 = end
         if cuts:
             box = np.array([[x0, y0], [x1, y0], [x1, y1], [x0, y1]], np.float32)
         parts.append(box)
@@ -404,7 +404,7 @@ def _lines(boxes: list[Any], texts: list[str]) -> list[Line]:
     """Return the boxes as lines of a level page, turned back by the slope of most of them."""
     angle = _angle(boxes)
     along, across = cos(-angle), sin(-angle)
-    usual = median(length(box[0], box[3]) for box in boxes)
+    usual_height = median(length(box[0], box[3]) for box in boxes)
     lines = []
     for box, text in zip(boxes, texts, strict=True):
         xs = [float(x * along - y * across) for x, y in box]
@@ -414,6 +414,6 @@ def _lines(boxes: list[Any], texts: list[str]) -> list[Line]:
         # Without the margin that detection adds above and below, which would make lines overlap.
         y0, y1 = middle - 0.4 * height, middle + 0.4 * height
         # A line without ascenders has a box of less height, but letters of the same size.
-        size = usual if 0.7 < height / usual < 1.4 else height
+        size = usual_height if 0.7 < height / usual_height < 1.4 else height
         lines.append(Line(min(xs), y0, max(xs), y1, text, size))
     return lines

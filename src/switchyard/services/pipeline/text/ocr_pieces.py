@@ -105,7 +105,7 @@ def _join_boxes(boxes: Sequence[Any]) -> list[Any]:
     for box in sorted(boxes, key=lambda box: -_area(_bounding_box(box))):
         x0, y0, x1, y1 = _bounding_box(box)
         joined = False
-        for at, other in enumerate(joined_boxes):
+        for index, other in enumerate(joined_boxes):
             a0, b0, a1, b1 = _bounding_box(other)
             across, down = min(x1, a1) - max(x0, a0), min(y1, b1) - max(y0, b0)
             if across <= 0 or down <= 0:
@@ -121,7 +121,7 @@ def _join_boxes(boxes: Sequence[Any]) -> list[Any]:
             if continues:
                 left, upper, right, lower = min(x0, a0), min(y0, b0), max(x1, a1), max(y1, b1)
                 corners = [[left, upper], [right, upper], [right, lower], [left, lower]]
-                joined_boxes[at] = np.array(corners, np.float32)
+                joined_boxes[index] = np.array(corners, np.float32)
                 joined = True
                 break
         if not joined:

@@ -23,11 +23,11 @@ def without_copies(lines: Sequence[Line]) -> list[Line]:
     """
     if len(lines) < 2:
         return list(lines)
-    ordered = sorted(range(len(lines)), key=lambda at: (lines[at].y0, lines[at].x0))
+    ordered = sorted(range(len(lines)), key=lambda index: (lines[index].y0, lines[index].x0))
     lines_by_id: dict[int, Line] = {}
     recent: list[int] = []
-    for at in ordered:
-        line: Line | None = lines[at]
+    for index in ordered:
+        line: Line | None = lines[index]
         for other_at in reversed(recent):
             other = lines_by_id.get(other_at)
             if other is None or line is None or not _overlap(line, other):
@@ -38,9 +38,9 @@ def without_copies(lines: Sequence[Line]) -> list[Line]:
             else:
                 lines_by_id[other_at] = other
         if line is not None:
-            lines_by_id[at] = line
-            recent = [*recent[-_COMPARED_LINES:], at]
-    return [lines_by_id[at] for at in range(len(lines)) if at in lines_by_id]
+            lines_by_id[index] = line
+            recent = [*recent[-_COMPARED_LINES:], index]
+    return [lines_by_id[index] for index in range(len(lines)) if index in lines_by_id]
 
 
 def have_copies(lines: Sequence[Line]) -> bool:
@@ -48,8 +48,8 @@ def have_copies(lines: Sequence[Line]) -> bool:
     ordered = sorted(lines, key=lambda line: (line.y0, line.x0))
     return any(
         _overlap(line, other)
-        for at, line in enumerate(ordered)
-        for other in ordered[max(0, at - _COMPARED_LINES) : at]
+        for index, line in enumerate(ordered)
+        for other in ordered[max(0, index - _COMPARED_LINES) : index]
     )
 
 
@@ -96,13 +96,13 @@ def _is_part(line: Line, other: Line) -> bool:
     text = line.text.strip()
     if line.x0 < other.x0 - near or line.x1 > other.x1 + max(near, _blank(line)):
         return False
-    at = other.text.find(text)
+    start = other.text.find(text)
     width = (other.x1 - other.x0) / max(len(other.text), 1)
-    while at >= 0:
+    while start >= 0:
         # Letters have different widths, so the place of a letter is only known roughly.
-        if abs(other.x0 + at * width - line.x0) < 2 * other.size + 0.2 * (other.x1 - other.x0):
+        if abs(other.x0 + start * width - line.x0) < 2 * other.size + 0.2 * (other.x1 - other.x0):
             return True
-        at = other.text.find(text, at + 1)
+        start = other.text.find(text, start + 1)
     return False
 
 

@@ -237,8 +237,8 @@ def shrink_factor(width: float, height: float, side: int, area: int = 0) -> floa
 
 def has_end(data: bytes) -> bool:
     """Return whether a PDF was not cut off."""
-    at = data.rfind(_END_KEYWORD)
-    return at >= 0 and _OBJECT.search(data, at) is None
+    keyword_start = data.rfind(_END_KEYWORD)
+    return keyword_start >= 0 and _OBJECT.search(data, keyword_start) is None
 
 
 def with_open_pages(data: bytes) -> bytes:

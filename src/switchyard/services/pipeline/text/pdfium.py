@@ -227,10 +227,10 @@ def _lines(page: Any, visible: _VisibleArea) -> list[Line]:
             text_in_box = clean_line(text_in_box.replace(_SOFT_HYPHEN, "-"))
             if not text_in_box:
                 continue
-            at = raw.FPDFText_GetCharIndexAtPos(text, *visible.start_of_line(box), 4, 4)
+            char_index = raw.FPDFText_GetCharIndexAtPos(text, *visible.start_of_line(box), 4, 4)
             left, upper, right, lower = visible.to_page(box)
-            size = raw.FPDFText_GetFontSize(text, at) if at >= 0 else lower - upper
-            bold = at >= 0 and raw.FPDFText_GetFontWeight(text, at) >= _BOLD_WEIGHT
+            size = raw.FPDFText_GetFontSize(text, char_index) if char_index >= 0 else lower - upper
+            bold = char_index >= 0 and raw.FPDFText_GetFontWeight(text, char_index) >= _BOLD_WEIGHT
             # Rectangles are as high as their letters: of a line without b and d, less high.
             middle, half = (upper + lower) / 2, max(0.4 * size, (lower - upper) / 2)
             line = Line(left, middle - half, right, middle + half, text_in_box, size, bold)
@@ -343,11 +343,14 @@ def _divide_row(row: list[tuple[Glyph, float, float, float]]) -> Iterator[Line]:
     """Yield the lines of a row, divided at wide spaces."""
     row.sort(key=lambda each: each[0].x0)
     start = 0
-    for at in range(1, len(row) + 1):
-        if at < len(row) and row[at][0].x0 - row[at - 1][0].x1 < _MIN_LINE_GAP * row[at][3]:
+    for index in range(1, len(row) + 1):
+        if (
+            index < len(row)
+            and row[index][0].x0 - row[index - 1][0].x1 < _MIN_LINE_GAP * row[index][3]
+        ):
             continue
-        part = row[start:at]
-        start = at
+        part = row[start:index]
+        start = index
         if not part:
             continue
         glyphs, tops, bottoms, sizes = zip(*part, strict=True)

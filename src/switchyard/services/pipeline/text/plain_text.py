@@ -107,12 +107,15 @@ def unwrap(block: str) -> str:
 def _hyphen_at_a_line_end(match: re.Match[str]) -> str:
     """Return the replacement of a hyphen between two lines: nothing where it cut a word in two; the
     hyphen before a capital (`Jean-Pierre`), beside a digit (`COVID-19`) and in an address."""
-    text, at, end = match.string, match.start(), match.end()
-    if not (text[at - 1].isalpha() and text[end].isalpha()):
+    text, start, end = match.string, match.start(), match.end()
+    if not (text[start - 1].isalpha() and text[end].isalpha()):
         return match[1]
-    if text[end].isupper() and not (text[max(at - 2, 0) : at + 1] + text[end : end + 2]).isupper():
+    if (
+        text[end].isupper()
+        and not (text[max(start - 2, 0) : start + 1] + text[end : end + 2]).isupper()
+    ):
         return match[1]
-    is_address = _ADDRESS.search(text[max(0, at - _MAX_ADDRESS_LENGTH) : at]) is not None
+    is_address = _ADDRESS.search(text[max(0, start - _MAX_ADDRESS_LENGTH) : start]) is not None
     return match[1] if is_address else ""
 
 
@@ -223,8 +226,8 @@ def shorten(text: str, limit: int) -> str:
     if len(text) <= limit:
         return text
     head = text[: limit - 1]
-    at = head.rfind(" ")
-    return (head[:at] if at > limit // 2 else head).rstrip(" ,;:") + "…"
+    last_space = head.rfind(" ")
+    return (head[:last_space] if last_space > limit // 2 else head).rstrip(" ,;:") + "…"
 
 
 def _fold(text: str, fold: Callable[[str], str]) -> str:
@@ -273,4 +276,4 @@ def _pairs(word: str) -> list[str]:
     """Return a run of characters without spaces as overlapping pairs."""
     if len(word) < 3:
         return [word]
-    return [word[at : at + 2] for at in range(len(word) - 1)]
+    return [word[start : start + 2] for start in range(len(word) - 1)]

@@ -35,9 +35,9 @@ def sections_of(pages: Sequence[str]) -> list[str]:
 
 def fit(sections: Sequence[str], budget: int) -> tuple[str, bool]:
     """Return the sections in at most `budget` characters, and whether anything was left out."""
-    whole = "\n\n".join(sections)
-    if len(whole) <= budget:
-        return whole, False
+    full_text = "\n\n".join(sections)
+    if len(full_text) <= budget:
+        return full_text, False
     chosen = _spread(sections, max(budget // _MIN_BEGINNING, 1))
     overhead = len(GAP) + 4
     share = _fair_share([len(section) + 2 for section in chosen], budget - overhead)

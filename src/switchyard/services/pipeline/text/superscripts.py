@@ -1,6 +1,7 @@
 """Write raised numbers of a page (exponents, footnotes, citations) as superscripts: ¹², ³,⁵–⁷, ⁻³.
 
-Extractors see it by size and baseline; in the text they are Unicode's superscripts, so that
+Extractors recognise raised numbers by size and baseline. In the text these are superscripts of
+Unicode, so that
 `10⁵` is not read as 105, and `day.¹²` does not lose its marker.
 """
 

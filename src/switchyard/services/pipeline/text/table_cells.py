@@ -90,7 +90,7 @@ def with_cells(
         if river.is_between_cells:
             for space in river.spaces:
                 if space.line is not None:
-                    cuts[id(space.line.line)].add(space.at)
+                    cuts[id(space.line.line)].add(space.position)
     for row in rows:
         for each in row.lines:
             if each.words and id(each.line) not in parts:
@@ -131,12 +131,12 @@ class _LineOfWords:
     def x1(self) -> float:
         return self.words[-1].x1 if self.words else self.line.x1
 
-    def cut(self, at: Sequence[int]) -> list[Line]:
+    def cut(self, positions: Sequence[int]) -> list[Line]:
         """Return the parts of the line, cut before the words with these numbers. Each is as wide as
         its words, as the line may end in blanks."""
         cells = []
         start = 0
-        for first, last in pairwise([0, *at, len(self.words)]):
+        for first, last in pairwise([0, *positions, len(self.words)]):
             words = self.words[first:last]
             end = _end_of(self.line.text, start, sum(len(word.text) for word in words))
             x0, x1 = words[0].x0, max(word.x1 for word in words)
@@ -147,10 +147,10 @@ class _LineOfWords:
 
 def _end_of(text: str, start: int, letters: int) -> int:
     """Return the index behind the next `letters` letters of a text."""
-    for at in range(start, len(text)):
+    for index in range(start, len(text)):
         if letters == 0:
-            return at
-        letters -= not text[at].isspace()
+            return index
+        letters -= not text[index].isspace()
     return len(text)
 
 
@@ -164,7 +164,7 @@ class _Space:
     right: str
     line: _LineOfWords | None
     """The line that the space is in; None between two lines."""
-    at: int
+    position: int
     """Number of the word to its right in that line."""
     blanks: float
     """Its width, in blanks."""
@@ -191,10 +191,10 @@ def _rows(line_rows: Sequence[Sequence[Line]], words: Iterable[Word]) -> list[_R
     ]
     widths = [_monospace_width(row) for row in rows]
     known = [width for width in widths if width is not None]
-    usual = median(known) if 2 * len(known) > len(rows) else _BLANK_WIDTH
+    usual_width = median(known) if 2 * len(known) > len(rows) else _BLANK_WIDTH
     cell_rows = []
     for row, width in zip(rows, widths, strict=True):
-        blank = max((width or usual) * max(each.line.size for each in row), 0.1)
+        blank = max((width or usual_width) * max(each.line.size for each in row), 0.1)
         cell_rows.append(
             _Row(
                 row,
@@ -261,7 +261,7 @@ def _spaces(lines: Sequence[_LineOfWords], blank: float) -> list[_Space]:
             for (a, _), blanks in zip(pairs, gaps, strict=True)
         )
         narrowest = min(gaps, default=0.0)
-        for at, ((a, b), blanks) in enumerate(zip(pairs, gaps, strict=True), 1):
+        for index, ((a, b), blanks) in enumerate(zip(pairs, gaps, strict=True), 1):
             if a.text in _CURRENCY:  # the number behind it is in the same cell
                 continue
             is_pair = _is_number(a.text) and _is_number(b.text)
@@ -276,7 +276,7 @@ def _spaces(lines: Sequence[_LineOfWords], blank: float) -> list[_Space]:
             is_padding = (
                 blanks >= _MIN_PADDING_BLANKS and is_wider and not has_stretched and not is_code
             )
-            spaces.append(_Space(a.x1, b.x0, a.text, b.text, each, at, blanks, is_padding))
+            spaces.append(_Space(a.x1, b.x0, a.text, b.text, each, index, blanks, is_padding))
     for before, after in pairwise(lines):
         left = before.words[-1].text if before.words else before.line.text
         right = after.words[0].text if after.words else after.line.text
@@ -369,7 +369,10 @@ def _padded_parts(rows: Sequence[_Row]) -> dict[int, list[Line]]:
     for count, run in groupby(rows, _count_padding):
         padded = list(run) if count else []
         if len(padded) >= MIN_ROWS:
-            cut = [row.lines[0].cut([space.at for space in _padding_spaces(row)]) for row in padded]
+            cut = [
+                row.lines[0].cut([space.position for space in _padding_spaces(row)])
+                for row in padded
+            ]
             for row, cells in zip(padded, _separate_columns(cut), strict=True):
                 parts_by_line[id(row.lines[0].line)] = cells
     return parts_by_line

@@ -79,9 +79,9 @@ def _is_prose(lines: Sequence[Line], columns: Sequence[tuple[float, float]]) -> 
     letters = sum(len(line.text) for line in lines) / len(lines)
     if not _MAX_CELL_LETTERS < letters < _MIN_PROSE_LETTERS:
         return letters >= _MIN_PROSE_LETTERS
-    width = sum(until - at for at, until in columns) / len(columns)
-    full = sum(line.x1 - line.x0 > 0.75 * width for line in lines)
-    return full > 0.7 * len(lines)
+    width = sum(right - left for left, right in columns) / len(columns)
+    as_wide_as_column = sum(line.x1 - line.x0 > 0.75 * width for line in lines)
+    return as_wide_as_column > 0.7 * len(lines)
 
 
 def _is_justified(rows: Sequence[Sequence[Line]]) -> bool:
@@ -90,18 +90,20 @@ def _is_justified(rows: Sequence[Sequence[Line]]) -> bool:
     size = rows[0][0].size
     left = min(row[0].x0 for row in rows)
     right = max(row[-1].x1 for row in rows)
-    full = [row for row in rows if row[0].x0 - left < size / 2 and right - row[-1].x1 < size / 2]
-    if len(full) < _MIN_JUSTIFIED_SHARE * len(rows):
+    full_rows = [
+        row for row in rows if row[0].x0 - left < size / 2 and right - row[-1].x1 < size / 2
+    ]
+    if len(full_rows) < _MIN_JUSTIFIED_SHARE * len(rows):
         return False
     inner = aligned = 0
     for above, row in pairwise(rows):
-        places = [(line.x0, line.x1) for line in above]
+        spans = [(line.x0, line.x1) for line in above]
         for line in row[1:-1] if len(row) > 2 else row[1:]:
             inner += 1
             aligned += line.text[:1].isdigit() or any(
                 min(abs(x0 - line.x0), abs(x1 - line.x1), abs(x0 + x1 - line.x0 - line.x1) / 2)
                 < _ALIGNMENT_TOLERANCE * size
-                for x0, x1 in places
+                for x0, x1 in spans
             )
     return aligned < _MIN_ALIGNED_SHARE * inner
 
@@ -123,24 +125,24 @@ def _columns(rows: Sequence[Sequence[Line]]) -> list[tuple[float, float]]:
 def _make_table(
     rows: Sequence[Sequence[Line]], lines: Sequence[Line], columns: Sequence[tuple[float, float]]
 ) -> Line:
-    written = []
+    markdown_rows = []
     for row in rows:
         cells = [""] * len(columns)
-        at = 0
+        column = 0
         for line in row:
             # Numbers that are aligned to the right may begin before their column does.
-            while at < len(columns) - 1 and line.x0 >= columns[at][1]:
-                at += 1
+            while column < len(columns) - 1 and line.x0 >= columns[column][1]:
+                column += 1
             cell_text = line.text.strip().replace("|", "\\|").replace("\n", " ")
-            cells[at] = f"{cells[at]} {cell_text}".strip()
-        written.append(f"| {' | '.join(cells)} |")
-    written.insert(1, f"|{' --- |' * len(columns)}")
+            cells[column] = f"{cells[column]} {cell_text}".strip()
+        markdown_rows.append(f"| {' | '.join(cells)} |")
+    markdown_rows.insert(1, f"|{' --- |' * len(columns)}")
     return Line(
         min(line.x0 for line in lines),
         min(line.y0 for line in lines),
         max(line.x1 for line in lines),
         max(line.y1 for line in lines),
-        "\n".join(written),
+        "\n".join(markdown_rows),
         lines[0].size,
         is_table=True,
     )

@@ -120,7 +120,7 @@ async def _similarity_classes_of(
 
 def _spread_numbers(count: int) -> list[int]:
     step = max(1.0, count / MAX_PASSAGES)
-    return [int(at * step) for at in range(min(count, MAX_PASSAGES))]
+    return [int(number * step) for number in range(min(count, MAX_PASSAGES))]
 
 
 class _DescriptionVectors:

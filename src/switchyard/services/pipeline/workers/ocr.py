@@ -106,7 +106,7 @@ async def ocr_pdf(payload: OcrPdf, ctx: JobContext) -> Outcome:
 
     document_id = payload.document_id
     files = DocumentFiles.for_document(ctx, document_id)
-    async with at_stage(ctx, document_id, OCR) as at:
+    async with at_stage(ctx, document_id, OCR) as stage:
         text = await files.output_of_async(EXTRACT)
         ingest_result = (await files.output_of_async(INGEST)).result
         numbers = payload.pages_to_read(text.result)
@@ -122,12 +122,12 @@ async def ocr_pdf(payload: OcrPdf, ctx: JobContext) -> Outcome:
             }
             return Next([_next_stage(payload, ctx)], result_without_ocr)
         if len(numbers) > MAX_UNDIVIDED_PAGES and not payload.divided:
-            at.continues = True
+            stage.continues = True
             return _divide(payload, numbers, ctx.message.priority)
         pages = await reader.read(numbers)
         result: dict[str, Any] = {"document_id": document_id, "pages_read": reader.read_count}
         if len(pages) < len(numbers):
-            at.continues = True
+            stage.continues = True
             result |= {"pages_done": len(pages), "pages": len(numbers)}
             return Next([Job("ocr_pdf", payload.as_payload())], result)
         output = await _insert_texts(files, text, ingest_result, pages)

@@ -43,17 +43,17 @@ def _number(element: ET.Element) -> int:
 def _entry(element: ET.Element) -> TeiEntry:
     analytic = element.find(f"{_TEI}analytic")
     monograph = element.find(f"{_TEI}monogr")
-    whole = monograph if monograph is not None else element
-    work = whole if analytic is None else analytic
+    host = monograph if monograph is not None else element
+    work = host if analytic is None else analytic
     title = _text(work, "title")
-    container = _text(whole, "title") if analytic is not None else ""
-    authors = work.findall(f"{_TEI}author") or whole.findall(f"{_TEI}author")
-    imprint = whole.find(f"{_TEI}imprint")
-    imprint = whole if imprint is None else imprint
+    container = _text(host, "title") if analytic is not None else ""
+    authors = work.findall(f"{_TEI}author") or host.findall(f"{_TEI}author")
+    imprint = host.find(f"{_TEI}imprint")
+    imprint = host if imprint is None else imprint
     reference = Reference(
         text=next(_notes(element, "raw_reference"), ""),
         authors=tuple(person for each in authors for person in _person(each)),
-        editors="; ".join(_all_text(each) for each in whole.findall(f"{_TEI}editor")),
+        editors="; ".join(_all_text(each) for each in host.findall(f"{_TEI}editor")),
         # GROBID may give a book's title only for the whole work.
         title=title or container,
         container=container if title else "",
@@ -72,8 +72,8 @@ def _person(author: ET.Element) -> Iterator[Person]:
     given_names = " ".join(_all_text(each) for each in author.iter(f"{_TEI}forename"))
     if family:
         yield Person(family, given_names)
-    elif whole := _all_text(author):
-        yield Person(whole)
+    elif full_name := _all_text(author):
+        yield Person(full_name)
 
 
 def _year(imprint: ET.Element) -> int | None:

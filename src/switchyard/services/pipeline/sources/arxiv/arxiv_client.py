@@ -190,20 +190,25 @@ class ArxivClient:
         raises; after any of these the listing can be taken up again from the last cursor.
         """
         end = _minute(to_date or datetime.now(UTC))
-        at: ListingCursor | None = cursor
-        if at is None:
+        position: ListingCursor | None = cursor
+        if position is None:
             first = _minute(from_date or FIRST_DAY)
-            at = ListingCursor(first, end) if first <= end else None
-        while at is not None:
+            position = ListingCursor(first, end) if first <= end else None
+        while position is not None:
             feed = await self.search(
-                query, at.start, page_size, since=at.since, until=at.until, order="ascending"
+                query,
+                position.start,
+                page_size,
+                since=position.since,
+                until=position.until,
+                order="ascending",
             )
-            if at.start == 0 and feed.total > MAX_SEARCH_RESULTS:
-                at = ListingCursor(at.since, _middle(at))
+            if position.start == 0 and feed.total > MAX_SEARCH_RESULTS:
+                position = ListingCursor(position.since, _middle(position))
                 continue
-            following = _next_cursor(at, feed, end)
-            yield FeedPage(feed.entries, following, feed.total, at)
-            at = following
+            following = _next_cursor(position, feed, end)
+            yield FeedPage(feed.entries, following, feed.total, position)
+            position = following
 
     # --- one request ------------------------------------------------------------------------
 
@@ -259,13 +264,15 @@ def _middle(window: ListingCursor) -> datetime:
     return half
 
 
-def _next_cursor(at: ListingCursor, feed: Feed, end: datetime) -> ListingCursor | None:
+def _next_cursor(position: ListingCursor, feed: Feed, end: datetime) -> ListingCursor | None:
     """Return the cursor of the next page."""
-    start = at.start + feed.count
+    start = position.start + feed.count
     if start < feed.total:
-        return ListingCursor(at.since, at.until, start)
-    since = at.until + _MINUTE
+        return ListingCursor(position.since, position.until, start)
+    since = position.until + _MINUTE
     if since > end:
         return None
     # Twice as long as the window before, whose entries fitted.
-    return ListingCursor(since, min(end, since + 2 * (at.until - at.since + _MINUTE) - _MINUTE))
+    return ListingCursor(
+        since, min(end, since + 2 * (position.until - position.since + _MINUTE) - _MINUTE)
+    )
