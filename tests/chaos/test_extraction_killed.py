@@ -1,4 +1,5 @@
-"""A worker that is killed in the middle of a long document: what it had read is not read again."""
+"""A worker is killed in the middle of a long document: pages that it had read are not read
+again."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Backfills of repositories and models: what is gone through, and from where it goes on."""
+"""Backfills of repositories and models: which items they list, and where they resume."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ class Pages(Site):
                 body = {"total_count": len(self.names), "items": listed}
             return server.says(body)(exchange, request)
         if request.path in ("/api/models", "/api/datasets"):
-            size, at = int(parameters["limit"]), int(parameters.get("cursor", 0))
-            more = at + size < len(self.names)
-            query = f"limit={size}&cursor={at + size}"
+            size, offset = int(parameters["limit"]), int(parameters.get("cursor", 0))
+            more = offset + size < len(self.names)
+            query = f"limit={size}&cursor={offset + size}"
             link = {"Link": f'<{self.origin}{request.path}?{query}>; rel="next"'} if more else {}
-            listed = [model(each) for each in self.names[at : at + size]]
+            listed = [model(each) for each in self.names[offset : offset + size]]
             return server.says(listed, headers=link)(exchange, request)
         return super().answer(exchange, request)
 

@@ -105,9 +105,9 @@ class ArxivServer(Site):
             return
         parameters = request.parameters
         ids = [each for each in parameters.get("id_list", "").split(",") if each]
-        wrong = next((each for each in ids if not re.search(r"\d{4}\.\d{4,5}|/\d{7}", each)), None)
-        if wrong is not None:
-            exchange.send(400, refusal(f"incorrect id format for {wrong}"), content_type=ATOM)
+        bad_id = next((each for each in ids if not re.search(r"\d{4}\.\d{4,5}|/\d{7}", each)), None)
+        if bad_id is not None:
+            exchange.send(400, refusal(f"incorrect id format for {bad_id}"), content_type=ATOM)
             return
         start = int(parameters.get("start", 0))
         if self.deepest is not None and start >= self.deepest:

@@ -153,12 +153,12 @@ class WikidataServer(CatalogueServer):
             name: [{"mainsnak": _snak(each)} for each in property_values]
             for name, property_values in values.items()
         }
-        for place, author in reversed(list(enumerate(work.authors, 1))):
+        for ordinal, author in reversed(list(enumerate(work.authors, 1))):
             is_item = author in self.people
             claims.setdefault("P50" if is_item else "P2093", []).append(
                 {
                     "mainsnak": _snak({"id": author} if is_item else author),
-                    "qualifiers": {"P1545": [_snak(str(place))]},
+                    "qualifiers": {"P1545": [_snak(str(ordinal))]},
                 }
             )
         return {

@@ -1,4 +1,4 @@
-"""Tables of chunks in an index of either kind, and what tests put into them."""
+"""Tables of chunks in an index of either kind, and their contents in tests."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A small real server that answers as GROBID does: TEI for references as text, and for a PDF.
 
-What it makes of a reference is what a test has put into `known`, by the reference's text; of
-others, a title alone.
+It returns for a reference what a test has put into `structures` under the reference's text, and a
+title alone for others.
 """
 
 from __future__ import annotations
@@ -39,7 +39,12 @@ class GrobidServer(Site):
             body = tei([self._entry(n, each) for n, each in enumerate(citations)])
         elif request.path == "/api/processReferences" and b"%PDF" in request.body:
             references = self.in_pdf
-            body = tei([self._entry(n, text, at) for n, (text, at) in enumerate(references)])
+            body = tei(
+                [
+                    self._entry(n, text, coords_attribute)
+                    for n, (text, coords_attribute) in enumerate(references)
+                ]
+            )
         else:
             exchange.send(404, b"")
             return
@@ -51,9 +56,9 @@ class GrobidServer(Site):
             if ". " in text
             else "<monogr/>"
         )
-        at = f" coords={quoteattr(coords)}" if coords else ""
+        coords_attribute = f" coords={quoteattr(coords)}" if coords else ""
         raw = f"<note type='raw_reference'>{escape(text)}</note>"
-        return f"<biblStruct{at} xml:id='b{number}'>{structure}{raw}</biblStruct>"
+        return f"<biblStruct{coords_attribute} xml:id='b{number}'>{structure}{raw}</biblStruct>"
 
 
 def tei(entries: list[str]) -> bytes:

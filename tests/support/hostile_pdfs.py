@@ -39,7 +39,7 @@ def _hollowed(data: bytes, chance: random.Random) -> bytes:
 
 def _shuffled(data: bytes, chance: random.Random) -> bytes:
     size = chance.randrange(16, 1_024)
-    parts = [data[at : at + size] for at in range(0, len(data), size)]
+    parts = [data[start : start + size] for start in range(0, len(data), size)]
     chance.shuffle(parts)
     return b"%PDF-1.7\n" + b"".join(parts)
 
@@ -108,14 +108,16 @@ def nested_forms(depth: int = 24, width: int = 4) -> bytes:
 def nested_fonts(depth: int = 15_000) -> bytes:
     """Make Type 3 fonts of which each draws its letter with the next one."""
     fonts = []
-    for at in range(1_000, 1_000 + 2 * depth, 2):
-        resources = b"/Resources<</Font<</H %d 0 R>>>>" % (at + 2) if at < 998 + 2 * depth else b""
+    for xref in range(1_000, 1_000 + 2 * depth, 2):
+        resources = (
+            b"/Resources<</Font<</H %d 0 R>>>>" % (xref + 2) if xref < 998 + 2 * depth else b""
+        )
         fonts.append(
             b"%d 0 obj\n<</Type/Font/Subtype/Type3/FontBBox[0 0 1 1]/FontMatrix[1 0 0 1 0 0]"
             b"/FirstChar 97/LastChar 97/Widths[1]/Encoding<</Differences[97/a]>>"
-            b"/CharProcs<</a %d 0 R>>%b>>\nendobj\n" % (at, at + 1, resources)
+            b"/CharProcs<</a %d 0 R>>%b>>\nendobj\n" % (xref, xref + 1, resources)
         )
-        fonts.append(_stream(at + 1, b"", b"1 0 d0 BT /H 1 Tf (a) Tj ET"))
+        fonts.append(_stream(xref + 1, b"", b"1 0 d0 BT /H 1 Tf (a) Tj ET"))
     form = b"/Type/XObject/Subtype/Form/BBox[0 0 600 800]/Resources<</Font<</H 1000 0 R>>>>"
     return _whole(b"4 0 R", [_stream(4, form, b"BT /H 9 Tf (a) Tj ET"), *fonts])
 
@@ -191,10 +193,13 @@ def deep_outline(depth: int = 100_000) -> bytes:
     last = 10 + 2 * depth
     entries = [
         b"%d 0 obj\n<</Title(Entry)/Parent %d 0 R/First %d 0 R/Dest(there)>>\nendobj\n"
-        % (at, at - 2, at + 2)
-        for at in range(10, last, 2)
+        % (number, number - 2, number + 2)
+        for number in range(10, last, 2)
     ]
-    names = [b"%d 0 obj\n<</Kids[%d 0 R]>>\nendobj\n" % (at, at + 2) for at in range(11, last, 2)]
+    names = [
+        b"%d 0 obj\n<</Kids[%d 0 R]>>\nendobj\n" % (number, number + 2)
+        for number in range(11, last, 2)
+    ]
     leaf = b"%d 0 obj\n<</Names[(there)[998001 0 R/Fit]]>>\nendobj\n" % (last + 1)
     page = b"<</Type/Page/Parent 2 0 R/MediaBox[0 0 600 800]/Contents 998002 0 R/Resources<<>>>>"
     return b"".join(

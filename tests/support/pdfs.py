@@ -49,9 +49,9 @@ def attachments_encrypted(filters: str) -> bytes:
         xref = opened.get_new_xref()
         opened.update_object(xref, f"{about}{filters}>>")
         plain = bytes(opened.tobytes(no_new_id=True))
-    at = plain.rindex(b"trailer")
-    trailer = plain[at:].replace(b"<<", b"<</Encrypt %d 0 R/ID[<00><00>]" % xref, 1)
-    return plain[:at] + trailer
+    trailer_start = plain.rindex(b"trailer")
+    trailer = plain[trailer_start:].replace(b"<<", b"<</Encrypt %d 0 R/ID[<00><00>]" % xref, 1)
+    return plain[:trailer_start] + trailer
 
 
 def drawn(content: bytes, resources: str = "", about: str = "") -> bytes:
@@ -108,8 +108,8 @@ def lines_of_text(texts: Sequence[str], *, lines: int) -> bytes:
 
 def with_a_broken_page(pages: int = 3) -> bytes:
     """Return the second page's object is a number."""
-    data = pdf([f"{TEXT} Page {at}." for at in range(1, pages + 1)])
+    data = pdf([f"{TEXT} Page {number}." for number in range(1, pages + 1)])
     objects = [match.start() for match in re.finditer(rb"/Type/Page/", data)]
-    at = data.rindex(b"obj", 0, objects[1]) + len(b"obj\n")
-    end = data.index(b"endobj", at)
-    return data[:at] + b"7".ljust(end - at) + data[end:]
+    number = data.rindex(b"obj", 0, objects[1]) + len(b"obj\n")
+    end = data.index(b"endobj", number)
+    return data[:number] + b"7".ljust(end - number) + data[end:]

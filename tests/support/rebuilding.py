@@ -1,4 +1,4 @@
-"""Whole indexes, what is in them, and how they are built anew."""
+"""Fill, read and rebuild whole indexes."""
 
 from __future__ import annotations
 

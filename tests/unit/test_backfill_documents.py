@@ -11,10 +11,10 @@ def test_a_day_is_its_beginning_in_utc() -> None:
     assert options.since == datetime(2024, 1, 31, tzinfo=UTC)
 
 
-@pytest.mark.parametrize("wrong", ["2024-02-30", "2024-01-01T10:00", "yesterday"])
-def test_other_times_need_their_zone(wrong: str) -> None:
+@pytest.mark.parametrize("bad_value", ["2024-02-30", "2024-01-01T10:00", "yesterday"])
+def test_other_times_need_their_zone(bad_value: str) -> None:
     with pytest.raises(ValidationError):
-        DocumentOptions.model_validate({"until": wrong})
+        DocumentOptions.model_validate({"until": bad_value})
 
 
 @pytest.mark.parametrize("field", ["state", "source", "media_type"])
@@ -24,7 +24,7 @@ def test_options_that_no_database_takes_are_refused(field: str, value: str) -> N
         DocumentOptions.model_validate({field: value})
 
 
-@pytest.mark.parametrize("wrong", ["restricted", "Privacy:public", "privacy:public\n"])
-def test_the_error_for_an_invalid_class_shows_the_form(wrong: str) -> None:
+@pytest.mark.parametrize("bad_value", ["restricted", "Privacy:public", "privacy:public\n"])
+def test_the_error_for_an_invalid_class_shows_the_form(bad_value: str) -> None:
     with pytest.raises(ValidationError, match="write kind:label"):
-        DocumentOptions.model_validate({"class": wrong})
+        DocumentOptions.model_validate({"class": bad_value})

@@ -1,4 +1,4 @@
-"""`jobctl up --scale`: what it takes, and what it says of the rest."""
+"""`jobctl up --scale`: valid values, and errors for all others."""
 
 import pytest
 

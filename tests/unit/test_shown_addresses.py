@@ -1,4 +1,4 @@
-"""Addresses of storage, index and databases are told without what is secret in them."""
+"""Addresses of storage, index and databases are shown without their secrets."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""An upload that is refused for now is sent again, whole, and the user is told."""
+"""An upload that is refused for the moment is sent again as a whole, and the user is informed."""
 
 from __future__ import annotations
 

@@ -78,8 +78,12 @@ async def test_the_client_asks_the_graph(client: httpx.AsyncClient):
         most_cited = [each async for each in graph.most_cited(kind="work", limit=2)]
         assert [each.cited for each in most_cited] == [2, 2, 1]
         assert [each async for each in graph.most_cited(by_rank=True)] == []  # not ranked yet
-        whole = await graph.graph()
-        assert (whole.nodes["document"], whole.edges["cites"], whole.ranking) == (2, 5, None)
+        whole_graph = await graph.graph()
+        assert (whole_graph.nodes["document"], whole_graph.edges["cites"], whole_graph.ranking) == (
+            2,
+            5,
+            None,
+        )
         with pytest.raises(NotFound, match="no node doi:10"):
             await graph.graph_node("doi:10.1234/nobody")
 

@@ -1,4 +1,4 @@
-"""Search over HTTP: by meaning, by words, by both; what is found, and where."""
+"""Search over HTTP by meaning, by words and by both: hits and their places."""
 
 from __future__ import annotations
 
@@ -127,8 +127,8 @@ async def test_documents_are_found_by_the_time_of_their_ingestion(client: httpx.
         }
         hits = await find(client, "Moon", filters=filters)
         assert bool(hits) == finds, filters
-    wrong = await client.post("/search", json={"query": "Moon", "filters": {"since": "soon"}})
-    assert wrong.status_code == 422
+    bad_answer = await client.post("/search", json={"query": "Moon", "filters": {"since": "soon"}})
+    assert bad_answer.status_code == 422
 
 
 async def test_operators_see_whose_the_index_is(client: httpx.AsyncClient):

@@ -1,4 +1,4 @@
-"""What backfills read: each item becomes one job, whatever its source."""
+"""Sources of backfills: each item becomes one job."""
 
 import asyncio
 from datetime import UTC, datetime, timedelta

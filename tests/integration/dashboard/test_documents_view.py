@@ -57,13 +57,13 @@ async def test_documents_are_dropped_read_searched_and_opened_at_the_passage(
     tides.write_bytes(pdf(["Of bread and flour.", "The Moon pulls at the water of the ocean."]))
     hostile = tmp_path / "hostile.md"
     hostile.write_text(f"# {INJECTION}\n\nThe tide rises twice a day. {INJECTION}\n")
-    wrong = tmp_path / "wrong.bin"
-    wrong.write_bytes(b"\x00\x01\x02" * 100)
+    bad_file = tmp_path / "wrong.bin"
+    bad_file.write_bytes(b"\x00\x01\x02" * 100)
 
     def send() -> None:
         browser.open(f"{api.url}{DOCUMENTS}")
         assert "There is no document yet." in browser.text("[data-region=live_documents]")
-        files = "\n".join(map(str, (tides, hostile, wrong)))
+        files = "\n".join(map(str, (tides, hostile, bad_file)))
         browser.find("[data-upload] input[type=file][multiple]").send_keys(files)
         browser.click("[data-upload] button")
         browser.await_text("sent", ".uploads li:nth-child(1)")
@@ -151,13 +151,13 @@ async def test_a_page_that_cannot_be_drawn_is_tried_once_and_its_text_stays(
     await completed(system, api, 1)
     storage = Storage(system.settings.files_url)
     key = upload_key(document_id, "application/pdf")
-    whole = await storage.get_async(key)
+    content = await storage.get_async(key)
     await storage.put_async(key, b"%PDF-1.7 <script>")
     page = f"{DOCUMENTS}/{document_id}/pages/1"
     refused = await api.client.get(f"{page}/picture")
     assert refused.status_code == 404
     assert "can't be drawn: the PDF is corrupt" in refused.json()["detail"]
-    await storage.put_async(key, whole)
+    await storage.put_async(key, content)
     assert (await api.client.get(f"{page}/picture")).status_code == 404  # it isn't drawn again
 
     def look() -> None:

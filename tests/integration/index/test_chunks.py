@@ -1,4 +1,4 @@
-"""The index holds each chunk once, whoever writes it and how often."""
+"""The index holds each chunk once, however many processes write it and how often."""
 
 from __future__ import annotations
 

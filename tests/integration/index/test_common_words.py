@@ -31,13 +31,15 @@ async def index(pgvector_url: str) -> AsyncIterator[ChunkIndex]:
         for number in range(DOCUMENTS):
             document_id = f"doc-{number:02}"
             chunks = []
-            for at in range(EACH):
+            for chunk_number in range(EACH):
                 parts = [("common", 1.0), ("half", 0.5), ("tenth", 0.1), ("third", 0.3)]
                 chosen_words = [word for word, share in parts if randomly.random() < share]
-                if number % 10 == 3 and at == 7:
+                if number % 10 == 3 and chunk_number == 7:
                     chosen_words.append("rare")
                 text = " ".join([*chosen_words, *["filling"] * randomly.randrange(5)])
-                chunks.append(Chunk(chunk_id(document_id, at), document_id, at, 1, text))
+                chunks.append(
+                    Chunk(chunk_id(document_id, chunk_number), document_id, chunk_number, 1, text)
+                )
             await table.put("Title", chunks, [[1.0] * DIMENSIONS] * EACH)
         await table.compact()
         yield table

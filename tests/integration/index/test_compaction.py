@@ -114,8 +114,8 @@ async def test_a_process_that_was_killed_while_it_compacted_holds_nobody_up(
         assert not is_ours
     for offset in (-3600, 3600):  # seconds; in the future where the clock was set back since
         marker.touch()
-        at = datetime.now(UTC).timestamp() + offset
-        os.utime(marker, (at, at))
+        timestamp = datetime.now(UTC).timestamp() + offset
+        os.utime(marker, (timestamp, timestamp))
         async with store.compacting(generation) as is_ours:
             assert is_ours
         assert not marker.exists()

@@ -1,4 +1,5 @@
-"""What a search in a large index reads is bounded, and it misses nothing that it was asked for."""
+"""A search in a large index reads a bounded number of rows, and returns as many hits as it
+should."""
 
 from __future__ import annotations
 
@@ -54,8 +55,8 @@ async def test_a_search_within_few_documents_returns_as_many_as_its_limit(url: s
     try:
         async with store.table(GENERATION) as index:
             await put(index, "a", all_vectors)
-            far = [[-value for value in all_vectors[7]]] * 20
-            await put(index, "far", far)
+            opposite = [[-value for value in all_vectors[7]]] * 20
+            await put(index, "far", opposite)
             await index.compact()
             matches = await index.nearest(all_vectors[7], 20, document_ids=["far"])
             assert [match.chunk.document_id for match in matches] == ["far"] * 20
@@ -176,8 +177,8 @@ KINDS = pytest.mark.parametrize("graph_from", [10 * LARGE, 0], ids=["lists", "gr
 async def test_a_filtered_search_is_exact_up_to_a_number_of_chunks_and_approximate_above(
     pgvector_url: str, beyond: int, graph_from: int, monkeypatch: pytest.MonkeyPatch
 ):
-    left = 600
-    monkeypatch.setattr(postgres_table, "MAX_COMPARED_CHUNKS", left - beyond)
+    filtered_count = 600
+    monkeypatch.setattr(postgres_table, "MAX_COMPARED_CHUNKS", filtered_count - beyond)
     monkeypatch.setattr(postgres_neighbours, "GRAPH_FROM", graph_from)
     # A walk of such small steps goes astray, and so does one look into the nearest list.
     monkeypatch.setattr(postgres_neighbours, "_EF_SEARCH", 1)
@@ -187,8 +188,8 @@ async def test_a_filtered_search_is_exact_up_to_a_number_of_chunks_and_approxima
     try:
         async with store.table(GENERATION) as index:
             all_vectors = vectors(2 * LARGE)
-            await put(index, "others", all_vectors[left:])
-            await put(index, "left", all_vectors[:left])
+            await put(index, "others", all_vectors[filtered_count:])
+            await put(index, "left", all_vectors[:filtered_count])
             await index.compact()
         async with store.table(GENERATION) as index:
             missed = 0

@@ -1,4 +1,4 @@
-"""An index is built anew for another embedder, by one at a time, and what it replaces goes."""
+"""An index is rebuilt for another embedder by one process at a time, and the old one is removed."""
 
 from __future__ import annotations
 

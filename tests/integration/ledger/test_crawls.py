@@ -1,4 +1,4 @@
-"""Pages of crawls in the ledger: each claimed once, with its job, by whoever finds it first."""
+"""Pages of crawls in the ledger: each is claimed once, with its job."""
 
 import asyncio
 from dataclasses import replace
@@ -157,8 +157,10 @@ async def test_old_crawls_are_forgotten_but_none_of_which_a_page_may_still_be_vi
         for each in (await PipelineLedger(ledger).crawls.crawl_pages(crawl.id)).items
     ]
 
-    async def died(at: float) -> None:
-        change = update(jobs).where(jobs.c.id == job_id).values(state=State.DEAD, updated_at=at)
+    async def died(died_at: float) -> None:
+        change = (
+            update(jobs).where(jobs.c.id == job_id).values(state=State.DEAD, updated_at=died_at)
+        )
         await ledger.core.database.write(lambda connection: connection.execute(change).rowcount)
 
     await died(ledger.clock.time())

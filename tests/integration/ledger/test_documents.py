@@ -130,9 +130,9 @@ async def test_of_those_who_take_a_source_over_one_does(ledger: Ledger) -> None:
     (winner,) = {document.id for document, _ in taken}
     assert sorted(created for _, created in taken) == [False] * 4 + [True]
     assert winner != first.id
-    left = await PipelineLedger(ledger).documents.get_document(first.id)
-    assert left is not None
-    assert left == replace(first, source=None, updated_at=left.updated_at)
+    remaining = await PipelineLedger(ledger).documents.get_document(first.id)
+    assert remaining is not None
+    assert remaining == replace(first, source=None, updated_at=remaining.updated_at)
     absent = await PipelineLedger(ledger).documents.find_document("nothing has this", "s")
     assert absent is not None
     assert absent.id == winner

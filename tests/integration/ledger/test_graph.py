@@ -113,8 +113,8 @@ async def test_whatever_comes_first_the_graph_is_the_same(
         lambda: put(ledger, "waves", WAVES, [SEA | {"doi": "10.1234/sea"}]),
         lambda: put(ledger, "sea", None, [{"doi": "10.1234/tides"}], title=SEA["title"]),
     ]
-    for at in order:
-        await descriptions[at]()
+    for index in order:
+        await descriptions[index]()
     assert await edges(ledger, "cites") == [
         ("arxiv:2001.00002", "cites", "doi:10.1234/sea"),
         ("doi:10.1234/sea", "cites", "doi:10.1234/tides"),

@@ -1,4 +1,4 @@
-"""Documents that go through the pipeline, and what became of them."""
+"""Run documents through the pipeline, and read their results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Slips of paper as pictures and as scans, and what the pipeline read on them."""
+"""Slips of paper as pictures and scans, and the text that the pipeline has read on them."""
 
 from __future__ import annotations
 

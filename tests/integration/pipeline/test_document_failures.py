@@ -137,10 +137,10 @@ async def test_an_index_whose_embedder_is_away_is_a_permanent_error(pipeline: Pi
 
 async def test_the_index_may_be_in_postgresql(pipeline: Pipeline, paper: str, pgvector_url: str):
     update = {"index_url": SecretStr(pgvector_url)}
-    there = replace(pipeline, settings=pipeline.settings.model_copy(update=update))
-    document_id = await ingested(there, {"path": paper})
+    with_other_index = replace(pipeline, settings=pipeline.settings.model_copy(update=update))
+    document_id = await ingested(with_other_index, {"path": paper})
     for mode in SearchMode:
-        assert (await find(there, "tide", mode=mode))[0].document_id == document_id
+        assert (await find(with_other_index, "tide", mode=mode))[0].document_id == document_id
     assert not (pipeline.settings.data_dir / "index").exists()
 
 

@@ -1,4 +1,4 @@
-"""Figures are cut out, described by a model that sees them, kept, and found by search."""
+"""Figures are cut out, described by a vision model, stored, and found by search."""
 
 from __future__ import annotations
 
@@ -287,9 +287,9 @@ async def test_a_page_that_is_a_drawing_of_thousands_of_lines_is_passed_over(
     opened = pymupdf.open()
     page = opened.new_page()
     shape = page.new_shape()
-    for at in range(6_000):
-        shape.draw_line((50 + at % 400, 50), (60, 90 + at % 300))
-        shape.finish(width=0.1 + at % 7)
+    for number in range(6_000):
+        shape.draw_line((50 + number % 400, 50), (60, 90 + number % 300))
+        shape.finish(width=0.1 + number % 7)
     shape.commit()
     page.insert_text((50, 700), "A map of many lines.")
     document_id = await ingest_file(vision_pipeline, tmp_path, bytes(opened.tobytes()), "map.pdf")

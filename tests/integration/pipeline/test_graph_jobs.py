@@ -1,4 +1,4 @@
-"""The pipeline keeps the graph up to date, and what is computed of all of it is swapped at once."""
+"""The pipeline updates the graph, and a new ranking replaces the old one all at once."""
 
 from __future__ import annotations
 
@@ -187,15 +187,17 @@ def test_ranks_are_those_of_the_definition():
     pairs = np.unique(rng.integers(0, size, (2, 90)), axis=1)
     pairs = pairs[:, pairs[0] != pairs[1]]
     ranks = rank(Edges(pairs[0], pairs[1], np.ones(pairs.shape[1], bool), np.ones(pairs.shape[1])))
-    at = {node: place for place, node in enumerate(ranks.nodes)}
-    links = np.zeros((len(at), len(at)))
+    index_of = {node: index for index, node in enumerate(ranks.nodes)}
+    links = np.zeros((len(index_of), len(index_of)))
     for source, target in pairs.T.tolist():
-        links[at[source], at[target]] = 1
+        links[index_of[source], index_of[target]] = 1
     dangling = links.sum(axis=1) == 0
     assert dangling.any()
     links[dangling] = 1  # who cites nothing goes on anywhere
     steps = links / links.sum(axis=1, keepdims=True)
-    exact = np.linalg.solve(np.eye(len(at)) - damping * steps.T, np.full(len(at), 1 - damping))
+    exact = np.linalg.solve(
+        np.eye(len(index_of)) - damping * steps.T, np.full(len(index_of), 1 - damping)
+    )
     assert ranks.ranks == pytest.approx((exact / exact.sum()).tolist(), rel=1e-5)
 
 

@@ -1,4 +1,4 @@
-"""What an LLM server does, and what becomes of the job that asked it."""
+"""Behaviours of LLM servers, and how the job that asked ends."""
 
 from __future__ import annotations
 

@@ -57,7 +57,9 @@ def azure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
 
 
 @pytest.fixture(params=["s3", "azure"])
-def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
+def base_url(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> str:
     """Return an empty address in each kind of object store, which this process may use."""
     for name, value in request.getfixturevalue(request.param).items():
         monkeypatch.setenv(name, value)
@@ -74,8 +76,8 @@ async def keys(storage: Storage, prefix: str = "") -> list[str]:
     return sorted([stored.key async for stored in storage.list_async(prefix)])
 
 
-async def test_a_store_keeps_files_as_a_directory_does(place: str):
-    storage = Storage(place)
+async def test_a_store_keeps_files_as_a_directory_does(base_url: str):
+    storage = Storage(base_url)
     await storage.put_async("a/b", b"one")
     await storage.put_async("a/b", b"two")
     assert await storage.get_async("a/b") == b"two"
@@ -97,8 +99,8 @@ async def test_a_store_keeps_files_as_a_directory_does(place: str):
     assert await keys(storage) == ["big"]
 
 
-async def test_an_upload_that_is_too_long_or_cut_off_leaves_nothing(place: str):
-    storage = Storage(place)
+async def test_an_upload_that_is_too_long_or_cut_off_leaves_nothing(base_url: str):
+    storage = Storage(base_url)
     with pytest.raises(FileTooLarge):
         await storage.put_stream_async("long", parts(12), max_bytes=11 * MIB)
 
@@ -112,9 +114,9 @@ async def test_an_upload_that_is_too_long_or_cut_off_leaves_nothing(place: str):
     assert await keys(storage) == []
 
 
-async def test_a_bucket_that_is_not_there_is_no_file_that_is_not_there(place: str):
+async def test_a_bucket_that_is_not_there_is_no_file_that_is_not_there(base_url: str):
     """Otherwise jobs would be given up, as if their documents were gone for good."""
-    storage = Storage(place.replace(CONTAINER, "nobodys", 1))
+    storage = Storage(base_url.replace(CONTAINER, "nobodys", 1))
     calls: tuple[Callable[[], Awaitable[object]], ...] = (
         lambda: storage.put_async("a", b"one"),
         lambda: storage.put_new_async("a", b"one"),
@@ -128,7 +130,7 @@ async def test_a_bucket_that_is_not_there_is_no_file_that_is_not_there(place: st
     with pytest.raises(StorageAuthError):
         storage.get("a")
     with pytest.raises(IndexUnavailable, match="has no bucket or container there"):
-        await opened(index_store_at(place.replace(CONTAINER, "nobodys", 1)))
+        await opened(index_store_at(base_url.replace(CONTAINER, "nobodys", 1)))
 
 
 async def opened(store: IndexStore) -> None:
@@ -136,14 +138,14 @@ async def opened(store: IndexStore) -> None:
         pass
 
 
-@pytest.mark.parametrize("place", ["azure"], indirect=True)
+@pytest.mark.parametrize("base_url", ["azure"], indirect=True)
 async def test_wrong_credentials_are_waited_out_as_an_outage_is(
-    place: str, monkeypatch: pytest.MonkeyPatch
+    base_url: str, monkeypatch: pytest.MonkeyPatch
 ):
     right = os.environ["AZURE_STORAGE_ACCOUNT_KEY"]
-    await Storage(place).put_async("a", b"one")
+    await Storage(base_url).put_async("a", b"one")
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", b64encode(b"another one").decode())
-    storage = Storage(place)
+    storage = Storage(base_url)
     refused = pytest.raises(StorageAuthError, match=r"refuses access \(AuthorizationFailure\)")
     with refused:
         await storage.put_async("a", b"two")
@@ -152,9 +154,9 @@ async def test_wrong_credentials_are_waited_out_as_an_outage_is(
     with refused:
         await storage.size_async()
     with pytest.raises(IndexUnavailable, match=r"refuses access \(AuthorizationFailure\)"):
-        await opened(index_store_at(place))
+        await opened(index_store_at(base_url))
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", right)
-    assert await Storage(place).get_async("a") == b"one"
+    assert await Storage(base_url).get_async("a") == b"one"
 
 
 def run_send(url: str, half: Event) -> None:
@@ -172,9 +174,9 @@ def run_send(url: str, half: Event) -> None:
 
 @pytest.mark.parametrize("where", ["store", "directory"])
 async def test_an_upload_whose_process_is_killed_leaves_nothing(
-    place: str, tmp_path: Path, where: str
+    base_url: str, tmp_path: Path, where: str
 ):
-    url = place if where == "store" else (tmp_path / "files").as_uri()
+    url = base_url if where == "store" else (tmp_path / "files").as_uri()
     half = SPAWN.Event()
     process = SPAWN.Process(target=run_send, args=(url, half))
     process.start()
@@ -200,7 +202,7 @@ def write_chunks(url: str, writer: int, rounds: int) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("place", "rounds"),
+    ("base_url", "rounds"),
     [
         ("s3", 5),
         pytest.param("s3", 20, marks=pytest.mark.long),
@@ -209,9 +211,9 @@ def write_chunks(url: str, writer: int, rounds: int) -> None:
     indirect=["place"],
 )
 async def test_processes_that_write_an_index_in_a_store_at_once_lose_and_double_nothing(
-    place: str, rounds: int
+    base_url: str, rounds: int
 ):
-    url = f"{place}/index"
+    url = f"{base_url}/index"
     processes = [
         SPAWN.Process(target=write_chunks, args=(url, writer, rounds)) for writer in range(2)
     ]
@@ -226,7 +228,7 @@ async def test_processes_that_write_an_index_in_a_store_at_once_lose_and_double_
 
 
 async def test_workers_of_several_hosts_share_one_store(
-    pipeline: Pipeline, place: str, tmp_path: Path
+    pipeline: Pipeline, base_url: str, tmp_path: Path
 ):
     """Every stage runs on another host: only the store has what the stage before has written."""
     (tmp_path / "tide.txt").write_text("The Moon draws the water of the sea, and the tide rises.")
@@ -236,8 +238,8 @@ async def test_workers_of_several_hosts_share_one_store(
             settings=pipeline.settings.model_copy(
                 update={
                     "data_dir": tmp_path / f"host-{n}",
-                    "storage_url": f"{place}/files",
-                    "index_url": SecretStr(f"{place}/index"),
+                    "storage_url": f"{base_url}/files",
+                    "index_url": SecretStr(f"{base_url}/index"),
                 }
             ),
         )
@@ -256,8 +258,8 @@ async def test_workers_of_several_hosts_share_one_store(
     assert not any((tmp_path / f"host-{n}").exists() for n in range(3))
 
 
-async def test_a_store_is_of_one_system(place: str, pipeline: Pipeline, tmp_path: Path):
-    update = {"storage_url": f"{place}/files", "index_url": SecretStr(f"{place}/index")}
+async def test_a_store_is_of_one_system(base_url: str, pipeline: Pipeline, tmp_path: Path):
+    update = {"storage_url": f"{base_url}/files", "index_url": SecretStr(f"{base_url}/index")}
     settings = pipeline.settings.model_copy(update=update)
     assert pipeline.ledger is not None
     await claim_places(settings, pipeline.ledger)

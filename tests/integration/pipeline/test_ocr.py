@@ -208,9 +208,9 @@ async def test_a_picture_of_one_line_of_pixels_has_no_words(pipeline: Pipeline, 
 
 
 async def test_a_picture_that_is_cut_off_fails_for_that_reason(pipeline: Pipeline, tmp_path: Path):
-    whole = io.BytesIO()
-    Image.effect_noise((300, 200), 50).save(whole, "PNG")
-    half = whole.getvalue()[: len(whole.getvalue()) // 2]
+    png = io.BytesIO()
+    Image.effect_noise((300, 200), 50).save(png, "PNG")
+    half = png.getvalue()[: len(png.getvalue()) // 2]
     with pytest.raises(NoTextFound, match=r"1 can't be read: .* image file is truncated"):
         await ingest_file(pipeline, tmp_path, "half.png", half)
 

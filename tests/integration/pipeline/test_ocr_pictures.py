@@ -130,8 +130,8 @@ def test_a_long_screenshot_is_read_in_pieces_and_no_line_is_cut_or_doubled(sidew
     expected_lines = [f"Line {number:02d} of the {SLIPS[number % 3]}" for number in range(12)]
     for number, line in enumerate(expected_lines):
         # Some stand where a piece begins.
-        at = (40 + 700 * number, 200) if sideways else (40, 60 + 740 * number)
-        page.insert_text(at, line, fontsize=26)
+        corner = (40 + 700 * number, 200) if sideways else (40, 60 + 740 * number)
+        page.insert_text(corner, line, fontsize=26)
     content = page.get_pixmap().tobytes("png")
     picture = draw(content, 1, pixels=MANY, side=MAX_SIDE, area=MAX_PIXELS)
     assert picture.size == (width, height)

@@ -1,4 +1,5 @@
-"""Long scans are read in shifts, by several jobs, and what was read before a death is kept."""
+"""Long scans are read by several jobs, and pages that were read before a crash are not read
+again."""
 
 from __future__ import annotations
 

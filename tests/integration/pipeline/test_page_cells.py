@@ -121,9 +121,9 @@ def test_numbers_close_to_one_another_are_cells_of_their_own(
 
 def form(page: Any, left: float, title: str, entries: Sequence[str], number: str) -> None:
     page.insert_text((left, 70), title, fontsize=14)
-    for at, entry in enumerate(entries):
-        page.insert_text((left, 100 + 18 * at), "o", fontname="zadb", fontsize=10)
-        page.insert_text((left + 20, 100 + 18 * at), entry, fontsize=10)
+    for index, entry in enumerate(entries):
+        page.insert_text((left, 100 + 18 * index), "o", fontname="zadb", fontsize=10)
+        page.insert_text((left + 20, 100 + 18 * index), entry, fontsize=10)
     page.insert_text((left, 260), "Please tick all that apply, and sign below.", fontsize=10)
     page.insert_text((left + 150, 570), number, fontsize=9)
 
@@ -150,8 +150,8 @@ def test_a_table_over_a_wide_page_stays_whole(extractor: ExtractorName):
     rows = [("Port", "Depth", "Ships", "Cranes"), ("Brest", "14 m", "310", "6")]
     rows += [("Cork", "11 m", "95", "2"), ("Turku", "9 m", "120", "4"), ("Bari", "8 m", "7", "1")]
     for number, row in enumerate(rows):
-        for place, cell in zip((50, 200, 470, 620), row, strict=True):
-            page.insert_text((place, 100 + 18 * number), cell, fontsize=10)
+        for x, cell in zip((50, 200, 470, 620), row, strict=True):
+            page.insert_text((x, 100 + 18 * number), cell, fontsize=10)
     assert rows_in(text_of(bytes(document.tobytes()), extractor)) == rows
 
 
@@ -164,10 +164,10 @@ def justified(text: str, columns: int, width: float) -> bytes:
         words = line.split()
         lengths = [font.text_length(word, size) for word in words]
         gap = (width - sum(lengths)) / max(len(words) - 1, 1)
-        at = 50.0
+        x = 50.0
         for word, length in zip(words, lengths, strict=True):
-            page.insert_text((at, 80 + 12 * number), word, fontsize=size)
-            at += length + gap
+            page.insert_text((x, 80 + 12 * number), word, fontsize=size)
+            x += length + gap
     return bytes(document.tobytes(no_new_id=True))
 
 

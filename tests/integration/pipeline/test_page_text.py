@@ -173,8 +173,8 @@ def test_headings_have_levels_and_the_outline_is_kept(extractor: ExtractorName):
 
 @both
 def test_both_extractors_report_damage_alike(extractor: ExtractorName):
-    whole = pdf([TEXT] * 5)
-    for data in (b"", whole[: len(whole) // 2], whole[:9]):
+    undamaged = pdf([TEXT] * 5)
+    for data in (b"", undamaged[: len(undamaged) // 2], undamaged[:9]):
         with pytest.raises(CorruptDocument):
             read_pdf(data, extractor=extractor)
     with pytest.raises(EncryptedDocument):

@@ -157,7 +157,7 @@ def test_an_outline_of_any_depth_is_read_as_far_as_anybody_would_look(
 
 def test_entries_of_an_outline_lead_to_pages_by_whatever_way():
     document = pymupdf.open("pdf", pdf([TEXT] * 3))
-    first, second, third = (document.page_xref(at) for at in range(3))
+    first, second, third = (document.page_xref(index) for index in range(3))
     targets = [
         f"/Dest[{second} 0 R/Fit]",
         "/Dest(by\\377name)",
@@ -184,8 +184,8 @@ def test_entries_of_an_outline_lead_to_pages_by_whatever_way():
 
 
 def test_a_wrong_cross_reference_is_repaired_when_the_file_is_whole():
-    at = WHOLE["plain"].rindex(b"startxref")
-    damaged = WHOLE["plain"][:at] + b"startxref\n1\n%%EOF\n"
+    keyword_start = WHOLE["plain"].rindex(b"startxref")
+    damaged = WHOLE["plain"][:keyword_start] + b"startxref\n1\n%%EOF\n"
     read = read_pdf(damaged)
     assert read.repaired
     assert len(read.pages) == 5

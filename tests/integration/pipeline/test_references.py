@@ -1,4 +1,4 @@
-"""What a document cites is found in its text, cut into fields, and tied to where it is cited."""
+"""References are found in a document's text, parsed into fields, and tied to their citations."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ async def test_whatever_is_killed_in_the_middle_the_repeat_makes_the_same(
 ):
     document_id = await cited(pipeline, tmp_path)
     await pipeline.run("process_references", {"document_id": document_id})
-    whole = stored_json(pipeline, document_id)
+    stored_list = stored_json(pipeline, document_id)
     other = tmp_path / "other.pdf"
     other.write_bytes(pdf([BODY, LISTED], title="On Tides, again"))
     await pipeline.run("ingest_document", {"path": str(other)})
@@ -116,7 +116,7 @@ async def test_whatever_is_killed_in_the_middle_the_repeat_makes_the_same(
             await pipeline.run("process_references", {"document_id": other_id})
     await pipeline.run("process_references", {"document_id": other_id})
     again = stored_json(pipeline, other_id)
-    assert again == whole | {"document_id": other_id, "content": again["content"]}
+    assert again == stored_list | {"document_id": other_id, "content": again["content"]}
 
 
 async def test_the_references_of_an_upload_are_the_job_s(pipeline: Pipeline):
@@ -186,9 +186,9 @@ async def test_each_reference_keeps_its_place_on_the_page(
     (upper,), (lower,) = first["boxes"], second["boxes"]
     assert upper["page"] == lower["page"] == 2
     with pymupdf.open(tmp_path / "paper.pdf") as document:
-        (place,) = document[1].search_for("On tides and their causes")
-    assert upper["x"] <= place.x0 < place.x1 <= upper["x"] + upper["width"]
-    middle = (place.y0 + place.y1) / 2
+        (title_box,) = document[1].search_for("On tides and their causes")
+    assert upper["x"] <= title_box.x0 < title_box.x1 <= upper["x"] + upper["width"]
+    middle = (title_box.y0 + title_box.y1) / 2
     assert upper["y"] < middle < upper["y"] + upper["height"]
     assert upper["y"] + upper["height"] <= lower["y"] + 2
 
@@ -268,5 +268,5 @@ async def test_no_page_is_read_twice_for_the_boxes(
         result_json = stored_json(one, await cited(one, tmp_path))
     assert len(result_json["references"][0]["boxes"]) == 1
     assert read == [1, 2]
-    left = [stored.key async for stored in one.storage.list_async("intermediate")]
-    assert not [key for key in left if "/pages/" in key]
+    remaining_keys = [stored.key async for stored in one.storage.list_async("intermediate")]
+    assert not [key for key in remaining_keys if "/pages/" in key]

@@ -1,4 +1,4 @@
-"""What search finds by default, on the collection of `make bench ARGS=search`."""
+"""Quality of the default search, on the collection of `make bench ARGS=search`."""
 
 from __future__ import annotations
 

@@ -92,9 +92,9 @@ async def test_nobody_takes_the_place_of_a_repository_with_a_text_of_his_own(
     [real] = (await PipelineLedger(sourced.ledger).documents.list_documents(source=source)).items
     assert (real.title, real.state) == ("psf/requests", "completed")
     assert real.id != claimed.id
-    left = await PipelineLedger(sourced.ledger).documents.get_document(claimed.id)
-    assert left is not None
-    assert (left.source, left.state) == (None, "completed")
+    remaining = await PipelineLedger(sourced.ledger).documents.get_document(claimed.id)
+    assert remaining is not None
+    assert (remaining.source, remaining.state) == (None, "completed")
     assert await sourced.run("ingest_github", REPOSITORY) == ["ingest_github"]
     again = await claim(sourced, source, "# Lies\n\nAnother one.")
     assert again.id == real.id

@@ -187,7 +187,7 @@ async def test_a_renamed_file_has_only_its_new_key(storage: Storage):
 
 async def test_an_upload_is_stored_as_it_comes_in(storage: Storage):
     content = pdf()
-    pieces = [content[at : at + 100] for at in range(0, len(content), 100)]
+    pieces = [content[start : start + 100] for start in range(0, len(content), 100)]
     upload = await receive(storage, parts(*pieces))
     assert upload.key.startswith("uploads/incoming/")
     assert (upload.size, upload.sha256) == (len(content), content_hash(content))

@@ -1,5 +1,5 @@
-"""Pages whose text says nothing, or not what is to be seen, go to OCR; what stays unreadable is
-told."""
+"""Pages whose text is missing or differs from their picture go to OCR; results name pages that stay
+unreadable."""
 
 from __future__ import annotations
 
@@ -181,7 +181,5 @@ def test_a_typed_number_is_not_taken_for_a_part_of_a_longer_one():
     from switchyard.services.pipeline.text.ocr import _merge_typed
 
     read = Line(0, 0, 400, 20, "20211 8035024 31", 20)
-    typed = [
-        Line(at, 0, at + 30, 20, text, 20) for at, text in ((0, "2021"), (90, "3"), (370, "31"))
-    ]
+    typed = [Line(x, 0, x + 30, 20, text, 20) for x, text in ((0, "2021"), (90, "3"), (370, "31"))]
     assert [line.text for line in _merge_typed([read], typed)] == [read.text, "2021", "3"]

@@ -27,10 +27,10 @@ def test_hebrew_is_read_in_its_order(extractor: ExtractorName, printed: str):
         read = "שלום עולם של מים"
         writer = pymupdf.TextWriter(page.rect)
         font = pymupdf.Font(script=pymupdf.mupdf.UCDN_SCRIPT_HEBREW)
-        at = 50.0
+        x = 50.0
         for char in read:
-            writer.append((at, 100), char, font=font, fontsize=12)
-            at += font.text_length(char, 12)
+            writer.append((x, 100), char, font=font, fontsize=12)
+            x += font.text_length(char, 12)
         writer.write_text(page)
     (page_read,) = read_pdf(bytes(document.tobytes()), extractor=extractor).pages
     assert page_read.text == read

@@ -1,4 +1,4 @@
-"""Web pages and files behind addresses: what is taken in, and what is not asked for."""
+"""Web pages and files behind addresses: which are ingested, and which are never requested."""
 
 from __future__ import annotations
 

@@ -93,8 +93,8 @@ def test_what_fits_half_is_kept_and_what_does_not_is_not():
 
 def test_an_identifier_that_leads_to_quite_another_title_is_not_believed():
     assert link_by_identifier(REFERENCE, "doi", "crossref", work()).status is LinkStatus.LINKED
-    wrong = link_by_identifier(REFERENCE, "doi", "crossref", work(title="A history of the sea"))
-    assert (wrong.status, len(wrong.candidates)) == (LinkStatus.AMBIGUOUS, 1)
+    bad_link = link_by_identifier(REFERENCE, "doi", "crossref", work(title="A history of the sea"))
+    assert (bad_link.status, len(bad_link.candidates)) == (LinkStatus.AMBIGUOUS, 1)
     assert (
         link_by_identifier(Reference(text=""), "doi", "crossref", work()).status
         is LinkStatus.LINKED

@@ -13,7 +13,7 @@ LABELS = [RawReference(f"Reference {number}", str(number), 9) for number in rang
 
 def cited(*pages: str, raw: list[RawReference] = LABELS) -> list[tuple[str, list[str]]]:
     return [
-        (each.marker, [raw[place].label for place in each.references])
+        (each.marker, [raw[index].label for index in each.references])
         for each in find_citations(pages, raw, [])
     ]
 

@@ -1,4 +1,4 @@
-"""The model is made from nothing, and measured on what it has never seen."""
+"""The model is trained from scratch, and measured on references that it has not seen."""
 
 import random
 

@@ -77,9 +77,9 @@ def test_a_cursor_is_text_that_can_be_kept() -> None:
     cursor = ListingCursor(moment, moment.replace(month=4), 300)
     assert str(cursor) == "202403011230-202404011230+300"
     assert ListingCursor.parse(str(cursor)) == cursor
-    for wrong in ("", "300", "202403011230+1", "202413011230-202404011230+300"):
+    for bad_cursor in ("", "300", "202403011230+1", "202413011230-202404011230+300"):
         with pytest.raises(ValueError):  # noqa: PT011 - of whatever text
-            ListingCursor.parse(wrong)
+            ListingCursor.parse(bad_cursor)
 
 
 @pytest.mark.parametrize(

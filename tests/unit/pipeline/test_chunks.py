@@ -30,8 +30,8 @@ def test_the_id_of_a_place_is_the_one_that_indexes_out_there_hold():
 
 def test_every_word_of_the_document_is_in_a_chunk():
     chunks = split_into_chunks("doc", PAGES)
-    there = {word for chunk in chunks for word in words(chunk.text)}
-    assert there == {word for page in PAGES for word in words(str(page["text"]))}
+    words_of_chunks = {word for chunk in chunks for word in words(chunk.text)}
+    assert words_of_chunks == {word for page in PAGES for word in words(str(page["text"]))}
 
 
 def test_chunks_are_about_as_long_as_they_should_be():

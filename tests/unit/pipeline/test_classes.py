@@ -103,7 +103,9 @@ async def test_articles_are_classified_by_meaning(article: str, industry: str, i
     for name in ("industry", "environmental_impact"):
         kind = read_definitions(None).kinds[name]
         assert isinstance(kind, MeaningKind)
-        described = [(label, one) for label, at in kind.labels.items() for one in at.descriptions]
+        described = [
+            (label, one) for label, meaning in kind.labels.items() for one in meaning.descriptions
+        ]
         vectors = await embedder.embed([one for _, one in described])
         pairs = [(label, vector) for (label, _), vector in zip(described, vectors, strict=True)]
         similar = similarity_classes.similarities(passages, pairs)

@@ -60,10 +60,10 @@ def test_accents_fold_as_they_do_for_the_text_as_a_whole() -> None:
         "ﬁne ½ Ⅷ",
         "e\u0323\u0301x",
     ):
-        whole = "".join(
+        book = "".join(
             char for char in unicodedata.normalize("NFKD", text) if unicodedata.combining(char) < 10
         )
-        folded = unicodedata.normalize("NFC", whole.casefold())
+        folded = unicodedata.normalize("NFC", book.casefold())
         assert "".join(words(text)) == "".join(words(folded))
 
 
@@ -75,7 +75,8 @@ def test_a_summary_of_words_without_end_is_short() -> None:
 
 def test_a_long_text_is_thinned_out_evenly() -> None:
     pages = [
-        f"The sentence number{at} speaks of thing{at} alone." for at in range(3 * MAX_CANDIDATES)
+        f"The sentence number{number} speaks of thing{number} alone."
+        for number in range(3 * MAX_CANDIDATES)
     ]
     summary = summarize([" ".join(pages)])
     assert summary.count(".") == 5

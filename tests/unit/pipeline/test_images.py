@@ -46,10 +46,10 @@ def tiff_that_says(*compressions: int, big: bool = False) -> bytes:
     first.save(content, "TIFF", save_all=True, append_images=others, big_tiff=big)
     data = bytearray(content.getvalue())
     entry = struct.pack("<HHQ", 259, 3, 1) if big else struct.pack("<HHL", 259, 3, 1)
-    at = 0
+    offset = 0
     for compression in compressions:
-        at = data.index(entry, at) + len(entry)
-        struct.pack_into("<H", data, at, compression)
+        offset = data.index(entry, offset) + len(entry)
+        struct.pack_into("<H", data, offset, compression)
     return bytes(data)
 
 

@@ -59,7 +59,7 @@ READABLE = {
 
 
 def lines_of(text: str) -> list[Line]:
-    cut = [text[at : at + 60] for at in range(0, len(text), 60)]
+    cut = [text[start : start + 60] for start in range(0, len(text), 60)]
     return [Line(50, 50 + 12 * n, 500, 60 + 12 * n, part, 10) for n, part in enumerate(cut)]
 
 

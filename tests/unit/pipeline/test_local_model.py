@@ -33,7 +33,7 @@ TEXT = "the tide rises twice"
 
 
 def with_tokenizer(folder: Path, **config: Any) -> Path:
-    tokenizer = Tokenizer(WordLevel({word: at for at, word in enumerate(WORDS)}, "[UNK]"))
+    tokenizer = Tokenizer(WordLevel({word: number for number, word in enumerate(WORDS)}, "[UNK]"))
     tokenizer.pre_tokenizer = Whitespace()
     tokenizer.add_special_tokens(WORDS[:4])
     tokenizer.post_processor = TemplateProcessing(
@@ -115,8 +115,10 @@ def vector_by_hand(weights: dict[str, Any], tokens: list[int]) -> list[float]:
         for name in ("word", "position", "token_type")
     ]
     rows = [
-        normed(added(added(tables[0][token], tables[1][at]), tables[2][0]), "embeddings.LayerNorm")
-        for at, token in enumerate(tokens)
+        normed(
+            added(added(tables[0][token], tables[1][index]), tables[2][0]), "embeddings.LayerNorm"
+        )
+        for index, token in enumerate(tokens)
     ]
     part = SIZE // HEADS
     for number in range(LAYERS):
@@ -126,13 +128,13 @@ def vector_by_hand(weights: dict[str, Any], tokens: list[int]) -> list[float]:
             for name in ("query", "key", "value")
         )
         following = []
-        for at, row in enumerate(rows):
+        for index, row in enumerate(rows):
             seen: list[float] = []
             for head in range(HEADS):
                 of = slice(head * part, (head + 1) * part)
                 shares = [
                     math.exp(
-                        sum(a * b for a, b in zip(query[at][of], each[of], strict=True))
+                        sum(a * b for a, b in zip(query[index][of], each[of], strict=True))
                         / math.sqrt(part)
                     )
                     for each in key
@@ -238,7 +240,7 @@ def small_onnx(table: Any) -> bytes:
     """Make a model in ONNX that returns the row of a table for each token."""
 
     def tensor(name: bytes, kind: int, dims: int) -> bytes:
-        shape = _field(2, b"".join(_field(1, _field(2, b"d%d" % at)) for at in range(dims)))
+        shape = _field(2, b"".join(_field(1, _field(2, b"d%d" % number)) for number in range(dims)))
         return _field(1, name) + _field(2, _field(1, _field(1, kind) + shape))
 
     rows, columns = table.shape

@@ -1,4 +1,4 @@
-"""Files are what their content says, whatever they are called."""
+"""A file's type follows from its content, whatever its name."""
 
 from __future__ import annotations
 

@@ -28,10 +28,10 @@ def test_pieces_cover_the_picture_and_overlap_by_more_than_a_line(size: int):
 
 
 def test_a_line_that_two_pieces_have_is_there_once_and_whole():
-    whole, cut, other = box(10, 100, 500, 130), box(10, 118, 500, 131), box(10, 140, 500, 170)
-    boxes = _join_boxes([cut, other, whole])
+    long_box, cut, other = box(10, 100, 500, 130), box(10, 118, 500, 131), box(10, 140, 500, 170)
+    boxes = _join_boxes([cut, other, long_box])
     assert len(boxes) == 2
-    assert any((each == whole).all() for each in boxes)
+    assert any((each == long_box).all() for each in boxes)
 
 
 def test_a_line_that_goes_on_in_the_next_piece_is_one():

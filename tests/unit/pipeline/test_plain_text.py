@@ -144,7 +144,7 @@ def test_a_text_has_the_same_words_however_many_different_characters_it_is_made_
 ):
     characters = map(chr, range(sys.maxunicode))
     folded = [char for char in characters if not unicodedata.is_normalized("NFKD", char)]
-    texts = ["".join(folded[at::600]) for at in range(600)]
+    texts = ["".join(folded[start::600]) for start in range(600)]
     by_the_text = [(normalised(text), words(text)) for text in texts]
     monkeypatch.setattr(plain_text, "_MAX_REPLACEMENTS", 0)
     assert [(normalised(text), words(text)) for text in texts] == by_the_text

@@ -23,7 +23,7 @@ LINES = {
 
 
 def placed(seen: str) -> list[Glyph]:
-    return [Glyph(char, 10.0 * at, 10.0 * at + 10) for at, char in enumerate(seen)]
+    return [Glyph(char, 10.0 * index, 10.0 * index + 10) for index, char in enumerate(seen)]
 
 
 @pytest.mark.parametrize("read", LINES)

@@ -1,4 +1,4 @@
-"""What repeats at the edges of pages is left out, and nothing else."""
+"""Lines that repeat at the edges of pages are left out, and no others."""
 
 from __future__ import annotations
 

@@ -20,8 +20,8 @@ def test_a_sample_says_what_its_article_says(number: int):
     one_sample = sample(number)
     read = read_pdf(one_sample.content)
     assert read.title == one_sample.title == ARTICLES[number].title
-    there = {word for page in read.pages for word in words(page.text)}
-    assert set(words(ARTICLES[number].text)) <= there
+    words_read = {word for page in read.pages for word in words(page.text)}
+    assert set(words(ARTICLES[number].text)) <= words_read
     assert len(read.pages) == 2
 
 

@@ -31,10 +31,10 @@ def drawn() -> pymupdf.Document:
     page = opened.new_page(width=600, height=800)
     page.insert_image((100, 100, 400, 300), stream=four_colours())
     page.insert_text((100, 320), "Figure 1: Four colours.")
-    for at in range(4):
-        page.draw_line((100, 400 + at * 20), (400, 400 + at * 20))
-        page.draw_line((100 + at * 100, 400), (100 + at * 100, 460))
-        page.insert_text((105 + at % 3 * 100, 414), "cell")
+    for number in range(4):
+        page.draw_line((100, 400 + number * 20), (400, 400 + number * 20))
+        page.draw_line((100 + number * 100, 400), (100 + number * 100, 460))
+        page.insert_text((105 + number % 3 * 100, 414), "cell")
     page.insert_text((100, 480), "Table 1: Cells.")
     page.draw_circle((250, 600), 70, fill=(0, 0, 1))
     page.insert_text((150, 690), "Figure 2: A circle.")
@@ -73,7 +73,7 @@ def test_figures_of_a_turned_page_are_cut_out_as_it_is_shown(degrees: int) -> No
 
 
 @pytest.mark.parametrize(
-    ("degrees", "corners"), [(0, UPRIGHT), (90, [UPRIGHT[at] for at in (2, 0, 3, 1)])]
+    ("degrees", "corners"), [(0, UPRIGHT), (90, [UPRIGHT[index] for index in (2, 0, 3, 1)])]
 )
 def test_figures_of_a_cropped_page_are_cut_out_as_it_is_shown(
     degrees: int, corners: list[tuple[int, ...]]
@@ -87,7 +87,7 @@ def test_figures_of_a_cropped_page_are_cut_out_as_it_is_shown(
 
 def test_each_page_of_an_image_is_a_figure() -> None:
     content = io.BytesIO()
-    pages = [Image.new("RGB", (60 + at, 40), "white") for at in range(3)]
+    pages = [Image.new("RGB", (60 + number, 40), "white") for number in range(3)]
     pages[0].save(content, "TIFF", save_all=True, append_images=pages[1:])
     pictures = figures._cut_image(content.getvalue()).pictures
     assert [(each.page, each.kind, each.width) for each in pictures] == [

@@ -41,8 +41,8 @@ def written_down(columns: tuple[str, ...]) -> bytes:
         f"/DescendantFonts[{glyphs}]>>"
     )
     operators = "".join(
-        f"BT /V 16 Tf 1 0 0 1 {500 - 24 * at} 780 Tm <{text.encode('utf-16-be').hex()}> Tj ET\n"
-        for at, text in enumerate(columns)
+        f"BT /V 16 Tf 1 0 0 1 {500 - 24 * index} 780 Tm <{text.encode('utf-16-be').hex()}> Tj ET\n"
+        for index, text in enumerate(columns)
     )
     document.xref_set_key(page.xref, "Contents", added("<<>>", operators.encode()))
     document.xref_set_key(page.xref, "Resources", f"<</Font<</V {font}>>>>")
@@ -52,7 +52,8 @@ def written_down(columns: tuple[str, ...]) -> bytes:
 def column(x: float, texts: str | tuple[str, ...], step: float = 20.0) -> list[Line]:
     """Return letters that are placed one by one."""
     return [
-        Line(x, 80 + at * step, x + 16, 96 + at * step, text, 16) for at, text in enumerate(texts)
+        Line(x, 80 + index * step, x + 16, 96 + index * step, text, 16)
+        for index, text in enumerate(texts)
     ]
 
 
@@ -78,7 +79,7 @@ def test_letters_in_the_cells_of_a_table_stay_in_its_rows() -> None:
 
 def test_lines_beside_a_column_leave_a_page_level() -> None:
     level = [
-        Line(50, 80 + at * 20, 330, 96 + at * 20, "これは横書きの長い文です。", 16)
-        for at in range(20)
+        Line(50, 80 + index * 20, 330, 96 + index * 20, "これは横書きの長い文です。", 16)
+        for index in range(20)
     ]
     assert turn_vertical_lines([*level, *column(400, COLUMNS[0])], 595) is None

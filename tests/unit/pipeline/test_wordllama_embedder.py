@@ -1,4 +1,5 @@
-"""The offline embedder by meaning: the same vectors for ever, and none of what it does not know."""
+"""The offline embedder by meaning: stable vectors, and zeros for languages that it does not
+know."""
 
 from __future__ import annotations
 

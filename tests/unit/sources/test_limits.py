@@ -1,4 +1,4 @@
-"""What a server's answer says of its limits."""
+"""Rate limits are read from a server's answer."""
 
 from __future__ import annotations
 

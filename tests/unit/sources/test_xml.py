@@ -1,4 +1,4 @@
-"""XML of servers: what could grow, or take long, is refused before it does."""
+"""XML of servers: documents that would expand or take long are refused."""
 
 import asyncio
 

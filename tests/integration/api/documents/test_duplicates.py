@@ -91,8 +91,8 @@ async def test_a_bad_file_from_the_same_source_at_the_same_time_fails_alone(
         answer = answers[contents.index(good)]
         assert answer.status_code in (200, 201), answer.text
         address = f"/documents/{answer.json()['document_id']}/result"
-        whole = (await client.get(address, params={"include": "text"})).json()
-        assert [page["text"] for page in whole["pages"]] == [f"Good, {number}."]
+        with_text = (await client.get(address, params={"include": "text"})).json()
+        assert [page["text"] for page in with_text["pages"]] == [f"Good, {number}."]
 
 
 async def test_a_file_that_lost_its_source_to_another_is_a_document_by_itself(

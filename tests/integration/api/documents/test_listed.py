@@ -1,4 +1,4 @@
-"""Documents in a listing: what they are called, and filters over several looks."""
+"""Listings of documents: titles, and filters by state and class."""
 
 from __future__ import annotations
 

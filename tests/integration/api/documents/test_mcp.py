@@ -60,7 +60,7 @@ async def test_an_agent_searches_documents_and_reads_their_text(
         )
         assert ok
         assert rest["text"] == read["text"][5:]
-        for tool, wrong in (
+        for tool, bad_arguments in (
             ("search_documents", {"query": "tide", "limit": 10_000}),
             ("search_documents", {"query": ""}),
             ("get_document_text", {"document_id": "no-such-document"}),
@@ -68,8 +68,8 @@ async def test_an_agent_searches_documents_and_reads_their_text(
             ("get_job", {"job_id": "../admin/dead"}),
             ("plan_redrive", {}),
         ):
-            ok, answer = await called(client, tool, **wrong)
-            assert not ok, (tool, wrong)
+            ok, answer = await called(client, tool, **bad_arguments)
+            assert not ok, (tool, bad_arguments)
             assert "Traceback" not in answer
         job = {"lane": "hot", "job_type": "classify", "payload": {}}
         ok, answer = await called(client, "publish_job", **job, idempotency_key="a\r\nb")

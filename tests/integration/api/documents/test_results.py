@@ -101,8 +101,8 @@ async def test_references_are_served_in_the_requested_format(
     )
     other = await client.get(address, params={"format": "json"}, headers={"Accept": media_type})
     assert other.json() == stored_references
-    wrong = await client.get(address, params={"format": "ris"})
-    assert (wrong.status_code, wrong.json()["type"]) == (422, "/problems/invalid")
+    bad_format = await client.get(address, params={"format": "ris"})
+    assert (bad_format.status_code, bad_format.json()["type"]) == (422, "/problems/invalid")
 
 
 async def test_the_result_has_the_text_on_request(client: httpx.AsyncClient):
@@ -110,8 +110,8 @@ async def test_the_result_has_the_text_on_request(client: httpx.AsyncClient):
     address = f"/documents/{document['document_id']}/result"
     plain = (await client.get(address)).json()
     assert plain == document["result"]
-    whole = (await client.get(address, params={"include": "text"})).json()
-    assert whole == plain | {
+    with_text = (await client.get(address, params={"include": "text"})).json()
+    assert with_text == plain | {
         "pages": [{"page": 1, "text": "one page"}, {"page": 2, "text": "and another"}]
     }
 

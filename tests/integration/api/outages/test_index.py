@@ -1,4 +1,4 @@
-"""Searches whose index or embedder keeps silent are given up soon, and told which of them it is."""
+"""Searches whose index or embedder does not answer fail soon, with an error that names which."""
 
 from __future__ import annotations
 

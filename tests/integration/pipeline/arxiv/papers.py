@@ -1,4 +1,4 @@
-"""One paper, the jobs that it takes, and what became of it."""
+"""One paper, its jobs, and helpers that read the stored document."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What arXiv answers, and what becomes of it when it does not."""
+"""The client of arXiv's API: answers, errors, and waiting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What `ingest_arxiv` refuses, and how it waits where arXiv does."""
+"""Payloads and papers that `ingest_arxiv` refuses, and how long it waits when arXiv asks for
+that."""
 
 from __future__ import annotations
 
