@@ -190,25 +190,20 @@ class ArxivClient:
         raises; after any of these the listing can be taken up again from the last cursor.
         """
         end = _minute(to_date or datetime.now(UTC))
-        position: ListingCursor | None = cursor
-        if position is None:
+        span: ListingCursor | None = cursor
+        if span is None:
             first = _minute(from_date or FIRST_DAY)
-            position = ListingCursor(first, end) if first <= end else None
-        while position is not None:
+            span = ListingCursor(first, end) if first <= end else None
+        while span is not None:
             feed = await self.search(
-                query,
-                position.start,
-                page_size,
-                since=position.since,
-                until=position.until,
-                order="ascending",
+                query, span.start, page_size, since=span.since, until=span.until, order="ascending"
             )
-            if position.start == 0 and feed.total > MAX_SEARCH_RESULTS:
-                position = ListingCursor(position.since, _middle(position))
+            if span.start == 0 and feed.total > MAX_SEARCH_RESULTS:
+                span = ListingCursor(span.since, _middle(span))
                 continue
-            following = _next_cursor(position, feed, end)
-            yield FeedPage(feed.entries, following, feed.total, position)
-            position = following
+            following = _next_cursor(span, feed, end)
+            yield FeedPage(feed.entries, following, feed.total, span)
+            span = following
 
     # --- one request ------------------------------------------------------------------------
 
@@ -264,12 +259,12 @@ def _middle(window: ListingCursor) -> datetime:
     return half
 
 
-def _next_cursor(position: ListingCursor, feed: Feed, end: datetime) -> ListingCursor | None:
+def _next_cursor(span: ListingCursor, feed: Feed, end: datetime) -> ListingCursor | None:
     """Return the cursor of the next page."""
-    start = position.start + feed.count
+    start = span.start + feed.count
     if start < feed.total:
-        return ListingCursor(position.since, position.until, start)
-    since = position.until + _MINUTE
+        return ListingCursor(span.since, span.until, start)
+    since = span.until + _MINUTE
     if since > end:
         return None
     # Twice as long as the window before, whose entries fitted.
