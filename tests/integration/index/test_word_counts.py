@@ -1,4 +1,4 @@
-"""How many chunks have a word is counted when a table is compacted, and not by each search."""
+"""The chunks with each word are counted when a table is compacted, and not by each search."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def large_from_a_thousand(monkeypatch: pytest.MonkeyPatch) -> None:
 async def put(url: str, document_id: str, count: int = LARGE) -> None:
     """Write chunks: the word `common` is in all, `half` and `tenth` in those shares, `rare` in
     three."""
-    every = {"common": 1, "half": 2, "tenth": 10, "rare": count // 2 - 1}
+    steps = {"common": 1, "half": 2, "tenth": 10, "rare": count // 2 - 1}
     chunks = [
         Chunk(
             f"{document_id}-{n:05}",
             document_id,
             n,
             1,
-            " ".join(word for word, step in every.items() if n % step == 0),
+            " ".join(word for word, step in steps.items() if n % step == 0),
         )
         for n in range(count)
     ]
@@ -76,7 +76,7 @@ async def counts(database: Any) -> dict[str, float]:
     return {row["word"]: round(row["part"], 3) for row in rows}
 
 
-async def test_words_of_a_large_table_are_counted_and_searches_find_the_same_by_that(
+async def test_words_of_a_large_table_are_counted_and_searches_use_the_counts(
     pgvector_url: str, database: Any
 ):
     await put(pgvector_url, "a")
@@ -92,7 +92,7 @@ async def test_words_of_a_large_table_are_counted_and_searches_find_the_same_by_
     assert now.relevance > best.relevance
 
 
-async def test_only_the_chunks_with_words_that_are_not_known_are_visited_to_count_them(
+async def test_only_chunks_with_uncounted_words_are_read_to_count_them(
     pgvector_url: str,
 ):
     await put(pgvector_url, "a")
@@ -129,13 +129,13 @@ async def test_word_counts_are_used_until_the_table_has_doubled_or_halved(
 ):
     await put(pgvector_url, "a")
     await compact(pgvector_url)
-    seen = []
+    counted = []
     for change in ("b", "c"):
         await put(pgvector_url, change, 2 * LARGE // 3)
         await database.execute("ANALYZE chunks")  # as the server does by itself
         async with opened(pgvector_url) as index:
-            seen.append(is_counted(index))
-    assert seen == [True, False]
+            counted.append(is_counted(index))
+    assert counted == [True, False]
     await compact(pgvector_url)
     await database.execute("DELETE FROM chunks WHERE document_id <> 'b'")
     async with opened(pgvector_url) as index:
@@ -152,7 +152,7 @@ async def test_words_of_a_small_table_are_not_counted(pgvector_url: str):
         assert not is_counted(index)
 
 
-async def test_of_a_larger_table_some_chunks_tell_for_all(
+async def test_words_of_a_larger_table_are_counted_in_a_sample(
     pgvector_url: str, database: Any, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(postgres_counts, "_SAMPLED_CHUNKS", LARGE)
@@ -164,7 +164,7 @@ async def test_of_a_larger_table_some_chunks_tell_for_all(
     assert shares["tenth"] == pytest.approx(0.1, abs=0.02)
 
 
-async def test_two_may_compact_at_once(pgvector_url: str, database: Any):
+async def test_compactions_at_the_same_time_count_once(pgvector_url: str, database: Any):
     await put(pgvector_url, "a")
     for _ in range(2):
         await asyncio.gather(*(compact(pgvector_url) for _ in range(3)))

@@ -22,7 +22,7 @@ def cosine(one: str, other: str) -> float:
     return sum(a * b for a, b in zip(left, right, strict=True))
 
 
-def test_vectors_are_those_of_yesterday():
+def test_vectors_do_not_change():
     """A change here makes every existing index worthless: give the embedder a new name."""
     assert WordllamaEmbedder(256).name == "wordllama-1-256"
     vector = WordllamaEmbedder(256).embed_now([TEXT])[0]
@@ -39,7 +39,7 @@ def test_texts_of_one_meaning_are_near_without_a_word_in_common():
 @pytest.mark.parametrize(
     "text", ["", "!?…", "xyzzy", "8d1f0c77e2", "潮汐每天两次上升", "קבוצות קטנות"]
 )
-def test_what_the_vocabulary_does_not_know_is_near_to_nothing(text: str):
+def test_a_text_in_an_unknown_language_gets_zeros(text: str):
     assert not any(WordllamaEmbedder().embed_now([text])[0])
 
 
@@ -66,7 +66,7 @@ async def test_embedding_without_blocking_gives_the_same():
     assert await embedder.embed([TEXT]) == embedder.embed_now([TEXT])
 
 
-def test_more_dimensions_than_there_are_are_refused_with_the_settings_to_change():
+def test_the_error_for_too_many_dimensions_names_the_settings():
     with pytest.raises(PermanentError, match=r"JOBS_EMBED_DIMENSIONS is 512.*OFFLINE=hashed"):
         embedder_for(Settings(embed_dimensions=512))
 

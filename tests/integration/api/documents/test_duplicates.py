@@ -56,7 +56,7 @@ async def test_uploads_at_the_same_time_make_one_document(own_client: httpx.Asyn
     assert ran == sorted(STAGES[1:])
 
 
-async def test_a_document_that_has_failed_is_taken_up_anew(client: httpx.AsyncClient):
+async def test_a_failed_document_is_processed_again(client: httpx.AsyncClient):
     content = encrypted("twice")
     first, second = [(await send(client, content)).json() for _ in range(2)]
     assert first["document_id"] == second["document_id"]
@@ -95,7 +95,7 @@ async def test_a_bad_file_from_the_same_source_at_the_same_time_fails_alone(
         assert [page["text"] for page in with_text["pages"]] == [f"Good, {number}."]
 
 
-async def test_a_file_that_lost_its_source_to_another_is_a_document_by_itself(
+async def test_files_of_a_contested_source_become_documents_of_their_own(
     client: httpx.AsyncClient,
 ):
     contents = [sample(number).content for number in range(4)]
@@ -128,8 +128,8 @@ async def test_a_repeated_run_that_did_nothing_does_not_hide_the_failure(
         await ledger.jobs.claim(made.claim(second_run.message))
         result = {"document_id": failed["document_id"], "duplicate": True}
         await ledger.jobs.finish(made.finish(job_id=second_run.message.job_id, result=result))
-    now = (await client.get(address)).json()
-    assert (now["state"], now["error"]) == ("failed", first["error"])
+    status = (await client.get(address)).json()
+    assert (status["state"], status["error"]) == ("failed", first["error"])
     again = await send(client, content)
     assert again.status_code == 422
     assert again.json()["job_id"] not in (failed["job_id"], second_run.message.job_id)
@@ -146,10 +146,10 @@ async def test_a_pipeline_that_the_process_did_not_finish_goes_on_with_the_next_
             upload = await intake.receive(in_parts(sample(0).content, 10_000))
             submitting = asyncio.create_task(services.documents.submit(upload, UploadMetadata()))
 
-            async def begun() -> bool:
+            async def has_document() -> bool:
                 return bool((await PipelineLedger(ledger).documents.list_documents()).items)
 
-            await eventually(begun)
+            await eventually(has_document)
         submitting.cancel()
         await asyncio.gather(submitting, return_exceptions=True)
         assert (await PipelineLedger(ledger).documents.list_documents()).items[

@@ -20,7 +20,7 @@ from switchyard.services.pipeline.records.documents import (
     Document,
     DocumentClass,
 )
-from switchyard.services.pipeline.workers.stages import INGEST, PARTS, PIPELINE, Stage
+from switchyard.services.pipeline.workers.stages import INGEST, PART_JOB_TYPES, PIPELINE, Stage
 
 QUEUED = "queued"
 STATES = frozenset(
@@ -128,7 +128,7 @@ def _find_position(
 ) -> _PipelinePosition:
     if document is not None and document.state in FINISHED_STATES:
         return _PipelinePosition(document.state, None)
-    stopped = [job for job in jobs if job.state in STOPPED and job.job_type not in PARTS]
+    stopped = [job for job in jobs if job.state in STOPPED and job.job_type not in PART_JOB_TYPES]
     if stopped:
         return _PipelinePosition(FAILED, _stage_name(stopped[-1], document), _failure(stopped[-1]))
     active = [job for job in jobs if job.state not in FINISHED]
@@ -176,7 +176,7 @@ def _completed_stages(document: Document | None, jobs: Sequence[JobSummary]) -> 
 def _stage_of(job_type: str) -> Stage | None:
     """Return the stage that a job runs, or runs a part of; None for other jobs."""
     by_name = (stage for stage in PIPELINE if stage.name == job_type)
-    return PARTS.get(job_type) or next(by_name, None)
+    return PART_JOB_TYPES.get(job_type) or next(by_name, None)
 
 
 def _stage_name(job: JobSummary, document: Document | None) -> str | None:

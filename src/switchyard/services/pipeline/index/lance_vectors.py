@@ -11,9 +11,9 @@ def cosines(vector: Sequence[float], column: Any) -> list[float]:
     import numpy as np
 
     query_vector = np.array(vector)
-    known = column.combine_chunks().flatten().to_numpy().reshape(-1, len(query_vector))
-    lengths = np.linalg.norm(known, axis=1) * np.linalg.norm(query_vector)
-    similarities: list[float] = (known @ query_vector / np.where(lengths, lengths, 1.0)).tolist()
+    compared = column.combine_chunks().flatten().to_numpy().reshape(-1, len(query_vector))
+    lengths = np.linalg.norm(compared, axis=1) * np.linalg.norm(query_vector)
+    similarities: list[float] = (compared @ query_vector / np.where(lengths, lengths, 1.0)).tolist()
     return similarities
 
 

@@ -58,8 +58,11 @@ _EAST_ASIAN = "\u2e80"
 _MAX_ZERO_WIDTH = 0.01
 _MAX_RECTANGLES = 200_000
 _MAX_PARTS = 100
+"""Parts of a form that are read."""
 _MAX_NAME = 256
+"""Bytes of the name of such a part."""
 _MAX_OBJECTS = 20_000
+"""Objects of a page whose places are read."""
 
 
 @contextmanager
@@ -205,11 +208,11 @@ def _open_pdf(data: bytes) -> Iterator[Any]:
 
 
 @contextmanager
-def _translate_errors(what: str) -> Iterator[None]:
+def _translate_errors(part: str) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, ValueError, LookupError) as error:
-        raise CorruptDocument(f"the PDF is corrupt: {what} can't be read ({error})") from error
+        raise CorruptDocument(f"the PDF is corrupt: {part} can't be read ({error})") from error
 
 
 def _lines(page: Any, visible: _VisibleArea) -> list[Line]:
@@ -231,7 +234,7 @@ def _lines(page: Any, visible: _VisibleArea) -> list[Line]:
             left, upper, right, lower = visible.to_page(box)
             size = raw.FPDFText_GetFontSize(text, char_index) if char_index >= 0 else lower - upper
             bold = char_index >= 0 and raw.FPDFText_GetFontWeight(text, char_index) >= _BOLD_WEIGHT
-            # Rectangles are as high as their letters: of a line without b and d, less high.
+            # A rectangle is as high as its letters, and lower where none of them is as high as b.
             middle, half = (upper + lower) / 2, max(0.4 * size, (lower - upper) / 2)
             line = Line(left, middle - half, right, middle + half, text_in_box, size, bold)
             if lines and _continues_line(lines[-1], line):
@@ -363,9 +366,9 @@ def _divide_row(row: list[tuple[Glyph, float, float, float]]) -> Iterator[Line]:
 
 
 def _continues_line(before: Line, line: Line) -> bool:
-    shared = min(before.y1, line.y1) - max(before.y0, line.y0)
+    shared_height = min(before.y1, line.y1) - max(before.y0, line.y0)
     gap = line.x0 - before.x1
-    return shared > 0.6 * min(before.height, line.height) and -1 < gap < 0.6 * line.size
+    return shared_height > 0.6 * min(before.height, line.height) and -1 < gap < 0.6 * line.size
 
 
 def _join_lines(before: Line, line: Line) -> Line:

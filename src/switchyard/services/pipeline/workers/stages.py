@@ -94,9 +94,9 @@ PIPELINE = (INGEST, EXTRACT, OCR, SUMMARIZE, EMBED, CLASSIFY, LINK)
 """All stages in their order; most documents need no OCR."""
 
 
-PARTS = {"ocr_pages": OCR}
-"""Job types that do a part of a stage, by name. A job of the stage waits for them, and does the
-part of a job that died itself."""
+PART_JOB_TYPES = {"ocr_pages": OCR}
+"""Stages by the job types that do a part of them. A job of the stage waits for these jobs, and does
+the parts of those that died."""
 
 
 class ContentReplaced(Exception):

@@ -268,6 +268,4 @@ def _next_cursor(span: ListingCursor, feed: Feed, end: datetime) -> ListingCurso
     if since > end:
         return None
     # Twice as long as the window before, whose entries fitted.
-    return ListingCursor(
-        since, min(end, since + 2 * (position.until - position.since + _MINUTE) - _MINUTE)
-    )
+    return ListingCursor(since, min(end, since + 2 * (span.until - span.since + _MINUTE) - _MINUTE))
