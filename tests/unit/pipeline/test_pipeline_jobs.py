@@ -15,7 +15,7 @@ HEAVY = (
 )
 
 
-def test_stages_run_on_the_expected_workers_and_in_the_expected_lanes():
+def test_stages_run_on_the_workers_and_in_the_lanes_of_requirement_t3():
     registry = Registry.load()
     declared = {
         job_type.name: (job_type.worker, job_type.lanes, job_type.isolation)
