@@ -205,7 +205,7 @@ def test_an_error_that_can_not_be_rebuilt_is_raised_with_its_text() -> None:
         raise CustomError(f"page {number}") if number == 1 else CorruptDocument("damaged")
 
     with PageProcess(work, QUICK) as process:
-        with pytest.raises(RuntimeError, match="Own: page 1"):
+        with pytest.raises(RuntimeError, match="CustomError: page 1"):
             process.run(1)
         with pytest.raises(CorruptDocument, match="damaged"):
             process.run(2)
