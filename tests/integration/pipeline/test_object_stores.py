@@ -208,7 +208,7 @@ def write_chunks(url: str, writer: int, rounds: int) -> None:
         pytest.param("s3", 20, marks=pytest.mark.long),
         pytest.param("azure", 20, marks=pytest.mark.long),
     ],
-    indirect=["place"],
+    indirect=["base_url"],
 )
 async def test_processes_that_write_an_index_in_a_store_at_once_lose_and_double_nothing(
     base_url: str, rounds: int
