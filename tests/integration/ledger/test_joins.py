@@ -10,6 +10,7 @@ import pytest
 from sqlalchemy import Engine, event, text
 
 from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.ledger.sql.job_operations import JOBS_PER_TURN, prepare_inserts
 from switchyard.services.engine.records.errors import RowRejected
 from switchyard.services.engine.records.joins import Joining, WhenDead
 from switchyard.services.engine.records.requests import NewJob, RedrivenCopy
@@ -58,6 +59,22 @@ async def counts(ledger: Ledger, join_id: str = THEN) -> tuple[int, int, int, in
     join = await ledger.joins.join(join_id)
     assert join is not None
     return join.total, join.open, join.dead, join.cancelled
+
+
+async def test_many_jobs_are_encoded_while_others_run() -> None:
+    turns = 0
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count_turns())
+    inserts = await prepare_inserts(joined(99))
+    counting.cancel()
+    assert len(inserts) == 100
+    assert turns >= 100 // JOBS_PER_TURN
 
 
 async def test_the_last_end_lets_the_job_that_waits_go_and_no_other_end_does(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -33,10 +32,6 @@ OWN_STATEMENT_THRESHOLD = 100
 """So many jobs or more are marked by a statement of their own, and do not wait for a group
 commit."""
 
-JOBS_PER_TURN = 10
-"""Jobs that are encoded before others run: twenty with payloads of 900 kB held the event loop for a
-tenth of a second."""
-
 
 class JobRepository(Repository):
     """Writes jobs' states: the busiest part of the ledger. Changes of single jobs are committed in
@@ -56,12 +51,7 @@ class JobRepository(Repository):
         Not all or nothing: when another error is raised, some of them may be recorded, and the
         same call may be made again.
         """
-        inserts = []
-        for job in batch:
-            inserts.append(ops.InsertJob(job))
-            if not len(inserts) % JOBS_PER_TURN:
-                await asyncio.sleep(0)
-        results = await self._committer.submit_many(inserts)
+        results = await self._committer.submit_many(await ops.prepare_inserts(batch))
         recorded: list[Recorded | IdempotencyConflict] = []
         for result in results:
             if isinstance(result, BaseException) and not isinstance(result, IdempotencyConflict):

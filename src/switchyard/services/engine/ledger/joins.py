@@ -41,7 +41,7 @@ class JoinRepository(Repository):
     async def record_joined(self, batch: Sequence[NewJob]) -> list[Recorded]:
         """Record jobs and the one that waits for them, all or none: otherwise, after a crash, some
         could end before the others are recorded. Raises RowRejected."""
-        inserts = [ops.InsertJob(job) for job in batch]
+        inserts = await ops.prepare_inserts(batch)
         results = await self._database.write(
             lambda connection: self._writer.run(connection, inserts)
         )

@@ -6,6 +6,8 @@ and writes what has changed.
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Protocol, TypeVar
 from uuid import uuid4
@@ -18,6 +20,9 @@ from switchyard.services.engine.records.requests import NewJob
 from switchyard.services.engine.records.results import Created, Existing, Recorded
 from switchyard.services.engine.records.states import State
 
+JOBS_PER_TURN = 10
+"""Jobs that are encoded before others run: twenty with payloads of 900 kB held the event loop for a
+tenth of a second."""
 ResultT_co = TypeVar("ResultT_co", covariant=True)
 
 
@@ -119,6 +124,16 @@ class InsertJob:
     @property
     def _notice_id(self) -> str | None:
         return None if self._notice is None else self._notice.job_id
+
+
+async def prepare_inserts(batch: Iterable[NewJob]) -> list[InsertJob]:
+    """Encode jobs, and let others run in between: a join may have thousands. Raises RowRejected."""
+    inserts = []
+    for job in batch:
+        inserts.append(InsertJob(job))
+        if not len(inserts) % JOBS_PER_TURN:
+            await asyncio.sleep(0)
+    return inserts
 
 
 @dataclass(frozen=True, slots=True)
