@@ -1,5 +1,6 @@
 """Making a job out of a request: what is checked before anything is sent."""
 
+import asyncio
 import json
 import math
 from dataclasses import replace
@@ -17,6 +18,7 @@ from switchyard.services.engine.jobs.registry import InvalidPayload, Registry, U
 from switchyard.services.engine.ledger.sql.codec import to_json
 from switchyard.services.engine.ledger.sql.job_content import JobContent
 from switchyard.services.engine.publishing.preparing import (
+    CHILDREN_PER_TURN,
     InvalidJob,
     JobRequest,
     children_of,
@@ -194,25 +196,28 @@ def test_the_largest_job_that_is_accepted_can_be_read_by_a_worker() -> None:
     assert JobMessage.decode(body).payload["text"]
 
 
-def test_next_jobs_have_the_same_ids_each_time() -> None:
+async def test_next_jobs_have_the_same_ids_each_time() -> None:
     jobs = [Job("received", {"n": 1}), Job("received", {"n": 2}), Job("noop", {})]
-    first, again = (
-        [child.message.job_id for child in children_of(REGISTRY, PUBLIC_IDS, PARENT, "hot", jobs)]
+    first, again = [
+        [
+            child.message.job_id
+            for child in await children_of(REGISTRY, PUBLIC_IDS, PARENT, "hot", jobs)
+        ]
         for _ in range(2)
-    )
+    ]
     assert first == again
     assert len(set(first)) == 3
     assert first[0] == job_id_of(PUBLIC_IDS, "parent", "received", 0)
 
 
-def test_next_jobs_carry_on_what_the_first_one_began() -> None:
-    (child,) = children_of(REGISTRY, PUBLIC_IDS, PARENT, "hot", [Job("received", {"n": 1})])
+async def test_next_jobs_carry_on_what_the_first_one_began() -> None:
+    (child,) = await children_of(REGISTRY, PUBLIC_IDS, PARENT, "hot", [Job("received", {"n": 1})])
     metadata = child.message.metadata
     assert (metadata.parent_id, metadata.pipeline) == ("parent", "parent")
     assert (metadata.source, metadata.traceparent) == ("arxiv", "00-1-2-01")
     assert child.message.priority == 7
     jobs = [Job("noop", {}, priority=2)]
-    (grandchild,) = children_of(REGISTRY, PUBLIC_IDS, child.message, "hot", jobs)
+    (grandchild,) = await children_of(REGISTRY, PUBLIC_IDS, child.message, "hot", jobs)
     assert (grandchild.message.metadata.parent_id, grandchild.message.metadata.pipeline) == (
         child.message.job_id,
         "parent",
@@ -230,13 +235,13 @@ def test_next_jobs_carry_on_what_the_first_one_began() -> None:
         (Job("spread", {}), False),  # it goes on in pieces, between which others are to come
     ],
 )
-def test_a_later_stage_of_the_same_worker_goes_before_what_begins_there(
+async def test_a_later_stage_of_the_same_worker_goes_before_what_begins_there(
     job: Job, is_later: bool
 ) -> None:
     for priority in range(11):
         parent = PARENT.model_copy(update={"priority": priority})
         job = replace(job, priority=None if job.priority is None else priority)
-        (child,) = children_of(REGISTRY, PUBLIC_IDS, parent, "hot", [job])
+        (child,) = await children_of(REGISTRY, PUBLIC_IDS, parent, "hot", [job])
         assert child.message.priority == priority
         first, next_stage = (
             envelope_of(JobMessage.decode(each.encode())).priority
@@ -255,8 +260,10 @@ def test_a_later_stage_of_the_same_worker_goes_before_what_begins_there(
         (Job("tidied", {}, lane="maintenance"), "hot", "maintenance"),
     ],
 )
-def test_next_jobs_stay_in_the_lane_where_they_can(job: Job, parent_lane: str, lane: str) -> None:
-    (child,) = children_of(REGISTRY, PUBLIC_IDS, PARENT, parent_lane, [job])
+async def test_next_jobs_stay_in_the_lane_where_they_can(
+    job: Job, parent_lane: str, lane: str
+) -> None:
+    (child,) = await children_of(REGISTRY, PUBLIC_IDS, PARENT, parent_lane, [job])
     assert (child.lane, child.routing_key) == (lane, f"{lane}.{job.job_type}")
 
 
@@ -271,9 +278,26 @@ def test_next_jobs_stay_in_the_lane_where_they_can(job: Job, parent_lane: str, l
         (Job("received", {}, priority=11), InvalidJob),
     ],
 )
-def test_next_jobs_are_checked_like_any_other(job: Job, error: type[Exception]) -> None:
+async def test_next_jobs_are_checked_like_any_other(job: Job, error: type[Exception]) -> None:
     with pytest.raises(error):
-        children_of(REGISTRY, PUBLIC_IDS, PARENT, "hot", [job])
+        await children_of(REGISTRY, PUBLIC_IDS, PARENT, "hot", [job])
+
+
+async def test_many_next_jobs_are_made_while_others_run() -> None:
+    turns = 0
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count_turns())
+    jobs = [Job("noop", {})] * 4 * CHILDREN_PER_TURN
+    children = await children_of(REGISTRY, PUBLIC_IDS, PARENT, "hot", jobs)
+    counting.cancel()
+    assert len(children) == len(jobs)
+    assert turns >= 4
 
 
 def test_what_is_recorded_of_a_payload_is_what_is_sent() -> None:

@@ -73,7 +73,7 @@ def remove_secrets(registry: Registry, message: JobMessage, outcome: Any) -> Any
     return outcome.scrub(Scrubber.from_payload(message.payload, secrets))
 
 
-def classify(
+async def classify(
     registry: Registry,
     message: JobMessage,
     lane: str,
@@ -107,7 +107,7 @@ def classify(
         return decision, []
     try:
         _check_result(decision.result, max_result_bytes)
-        following = children_of(
+        following = await children_of(
             registry, ids, message, lane, decision.jobs, decision.then, decision.when_dead
         )
         return decision, following

@@ -124,7 +124,7 @@ class AttemptLifecycle(Generic[J]):
         written, the job is dead instead."""
         outcome = remove_secrets(self.registry, job.message, outcome)
         try:
-            ending, jobs = self._classify(job, outcome)
+            ending, jobs = await self._classify(job, outcome)
             ending = await self.follow_up.publish(job, ending, inherit_join(job.join_id, jobs))
             return await self.attempt_writer.record_end(job, ending)
         except (ClaimLost, *LEDGER_UNUSABLE):
@@ -146,11 +146,11 @@ class AttemptLifecycle(Generic[J]):
             log_failure("dead letter not recorded", Failure.from_error(error))
             return ending, []
 
-    def _classify(self, job: J, outcome: Any) -> tuple[Ending, Sequence[NewJob]]:
+    async def _classify(self, job: J, outcome: Any) -> tuple[Ending, Sequence[NewJob]]:
         """Decide how the attempt ends, and which jobs follow."""
         if job.verdict is not None:
             return job.verdict, ()
-        return classify(
+        return await classify(
             self.registry,
             job.message,
             job.lane,

@@ -33,6 +33,7 @@ from switchyard.services.engine.runtime.attempt_endings import (
     remove_secrets,
 )
 from switchyard.services.engine.runtime.execution import Executor
+from switchyard.services.engine.runtime.running_job import is_from_outside
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,7 @@ async def _attempt(registry: Registry, ctx: JobContext, executor: Executor) -> A
     policy = RetryPolicy.from_levels(ctx.settings.retry_delays)
     decision: Decision
     try:
-        decision, following = classify(
+        decision, following = await classify(
             registry,
             message,
             ctx.lane,
@@ -101,7 +102,10 @@ async def _attempt(registry: Registry, ctx: JobContext, executor: Executor) -> A
             max_result_bytes=ctx.settings.max_result_bytes,
             ids=PUBLIC_IDS,  # the follow-up jobs are not published
         )
-    except BaseException as error:  # raised by values in the handler's outcome
+    except BaseException as error:
+        if is_from_outside(error):
+            raise
+        # Raised by values in the handler's outcome.
         decision, following = end_unwritable(message, handler_outcome, error), []
     outcome = (
         handler_outcome
