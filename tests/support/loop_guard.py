@@ -5,8 +5,7 @@ each callback's processor time is measured, in the tests' own process and in tho
 (commands.py). Time on the wall would measure how busy the machine is.
 
 A callback counts where the innermost `async def` on its stack that is no library's is one of the
-product.
-What a test or its job handlers do in a loop is theirs.
+product. What a test or its job handlers do in a loop is theirs.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
 """Making a job out of a request: what is checked before anything is sent."""
 
-import asyncio
 import json
 import math
 from dataclasses import replace
@@ -29,6 +28,7 @@ from switchyard.services.engine.records.errors import RowRejected
 from switchyard.services.engine.records.job_ids import PUBLIC_IDS
 from switchyard.services.engine.records.requests import MAX_DELAY
 from tests.support.system import JOB_MODULES
+from tests.support.turns import turns_during
 
 REGISTRY = Registry.load(JOB_MODULES)
 PARENT = JobMessage(
@@ -284,18 +284,8 @@ async def test_next_jobs_are_checked_like_any_other(job: Job, error: type[Except
 
 
 async def test_many_next_jobs_are_made_while_others_run() -> None:
-    turns = 0
-
-    async def count_turns() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
-    counting = asyncio.create_task(count_turns())
     jobs = [Job("noop", {})] * 4 * CHILDREN_PER_TURN
-    children = await children_of(REGISTRY, PUBLIC_IDS, PARENT, "hot", jobs)
-    counting.cancel()
+    children, turns = await turns_during(children_of(REGISTRY, PUBLIC_IDS, PARENT, "hot", jobs))
     assert len(children) == len(jobs)
     assert turns >= 4
 

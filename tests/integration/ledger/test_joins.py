@@ -23,6 +23,7 @@ from switchyard.services.engine.records.results import (
 )
 from switchyard.services.engine.records.states import State
 from tests.support.made import NOW, claim, finish, let_out, letter, new_job
+from tests.support.turns import turns_during
 
 THEN = "then"
 
@@ -62,17 +63,7 @@ async def counts(ledger: Ledger, join_id: str = THEN) -> tuple[int, int, int, in
 
 
 async def test_many_jobs_are_encoded_while_others_run() -> None:
-    turns = 0
-
-    async def count_turns() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
-    counting = asyncio.create_task(count_turns())
-    inserts = await prepare_inserts(joined(99))
-    counting.cancel()
+    inserts, turns = await turns_during(prepare_inserts(joined(99)))
     assert len(inserts) == 100
     assert turns >= 100 // JOBS_PER_TURN
 
