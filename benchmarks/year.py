@@ -32,7 +32,7 @@ from switchyard.services.engine.monitoring.usage import measure_usage
 from switchyard.services.engine.publishing.preparing import JobRequest
 from switchyard.services.engine.publishing.publisher import JobPublisher, Published
 
-DAY = 20.0
+DAY = 15.0
 """Seconds; everything is kept for one day."""
 JOBS_A_DAY = 5_480
 """Two million in a year."""
@@ -49,17 +49,18 @@ PARTS = 6
 nothing."""
 SHARE_WITHOUT_PRUNING = 0.08
 """Of the days, before the year and after it again, for the latency of hot jobs without pruning."""
+MAX_DAYS_WITHOUT_PRUNING = 10
 TARGET = "at most 1.1 ×"
 
 
 def year_sqlite(stage: Stage, rounds: int, count: int) -> list[Row]:
-    """Many small jobs, kept for a day of 20 s: what ledger, files, index and broker take in the
+    """Many small jobs, kept for a day of 15 s: what ledger, files, index and broker take in the
     last sixth of the time, against the second; hot jobs while all that is removed, and without."""
     return _year(stage, "sqlite", count)
 
 
 def year_postgresql(stage: Stage, rounds: int, count: int) -> list[Row]:
-    """Many small jobs, kept for a day of 20 s: what ledger, files, index and broker take in the
+    """Many small jobs, kept for a day of 15 s: what ledger, files, index and broker take in the
     last sixth of the time, against the second; hot jobs while all that is removed, and without."""
     return _year(stage, "postgresql", count)
 
@@ -195,7 +196,7 @@ async def _measured(ground: Stage, env: dict[str, str], days: int) -> list[Row]:
             _running(with_switchyard.worker_command(SLOTS, "hot,backfill"), env, ground.directory)
         )
         await system.first_hot()
-        without = days * SHARE_WITHOUT_PRUNING
+        without = min(days * SHARE_WITHOUT_PRUNING, MAX_DAYS_WITHOUT_PRUNING)
         with _scheduling("keep", env, ground.directory):
             await system.days(1)  # what is loaded or opened first
             before = await system.days(without)
