@@ -14,7 +14,7 @@ from switchyard.services.pipeline.samples.articles import sample
 from tests.acceptance.conftest import CommandLine
 from tests.acceptance.doctor import MAX_WAIT
 from tests.support.eventually import eventually
-from tests.support.llm_server import DIMENSIONS, LlmServer
+from tests.support.llm_server import DIMENSIONS, FakeLlmServer
 
 GUARDED = [sys.executable, "-m", "tests.support.loop_guard"]
 
@@ -30,7 +30,7 @@ async def test_the_first_document_of_new_processes_holds_no_event_loop(
     port = str(unused_tcp_port)
     jobctl.environment["JOBS_API_URL"] = f"http://127.0.0.1:{port}"
     with ExitStack() as stack:
-        model = stack.enter_context(LlmServer())
+        model = stack.enter_context(FakeLlmServer())
         jobctl.environment["JOBS_LLM_BASE_URL"] = model.url
         if embedder == "of a server":
             jobctl.environment |= {

@@ -16,7 +16,7 @@ from tests.support.api_server import ApiProcess, api_process
 from tests.support.brokers import TestBroker
 from tests.support.commands import ROOT, Running, commands
 from tests.support.eventually import eventually
-from tests.support.llm_server import MODEL, LlmServer
+from tests.support.llm_server import MODEL, FakeLlmServer
 from tests.support.site import Exchange, Request
 from tests.support.system import open_system
 from tests.support.worker_process import environment_of
@@ -53,7 +53,7 @@ def client_of(api: ApiProcess) -> openai.AsyncOpenAI:
 async def test_a_batch_whose_processes_are_killed_in_the_middle_answers_each_line_once(
     broker310: TestBroker, sqlite_url: str, tmp_path: Path
 ) -> None:
-    with LlmServer() as llm:
+    with FakeLlmServer() as llm:
         llm.always(answer_slowly)
         overrides: dict[str, Any] = {
             "llm_base_url": llm.url,

@@ -17,7 +17,7 @@ from switchyard.services.llm.gate import Urgency
 from switchyard.services.llm.model_client import ModelClient
 from switchyard.services.llm.records.llm_spend import Requester
 from tests.support.llm_batches import Batch as RemoteBatch
-from tests.support.llm_server import LlmServer
+from tests.support.llm_server import FakeLlmServer
 from tests.support.made import message, new_job
 from tests.support.site import Exchange
 
@@ -26,7 +26,7 @@ def chat(text: str) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": text}], "max_tokens": 7}
 
 
-def only_batch(llm: LlmServer) -> RemoteBatch:
+def only_batch(llm: FakeLlmServer) -> RemoteBatch:
     (batch,) = llm.batches.batches.values()
     return batch
 

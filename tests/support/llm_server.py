@@ -136,8 +136,11 @@ def cut_in_the_middle() -> Behaviour:
     )
 
 
-class LlmServer(Site):
-    """Use as a context manager; `url` is what JOBS_LLM_BASE_URL takes."""
+class FakeLlmServer(Site):
+    """A server of the OpenAI API that answers as a test says.
+
+    Use as a context manager; `url` is what JOBS_LLM_BASE_URL takes.
+    """
 
     def __init__(self, port: int = 0) -> None:
         super().__init__(port)

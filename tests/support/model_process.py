@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.support.commands import ROOT, Running, commands
-from tests.support.llm_server import LlmServer, answers
+from tests.support.llm_server import FakeLlmServer, answers
 from tests.support.site import Exchange, Request
 
 CALL_TIME = 0.1
@@ -27,7 +27,7 @@ def answer_to(question: str) -> str:
     return f"The answer to {question}."
 
 
-class _AnsweringServer(LlmServer):
+class _AnsweringServer(FakeLlmServer):
     def __init__(self, port: int, log: Path) -> None:
         super().__init__(port)
         self._log = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)

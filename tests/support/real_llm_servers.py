@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 
 from switchyard.cli.system.free_ports import free_port
-from switchyard.services.common.settings.llm import LlmServer as Provider
+from switchyard.services.common.settings.llm import LlmServer
 from tests.support.eventually import eventually
 
 PYTHON = "SWITCHYARD_LLM_SERVERS"
@@ -88,10 +88,10 @@ class RealServer:
         """What JOBS_LLM_BASE_URL takes."""
         return f"http://127.0.0.1:{self.port}/v1"
 
-    def provider(self, **values: Any) -> Provider:
+    def provider(self, **values: Any) -> LlmServer:
         """Return the server as an entry of JOBS_LLM_PROVIDERS; `values` are further settings."""
         own = {"name": self.kind.name, "base_url": self.url, "model": self.kind.model()}
-        return Provider.model_validate({**own, "aliases": (ALIAS,), **values})
+        return LlmServer.model_validate({**own, "aliases": (ALIAS,), **values})
 
     def start(self) -> None:
         with self.log.open("ab") as output:

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 from switchyard.services.common.settings import Settings
-from switchyard.services.common.settings.llm import LlmServer as Provider
+from switchyard.services.common.settings.llm import LlmServer
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.llm import batch_runner
 from tests.support.brokers import TestBroker
 from tests.support.ledgers import make_ledger
 from tests.support.llm_batches import with_batches
-from tests.support.llm_server import MODEL, LlmServer
+from tests.support.llm_server import MODEL, FakeLlmServer
 from tests.support.system import System, open_system
 
 
@@ -38,8 +38,8 @@ def _own_data_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def llm() -> Iterator[LlmServer]:
-    with LlmServer() as server:
+def llm() -> Iterator[FakeLlmServer]:
+    with FakeLlmServer() as server:
         yield server
 
 
@@ -52,19 +52,19 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 async def system(
-    broker310: TestBroker, sqlite_url: str, tmp_path: Path, llm: LlmServer, quick: None
+    broker310: TestBroker, sqlite_url: str, tmp_path: Path, llm: FakeLlmServer, quick: None
 ) -> AsyncIterator[System]:
     """Yield a system whose only provider is the test's server."""
     modules = ("switchyard.services.llm.job_types",)
     async with open_system(broker310, sqlite_url, data_dir=tmp_path, modules=modules) as opened:
-        own = Provider(name="own", base_url=llm.url, model=MODEL, aliases=("small", "org/small"))
+        own = LlmServer(name="own", base_url=llm.url, model=MODEL, aliases=("small", "org/small"))
         overrides = {"llm_providers": (own,), "llm_timeout": 60.0}
         opened.settings = opened.settings.model_copy(update=overrides)
         yield opened
 
 
 @pytest.fixture
-def settings(tmp_path: Path, llm: LlmServer, quick: None) -> Settings:
+def settings(tmp_path: Path, llm: FakeLlmServer, quick: None) -> Settings:
     """Return settings without a broker, whose questions go to that server in batches."""
     nowhere = {"amqp_url": "amqp://127.0.0.1:1", "data_dir": tmp_path}
     return Settings.model_validate(with_batches(llm.url, tmp_path) | nowhere)

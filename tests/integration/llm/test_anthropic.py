@@ -10,7 +10,7 @@ import pytest
 from pydantic import SecretStr
 
 from switchyard.services.common.errors import DependencyUnavailable
-from switchyard.services.common.settings.llm import LlmServer as Provider
+from switchyard.services.common.settings.llm import LlmServer
 from switchyard.services.llm.completion_reader import Completion
 from switchyard.services.llm.llm_errors import (
     InvalidLlmResponse,
@@ -37,7 +37,7 @@ from tests.support.anthropic_server import (
     tool_use,
 )
 from tests.support.api_server import client_of, serving, until_connected
-from tests.support.llm_server import LlmServer
+from tests.support.llm_server import FakeLlmServer
 from tests.support.llm_server import answers as openai_answers
 from tests.support.site import Behaviour, cut_in_the_middle, says
 from tests.support.system import System
@@ -52,9 +52,9 @@ def claude() -> Iterator[AnthropicServer]:
         yield server
 
 
-def provider(claude: AnthropicServer, **options: Any) -> Provider:
+def provider(claude: AnthropicServer, **options: Any) -> LlmServer:
     defaults = {"name": "claude", "api": "anthropic", "model": MODEL, "api_key": SecretStr(KEY)}
-    return Provider.model_validate({**defaults, "base_url": claude.url, **options})
+    return LlmServer.model_validate({**defaults, "base_url": claude.url, **options})
 
 
 async def ask(
@@ -218,11 +218,11 @@ async def test_a_schema_that_the_server_refuses_is_in_the_prompt_alone(
 
 
 async def test_unchanged_programs_of_openais_client_are_answered(
-    system: System, claude: AnthropicServer, llm: LlmServer
+    system: System, claude: AnthropicServer, llm: FakeLlmServer
 ) -> None:
     """They go through the lanes; what this API does not have is asked at another server, or
     refused."""
-    own = Provider(name="own", base_url=llm.url, model="llama", aliases=(MODEL,), order=1)
+    own = LlmServer(name="own", base_url=llm.url, model="llama", aliases=(MODEL,), order=1)
     servers = {"llm_providers": (provider(claude, aliases=("only",)), own)}
     system.settings = system.settings.model_copy(update=servers)
     await system.start_worker("llm")

@@ -20,7 +20,7 @@ from switchyard.services.llm.ledger import LlmLedger
 from switchyard.services.llm.model_client import ModelClient
 from switchyard.services.llm.records.llm_batches import ItemState
 from tests.support.batching import answer, collect, new_batch_runner
-from tests.support.llm_server import LlmServer
+from tests.support.llm_server import FakeLlmServer
 from tests.support.made import new_job
 from tests.support.site import Exchange
 
@@ -49,7 +49,7 @@ async def states(ledger: Ledger) -> dict[str, int]:
 
 
 async def test_questions_of_a_provider_that_gets_no_batches_any_more_are_asked_live_at_once(
-    ledger: Ledger, settings: Settings, llm: LlmServer
+    ledger: Ledger, settings: Settings, llm: FakeLlmServer
 ) -> None:
     await collect(ledger, settings.model_copy(update={"llm_batch_wait": 600.0}), QUESTIONS)
     without_batches = settings.model_copy(update={"llm_batch": False})
@@ -63,7 +63,7 @@ async def test_questions_of_a_provider_that_gets_no_batches_any_more_are_asked_l
 
 
 async def test_an_unsent_batch_is_given_up_when_batches_are_switched_off(
-    plain_ledger: Ledger, settings: Settings, llm: LlmServer
+    plain_ledger: Ledger, settings: Settings, llm: FakeLlmServer
 ) -> None:
     await collect(plain_ledger, settings, QUESTIONS)
     llm.batches.fail_next = [lambda exchange: exchange.send_json(503, {})] * 3
@@ -76,7 +76,7 @@ async def test_an_unsent_batch_is_given_up_when_batches_are_switched_off(
 
 
 async def test_a_batch_whose_server_is_away_is_tried_until_the_server_would_have_ended_it(
-    plain_ledger: Ledger, settings: Settings, llm: LlmServer, monkeypatch: pytest.MonkeyPatch
+    plain_ledger: Ledger, settings: Settings, llm: FakeLlmServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await collect(plain_ledger, settings, QUESTIONS)
     llm.batches.fail_next = [Exchange.reset] * 100
@@ -106,7 +106,7 @@ class Killer:
     """Kills the client at its `requests`-th request for files and batches: the server does what is
     asked, and the client gets no answer."""
 
-    def __init__(self, llm: LlmServer, requests: int) -> None:
+    def __init__(self, llm: FakeLlmServer, requests: int) -> None:
         self._llm = llm
         self._left = requests
         self._loop = asyncio.get_running_loop()
@@ -156,7 +156,7 @@ async def test_a_sender_killed_at_any_step_leaves_one_batch_one_price_and_no_fil
     """The sender is killed at its first request, at its second, …, until it ends unharmed."""
     steps = itertools.count(1)
     for step in steps:
-        with LlmServer() as llm:
+        with FakeLlmServer() as llm:
             settings = settings.model_copy(
                 update={
                     "llm_base_url": llm.url,
@@ -182,7 +182,7 @@ async def test_a_sender_killed_at_any_step_leaves_one_batch_one_price_and_no_fil
     assert step > 8  # two lists, upload, batch; a look, answers, two files deleted
 
 
-async def _through(ledger: Ledger, settings: Settings, llm: LlmServer, step: int) -> bool:
+async def _through(ledger: Ledger, settings: Settings, llm: FakeLlmServer, step: int) -> bool:
     """Collect, send and conclude; killed after so many requests, and gone on with by others."""
     if step == 1:
         for n in range(QUESTIONS):

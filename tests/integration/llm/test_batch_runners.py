@@ -23,11 +23,11 @@ from tests.support.batching import (
     refusal,
     send_empty_list,
 )
-from tests.support.llm_server import LlmServer
+from tests.support.llm_server import FakeLlmServer
 
 
 async def test_two_batch_runners_at_once_send_each_question_once(
-    ledger: Ledger, database_url: str, settings: Settings, llm: LlmServer
+    ledger: Ledger, database_url: str, settings: Settings, llm: FakeLlmServer
 ) -> None:
     await collect(ledger, settings, 5)
     async with await Ledger.open(database_url) as second:
@@ -43,7 +43,7 @@ async def test_two_batch_runners_at_once_send_each_question_once(
 async def test_a_sender_that_is_killed_while_it_sends_is_followed_by_one_that_sends_the_rest(
     ledger: Ledger,
     settings: Settings,
-    llm: LlmServer,
+    llm: FakeLlmServer,
     monkeypatch: pytest.MonkeyPatch,
     point: str,
 ) -> None:
@@ -94,7 +94,7 @@ async def test_a_sender_that_was_frozen_changes_nothing_of_what_another_has_sent
     ledger: Ledger,
     database_url: str,
     settings: Settings,
-    llm: LlmServer,
+    llm: FakeLlmServer,
     monkeypatch: pytest.MonkeyPatch,
     reply: str,
 ) -> None:
@@ -152,7 +152,7 @@ async def test_a_sender_that_was_frozen_changes_nothing_of_what_another_has_sent
 
 
 async def test_a_sender_that_is_killed_while_it_concludes_pays_and_answers_once(
-    ledger: Ledger, settings: Settings, llm: LlmServer, monkeypatch: pytest.MonkeyPatch
+    ledger: Ledger, settings: Settings, llm: FakeLlmServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await collect(ledger, settings, 3)
     killed = new_batch_runner(ledger, settings)

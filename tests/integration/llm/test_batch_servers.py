@@ -22,12 +22,12 @@ from tests.support.batching import (
     refusal,
     send_empty_list,
 )
-from tests.support.llm_server import LlmServer
+from tests.support.llm_server import FakeLlmServer
 
 
 @pytest.mark.parametrize("status", ["failed", "cancelled", "expired"])
 async def test_a_batch_that_ends_without_answers_frees_all_its_questions(
-    plain_ledger: Ledger, settings: Settings, llm: LlmServer, status: str
+    plain_ledger: Ledger, settings: Settings, llm: FakeLlmServer, status: str
 ) -> None:
     await collect(plain_ledger, settings, 2)
     batch_runner = new_batch_runner(plain_ledger, settings)
@@ -41,7 +41,7 @@ async def test_a_batch_that_ends_without_answers_frees_all_its_questions(
 
 
 async def test_a_batch_that_is_refused_or_never_ends_is_given_up_in_time(
-    plain_ledger: Ledger, settings: Settings, llm: LlmServer, monkeypatch: pytest.MonkeyPatch
+    plain_ledger: Ledger, settings: Settings, llm: FakeLlmServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await collect(plain_ledger, settings, 1)
     llm.batches.fail_next = [send_empty_list, send_empty_list, refusal(400)]
@@ -65,7 +65,7 @@ async def test_a_batch_that_is_refused_or_never_ends_is_given_up_in_time(
 
 
 async def test_a_batch_whose_answers_can_not_be_stored_holds_up_no_other(
-    plain_ledger: Ledger, settings: Settings, llm: LlmServer, monkeypatch: pytest.MonkeyPatch
+    plain_ledger: Ledger, settings: Settings, llm: FakeLlmServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = settings.model_copy(update={"llm_batch_size": 1})
     await collect(plain_ledger, settings, 2)
@@ -94,7 +94,7 @@ async def test_a_batch_whose_answers_can_not_be_stored_holds_up_no_other(
 
 
 async def test_an_answer_that_can_not_be_written_as_it_is_keeps_no_batch_waiting(
-    plain_ledger: Ledger, settings: Settings, llm: LlmServer
+    plain_ledger: Ledger, settings: Settings, llm: FakeLlmServer
 ) -> None:
     await collect(plain_ledger, settings, 2)
     batch_runner = new_batch_runner(plain_ledger, settings)
@@ -114,7 +114,7 @@ async def test_an_answer_that_can_not_be_written_as_it_is_keeps_no_batch_waiting
 
 
 async def test_a_server_without_a_batch_api_keeps_no_question_waiting(
-    plain_ledger: Ledger, settings: Settings, llm: LlmServer
+    plain_ledger: Ledger, settings: Settings, llm: FakeLlmServer
 ) -> None:
     await collect(plain_ledger, settings, 1)
     llm.batches.fail_next = [refusal(404)]
@@ -124,7 +124,7 @@ async def test_a_server_without_a_batch_api_keeps_no_question_waiting(
 
 
 async def test_a_servers_id_that_is_a_path_is_refused(
-    plain_ledger: Ledger, settings: Settings, llm: LlmServer
+    plain_ledger: Ledger, settings: Settings, llm: FakeLlmServer
 ) -> None:
     await collect(plain_ledger, settings, 1)
     llm.batches.fail_next = [
@@ -139,7 +139,7 @@ async def test_a_servers_id_that_is_a_path_is_refused(
 
 
 async def test_a_file_of_answers_without_an_end_of_lines_is_not_all_read(
-    plain_ledger: Ledger, settings: Settings, llm: LlmServer, monkeypatch: pytest.MonkeyPatch
+    plain_ledger: Ledger, settings: Settings, llm: FakeLlmServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[bytes] = []
     monkeypatch.setattr(batch_api, "MAX_LINE_BYTES", 2_000)
@@ -167,7 +167,7 @@ async def test_a_file_of_answers_without_an_end_of_lines_is_not_all_read(
 
 
 async def test_a_very_long_list_of_batches_is_read_in_time(
-    plain_ledger: Ledger, settings: Settings, llm: LlmServer
+    plain_ledger: Ledger, settings: Settings, llm: FakeLlmServer
 ) -> None:
     await collect(plain_ledger, settings, 1)
     page = {"object": "list", "has_more": True, "data": [{}] * 200_000}

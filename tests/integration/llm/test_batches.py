@@ -16,13 +16,13 @@ from switchyard.services.llm.ledger import LlmLedger
 from tests.support.batching import chat, only_batch
 from tests.support.brokers import TestBroker
 from tests.support.llm_batches import ANSWER, with_batches
-from tests.support.llm_server import LlmServer
+from tests.support.llm_server import FakeLlmServer
 from tests.support.system import System, open_system
 
 
 @pytest.fixture
 async def system(
-    broker310: TestBroker, sqlite_url: str, tmp_path: Path, llm: LlmServer, quick: None
+    broker310: TestBroker, sqlite_url: str, tmp_path: Path, llm: FakeLlmServer, quick: None
 ) -> AsyncIterator[System]:
     modules = ("switchyard.services.llm.job_types",)
     async with open_system(broker310, sqlite_url, data_dir=tmp_path, modules=modules) as opened:
@@ -51,7 +51,7 @@ async def collected(system: System, number: int) -> list[str]:
 
 
 async def test_backfilled_questions_go_together_and_come_back_one_by_one_at_half_the_price(
-    system: System, batch_runner: BatchRunner, llm: LlmServer
+    system: System, batch_runner: BatchRunner, llm: FakeLlmServer
 ) -> None:
     job_ids = await collected(system, 3)
     await batch_runner.turn()
@@ -79,7 +79,7 @@ async def test_backfilled_questions_go_together_and_come_back_one_by_one_at_half
 
 
 async def test_what_a_batch_does_not_answer_is_asked_live(
-    system: System, batch_runner: BatchRunner, llm: LlmServer
+    system: System, batch_runner: BatchRunner, llm: FakeLlmServer
 ) -> None:
     job_ids = await collected(system, 4)
     await batch_runner.turn()
@@ -99,7 +99,7 @@ async def test_what_a_batch_does_not_answer_is_asked_live(
 
 
 async def test_questions_of_expiring_and_cancelled_jobs_are_not_sent(
-    system: System, batch_runner: BatchRunner, llm: LlmServer
+    system: System, batch_runner: BatchRunner, llm: FakeLlmServer
 ) -> None:
     (first, second) = await collected(system, 2)
     await system.ledger.jobs.cancel(first, system.ledger.clock.time())

@@ -26,7 +26,7 @@ from tests.support.api_server import serving
 from tests.support.backfills import BackfillUser
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
-from tests.support.llm_server import LlmServer
+from tests.support.llm_server import FakeLlmServer
 from tests.support.system import System, open_system
 
 CLASSIFY = {"text": "The sea is salt.", "labels": ["sea", "land"], "max_tokens": 7}
@@ -38,15 +38,15 @@ def test_the_command_line_offers_every_grouping() -> None:
 
 
 @pytest.fixture
-def llm() -> Iterator[LlmServer]:
-    with LlmServer() as server:
+def llm() -> Iterator[FakeLlmServer]:
+    with FakeLlmServer() as server:
         server.always(SEA)
         yield server
 
 
 @pytest.fixture
 async def system(
-    broker310: TestBroker, sqlite_url: str, tmp_path: Path, llm: LlmServer
+    broker310: TestBroker, sqlite_url: str, tmp_path: Path, llm: FakeLlmServer
 ) -> AsyncIterator[System]:
     (tmp_path / "prices.toml").write_text("[models.m]\ninput = 1000000\noutput = 1000000")
     modules = ("switchyard.services.llm.job_types",)
@@ -134,7 +134,7 @@ def test_each_budget_names_what_raises_it() -> None:
 
 @pytest.mark.long
 async def test_a_backfill_publishes_no_more_than_its_budget_lets_run(
-    system: System, llm: LlmServer, monkeypatch: pytest.MonkeyPatch
+    system: System, llm: FakeLlmServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(budget_account, "RECHECK_INTERVAL", 0.1)
     user = BackfillUser(system)

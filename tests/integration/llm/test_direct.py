@@ -29,7 +29,7 @@ from tests.support.api_server import serving
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.llm_process import asking_directly
-from tests.support.llm_server import LlmServer
+from tests.support.llm_server import FakeLlmServer
 from tests.support.metrics import Scrape
 from tests.support.site import Exchange, Request, held, slow
 from tests.support.system import open_system
@@ -43,7 +43,7 @@ def chat(text: str) -> dict[str, object]:
 
 
 @pytest.fixture
-def settings(llm: LlmServer, plain_ledger: Ledger, sqlite_url: str, tmp_path: Path) -> Settings:
+def settings(llm: FakeLlmServer, plain_ledger: Ledger, sqlite_url: str, tmp_path: Path) -> Settings:
     return Settings(
         amqp_url=None,
         database_url=SecretStr(sqlite_url),
@@ -61,7 +61,7 @@ async def queue(settings: Settings) -> AsyncIterator[LLMQueue]:
 
 
 async def test_a_question_is_answered_and_recorded_without_a_broker(
-    queue: LLMQueue, llm: LlmServer, plain_ledger: Ledger
+    queue: LLMQueue, llm: FakeLlmServer, plain_ledger: Ledger
 ) -> None:
     llm.next(SEA)
     result = await queue.call("classify", CLASSIFY, priority=5)
@@ -76,7 +76,7 @@ async def test_a_question_is_answered_and_recorded_without_a_broker(
 
 
 async def test_another_process_finds_the_result_by_its_id(
-    settings: Settings, queue: LLMQueue, llm: LlmServer
+    settings: Settings, queue: LLMQueue, llm: FakeLlmServer
 ) -> None:
     may_answer = threading.Event()
     llm.next(held(may_answer, SEA))
@@ -111,7 +111,7 @@ async def test_nothing_is_published(
 
 
 async def test_a_direct_request_is_not_taken_for_that_of_a_dead_worker(
-    queue: LLMQueue, llm: LlmServer, plain_ledger: Ledger
+    queue: LLMQueue, llm: FakeLlmServer, plain_ledger: Ledger
 ) -> None:
     may_answer = threading.Event()
     llm.next(held(may_answer, SEA))
@@ -124,7 +124,7 @@ async def test_a_direct_request_is_not_taken_for_that_of_a_dead_worker(
 
 @pytest.mark.long
 async def test_two_processes_together_keep_the_limit_and_send_equal_questions_once(
-    settings: Settings, llm: LlmServer, sqlite_url: str
+    settings: Settings, llm: FakeLlmServer, sqlite_url: str
 ) -> None:
     busy = BusyServer()
     llm.always(busy)
@@ -171,7 +171,7 @@ class BusyServer:
 
 
 async def test_a_pause_that_a_server_asks_for_is_observed_and_uses_up_no_attempt(
-    settings: Settings, queue: LLMQueue, llm: LlmServer, plain_ledger: Ledger
+    settings: Settings, queue: LLMQueue, llm: FakeLlmServer, plain_ledger: Ledger
 ) -> None:
     llm.next(llm_server.rate_limited(2))
     began = time.monotonic()
@@ -194,7 +194,7 @@ async def _paused(ledger: Ledger) -> list:
 
 
 async def test_a_pause_longer_than_the_requests_time_is_a_timeout(
-    queue: LLMQueue, llm: LlmServer, plain_ledger: Ledger
+    queue: LLMQueue, llm: FakeLlmServer, plain_ledger: Ledger
 ) -> None:
     llm.always(llm_server.rate_limited(120))
     result = await queue.call("chat_completion", chat("?"), timeout=2)
@@ -205,7 +205,7 @@ async def test_a_pause_longer_than_the_requests_time_is_a_timeout(
 
 
 async def test_a_direct_request_that_expires_during_its_call_times_out_at_once(
-    queue: LLMQueue, llm: LlmServer
+    queue: LLMQueue, llm: FakeLlmServer
 ) -> None:
     llm.always(slow(30))
     began = time.monotonic()
@@ -229,7 +229,7 @@ async def test_a_job_that_can_not_run_directly_is_refused_and_not_recorded(
 
 
 async def test_the_end_of_the_process_cancels_requests_under_way(
-    settings: Settings, llm: LlmServer, plain_ledger: Ledger
+    settings: Settings, llm: FakeLlmServer, plain_ledger: Ledger
 ) -> None:
     llm.next(slow(30))
     async with LLMQueue.open(settings) as queue:
@@ -249,7 +249,7 @@ async def _state(ledger: Ledger, job_id: str, state: State) -> bool:
 
 @pytest.mark.long  # until the hold of the dead one runs out
 async def test_after_a_crash_the_job_is_stale_and_a_repeated_request_is_answered(
-    settings: Settings, queue: LLMQueue, llm: LlmServer, plain_ledger: Ledger, sqlite_url: str
+    settings: Settings, queue: LLMQueue, llm: FakeLlmServer, plain_ledger: Ledger, sqlite_url: str
 ) -> None:
     llm.next(slow(60))
     environment = {
@@ -269,7 +269,7 @@ async def test_after_a_crash_the_job_is_stale_and_a_repeated_request_is_answered
 
 
 async def test_over_http_an_answer_comes_without_a_broker(
-    settings: Settings, llm: LlmServer
+    settings: Settings, llm: FakeLlmServer
 ) -> None:
     llm.next(SEA)
     request_fields = {"type": "classify", "payload": CLASSIFY}

@@ -20,7 +20,7 @@ from switchyard.services.engine.records.states import Pressure, State
 from switchyard.services.llm.ledger import LlmLedger
 from tests.support.api_server import client_of, serving, until_connected
 from tests.support.eventually import eventually
-from tests.support.llm_server import ANSWER, MODEL, LlmServer, answers, fails
+from tests.support.llm_server import ANSWER, MODEL, FakeLlmServer, answers, fails
 from tests.support.metrics import Scrape
 from tests.support.site import Exchange, held, slow
 from tests.support.system import System
@@ -42,7 +42,7 @@ async def jobs_of(system: System) -> list[JobRecord]:
 
 
 async def test_the_api_calls_the_server_itself_while_no_job_waits(
-    system: System, llm: LlmServer
+    system: System, llm: FakeLlmServer
 ) -> None:
     async with serving(system.settings, llm_direct_calls=2) as api, client_of(api) as client:
         await until_connected(api)  # no worker is there
@@ -58,7 +58,7 @@ async def test_the_api_calls_the_server_itself_while_no_job_waits(
 
 
 async def test_behind_a_job_that_waits_requests_wait_in_the_lane(
-    system: System, llm: LlmServer
+    system: System, llm: FakeLlmServer
 ) -> None:
     await system.publish("hot.chat_completion", WAITING)
     await system.wait_until_ready("hot.llm", 1)
@@ -72,7 +72,7 @@ async def test_behind_a_job_that_waits_requests_wait_in_the_lane(
     assert not any((each.worker_id or "").startswith("inline-") for each in await jobs_of(system))
 
 
-async def test_requests_of_the_lane_backfill_wait_in_it(system: System, llm: LlmServer) -> None:
+async def test_requests_of_the_lane_backfill_wait_in_it(system: System, llm: FakeLlmServer) -> None:
     async with serving(system.settings, llm_direct_calls=2) as api, client_of(api) as client:
         await until_connected(api)
         bulk = asyncio.create_task(ask(client, **{"X-Job-Lane": "backfill"}))
@@ -83,7 +83,7 @@ async def test_requests_of_the_lane_backfill_wait_in_it(system: System, llm: Llm
 
 
 async def test_requests_beyond_the_maximum_wait_in_the_lanes(
-    system: System, llm: LlmServer
+    system: System, llm: FakeLlmServer
 ) -> None:
     may_answer = threading.Event()
     llm.next(held(may_answer, answers("the first")))
@@ -100,7 +100,7 @@ async def test_requests_beyond_the_maximum_wait_in_the_lanes(
 
 
 async def test_while_one_waits_for_a_slot_further_requests_wait_in_the_lanes(
-    system: System, llm: LlmServer
+    system: System, llm: FakeLlmServer
 ) -> None:
     (own,) = system.settings.llm_servers
     overrides = {"llm_providers": (own.model_copy(update={"max_calls": 1}),), "llm_direct_calls": 3}
@@ -135,7 +135,7 @@ async def test_while_one_waits_for_a_slot_further_requests_wait_in_the_lanes(
     ids=["unknown", "no queue", "put off"],
 )
 async def test_requests_take_the_lane_when_its_depth_is_unknown_or_jobs_are_delayed(
-    system: System, llm: LlmServer, monkeypatch: pytest.MonkeyPatch, depth: QueueDepth | None
+    system: System, llm: FakeLlmServer, monkeypatch: pytest.MonkeyPatch, depth: QueueDepth | None
 ) -> None:
     async def get_soon(self: LanePressure, queue: str) -> QueueDepth | None:
         return depth
@@ -150,7 +150,7 @@ async def test_requests_take_the_lane_when_its_depth_is_unknown_or_jobs_are_dela
 
 
 async def test_requests_in_the_services_own_form_take_the_lanes(
-    system: System, llm: LlmServer
+    system: System, llm: FakeLlmServer
 ) -> None:
     async with serving(system.settings, llm_direct_calls=2) as api:
         await until_connected(api)
@@ -159,7 +159,9 @@ async def test_requests_in_the_services_own_form_take_the_lanes(
         assert llm.requests == []
 
 
-async def test_a_failed_direct_call_is_retried_by_a_worker(system: System, llm: LlmServer) -> None:
+async def test_a_failed_direct_call_is_retried_by_a_worker(
+    system: System, llm: FakeLlmServer
+) -> None:
     llm.next(fails(500))
     async with serving(system.settings, llm_direct_calls=2) as api, client_of(api) as client:
         await until_connected(api)
@@ -174,7 +176,7 @@ async def test_a_failed_direct_call_is_retried_by_a_worker(system: System, llm: 
 
 
 async def test_a_direct_call_that_the_api_leaves_when_it_stops_is_answered_by_a_worker(
-    system: System, llm: LlmServer
+    system: System, llm: FakeLlmServer
 ) -> None:
     llm.next(slow(30))
     async with serving(system.settings, llm_direct_calls=2) as api, client_of(api) as client:
@@ -191,7 +193,7 @@ async def test_a_direct_call_that_the_api_leaves_when_it_stops_is_answered_by_a_
 
 @pytest.mark.parametrize("setting", [{"llm_direct_calls": 2}, {"llm_direct": True}])
 async def test_a_client_that_hangs_up_ends_the_call(
-    system: System, llm: LlmServer, setting: dict[str, Any]
+    system: System, llm: FakeLlmServer, setting: dict[str, Any]
 ) -> None:
     gone = threading.Event()
 
@@ -211,7 +213,7 @@ async def test_a_client_that_hangs_up_ends_the_call(
 
 
 async def test_a_refused_request_is_a_dead_letter_of_the_ledger(
-    system: System, llm: LlmServer
+    system: System, llm: FakeLlmServer
 ) -> None:
     llm.next(fails(400, "no such format"))
     async with serving(system.settings, llm_direct_calls=2) as api, client_of(api) as client:
@@ -225,7 +227,7 @@ async def test_a_refused_request_is_a_dead_letter_of_the_ledger(
     assert len(llm.requests) == 1
 
 
-async def test_the_end_is_announced_to_other_processes(system: System, llm: LlmServer) -> None:
+async def test_the_end_is_announced_to_other_processes(system: System, llm: FakeLlmServer) -> None:
     end_events: list[str] = []
 
     def note(event: JobEvent) -> bool:
@@ -247,7 +249,7 @@ async def test_the_end_is_announced_to_other_processes(system: System, llm: LlmS
 
 
 async def test_a_job_whose_claim_got_no_answer_is_given_to_the_workers(
-    system: System, llm: LlmServer, monkeypatch: pytest.MonkeyPatch
+    system: System, llm: FakeLlmServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The ledger has the claim, and its answer was lost. Nobody takes over the jobs of a process
     that is alive."""

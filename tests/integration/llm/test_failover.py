@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 
-from switchyard.services.common.settings import LlmServer as Provider
-from switchyard.services.common.settings import Settings
+from switchyard.services.common.settings import LlmServer, Settings
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.llm.gate import Urgency
 from switchyard.services.llm.llm_errors import LlmContextTooLong, LlmDeclined, LlmRefused
 from switchyard.services.llm.model_client import ModelClient
-from tests.support.llm_server import LlmServer, answers, fails
+from tests.support.llm_server import FakeLlmServer, answers, fails
 from tests.support.site import Behaviour
 
 CHAT = {"messages": [{"role": "user", "content": "What is a tide?"}]}
@@ -37,17 +36,17 @@ DECLINED = answers("No", finish_reason="content_filter")
 )
 async def test_the_next_server_takes_over_what_its_model_may_answer(
     plain_ledger: Ledger,
-    llm: LlmServer,
+    llm: FakeLlmServer,
     behaviour: Behaviour,
     own: dict[str, Any],
     large: dict[str, Any],
     error: type[LlmRefused] | None,
 ) -> None:
-    with LlmServer() as other:
+    with FakeLlmServer() as other:
         first = {"name": "own", "base_url": llm.url, "model": "small", **own}
         second = {"name": "large", "base_url": other.url, "model": "large", "order": 1}
         servers = [first, {**second, "aliases": ["small"], **large}]
-        providers = tuple(map(Provider.model_validate, servers))
+        providers = tuple(map(LlmServer.model_validate, servers))
         llm.always(behaviour)
         async with ModelClient.open(Settings(llm_providers=providers), plain_ledger) as client:
             call = client.answer(CHAT, urgency=Urgency(), timeout=10, model="small")
@@ -60,15 +59,15 @@ async def test_the_next_server_takes_over_what_its_model_may_answer(
 
 
 async def test_a_declined_request_does_not_wait_for_an_unavailable_server(
-    plain_ledger: Ledger, llm: LlmServer
+    plain_ledger: Ledger, llm: FakeLlmServer
 ) -> None:
     """Asked again, a declined request would be declined and charged again. A request that is too
     long for one server waits for the other."""
-    with LlmServer() as other:
+    with FakeLlmServer() as other:
         other.always(fails(503, Retry_After="60"))
         providers = (
-            Provider(name="own", base_url=llm.url, model="small"),
-            Provider(name="large", base_url=other.url, model="large", aliases=("small",), order=1),
+            LlmServer(name="own", base_url=llm.url, model="small"),
+            LlmServer(name="large", base_url=other.url, model="large", aliases=("small",), order=1),
         )
         async with ModelClient.open(Settings(llm_providers=providers), plain_ledger) as client:
             for behaviour in (DECLINED, TOO_LONG):

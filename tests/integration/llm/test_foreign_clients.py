@@ -11,7 +11,15 @@ from typing import Any
 import pytest
 
 from tests.support.api_server import serving, until_connected
-from tests.support.llm_server import ANSWER, DIMENSIONS, MODEL, LlmServer, answers, embeds, streams
+from tests.support.llm_server import (
+    ANSWER,
+    DIMENSIONS,
+    MODEL,
+    FakeLlmServer,
+    answers,
+    embeds,
+    streams,
+)
 from tests.support.site import Exchange, Request
 from tests.support.system import System
 
@@ -41,7 +49,7 @@ def answer_as_asked(exchange: Exchange, request: Request) -> None:
 @pytest.mark.long
 @pytest.mark.skipif(PYTHON not in os.environ, reason="make test-clients")
 async def test_unchanged_programs_of_other_clients_are_answered(
-    system: System, llm: LlmServer
+    system: System, llm: FakeLlmServer
 ) -> None:
     llm.always(answer_as_asked)
     await system.start_worker("llm")

@@ -15,14 +15,14 @@ from switchyard.services.llm.hedges import MIN_CALLS
 from switchyard.services.llm.ledger import LlmLedger
 from switchyard.services.llm.model_client import ModelClient
 from tests.support import llm_server
-from tests.support.llm_server import LlmServer
+from tests.support.llm_server import FakeLlmServer
 from tests.support.site import held
 
 ASKED = {"messages": [{"role": "user", "content": "?"}], "max_tokens": 7}
 BACKFILL = Urgency(lane=3)
 
 
-def settings(llm: LlmServer, tmp_path: Path, share: float) -> Settings:
+def settings(llm: FakeLlmServer, tmp_path: Path, share: float) -> Settings:
     options = {"llm_base_url": llm.url, "llm_timeout": 60, "data_dir": tmp_path}
     return Settings.model_validate({**options, "llm_hedge_share": share})
 
@@ -32,7 +32,7 @@ def settings(llm: LlmServer, tmp_path: Path, share: float) -> Settings:
 )
 async def test_a_late_hot_call_gets_a_second_one_and_both_are_paid_for(
     plain_ledger: Ledger,
-    llm: LlmServer,
+    llm: FakeLlmServer,
     tmp_path: Path,
     share: float,
     urgency: Urgency,

@@ -17,7 +17,7 @@ from switchyard.services.llm.openai_batch_service import OpenAiBatchService
 from switchyard.services.llm.records.llm_spend import CallState, LlmCall, NoBudgetLeft, Requester
 from tests.support.api_server import RunningApi, client_of, problem, serving, until_connected
 from tests.support.eventually import eventually
-from tests.support.llm_server import MODEL, LlmServer
+from tests.support.llm_server import MODEL, FakeLlmServer
 from tests.support.system import System
 
 CHATS: Any = "/v1/chat/completions"
@@ -41,7 +41,7 @@ async def limited_client(system: System, api: RunningApi, **limits: Any) -> open
 
 
 async def test_a_key_may_use_only_models_that_match_its_patterns(
-    system: System, api: RunningApi, llm: LlmServer
+    system: System, api: RunningApi, llm: FakeLlmServer
 ) -> None:
     async with await limited_client(system, api, models=("org/*",)) as client:
         assert [each.id async for each in await client.models.list()] == ["org/small"]
@@ -179,7 +179,7 @@ async def test_a_key_with_limits_is_for_v1_alone(system: System, api: RunningApi
 
 
 async def test_a_spent_budget_refuses_until_the_next_one_begins(
-    system: System, api: RunningApi, llm: LlmServer
+    system: System, api: RunningApi, llm: FakeLlmServer
 ) -> None:
     created = await create_key(
         system.ledger, "team", [Scope.PUBLISH], KeyLimits(budget_per_day=1.0, budget_per_month=9.0)

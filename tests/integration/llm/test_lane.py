@@ -34,7 +34,7 @@ from switchyard.services.llm.records.llm_servers import TRIAL_AFTER_FAILURES, Sl
 from tests.support import llm_server
 from tests.support.eventually import MAX_WAIT, eventually
 from tests.support.llm_process import asking
-from tests.support.llm_server import LlmServer
+from tests.support.llm_server import FakeLlmServer
 
 QUICK = Machine(tokens=20, scale=20)
 
@@ -294,7 +294,7 @@ async def test_the_next_server_answers_when_the_first_is_away(plain_ledger: Ledg
 async def test_what_one_server_does_not_have_is_asked_at_another(
     plain_ledger: Ledger, status: int, is_final: bool
 ) -> None:
-    with LlmServer() as first, LlmServer() as second:
+    with FakeLlmServer() as first, FakeLlmServer() as second:
         first.always(llm_server.fails(status, "not here"))
         providers = [
             {"name": "first", "base_url": first.url},
@@ -313,7 +313,7 @@ async def test_what_one_server_does_not_have_is_asked_at_another(
 async def test_retry_after_is_for_the_whole_fleet_and_costs_no_attempt(
     plain_ledger: Ledger,
 ) -> None:
-    with LlmServer() as server:
+    with FakeLlmServer() as server:
         server.next(llm_server.rate_limited(30))
         async with (
             ModelClient.open(settings_for(server.url), plain_ledger) as first_client,
@@ -327,7 +327,7 @@ async def test_retry_after_is_for_the_whole_fleet_and_costs_no_attempt(
 
 
 async def test_a_client_without_a_ledger_asks_all_the_same() -> None:
-    with LlmServer() as server:
+    with FakeLlmServer() as server:
         async with ModelClient.open(settings_for(server.url), None) as client:
             assert await ask(client, "hello") == llm_server.ANSWER
             server.always(llm_server.rate_limited(60))  # longer than the question may wait
@@ -338,7 +338,7 @@ async def test_a_client_without_a_ledger_asks_all_the_same() -> None:
 async def test_a_server_with_a_wrong_key_is_paused_and_no_job_dies(
     plain_ledger: Ledger,
 ) -> None:
-    with LlmServer() as good, LlmServer() as wrong:
+    with FakeLlmServer() as good, FakeLlmServer() as wrong:
         wrong.always(llm_server.fails(401, "wrong key"))
         values = {
             "llm_providers": [

@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 
-from switchyard.services.common.settings import LlmServer as Provider
-from switchyard.services.common.settings import Settings
+from switchyard.services.common.settings import LlmServer, Settings
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.llm.gate import Urgency
 from switchyard.services.llm.ledger import llm_slots
 from switchyard.services.llm.model_client import ModelClient
-from tests.support.llm_server import LlmServer
+from tests.support.llm_server import FakeLlmServer
 from tests.support.site import Exchange, Request
 
 CHAT: Mapping[str, Any] = {
@@ -38,12 +37,14 @@ def refuse_like_a_reasoning_model(exchange: Exchange, request: Request) -> None:
     exchange.server.owner.answer(exchange, request)
 
 
-def settings(llm: LlmServer, **values: Any) -> Settings:
+def settings(llm: FakeLlmServer, **values: Any) -> Settings:
     fields = {"name": "own", "base_url": llm.url, "model": "m", **values}
-    return Settings(llm_providers=(Provider.model_validate(fields),))
+    return Settings(llm_providers=(LlmServer.model_validate(fields),))
 
 
-async def calls_of(ledger: Ledger, of_settings: Settings, llm: LlmServer, times: int = 1) -> int:
+async def calls_of(
+    ledger: Ledger, of_settings: Settings, llm: FakeLlmServer, times: int = 1
+) -> int:
     """Return how many calls of the server a new process makes for `times` questions."""
     before = len(llm.requests)
     async with ModelClient.open(of_settings, ledger) as client:
@@ -52,7 +53,9 @@ async def calls_of(ledger: Ledger, of_settings: Settings, llm: LlmServer, times:
     return len(llm.requests) - before
 
 
-async def test_what_one_process_has_learned_all_others_know(ledger: Ledger, llm: LlmServer) -> None:
+async def test_what_one_process_has_learned_all_others_know(
+    ledger: Ledger, llm: FakeLlmServer
+) -> None:
     llm.always(refuse_like_a_reasoning_model)
     async with ModelClient.open(settings(llm), ledger) as running:
         await running.answer({"messages": CHAT["messages"]}, urgency=Urgency(), timeout=10)
@@ -67,7 +70,7 @@ async def test_what_one_process_has_learned_all_others_know(ledger: Ledger, llm:
 
 
 async def test_learned_parameters_hold_neither_for_another_model_nor_against_settings(
-    plain_ledger: Ledger, llm: LlmServer
+    plain_ledger: Ledger, llm: FakeLlmServer
 ) -> None:
     llm.always(refuse_like_a_reasoning_model)
     await calls_of(plain_ledger, settings(llm), llm)
@@ -79,7 +82,7 @@ async def test_learned_parameters_hold_neither_for_another_model_nor_against_set
 
 
 async def test_a_refused_parameter_is_tried_again_after_a_time(
-    plain_ledger: Ledger, llm: LlmServer, monkeypatch: pytest.MonkeyPatch
+    plain_ledger: Ledger, llm: FakeLlmServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     llm.always(refuse_like_a_reasoning_model)
     await calls_of(plain_ledger, settings(llm), llm)

@@ -15,7 +15,7 @@ from switchyard.cli.system.rabbitmq_node import LocalNode
 from switchyard.services.llm.llm_queue import LlmStatus
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
-from tests.support.llm_server import LlmServer
+from tests.support.llm_server import FakeLlmServer
 from tests.support.site import slow
 from tests.support.system import open_system
 
@@ -45,7 +45,7 @@ async def test_a_call_that_outlives_the_consumer_timeout_ends_once_and_blocks_no
         "{quorum_tick_interval, 250}]}]."
     )
     node = await asyncio.to_thread(own_node, version, advanced=impatient)
-    with LlmServer() as llm:
+    with FakeLlmServer() as llm:
         async with open_system(
             TestBroker(version, profile, "/", node), sqlite_url, modules=MODULES, data_dir=tmp_path
         ) as system:

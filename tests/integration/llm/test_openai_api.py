@@ -15,13 +15,13 @@ import openai
 import pytest
 from pydantic import SecretStr
 
-from switchyard.services.common.settings.llm import LlmServer as Provider
+from switchyard.services.common.settings.llm import LlmServer
 from switchyard.services.engine.ledger.job_reads import JobReads
 from switchyard.services.engine.records.results import JobRecord
 from switchyard.services.engine.records.states import State
 from tests.support.api_server import RunningApi, client_of, serving, until_connected
 from tests.support.eventually import eventually
-from tests.support.llm_server import ANSWER, MODEL, LlmServer, answers, fails, says, streams
+from tests.support.llm_server import ANSWER, MODEL, FakeLlmServer, answers, fails, says, streams
 from tests.support.site import Behaviour, Exchange, Request
 from tests.support.system import System
 
@@ -80,7 +80,9 @@ def whole(*choices: dict[str, Any], **more: Any) -> Behaviour:
     return says(json.dumps(answer_body).encode())
 
 
-async def test_a_chat_is_answered_as_the_server_answers_it(api: RunningApi, llm: LlmServer) -> None:
+async def test_a_chat_is_answered_as_the_server_answers_it(
+    api: RunningApi, llm: FakeLlmServer
+) -> None:
     message = {
         "role": "assistant",
         "content": "The sea rises.",
@@ -122,7 +124,7 @@ async def test_a_chat_is_answered_as_the_server_answers_it(api: RunningApi, llm:
 
 
 async def test_nothing_is_sent_that_the_client_has_not_sent(
-    api: RunningApi, llm: LlmServer
+    api: RunningApi, llm: FakeLlmServer
 ) -> None:
     async with client_of(api) as client:
         await client.chat.completions.create(model="org/small", messages=CHAT)
@@ -132,7 +134,7 @@ async def test_nothing_is_sent_that_the_client_has_not_sent(
 
 
 async def test_an_equal_question_is_paid_for_once_and_anew_with_no_cache(
-    api: RunningApi, llm: LlmServer
+    api: RunningApi, llm: FakeLlmServer
 ) -> None:
     async with client_of(api) as client:
         create = client.chat.completions.with_raw_response.create
@@ -148,7 +150,7 @@ async def test_an_equal_question_is_paid_for_once_and_anew_with_no_cache(
 
 
 async def test_a_waiting_client_reads_the_record_once_after_the_end_event(
-    system: System, llm: LlmServer, monkeypatch: pytest.MonkeyPatch
+    system: System, llm: FakeLlmServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     get, reads = JobReads.get, list[str]()
 
@@ -195,7 +197,7 @@ CALL_PIECES = (
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_tools_are_called(api: RunningApi, llm: LlmServer, stream: bool) -> None:
+async def test_tools_are_called(api: RunningApi, llm: FakeLlmServer, stream: bool) -> None:
     llm.next(streams(*CALL_PIECES, reason="tool_calls"))
     async with client_of(api) as client:
         if stream:
@@ -226,7 +228,7 @@ async def test_tools_are_called(api: RunningApi, llm: LlmServer, stream: bool) -
         assert llm.requests[-1].json["messages"][1:] == results
 
 
-async def test_pictures_are_sent(api: RunningApi, llm: LlmServer) -> None:
+async def test_pictures_are_sent(api: RunningApi, llm: FakeLlmServer) -> None:
     picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
     messages: Any = [{"role": "user", "content": [{"type": "text", "text": "What?"}, picture]}]
     async with client_of(api) as client:
@@ -257,7 +259,7 @@ def writes(*deltas: dict[str, Any], wait: threading.Event) -> Behaviour:
 
 
 async def test_values_that_json_can_not_express_are_replaced_in_streams(
-    api: RunningApi, llm: LlmServer
+    api: RunningApi, llm: FakeLlmServer
 ) -> None:
     """A pair of surrogates that is cut between two pieces is joined, half a pair is replaced, and
     an infinite number, as some servers give for a log probability, is null."""
@@ -282,7 +284,9 @@ async def test_values_that_json_can_not_express_are_replaced_in_streams(
     assert sent_logprobs["content"] == [{"token": "a", "logprob": None}]
 
 
-async def test_an_answer_is_streamed_while_it_is_written(api: RunningApi, llm: LlmServer) -> None:
+async def test_an_answer_is_streamed_while_it_is_written(
+    api: RunningApi, llm: FakeLlmServer
+) -> None:
     first_piece_read = threading.Event()
     llm.next(writes({"content": "The tide "}, {"content": "rises."}, wait=first_piece_read))
     text, usages, reasons = "", [], []
@@ -335,7 +339,7 @@ async def test_an_answer_is_streamed_while_it_is_written(api: RunningApi, llm: L
 )
 async def test_a_servers_refusal_is_an_error_of_openais_kind(
     queued_api: RunningApi,
-    llm: LlmServer,
+    llm: FakeLlmServer,
     stream: bool,
     behaviour: Behaviour,
     error: type[openai.APIStatusError],
@@ -361,7 +365,7 @@ async def test_a_request_without_an_answer_in_its_time_is_a_timeout(system: Syst
 
 
 async def test_an_invalid_request_is_refused_as_openai_does(
-    queued_api: RunningApi, llm: LlmServer
+    queued_api: RunningApi, llm: FakeLlmServer
 ) -> None:
     async with client_of(queued_api) as client:
         with pytest.raises(openai.NotFoundError) as unknown:
@@ -386,7 +390,9 @@ async def test_an_invalid_request_is_refused_as_openai_does(
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
-async def test_curl_reads_an_answer_and_a_stream(queued_api: RunningApi, llm: LlmServer) -> None:
+async def test_curl_reads_an_answer_and_a_stream(
+    queued_api: RunningApi, llm: FakeLlmServer
+) -> None:
     async def curl(**more: Any) -> str:
         body = json.dumps({"model": MODEL, "messages": CHAT, **more})
         command = ("curl", "-sSfN", "--noproxy", "*", "-H", "Content-Type: application/json", "-d")
@@ -413,10 +419,10 @@ async def test_models_are_those_of_the_settings(queued_api: RunningApi) -> None:
             await client.models.retrieve("other")
 
 
-async def test_a_model_is_asked_at_its_server(system: System, llm: LlmServer) -> None:
-    with LlmServer() as other:
-        one = Provider(name="one", base_url=llm.url, model=MODEL)
-        two = Provider(name="two", base_url=other.url, model="large", order=1)
+async def test_a_model_is_asked_at_its_server(system: System, llm: FakeLlmServer) -> None:
+    with FakeLlmServer() as other:
+        one = LlmServer(name="one", base_url=llm.url, model=MODEL)
+        two = LlmServer(name="two", base_url=other.url, model="large", order=1)
         system.settings = system.settings.model_copy(update={"llm_providers": (one, two)})
         other.next(answers("from the large one"))
         async with served(system) as api, client_of(api) as client:
@@ -492,7 +498,7 @@ async def test_a_client_that_hangs_up_cancels_its_request(system: System, stream
 
 
 async def test_a_running_request_is_stopped_when_its_stream_is_left(
-    queued_api: RunningApi, llm: LlmServer, system: System
+    queued_api: RunningApi, llm: FakeLlmServer, system: System
 ) -> None:
     never = threading.Event()
     llm.next(writes({"content": "The"}, {"content": " end"}, wait=never))
@@ -518,7 +524,9 @@ def vectors(*vector_list: list[float]) -> Behaviour:
     return says(json.dumps(answer_body).encode())
 
 
-async def test_texts_become_vectors_and_are_paid_for_once(api: RunningApi, llm: LlmServer) -> None:
+async def test_texts_become_vectors_and_are_paid_for_once(
+    api: RunningApi, llm: FakeLlmServer
+) -> None:
     llm.next(vectors([0.123, -1.0], [0.5, 2.0]))
     async with client_of(api) as client:
         create = client.embeddings.with_raw_response.create
@@ -540,7 +548,7 @@ async def test_texts_become_vectors_and_are_paid_for_once(api: RunningApi, llm: 
 
 @pytest.mark.parametrize("texts", ["a text", [1, 2, 3], [[1, 2], [3]]])
 async def test_tokens_and_single_texts_are_sent_as_they_are(
-    queued_api: RunningApi, llm: LlmServer, texts: Any
+    queued_api: RunningApi, llm: FakeLlmServer, texts: Any
 ) -> None:
     count = 2 if texts == [[1, 2], [3]] else 1
     llm.next(vectors(*[[1.0]] * count))
@@ -551,7 +559,9 @@ async def test_tokens_and_single_texts_are_sent_as_they_are(
 
 
 @pytest.mark.parametrize("texts", [[], [[]], [1, "a"], [-1], {"a": 1}, ["a"] * 2049])
-async def test_invalid_input_is_refused(queued_api: RunningApi, llm: LlmServer, texts: Any) -> None:
+async def test_invalid_input_is_refused(
+    queued_api: RunningApi, llm: FakeLlmServer, texts: Any
+) -> None:
     async with client_of(queued_api) as client:
         with pytest.raises(openai.BadRequestError) as caught:
             await client.embeddings.create(model=MODEL, input=texts)
@@ -563,7 +573,7 @@ async def test_invalid_input_is_refused(queued_api: RunningApi, llm: LlmServer, 
     "behaviour", [vectors([1.0]), vectors([1.0], []), says(b'{"data": [{}, {}]}'), says(b"[")]
 )
 async def test_invalid_vectors_are_no_answer(
-    system: System, llm: LlmServer, behaviour: Behaviour
+    system: System, llm: FakeLlmServer, behaviour: Behaviour
 ) -> None:
     llm.next(*[behaviour] * 9)
     async with served(system, direct=True) as api, client_of(api) as client:
@@ -575,7 +585,7 @@ async def test_invalid_vectors_are_no_answer(
 
 
 async def test_the_embedding_model_of_the_search_is_served_too(
-    system: System, llm: LlmServer
+    system: System, llm: FakeLlmServer
 ) -> None:
     overrides = {"embed_base_url": llm.url, "embed_model": "nomic"}
     system.settings = system.settings.model_copy(update=overrides)
@@ -589,7 +599,7 @@ async def test_the_embedding_model_of_the_search_is_served_too(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_text_is_continued(api: RunningApi, llm: LlmServer, stream: bool) -> None:
+async def test_a_text_is_continued(api: RunningApi, llm: FakeLlmServer, stream: bool) -> None:
     choices = [{"index": 0, "text": " rises.", "finish_reason": "stop", "logprobs": None}]
     usage = {"prompt_tokens": 2, "completion_tokens": 3, "total_tokens": 5}
     answer_body = {"id": "c", "object": "text_completion", "created": 1, "choices": choices}
@@ -648,11 +658,11 @@ RESPONSE: dict[str, Any] = {
 
 
 async def test_a_response_is_that_of_a_server_with_the_responses_api(
-    system: System, llm: LlmServer
+    system: System, llm: FakeLlmServer
 ) -> None:
-    with LlmServer() as other:
-        chat_server = Provider(name="own", base_url=llm.url, model=MODEL)
-        responses_server = Provider(
+    with FakeLlmServer() as other:
+        chat_server = LlmServer(name="own", base_url=llm.url, model=MODEL)
+        responses_server = LlmServer(
             name="more", base_url=other.url, model=MODEL, order=1, responses=True
         )
         system.settings = system.settings.model_copy(

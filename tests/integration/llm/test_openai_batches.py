@@ -14,7 +14,7 @@ from pydantic import SecretStr
 from sqlalchemy import text
 
 from switchyard.services.common.files.storage import Storage
-from switchyard.services.common.settings.llm import LlmServer as Provider
+from switchyard.services.common.settings.llm import LlmServer
 from switchyard.services.engine.backfill.handler import BackfillHandler
 from switchyard.services.engine.backfill.sources import Sources
 from switchyard.services.engine.bulk.runner import BulkRunner
@@ -23,7 +23,7 @@ from switchyard.services.llm.openai_batch_input import raw_lines
 from switchyard.services.llm.openai_batch_service import OpenAiBatchService
 from tests.support.api_server import RunningApi, client_of, serving, until_connected
 from tests.support.eventually import MAX_WAIT, eventually
-from tests.support.llm_server import MODEL, LlmServer, answers, fails, says
+from tests.support.llm_server import MODEL, FakeLlmServer, answers, fails, says
 from tests.support.system import System
 
 ONE, OTHER = "a-secret-of-32-characters-00001", "a-secret-of-32-characters-00002"
@@ -103,7 +103,7 @@ async def lines_of(client: openai.AsyncOpenAI, file_id: str | None) -> list[dict
 
 
 async def test_a_batch_is_answered_request_by_request(
-    system: System, client: openai.AsyncOpenAI, batches: OpenAiBatchService, llm: LlmServer
+    system: System, client: openai.AsyncOpenAI, batches: OpenAiBatchService, llm: FakeLlmServer
 ) -> None:
     llm.next(answers("One."), answers("Two."))
     await system.start_worker("llm")
@@ -137,7 +137,7 @@ async def test_a_batch_is_answered_request_by_request(
 
 
 async def test_a_batch_of_the_responses_api_needs_a_server_that_has_it(
-    system: System, client: openai.AsyncOpenAI, llm: LlmServer
+    system: System, client: openai.AsyncOpenAI, llm: FakeLlmServer
 ) -> None:
     body = {"model": MODEL, "input": "What is a tide?", "instructions": "Be short."}
     content = jsonl(
@@ -150,7 +150,7 @@ async def test_a_batch_of_the_responses_api_needs_a_server_that_has_it(
     assert refused.errors is not None
     assert {each.code for each in refused.errors.data or []} == {"responses_not_supported"}
 
-    own = Provider(name="own", base_url=llm.url, model=MODEL, responses=True)
+    own = LlmServer(name="own", base_url=llm.url, model=MODEL, responses=True)
     system.settings = system.settings.model_copy(update={"llm_providers": (own,)})
     part = {"type": "output_text", "text": "The sea rises.", "annotations": []}
     item = {"id": "m1", "type": "message", "role": "assistant", "content": [part]}
@@ -170,7 +170,7 @@ async def test_a_batch_of_the_responses_api_needs_a_server_that_has_it(
 
 
 async def test_requests_that_fail_are_in_the_error_file_with_their_reason(
-    system: System, client: openai.AsyncOpenAI, batches: OpenAiBatchService, llm: LlmServer
+    system: System, client: openai.AsyncOpenAI, batches: OpenAiBatchService, llm: FakeLlmServer
 ) -> None:
     llm.next(fails(400, "temperature is out of range"))
     await system.start_worker("llm")
@@ -227,7 +227,7 @@ async def test_a_batch_whose_input_is_not_valid_fails_and_names_the_line(
 
 
 async def test_a_cancelled_batch_has_its_answers_and_names_the_unasked_requests(
-    system: System, client: openai.AsyncOpenAI, batches: OpenAiBatchService, llm: LlmServer
+    system: System, client: openai.AsyncOpenAI, batches: OpenAiBatchService, llm: FakeLlmServer
 ) -> None:
     batch = await submit_batch(client, jsonl(request_line("one"), request_line("two")))
     async with backfilling(system):

@@ -32,7 +32,7 @@ from tests.support.api_server import serving, until_connected
 from tests.support.brokers import TestBroker
 from tests.support.commands import jobctl
 from tests.support.eventually import eventually
-from tests.support.llm_server import LlmServer
+from tests.support.llm_server import FakeLlmServer
 from tests.support.redrives import indexing
 from tests.support.site import answer_well, held, slow
 from tests.support.system import System, open_system
@@ -44,7 +44,7 @@ NONSENSE = llm_server.answers("It is about the sea.")
 
 @pytest.fixture
 async def system(
-    broker310: TestBroker, sqlite_url: str, tmp_path: Path, llm: LlmServer
+    broker310: TestBroker, sqlite_url: str, tmp_path: Path, llm: FakeLlmServer
 ) -> AsyncIterator[System]:
     modules = (
         "switchyard.services.pipeline.workers.summaries",
@@ -63,7 +63,7 @@ async def queue(system: System) -> AsyncIterator[LLMQueue]:
 
 
 async def test_a_question_is_answered_through_the_lanes(
-    system: System, queue: LLMQueue, llm: LlmServer
+    system: System, queue: LLMQueue, llm: FakeLlmServer
 ) -> None:
     await system.start_worker("llm")
     llm.next(SEA)
@@ -79,7 +79,7 @@ async def test_a_question_is_answered_through_the_lanes(
 
 
 async def test_a_waiting_caller_is_woken_by_the_event_and_not_by_a_poll(
-    system: System, queue: LLMQueue, llm: LlmServer, monkeypatch: pytest.MonkeyPatch
+    system: System, queue: LLMQueue, llm: FakeLlmServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ending, "STATE_POLL_INTERVAL", 3600.0)
     job_id = await queue.submit("chat_completion", {"messages": [{"role": "user", "content": "?"}]})
@@ -102,7 +102,7 @@ async def test_a_lost_event_is_replaced_by_a_poll(
 
 
 async def test_a_second_answer_repairs_the_first(
-    system: System, queue: LLMQueue, llm: LlmServer
+    system: System, queue: LLMQueue, llm: FakeLlmServer
 ) -> None:
     await system.start_worker("llm")
     llm.next(NONSENSE, SEA)
@@ -115,7 +115,7 @@ async def test_a_second_answer_repairs_the_first(
 
 
 async def test_two_answers_that_do_not_fit_end_the_job_and_are_stored(
-    system: System, queue: LLMQueue, llm: LlmServer
+    system: System, queue: LLMQueue, llm: FakeLlmServer
 ) -> None:
     await system.start_worker("llm")
     llm.next(NONSENSE, llm_server.answers('{"label": "mountain"}'))
@@ -154,7 +154,7 @@ async def show(system: System, *arguments: str) -> subprocess.CompletedProcess[s
 
 
 async def test_a_request_that_expires_while_it_waits_times_out_and_costs_nothing(
-    system: System, queue: LLMQueue, llm: LlmServer
+    system: System, queue: LLMQueue, llm: FakeLlmServer
 ) -> None:
     job_id = await queue.submit("classify", CLASSIFY, expires_in=0.05)
     await asyncio.to_thread(time.sleep, 0.06)
@@ -165,7 +165,7 @@ async def test_a_request_that_expires_while_it_waits_times_out_and_costs_nothing
 
 
 async def test_a_request_that_expires_during_its_call_times_out_at_once(
-    system: System, queue: LLMQueue, llm: LlmServer
+    system: System, queue: LLMQueue, llm: FakeLlmServer
 ) -> None:
     await system.start_worker("llm")
     llm.always(slow(30))
@@ -180,7 +180,7 @@ async def test_a_request_that_expires_during_its_call_times_out_at_once(
 
 
 async def test_a_request_that_would_expire_before_its_retry_times_out_at_once(
-    system: System, queue: LLMQueue, llm: LlmServer
+    system: System, queue: LLMQueue, llm: FakeLlmServer
 ) -> None:
     """The request waits for a server without a free slot, and expires before the shortest retry
     delay."""
@@ -201,7 +201,7 @@ async def test_a_request_that_would_expire_before_its_retry_times_out_at_once(
 
 
 async def test_a_long_pause_can_be_ended_early_and_waiting_jobs_go_on(
-    system: System, queue: LLMQueue, llm: LlmServer
+    system: System, queue: LLMQueue, llm: FakeLlmServer
 ) -> None:
     await system.start_worker("llm")
     llm.next(llm_server.fails(429, "come back later", Retry_After="3600"), SEA)
@@ -253,7 +253,7 @@ async def test_a_call_returns_timeout_when_its_time_is_over(
 
 
 async def test_rate_limits_of_a_server_use_up_no_attempt(
-    system: System, queue: LLMQueue, llm: LlmServer
+    system: System, queue: LLMQueue, llm: FakeLlmServer
 ) -> None:
     await system.start_worker("llm")
     llm.next(*[llm_server.rate_limited(1)] * 4, SEA)
@@ -265,7 +265,7 @@ async def test_rate_limits_of_a_server_use_up_no_attempt(
 
 
 async def test_waiting_for_a_server_leaves_no_traceback_in_the_log(
-    system: System, queue: LLMQueue, llm: LlmServer, capfd: pytest.CaptureFixture[str]
+    system: System, queue: LLMQueue, llm: FakeLlmServer, capfd: pytest.CaptureFixture[str]
 ) -> None:
     await system.start_worker("llm")
     llm.next(llm_server.rate_limited(60))
@@ -283,7 +283,7 @@ async def test_waiting_for_a_server_leaves_no_traceback_in_the_log(
 
 
 async def test_requests_that_wait_for_paused_servers_fill_their_lane(
-    system: System, queue: LLMQueue, llm: LlmServer
+    system: System, queue: LLMQueue, llm: FakeLlmServer
 ) -> None:
     """Such requests are in no queue, so the queue's length alone would admit any number."""
     await system.start_worker("llm")
@@ -321,7 +321,7 @@ async def test_without_events_a_queue_opens_all_the_same(
 
 
 async def test_over_http_an_answer_comes_with_the_request_that_waits(
-    system: System, llm: LlmServer
+    system: System, llm: FakeLlmServer
 ) -> None:
     await system.start_worker("llm")
     llm.next(SEA)

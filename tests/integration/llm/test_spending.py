@@ -17,8 +17,7 @@ from switchyard.api.dashboard.llm import read_costs
 from switchyard.services.common.durations import DAY
 from switchyard.services.common.errors import PermanentError
 from switchyard.services.common.prices import ModelPrices
-from switchyard.services.common.settings import LlmServer as Provider
-from switchyard.services.common.settings import Settings
+from switchyard.services.common.settings import LlmServer, Settings
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.ledger.sql import committer
 from switchyard.services.llm.budget_account import BudgetAccount, EmbeddingBudget, NoBudget
@@ -34,7 +33,7 @@ from switchyard.services.llm.server_client import NETWORK_TRIES
 from switchyard.services.pipeline.index.embedder import embedder_named
 from tests.support import llm_server
 from tests.support.eventually import eventually
-from tests.support.llm_server import LlmServer
+from tests.support.llm_server import FakeLlmServer
 from tests.support.made import claim, finish, new_job
 from tests.support.site import slow
 from tests.support.small_steps import removed
@@ -54,7 +53,7 @@ def _quick_tries(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def settings(tmp_path: Path, llm: LlmServer) -> Settings:
+def settings(tmp_path: Path, llm: FakeLlmServer) -> Settings:
     (tmp_path / "prices.toml").write_text(PRICES)
     return Settings.model_validate(
         {
@@ -175,7 +174,7 @@ async def test_tokens_of_a_model_without_a_price_are_counted_as_unpriced(
 
 
 async def test_a_refused_call_is_not_recorded_and_a_broken_one_counts_by_its_estimate(
-    plain_ledger: Ledger, settings: Settings, llm: LlmServer
+    plain_ledger: Ledger, settings: Settings, llm: FakeLlmServer
 ) -> None:
     budgeted = settings.model_copy(update={"llm_budget_per_day": 1_000_000.0})
     async with ModelClient.open(budgeted, plain_ledger) as client:
@@ -200,7 +199,7 @@ async def test_a_refused_call_is_not_recorded_and_a_broken_one_counts_by_its_est
 
 
 async def test_a_broken_try_is_recorded_beside_the_one_that_was_answered(
-    plain_ledger: Ledger, settings: Settings, llm: LlmServer
+    plain_ledger: Ledger, settings: Settings, llm: FakeLlmServer
 ) -> None:
     llm.next(llm_server.cut_in_the_middle())
     async with ModelClient.open(settings, plain_ledger) as client:
@@ -227,7 +226,7 @@ async def test_ended_reservations_leave_no_rounding_error(
 
 
 async def test_a_call_cancelled_under_way_counts_as_spent(
-    plain_ledger: Ledger, settings: Settings, llm: LlmServer
+    plain_ledger: Ledger, settings: Settings, llm: FakeLlmServer
 ) -> None:
     llm.always(slow(60))
     budgeted = settings.model_copy(update={"llm_budget_per_day": 1_000_000.0})
@@ -244,7 +243,7 @@ async def test_a_call_cancelled_under_way_counts_as_spent(
 
 
 async def test_a_job_cancelled_before_its_call_leaves_nothing_reserved(
-    ledger: Ledger, settings: Settings, llm: LlmServer, monkeypatch: pytest.MonkeyPatch
+    ledger: Ledger, settings: Settings, llm: FakeLlmServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     take_slot, is_reserved = LlmSlotRepository.take_llm_slot, asyncio.Event()
 
@@ -267,7 +266,7 @@ async def test_a_job_cancelled_before_its_call_leaves_nothing_reserved(
 
 
 async def test_many_processes_never_overrun_a_budget_together(
-    ledger: Ledger, database_url: str, settings: Settings, llm: LlmServer
+    ledger: Ledger, database_url: str, settings: Settings, llm: FakeLlmServer
 ) -> None:
     budget = 200.0  # each call may cost 7 and its question, and costs 18
     budgeted = settings.model_copy(update={"llm_budget_per_day": budget, "llm_concurrency": 16})
@@ -419,7 +418,7 @@ async def test_the_month_of_the_dashboard_has_its_first_day_on_the_31st_too(ledg
 
 
 async def test_embedding_calls_are_charged_like_answers(
-    ledger: Ledger, settings: Settings, llm: LlmServer
+    ledger: Ledger, settings: Settings, llm: FakeLlmServer
 ) -> None:
     settings = settings.model_copy(update={"llm_budget_per_day": 30.0})
     served = {"embed_base_url": llm.url, "embed_model": "m", "embed_dimensions": 8}
@@ -453,7 +452,7 @@ def test_an_answer_without_usage_counts_by_its_pieces_up_to_its_limit(
 ) -> None:
     account = BudgetAccount(None, ModelPrices(), None)
     chat = {"messages": [{"role": "user", "content": "x" * 300}], "max_tokens": 120}
-    call = account.estimate(Provider(base_url="http://there/v1"), chat, Requester())
+    call = account.estimate(LlmServer(base_url="http://there/v1"), chat, Requester())
     assert call.usage["prompt_tokens"] > 100 + 8
     ended = account.with_actual_cost(call, Completion(text, "m", "stop", {}, chunks))
     assert ended.usage == {

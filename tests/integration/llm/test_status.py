@@ -21,7 +21,7 @@ from switchyard.services.llm.operations import (
 )
 from switchyard.services.llm.records.llm_servers import TRIAL_AFTER_FAILURES
 from tests.support.commands import jobctl
-from tests.support.llm_server import LlmServer, answers, fails
+from tests.support.llm_server import FakeLlmServer, answers, fails
 from tests.support.site import Exchange, Request
 
 SERVERS = [
@@ -163,7 +163,7 @@ async def test_the_doctor_reports_a_server_that_is_paused_for_an_hour(
     assert [each.status for each in await check_model_servers(system)] == ["ok"]
 
 
-async def test_check_finds_the_options_that_a_server_needs(llm: LlmServer) -> None:
+async def test_check_finds_the_options_that_a_server_needs(llm: FakeLlmServer) -> None:
     """A small server fails at schemas, and accepts pictures that it does not see."""
 
     def behave(exchange: Exchange, request: Request) -> None:

@@ -11,9 +11,9 @@ from typing import Any
 import openai
 import pytest
 
-from switchyard.services.common.settings.llm import LlmServer as Provider
+from switchyard.services.common.settings.llm import LlmServer
 from tests.support.api_server import RunningApi, client_of, serving, until_connected
-from tests.support.llm_server import MODEL, LlmServer, cut_in_the_middle, fails, says
+from tests.support.llm_server import MODEL, FakeLlmServer, cut_in_the_middle, fails, says
 from tests.support.site import Behaviour, Exchange, Request
 from tests.support.system import System
 
@@ -85,9 +85,9 @@ def streams(
 
 @pytest.fixture(params=[False, True], ids=["lanes", "direct"])
 async def api(
-    request: pytest.FixtureRequest, system: System, llm: LlmServer
+    request: pytest.FixtureRequest, system: System, llm: FakeLlmServer
 ) -> AsyncIterator[RunningApi]:
-    own = Provider(name="own", base_url=llm.url, model=MODEL, responses=True)
+    own = LlmServer(name="own", base_url=llm.url, model=MODEL, responses=True)
     system.settings = system.settings.model_copy(update={"llm_providers": (own,)})
     if not request.param:
         await system.start_worker("llm")
@@ -97,7 +97,7 @@ async def api(
 
 
 async def test_events_come_while_the_model_writes_and_a_stored_answer_has_the_same(
-    api: RunningApi, llm: LlmServer
+    api: RunningApi, llm: FakeLlmServer
 ) -> None:
     first_piece_read = threading.Event()
     llm.next(streams(*BEGIN, *END, wait=first_piece_read))
@@ -131,7 +131,7 @@ async def test_events_come_while_the_model_writes_and_a_stored_answer_has_the_sa
 
 
 async def test_a_stream_that_breaks_is_begun_again_unless_the_answer_is_another(
-    api: RunningApi, llm: LlmServer
+    api: RunningApi, llm: FakeLlmServer
 ) -> None:
     other = {**ANSWER, "output": [{**ITEM, "content": [{**PART, "text": "It falls."}]}]}
     async with client_of(api) as client:
@@ -162,8 +162,10 @@ async def test_a_stream_that_breaks_is_begun_again_unless_the_answer_is_another(
         assert "stream" not in llm.requests[-1].json
 
 
-async def test_a_stream_without_end_ends_at_the_time_limit(system: System, llm: LlmServer) -> None:
-    own = Provider(name="own", base_url=llm.url, model=MODEL, responses=True)
+async def test_a_stream_without_end_ends_at_the_time_limit(
+    system: System, llm: FakeLlmServer
+) -> None:
+    own = LlmServer(name="own", base_url=llm.url, model=MODEL, responses=True)
     overrides = {"llm_providers": (own,), "llm_timeout": 1.0}
     system.settings = system.settings.model_copy(update=overrides)
     never = threading.Event()

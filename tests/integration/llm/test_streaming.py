@@ -16,7 +16,7 @@ from switchyard.services.engine.records.errors import LedgerUnavailable
 from switchyard.services.llm.llm_queue import LlmResult
 from tests.support.api_server import serving, until_connected
 from tests.support.brokers import TestBroker
-from tests.support.llm_server import LlmServer
+from tests.support.llm_server import FakeLlmServer
 from tests.support.site import Behaviour, Exchange, Request
 from tests.support.system import System, open_system
 
@@ -52,7 +52,7 @@ def chunk(exchange: Exchange, delta: dict[str, str], reason: str | None = None) 
 
 @pytest.fixture
 async def system(
-    broker310: TestBroker, sqlite_url: str, tmp_path: Path, llm: LlmServer
+    broker310: TestBroker, sqlite_url: str, tmp_path: Path, llm: FakeLlmServer
 ) -> AsyncIterator[System]:
     modules = (
         "switchyard.services.pipeline.workers.summaries",
@@ -66,7 +66,7 @@ async def system(
 
 @pytest.mark.parametrize("direct", [False, True])
 async def test_an_answer_is_read_while_it_is_written_and_a_stored_one_has_no_pieces(
-    system: System, llm: LlmServer, direct: bool
+    system: System, llm: FakeLlmServer, direct: bool
 ) -> None:
     if not direct:
         await system.start_worker("llm")
@@ -93,7 +93,7 @@ async def test_an_answer_is_read_while_it_is_written_and_a_stored_one_has_no_pie
 
 @pytest.mark.parametrize("direct", [False, True])
 async def test_an_answer_is_streamed_over_http_and_goes_on_without_its_reader(
-    system: System, llm: LlmServer, direct: bool
+    system: System, llm: FakeLlmServer, direct: bool
 ) -> None:
     if not direct:
         await system.start_worker("llm")

@@ -21,7 +21,7 @@ from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.runtime.execution import Executor
 from tests.support.ledgers import make_ledger
-from tests.support.llm_server import LlmServer
+from tests.support.llm_server import FakeLlmServer
 from tests.support.pdfs import TEXT, pdf
 
 
@@ -114,13 +114,13 @@ def paper(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def llm() -> Iterator[LlmServer]:
-    with LlmServer() as server:
+def llm() -> Iterator[FakeLlmServer]:
+    with FakeLlmServer() as server:
         yield server
 
 
 @pytest.fixture
-async def llm_pipeline(pipeline: Pipeline, llm: LlmServer) -> Pipeline:
+async def llm_pipeline(pipeline: Pipeline, llm: FakeLlmServer) -> Pipeline:
     """Return a pipeline that calls the test's model server."""
     update = {"llm_base_url": llm.url, "llm_model": "test-model", "llm_timeout": 5.0}
     return replace(pipeline, settings=pipeline.settings.model_copy(update=update))

@@ -16,7 +16,7 @@ from switchyard.services.pipeline.ledger import PipelineLedger
 from tests.integration.pipeline.conftest import Pipeline
 from tests.support import llm_server
 from tests.support.eventually import eventually
-from tests.support.llm_server import LlmServer
+from tests.support.llm_server import FakeLlmServer
 from tests.support.site import Behaviour, held
 
 STAGES = [
@@ -62,7 +62,7 @@ async def chunk_count(pipeline: Pipeline, document_id: str) -> int:
 
 
 async def failing_beside_another(
-    llm: LlmServer, answer: Behaviour, job: Coroutine[Any, Any, Any]
+    llm: FakeLlmServer, answer: Behaviour, job: Coroutine[Any, Any, Any]
 ) -> None:
     """Run a job whose first request fails while a second one is under way, which is answered
     afterwards. Raises what the job raises."""

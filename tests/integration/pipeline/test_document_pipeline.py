@@ -34,7 +34,7 @@ from tests.integration.pipeline.documents import (
 )
 from tests.support import llm_server as server
 from tests.support.eventually import eventually
-from tests.support.llm_server import LlmServer
+from tests.support.llm_server import FakeLlmServer
 from tests.support.pdfs import TEXT, pdf
 from tests.support.site import Exchange, Request, held
 
@@ -126,7 +126,7 @@ async def test_the_same_source_again_is_the_existing_document(
 
 
 async def test_a_document_whose_pipeline_stopped_goes_on(
-    llm_pipeline: Pipeline, llm: LlmServer, paper: str
+    llm_pipeline: Pipeline, llm: FakeLlmServer, paper: str
 ):
     llm.next(server.fails(401, "bad key"))
     with pytest.raises(LlmRefused):
@@ -138,7 +138,7 @@ async def test_a_document_whose_pipeline_stopped_goes_on(
 
 @pytest.mark.parametrize("message", ["no such thing", "the context length is exceeded"])
 async def test_a_document_whose_summary_is_refused_is_searchable_and_marked(
-    llm_pipeline: Pipeline, llm: LlmServer, paper: str, message: str
+    llm_pipeline: Pipeline, llm: FakeLlmServer, paper: str, message: str
 ):
     llm.next(server.fails(400, message))
     assert await llm_pipeline.run("ingest_document", {"path": paper}) == STAGES
@@ -153,7 +153,7 @@ async def test_a_document_whose_summary_is_refused_is_searchable_and_marked(
 
 
 async def test_a_summary_is_cut_to_the_servers_context(
-    llm_pipeline: Pipeline, llm: LlmServer, tmp_path: Path
+    llm_pipeline: Pipeline, llm: FakeLlmServer, tmp_path: Path
 ):
     def behave(exchange: Exchange, request: Request) -> None:
         is_long = len(str(request.json["messages"])) > 8_000
@@ -170,7 +170,7 @@ async def test_a_summary_is_cut_to_the_servers_context(
 
 
 async def test_a_file_gets_the_source_of_one_that_did_not_get_through(
-    llm_pipeline: Pipeline, llm: LlmServer, paper: str, tmp_path: Path
+    llm_pipeline: Pipeline, llm: FakeLlmServer, paper: str, tmp_path: Path
 ):
     llm.next(server.fails(401, "bad key"))
     with pytest.raises(LlmRefused):
@@ -196,7 +196,7 @@ async def test_a_file_gets_the_source_of_one_that_did_not_get_through(
 
 
 async def test_a_source_that_comes_with_the_second_try_is_kept(
-    llm_pipeline: Pipeline, llm: LlmServer, paper: str
+    llm_pipeline: Pipeline, llm: FakeLlmServer, paper: str
 ):
     llm.next(server.fails(401, "bad key"))
     with pytest.raises(LlmRefused):
@@ -207,7 +207,7 @@ async def test_a_source_that_comes_with_the_second_try_is_kept(
 
 
 async def test_a_finished_document_stays_so_while_a_stage_is_run_again(
-    llm_pipeline: Pipeline, llm: LlmServer, paper: str
+    llm_pipeline: Pipeline, llm: FakeLlmServer, paper: str
 ):
     document_id = await ingested(llm_pipeline, {"path": paper})
     update = {"llm_model": "another"}
@@ -248,7 +248,7 @@ async def test_nothing_runs_while_another_run_is_at_work(
     assert await pipeline.run("ingest_document", again) == STAGES
 
 
-async def test_a_summary_is_paid_for_once(llm_pipeline: Pipeline, llm: LlmServer, paper: str):
+async def test_a_summary_is_paid_for_once(llm_pipeline: Pipeline, llm: FakeLlmServer, paper: str):
     document_id = await ingested(llm_pipeline, {"path": paper})
     assert llm_pipeline.result("summarize_content")["summary"] == server.ANSWER
     assert llm_pipeline.result("summarize_content")["method"] == "llm"
@@ -259,7 +259,7 @@ async def test_a_summary_is_paid_for_once(llm_pipeline: Pipeline, llm: LlmServer
 
 
 async def test_a_summary_is_not_paid_for_again_when_the_stage_is_forced(
-    llm_pipeline: Pipeline, llm: LlmServer, paper: str
+    llm_pipeline: Pipeline, llm: FakeLlmServer, paper: str
 ):
     document_id = await ingested(llm_pipeline, {"path": paper})
     await llm_pipeline.run("summarize_content", {"document_id": document_id, "force": True})
@@ -269,7 +269,7 @@ async def test_a_summary_is_not_paid_for_again_when_the_stage_is_forced(
 
 
 async def test_an_answer_serves_another_document_with_the_same_text(
-    llm_pipeline: Pipeline, llm: LlmServer, tmp_path: Path
+    llm_pipeline: Pipeline, llm: FakeLlmServer, tmp_path: Path
 ):
     same_text = [pdf([TEXT], title="On Tides"), pdf([TEXT], title="On Tides") + b"\n"]
     ids = [
@@ -281,7 +281,7 @@ async def test_an_answer_serves_another_document_with_the_same_text(
 
 
 async def test_a_damaged_answer_is_paid_for_again(
-    llm_pipeline: Pipeline, llm: LlmServer, paper: str
+    llm_pipeline: Pipeline, llm: FakeLlmServer, paper: str
 ):
     document_id = await ingested(llm_pipeline, {"path": paper})
     async for stored in llm_pipeline.storage.list_async("llm"):
@@ -291,7 +291,7 @@ async def test_a_damaged_answer_is_paid_for_again(
 
 
 async def test_a_change_of_model_makes_a_new_request(
-    llm_pipeline: Pipeline, llm: LlmServer, paper: str
+    llm_pipeline: Pipeline, llm: FakeLlmServer, paper: str
 ):
     document_id = await ingested(llm_pipeline, {"path": paper})
     update = {"llm_model": "other-model"}

@@ -27,14 +27,14 @@ from switchyard.services.pipeline.workers.stage_outputs import DocumentFiles
 from tests.integration.pipeline.conftest import Pipeline
 from tests.integration.pipeline.documents import chunk_count, document, failing_beside_another, find
 from tests.support import llm_server as server
-from tests.support.llm_server import LlmServer
+from tests.support.llm_server import FakeLlmServer
 from tests.support.site import Request
 
 DESCRIPTION = "A zeppelin hovers above two bars of a chart."
 
 
 @pytest.fixture
-def vision_pipeline(pipeline: Pipeline, llm: LlmServer) -> Pipeline:
+def vision_pipeline(pipeline: Pipeline, llm: FakeLlmServer) -> Pipeline:
     llm.always(server.answers(DESCRIPTION))
     update = {"vision_base_url": llm.url, "vision_model": "eyes", "llm_timeout": 5.0}
     return replace(pipeline, settings=pipeline.settings.model_copy(update=update))
@@ -61,7 +61,7 @@ def picture_in(request: Request) -> Image.Image:
 
 
 async def test_figures_are_cut_out_described_and_found(
-    vision_pipeline: Pipeline, llm: LlmServer, tmp_path: Path
+    vision_pipeline: Pipeline, llm: FakeLlmServer, tmp_path: Path
 ):
     sample = sample_with_figures()
     document_id = await ingest_file(vision_pipeline, tmp_path, sample.content, sample.filename)
@@ -94,7 +94,7 @@ async def test_figures_are_cut_out_described_and_found(
 
 
 async def test_an_equal_picture_is_paid_for_once(
-    vision_pipeline: Pipeline, llm: LlmServer, tmp_path: Path
+    vision_pipeline: Pipeline, llm: FakeLlmServer, tmp_path: Path
 ):
     sample = sample_with_figures()
     document_id = await ingest_file(vision_pipeline, tmp_path, sample.content, sample.filename)
@@ -108,7 +108,7 @@ async def test_an_equal_picture_is_paid_for_once(
 
 
 async def test_pictures_stay_those_of_their_list_until_others_are_described(
-    vision_pipeline: Pipeline, llm: LlmServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    vision_pipeline: Pipeline, llm: FakeLlmServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     sample = sample_with_figures()
     document_id = await ingest_file(vision_pipeline, tmp_path, sample.content, sample.filename)
@@ -132,7 +132,7 @@ async def test_pictures_stay_those_of_their_list_until_others_are_described(
 
 
 async def test_two_jobs_that_cut_a_document_differently_leave_each_other_the_pictures(
-    vision_pipeline: Pipeline, llm: LlmServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    vision_pipeline: Pipeline, llm: FakeLlmServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     sample = sample_with_figures()
     document_id = await ingest_file(vision_pipeline, tmp_path, sample.content, sample.filename)
@@ -159,7 +159,7 @@ async def test_two_jobs_that_cut_a_document_differently_leave_each_other_the_pic
 
 
 async def test_a_picture_that_is_gone_is_cut_out_again(
-    vision_pipeline: Pipeline, llm: LlmServer, tmp_path: Path
+    vision_pipeline: Pipeline, llm: FakeLlmServer, tmp_path: Path
 ):
     sample = sample_with_figures()
     document_id = await ingest_file(vision_pipeline, tmp_path, sample.content, sample.filename)
@@ -190,7 +190,7 @@ async def test_the_error_without_a_model_names_the_setting(pipeline: Pipeline, t
 
 
 async def test_an_unreachable_model_is_asked_again_later(
-    vision_pipeline: Pipeline, llm: LlmServer, tmp_path: Path
+    vision_pipeline: Pipeline, llm: FakeLlmServer, tmp_path: Path
 ):
     sample = sample_with_figures()
     document_id = await ingest_file(vision_pipeline, tmp_path, sample.content, sample.filename)
@@ -201,7 +201,7 @@ async def test_an_unreachable_model_is_asked_again_later(
 
 
 async def test_an_answer_under_way_is_kept_although_another_picture_fails(
-    vision_pipeline: Pipeline, llm: LlmServer, tmp_path: Path
+    vision_pipeline: Pipeline, llm: FakeLlmServer, tmp_path: Path
 ):
     sample = sample_with_figures()
     document_id = await ingest_file(vision_pipeline, tmp_path, sample.content, sample.filename)
@@ -214,7 +214,7 @@ async def test_an_answer_under_way_is_kept_although_another_picture_fails(
 
 
 async def test_a_picture_that_the_model_declines_does_not_hold_up_the_others(
-    vision_pipeline: Pipeline, llm: LlmServer, tmp_path: Path
+    vision_pipeline: Pipeline, llm: FakeLlmServer, tmp_path: Path
 ):
     sample = sample_with_figures()
     document_id = await ingest_file(vision_pipeline, tmp_path, sample.content, sample.filename)
@@ -226,7 +226,7 @@ async def test_a_picture_that_the_model_declines_does_not_hold_up_the_others(
 
 
 async def test_the_error_says_that_the_model_takes_no_pictures(
-    vision_pipeline: Pipeline, llm: LlmServer, tmp_path: Path
+    vision_pipeline: Pipeline, llm: FakeLlmServer, tmp_path: Path
 ):
     sample = sample_with_figures()
     document_id = await ingest_file(vision_pipeline, tmp_path, sample.content, sample.filename)
@@ -259,7 +259,7 @@ async def test_figures_beyond_the_time_budget_are_left_to_another_job(
 
 
 async def test_a_page_or_a_figure_is_asked_about(
-    vision_pipeline: Pipeline, llm: LlmServer, tmp_path: Path
+    vision_pipeline: Pipeline, llm: FakeLlmServer, tmp_path: Path
 ):
     sample = sample_with_figures()
     document_id = await ingest_file(vision_pipeline, tmp_path, sample.content, sample.filename)

@@ -13,8 +13,7 @@ import pytest
 from pydantic import SecretStr
 
 from switchyard.services.common.errors import PermanentError
-from switchyard.services.common.settings import LlmServer as Provider
-from switchyard.services.common.settings import Settings
+from switchyard.services.common.settings import LlmServer, Settings
 from switchyard.services.llm.completion_reader import Completion
 from switchyard.services.llm.llm_errors import (
     InvalidLlmResponse,
@@ -36,7 +35,7 @@ from switchyard.services.pipeline.index.remote_embedder import BATCH_SIZE, Remot
 from switchyard.services.pipeline.index.similarity_calibration import SimilarityCalibration
 from tests.support import llm_server as server
 from tests.support.eventually import eventually
-from tests.support.llm_server import LlmServer
+from tests.support.llm_server import FakeLlmServer
 from tests.support.site import Behaviour, Exchange, Request, cut, endless, slow
 
 QUESTION = [{"role": "user", "content": "What is a tide?"}]
@@ -51,7 +50,7 @@ SCALE = SimilarityCalibration(min_relevance=0.0, min_similarity=0.2, vector_weig
 
 
 @pytest.fixture
-def asking(llm: LlmServer) -> Settings:
+def asking(llm: FakeLlmServer) -> Settings:
     return Settings(llm_base_url=llm.url, llm_model="test-model", llm_timeout=5)
 
 
@@ -64,7 +63,7 @@ async def ask(settings: Settings, timeout: float = 10) -> Completion:
         return (await client.ask(ASKED, timeout=timeout)).answer
 
 
-async def test_a_question_is_sent_in_the_form_of_the_api(llm: LlmServer, asking: Settings):
+async def test_a_question_is_sent_in_the_form_of_the_api(llm: FakeLlmServer, asking: Settings):
     key = SecretStr("sk-secret")
     answer = await ask(asking.model_copy(update={"llm_api_key": key}))
     assert (answer.text, answer.model, answer.finish_reason) == (
@@ -87,14 +86,14 @@ async def test_a_question_is_sent_in_the_form_of_the_api(llm: LlmServer, asking:
 
 
 async def test_another_services_key_is_not_sent(
-    llm: LlmServer, asking: Settings, monkeypatch: pytest.MonkeyPatch
+    llm: FakeLlmServer, asking: Settings, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("OPENAI_API_KEY", "sk-of-somebody-else")
     await ask(asking)
     assert "somebody" not in str(llm.requests[0].headers)
 
 
-async def test_thinking_aloud_is_not_part_of_the_answer(llm: LlmServer, asking: Settings):
+async def test_thinking_aloud_is_not_part_of_the_answer(llm: FakeLlmServer, asking: Settings):
     llm.next(server.answers("<think>\nHmm.\n</think>\n\nWater."))
     assert (await ask(asking)).text == "Water."
 
@@ -118,14 +117,14 @@ async def test_thinking_aloud_is_not_part_of_the_answer(llm: LlmServer, asking: 
     ],
 )
 async def test_the_answer_is_what_the_model_says_and_not_its_reasoning(
-    llm: LlmServer, asking: Settings, message: dict[str, object], streams: bool
+    llm: FakeLlmServer, asking: Settings, message: dict[str, object], streams: bool
 ):
     llm.next(server.streams(message) if streams else server.says_message(message))
     assert (await ask(asking)).text == "Water."
 
 
 async def test_reasoning_that_was_streamed_is_taken_back_and_is_not_streamed_again(
-    llm: LlmServer, asking: Settings
+    llm: FakeLlmServer, asking: Settings
 ):
     text_pieces: list[str] = []
     pieces = [{"content": each} for each in ("The sea ", "is wet", ".</thi", "nk>\n\nWa", "ter.")]
@@ -148,7 +147,7 @@ async def test_reasoning_that_was_streamed_is_taken_back_and_is_not_streamed_aga
 @pytest.mark.parametrize("reason", [None, "", "null"])
 @pytest.mark.parametrize("end", [b"", b'data: {"choices": [{"del'])
 async def test_a_stream_that_ends_in_the_middle_is_no_answer(
-    llm: LlmServer, asking: Settings, reason: str | None, end: bytes
+    llm: FakeLlmServer, asking: Settings, reason: str | None, end: bytes
 ):
     words = [{"content": f"{each} "} for each in ["Tides", "rise", "and", "fall", "twice", "a"]]
     llm.next(server.streams(*words, each_reason=reason, reason=None, end=end))
@@ -158,7 +157,7 @@ async def test_a_stream_that_ends_in_the_middle_is_no_answer(
 
 @pytest.mark.parametrize("end", [b"data: [DONE]\n\n", b"data: [DONE]", b"data:[DONE]\r\n\r\n"])
 async def test_the_regular_end_of_a_stream_is_the_end_of_its_answer(
-    llm: LlmServer, asking: Settings, end: bytes
+    llm: FakeLlmServer, asking: Settings, end: bytes
 ):
     llm.next(server.streams({"content": "Water."}, each_reason="", reason=None, end=end))
     answer = await ask(asking)
@@ -166,7 +165,7 @@ async def test_the_regular_end_of_a_stream_is_the_end_of_its_answer(
 
 
 async def test_an_answer_without_a_reason_is_cut_where_the_server_gives_one(
-    llm: LlmServer, asking: Settings
+    llm: FakeLlmServer, asking: Settings
 ):
     """llama-cpp-python's server drops an answer for the next request, and ends it with the mark."""
     (one,) = asking.llm_servers
@@ -182,7 +181,7 @@ async def test_an_answer_without_a_reason_is_cut_where_the_server_gives_one(
 
 
 async def test_an_answer_that_ends_without_a_reason_again_is_whole(
-    llm: LlmServer, asking: Settings
+    llm: FakeLlmServer, asking: Settings
 ):
     """The server ends this answer so, though it says why others end; no later request was sent for
     which it could have dropped this one."""
@@ -198,14 +197,16 @@ async def test_an_answer_that_ends_without_a_reason_again_is_whole(
     assert response.answer.text == "Wat"
 
 
-async def test_a_reason_without_a_stream_says_nothing_of_streams(llm: LlmServer, asking: Settings):
+async def test_a_reason_without_a_stream_says_nothing_of_streams(
+    llm: FakeLlmServer, asking: Settings
+):
     (one,) = asking.llm_servers
     async with ServerClient.connect(one.model_copy(update={"stream": False}), 5) as client:
         await client.ask(ASKED, timeout=10)
         assert client.learned == ""
 
 
-async def test_the_servers_own_reason_is_enough_for_the_end(llm: LlmServer, asking: Settings):
+async def test_the_servers_own_reason_is_enough_for_the_end(llm: FakeLlmServer, asking: Settings):
     llm.next(server.streams({"content": "Water."}, reason="STOP", end=b""))
     assert (await ask(asking)).finish_reason == "stop"
 
@@ -213,7 +214,7 @@ async def test_the_servers_own_reason_is_enough_for_the_end(llm: LlmServer, aski
 @pytest.mark.parametrize("streams", [False, True])
 @pytest.mark.parametrize("reason", ["length", "max_tokens", "MAX_TOKENS", "model_length"])
 async def test_an_answer_that_is_cut_at_its_limit_is_not_complete(
-    llm: LlmServer, asking: Settings, reason: str, streams: bool
+    llm: FakeLlmServer, asking: Settings, reason: str, streams: bool
 ):
     behaviour = server.streams({"content": "Wat"}, reason=reason)
     llm.next(behaviour if streams else server.answers("Wat", finish_reason=reason))
@@ -223,7 +224,7 @@ async def test_an_answer_that_is_cut_at_its_limit_is_not_complete(
 @pytest.mark.parametrize("streams", [False, True])
 @pytest.mark.parametrize("reason", ["error", "abort", "insufficient_system_resource"])
 async def test_an_answer_that_the_server_broke_off_is_none(
-    llm: LlmServer, asking: Settings, reason: str, streams: bool
+    llm: FakeLlmServer, asking: Settings, reason: str, streams: bool
 ):
     behaviour = server.streams({"content": "Wat"}, reason=reason)
     llm.next(behaviour if streams else server.answers("Wat", finish_reason=reason))
@@ -233,7 +234,7 @@ async def test_an_answer_that_the_server_broke_off_is_none(
 
 @pytest.mark.parametrize("empty", [{"choices": []}, {"choices": None}, {}])
 async def test_a_piece_with_the_usage_alone_is_read_as_that(
-    llm: LlmServer, asking: Settings, empty: dict[str, object]
+    llm: FakeLlmServer, asking: Settings, empty: dict[str, object]
 ):
     usage = {"usage": {"prompt_tokens": 3, "completion_tokens": 4}}
     first = json.dumps(empty).encode()
@@ -246,14 +247,14 @@ async def test_a_piece_with_the_usage_alone_is_read_as_that(
 
 
 async def test_a_stream_that_breaks_after_the_answers_end_is_not_asked_again(
-    llm: LlmServer, asking: Settings
+    llm: FakeLlmServer, asking: Settings
 ):
     llm.next(server.streams({"content": "Water."}, end=b"", claimed_length=5_000))
     assert (await ask(asking)).text == "Water."
     assert len(llm.requests) == 1
 
 
-async def test_a_stream_under_another_name_is_read_as_one(llm: LlmServer, asking: Settings):
+async def test_a_stream_under_another_name_is_read_as_one(llm: FakeLlmServer, asking: Settings):
     llm.next(server.streams({"content": "Water."}, content_type="text/plain"))
     assert (await ask(asking)).text == "Water."
 
@@ -267,7 +268,7 @@ async def test_a_stream_under_another_name_is_read_as_one(llm: LlmServer, asking
     ],
 )
 async def test_a_refusal_is_no_answer(
-    llm: LlmServer, asking: Settings, message: dict[str, object], streams: bool
+    llm: FakeLlmServer, asking: Settings, message: dict[str, object], streams: bool
 ):
     llm.next(server.streams(message) if streams else server.says_message(message))
     with pytest.raises(LlmRefused, match="can't help"):
@@ -275,7 +276,7 @@ async def test_a_refusal_is_no_answer(
 
 
 async def test_a_limit_that_reasoning_has_used_up_is_named_and_not_paid_for_again(
-    llm: LlmServer, asking: Settings
+    llm: FakeLlmServer, asking: Settings
 ):
     llm.next(server.answers("<think>The sea is", finish_reason="length"))
     with pytest.raises(LlmRefused, match="raise max_tokens"):
@@ -284,14 +285,14 @@ async def test_a_limit_that_reasoning_has_used_up_is_named_and_not_paid_for_agai
 
 @pytest.mark.parametrize("behaviour", [cut(), server.cut_in_the_middle()])
 async def test_a_dropped_connection_is_tried_again_at_once(
-    llm: LlmServer, asking: Settings, behaviour: Behaviour
+    llm: FakeLlmServer, asking: Settings, behaviour: Behaviour
 ):
     llm.next(*[behaviour] * (NETWORK_TRIES - 1))
     assert (await ask(asking)).text == server.ANSWER
     assert len(llm.requests) == NETWORK_TRIES
 
 
-async def test_after_a_few_dropped_connections_the_job_waits(llm: LlmServer, asking: Settings):
+async def test_after_a_few_dropped_connections_the_job_waits(llm: FakeLlmServer, asking: Settings):
     llm.always(cut())
     with pytest.raises(LlmUnavailable, match="can't be reached"):
         await ask(asking)
@@ -307,7 +308,7 @@ async def test_a_server_that_is_not_there_is_named_as_that():
 
 @pytest.mark.parametrize("status", [408, 409, 429, 500, 502, 503, 504, 529])
 async def test_overload_and_breakdowns_are_left_to_the_jobs_retries(
-    llm: LlmServer, asking: Settings, status: int
+    llm: FakeLlmServer, asking: Settings, status: int
 ):
     llm.always(server.fails(status, "no luck"))
     with pytest.raises(LlmUnavailable, match=f"{status}.*no luck") as raised:
@@ -317,7 +318,7 @@ async def test_overload_and_breakdowns_are_left_to_the_jobs_retries(
 
 
 @pytest.mark.parametrize("status", [429, 503])
-async def test_retry_after_is_handed_on(llm: LlmServer, asking: Settings, status: int):
+async def test_retry_after_is_handed_on(llm: FakeLlmServer, asking: Settings, status: int):
     llm.next(server.fails(status, "slow down", Retry_After="37"))
     with pytest.raises(LlmUnavailable) as raised:
         await ask(asking)
@@ -379,7 +380,7 @@ NO_TEMPERATURE = (
     ],
 )
 async def test_a_parameter_that_the_model_refuses_is_changed_from_then_on(
-    llm: LlmServer, asking: Settings, behaviour: Behaviour, expected: dict[str, object]
+    llm: FakeLlmServer, asking: Settings, behaviour: Behaviour, expected: dict[str, object]
 ):
     llm.always(behaviour)
     (one,) = asking.llm_servers
@@ -428,7 +429,7 @@ def takes_schemas(known_names: tuple[str, ...], status: int, message: str) -> Be
     ],
 )
 async def test_a_schema_is_sent_in_the_form_that_the_server_has_accepted(
-    llm: LlmServer, asking: Settings, behaviour: Behaviour, expected: object
+    llm: FakeLlmServer, asking: Settings, behaviour: Behaviour, expected: object
 ):
     llm.always(behaviour)
     (one,) = asking.llm_servers
@@ -443,7 +444,7 @@ async def test_a_schema_is_sent_in_the_form_that_the_server_has_accepted(
     assert llm.requests[-1].json.get("response_format") == expected
 
 
-async def test_a_brief_server_error_changes_no_parameter(llm: LlmServer, asking: Settings):
+async def test_a_brief_server_error_changes_no_parameter(llm: FakeLlmServer, asking: Settings):
     (one,) = asking.llm_servers
     async with ServerClient.connect(one, 5) as client:
         for _ in range(CONFIRMING_CALLS + 1):
@@ -455,7 +456,7 @@ async def test_a_brief_server_error_changes_no_parameter(llm: LlmServer, asking:
             assert form == SCHEMA_CHAT["response_format"]
 
 
-async def test_a_clients_own_schema_is_sent_as_it_is(llm: LlmServer, asking: Settings):
+async def test_a_clients_own_schema_is_sent_as_it_is(llm: FakeLlmServer, asking: Settings):
     llm.always(server.fails(400, "response_format is not supported"))
     (one,) = asking.llm_servers
     form = {"type": "json_schema", "json_schema": {"name": "mine", "schema": {}}}
@@ -465,7 +466,7 @@ async def test_a_clients_own_schema_is_sent_as_it_is(llm: LlmServer, asking: Set
     assert [each.json["response_format"] for each in llm.requests] == [form]
 
 
-async def test_the_settings_can_say_how_a_server_is_asked(llm: LlmServer):
+async def test_the_settings_can_say_how_a_server_is_asked(llm: FakeLlmServer):
     overrides = {
         "base_url": llm.url,
         "schema": "json_object",
@@ -473,7 +474,7 @@ async def test_the_settings_can_say_how_a_server_is_asked(llm: LlmServer):
         "leave_out": ["temperature"],
         "extra_body": {"top_k": 3, "max_tokens": 7},
     }
-    async with ServerClient.connect(Provider.model_validate(overrides), 5) as client:
+    async with ServerClient.connect(LlmServer.model_validate(overrides), 5) as client:
         await client.ask(SCHEMA_CHAT, timeout=10)
     sent = llm.requests[-1].json
     assert sent.pop("response_format") == {"type": "json_object"}
@@ -482,7 +483,7 @@ async def test_the_settings_can_say_how_a_server_is_asked(llm: LlmServer):
 
 
 async def test_a_server_that_does_not_stream_is_not_asked_to_again(
-    llm: LlmServer, asking: Settings
+    llm: FakeLlmServer, asking: Settings
 ):
     def behave(exchange: Exchange, request: Request) -> None:
         refused = server.fails(400, "stream is not supported")
@@ -500,7 +501,7 @@ async def test_a_server_that_does_not_stream_is_not_asked_to_again(
     "broken", [server.streams(reason=None), server.says(b"data: [DONE]\n\n", "text/event-stream")]
 )
 async def test_after_a_stream_without_an_answer_the_request_is_sent_once_unstreamed(
-    llm: LlmServer, asking: Settings, broken: Behaviour
+    llm: FakeLlmServer, asking: Settings, broken: Behaviour
 ):
     def behave(exchange: Exchange, request: Request) -> None:
         too_long = server.fails(400, "the request exceeds the available context size")
@@ -513,7 +514,7 @@ async def test_after_a_stream_without_an_answer_the_request_is_sent_once_unstrea
 
 
 async def test_the_settings_can_say_which_parameters_a_model_takes(
-    llm: LlmServer, asking: Settings
+    llm: FakeLlmServer, asking: Settings
 ):
     llm.always(refuses(*NO_MAX_TOKENS, *NO_TEMPERATURE))
     overrides = {"llm_max_tokens_name": "max_completion_tokens", "llm_sends_temperature": False}
@@ -534,7 +535,7 @@ async def test_the_settings_can_say_which_parameters_a_model_takes(
     ],
 )
 async def test_a_question_that_is_too_long_is_not_asked_again_in_another_form(
-    llm: LlmServer, asking: Settings, message: str
+    llm: FakeLlmServer, asking: Settings, message: str
 ):
     llm.always(server.fails(400, message))
     with pytest.raises(LlmRefused, match="400"):
@@ -543,7 +544,7 @@ async def test_a_question_that_is_too_long_is_not_asked_again_in_another_form(
 
 
 async def test_a_server_that_refuses_every_form_is_asked_a_few_times(
-    llm: LlmServer, asking: Settings
+    llm: FakeLlmServer, asking: Settings
 ):
     llm.always(
         server.fails(400, "max_tokens, max_completion_tokens, temperature: unsupported, all")
@@ -554,7 +555,7 @@ async def test_a_server_that_refuses_every_form_is_asked_a_few_times(
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 413, 422])
-async def test_a_lasting_refusal_is_final(llm: LlmServer, asking: Settings, status: int):
+async def test_a_lasting_refusal_is_final(llm: FakeLlmServer, asking: Settings, status: int):
     llm.always(server.fails(status, "no such model"))
     with pytest.raises(LlmRefused, match=f"{status}: no such model"):
         await ask(asking)
@@ -591,7 +592,7 @@ async def test_a_lasting_refusal_is_final(llm: LlmServer, asking: Settings, stat
     ],
 )
 async def test_an_invalid_answer_is_retried_later(
-    llm: LlmServer, asking: Settings, behaviour: Behaviour
+    llm: FakeLlmServer, asking: Settings, behaviour: Behaviour
 ):
     llm.always(behaviour)
     with pytest.raises(InvalidLlmResponse):
@@ -609,7 +610,7 @@ async def test_an_invalid_answer_is_retried_later(
     ],
 )
 async def test_the_error_quotes_what_was_answered_instead(
-    llm: LlmServer, asking: Settings, embedder: RemoteEmbedder, body: bytes, message: str
+    llm: FakeLlmServer, asking: Settings, embedder: RemoteEmbedder, body: bytes, message: str
 ):
     llm.always(server.says(body))
     with pytest.raises(InvalidLlmResponse, match=re.escape(message)):
@@ -618,13 +619,13 @@ async def test_the_error_quotes_what_was_answered_instead(
         await embedder.embed(["a"])
 
 
-async def test_a_filtered_answer_is_final(llm: LlmServer, asking: Settings):
+async def test_a_filtered_answer_is_final(llm: FakeLlmServer, asking: Settings):
     llm.next(server.answers(None, finish_reason="content_filter"))
     with pytest.raises(LlmRefused, match="filter"):
         await ask(asking)
 
 
-async def test_a_slow_answer_is_given_up_at_the_time_limit(llm: LlmServer, asking: Settings):
+async def test_a_slow_answer_is_given_up_at_the_time_limit(llm: FakeLlmServer, asking: Settings):
     llm.always(slow(30))
     started = time.monotonic()
     with pytest.raises(LlmUnavailable, match="JOBS_LLM_TIMEOUT"):
@@ -633,13 +634,13 @@ async def test_a_slow_answer_is_given_up_at_the_time_limit(llm: LlmServer, askin
     assert len(llm.requests) == 1
 
 
-async def test_all_tries_together_keep_to_their_limit(llm: LlmServer, asking: Settings):
+async def test_all_tries_together_keep_to_their_limit(llm: FakeLlmServer, asking: Settings):
     llm.next(cut(), slow(30))
     with pytest.raises(LlmUnavailable, match=r"within 0\.5 s"):
         await ask(asking, timeout=0.5)
 
 
-async def test_a_cancelled_job_closes_its_request(llm: LlmServer, asking: Settings):
+async def test_a_cancelled_job_closes_its_request(llm: FakeLlmServer, asking: Settings):
     llm.always(slow(30))
     task = asyncio.create_task(ask(asking))
     await eventually(lambda: llm.requests)
@@ -655,11 +656,11 @@ async def test_without_a_server_nobody_is_asked():
 
 
 @pytest.fixture
-def embedder(llm: LlmServer) -> RemoteEmbedder:
+def embedder(llm: FakeLlmServer) -> RemoteEmbedder:
     return RemoteEmbedder(llm.url, "embed-model", server.DIMENSIONS, timeout=5, calibration=SCALE)
 
 
-async def test_a_server_embeds_in_batches(llm: LlmServer, embedder: RemoteEmbedder):
+async def test_a_server_embeds_in_batches(llm: FakeLlmServer, embedder: RemoteEmbedder):
     texts = [f"text {n}" for n in range(BATCH_SIZE * 2 + 1)]
     vectors = await embedder.embed(texts)
     assert [len(request.json["input"]) for request in llm.requests] == [BATCH_SIZE, BATCH_SIZE, 1]
@@ -671,7 +672,7 @@ async def test_a_server_embeds_in_batches(llm: LlmServer, embedder: RemoteEmbedd
 @pytest.mark.parametrize("status", [400, 413, 422])
 @pytest.mark.parametrize("max_texts", [1, 10, 63])
 async def test_a_server_that_takes_few_texts_gets_fewer_from_then_on(
-    llm: LlmServer, embedder: RemoteEmbedder, status: int, max_texts: int
+    llm: FakeLlmServer, embedder: RemoteEmbedder, status: int, max_texts: int
 ):
     texts = [f"text {n}" for n in range(BATCH_SIZE + 3)]
     expected = await embedder.embed(texts)
@@ -683,7 +684,7 @@ async def test_a_server_that_takes_few_texts_gets_fewer_from_then_on(
     assert all(len(request.json["input"]) <= max_texts for request in llm.requests)
 
 
-async def test_the_settings_can_say_how_many_texts_a_server_takes(llm: LlmServer):
+async def test_the_settings_can_say_how_many_texts_a_server_takes(llm: FakeLlmServer):
     llm.always(server.embeds(max_texts=10))
     settings = Settings(
         embed_base_url=llm.url, embed_model="m", embed_dimensions=8, embed_batch_size=10
@@ -693,7 +694,7 @@ async def test_the_settings_can_say_how_many_texts_a_server_takes(llm: LlmServer
 
 
 async def test_a_text_that_is_refused_alone_is_named_and_says_nothing_of_the_others(
-    llm: LlmServer, embedder: RemoteEmbedder
+    llm: FakeLlmServer, embedder: RemoteEmbedder
 ):
     llm.always(server.embeds(max_characters=100))
     texts = [*["text"] * 40, "x" * 1_234, *["text"] * 40]
@@ -706,7 +707,7 @@ async def test_a_text_that_is_refused_alone_is_named_and_says_nothing_of_the_oth
 
 @pytest.mark.parametrize("status", [401, 404])
 async def test_a_refused_key_or_model_does_not_reduce_the_size_of_requests(
-    llm: LlmServer, embedder: RemoteEmbedder, status: int
+    llm: FakeLlmServer, embedder: RemoteEmbedder, status: int
 ):
     llm.always(server.fails(status))
     with pytest.raises(LlmRefused):
@@ -715,7 +716,7 @@ async def test_a_refused_key_or_model_does_not_reduce_the_size_of_requests(
 
 
 async def test_vectors_belong_to_their_texts_in_whatever_order_they_come(
-    llm: LlmServer, embedder: RemoteEmbedder
+    llm: FakeLlmServer, embedder: RemoteEmbedder
 ):
     in_order = await embedder.embed(["a", "b", "c"])
     llm.next(server.embeds(backwards=True))
@@ -738,7 +739,7 @@ async def test_vectors_of_another_length_are_a_wrong_setting(embedder: RemoteEmb
     ],
 )
 async def test_invalid_vectors_are_retried_later(
-    llm: LlmServer, embedder: RemoteEmbedder, body: bytes
+    llm: FakeLlmServer, embedder: RemoteEmbedder, body: bytes
 ):
     llm.always(server.says(body))
     with pytest.raises(InvalidLlmResponse):
@@ -747,7 +748,7 @@ async def test_invalid_vectors_are_retried_later(
 
 @pytest.mark.parametrize("status", [200, 400, 500])
 async def test_no_answer_fills_the_memory(
-    llm: LlmServer,
+    llm: FakeLlmServer,
     asking: Settings,
     embedder: RemoteEmbedder,
     monkeypatch: pytest.MonkeyPatch,
@@ -766,7 +767,7 @@ _OBJECTS = b"[" + b"{}," * 200_000 + b"{}]"
 
 
 async def test_an_answer_of_many_small_values_is_read_in_time(
-    llm: LlmServer, asking: Settings, embedder: RemoteEmbedder
+    llm: FakeLlmServer, asking: Settings, embedder: RemoteEmbedder
 ):
     began = time.monotonic()
     llm.always(server.says(b'{"object": "list", "data": ' + _OBJECTS + b"}"))
@@ -780,9 +781,9 @@ async def test_an_answer_of_many_small_values_is_read_in_time(
 
 
 async def test_a_redirect_to_another_host_is_not_followed(
-    llm: LlmServer, asking: Settings, embedder: RemoteEmbedder
+    llm: FakeLlmServer, asking: Settings, embedder: RemoteEmbedder
 ):
-    with LlmServer() as inner:
+    with FakeLlmServer() as inner:
         elsewhere = {"Location": f"{inner.url}/chat/completions"}
         llm.always(lambda exchange, _: exchange.send(307, b"", headers=elsewhere))
         with pytest.raises(InvalidLlmResponse, match="redirects to another host"):
@@ -794,7 +795,7 @@ async def test_a_redirect_to_another_host_is_not_followed(
 
 @pytest.mark.parametrize("part", [b"x" * 65536, b"data: x\n" * 8192, b"data: x\r\n" * 8192])
 async def test_an_event_without_an_end_is_given_up_by_its_size(
-    llm: LlmServer, asking: Settings, monkeypatch: pytest.MonkeyPatch, part: bytes
+    llm: FakeLlmServer, asking: Settings, monkeypatch: pytest.MonkeyPatch, part: bytes
 ):
     monkeypatch.setattr("switchyard.services.llm.bounded_http.MAX_EVENT", 1_000_000)
     llm.always(endless(200, "text/event-stream", part))
@@ -803,7 +804,7 @@ async def test_an_event_without_an_end_is_given_up_by_its_size(
 
 
 async def test_a_stream_of_small_events_may_be_long(
-    llm: LlmServer, asking: Settings, monkeypatch: pytest.MonkeyPatch
+    llm: FakeLlmServer, asking: Settings, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("switchyard.services.llm.bounded_http.MAX_EVENT", 1_000)
     chunk = {"choices": [{"index": 0, "delta": {"content": "word "}, "finish_reason": None}]}

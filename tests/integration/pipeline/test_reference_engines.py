@@ -28,7 +28,7 @@ from tests.integration.pipeline.conftest import Pipeline
 from tests.integration.pipeline.documents import failing_beside_another
 from tests.support import llm_server
 from tests.support.grobid_server import KUHN, GrobidServer, tei
-from tests.support.llm_server import LlmServer
+from tests.support.llm_server import FakeLlmServer
 from tests.support.pdfs import pdf
 from tests.support.site import (
     Behaviour,
@@ -209,7 +209,7 @@ def answers_references(leaving_out: int | None = None) -> Behaviour:
 
 
 async def test_a_model_cuts_several_references_at_once_and_is_paid_once(
-    llm_pipeline: Pipeline, llm: LlmServer
+    llm_pipeline: Pipeline, llm: FakeLlmServer
 ):
     llm.always(answers_references())
     asks = asking(llm_pipeline, "llm")
@@ -224,7 +224,7 @@ async def test_a_model_cuts_several_references_at_once_and_is_paid_once(
 
 
 async def test_the_next_engine_parses_what_a_model_leaves_out(
-    llm_pipeline: Pipeline, llm: LlmServer
+    llm_pipeline: Pipeline, llm: FakeLlmServer
 ):
     asks = asking(llm_pipeline, "llm", "offline")
     llm.always(answers_references(leaving_out=2))
@@ -236,7 +236,7 @@ async def test_the_next_engine_parses_what_a_model_leaves_out(
 
 
 async def test_references_that_the_last_engine_has_parsed_survive_those_that_it_leaves_out(
-    llm_pipeline: Pipeline, llm: LlmServer, grobid: GrobidServer
+    llm_pipeline: Pipeline, llm: FakeLlmServer, grobid: GrobidServer
 ):
     grobid.next(*[fails(500)] * 20)
     llm.always(answers_references(leaving_out=2))
@@ -247,7 +247,7 @@ async def test_references_that_the_last_engine_has_parsed_survive_those_that_it_
 
 
 async def test_an_answer_under_way_is_kept_although_another_question_fails(
-    llm_pipeline: Pipeline, llm: LlmServer, monkeypatch: pytest.MonkeyPatch
+    llm_pipeline: Pipeline, llm: FakeLlmServer, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(engine_chain, "BATCH_SIZE", 1)
     asks = asking(llm_pipeline, "llm")

@@ -18,7 +18,7 @@ from switchyard.services.pipeline.index.open_index import OpenIndex, open_index
 from switchyard.services.pipeline.index.search_modes import SearchMode
 from switchyard.services.pipeline.text.chunks import Chunk, chunk_id
 from tests.support import llm_server as server
-from tests.support.llm_server import DIMENSIONS, LlmServer
+from tests.support.llm_server import DIMENSIONS, FakeLlmServer
 
 
 async def put(index: OpenIndex, document_id: str) -> None:
@@ -36,7 +36,7 @@ async def test_a_server_of_another_model_writes_nothing_into_an_index(settings: 
             update={"embed_base_url": url, "embed_model": model, "embed_dimensions": DIMENSIONS}
         )
 
-    with LlmServer() as old, LlmServer() as new:
+    with FakeLlmServer() as old, FakeLlmServer() as new:
         new.always(server.embeds(model="new-model"))  # whichever it is asked for
         async with (
             open_index(of(old.url, "old-model")) as before,
@@ -76,7 +76,7 @@ async def test_other_weights_under_the_name_of_the_model_write_and_find_nothing_
             }
         )
 
-    with LlmServer() as one, LlmServer() as two:
+    with FakeLlmServer() as one, FakeLlmServer() as two:
         two.always(server.embeds(weights="others "))
         async with open_index(of(one.url)) as before, open_index(of(two.url)) as after:
             await put(before, "a")
@@ -105,7 +105,7 @@ async def test_other_weights_under_the_name_of_the_model_write_and_find_nothing_
 async def test_a_server_that_gets_other_weights_is_noticed_by_who_asks_it_for_long(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with LlmServer() as one:
+    with FakeLlmServer() as one:
         changes = {
             "embed_base_url": one.url,
             "embed_model": "model",
@@ -132,7 +132,7 @@ async def no_probe(generation: Generation) -> None:
 
 
 async def test_the_doctor_reports_an_unreachable_embedding_server(settings: Settings) -> None:
-    with LlmServer() as one:
+    with FakeLlmServer() as one:
         with_both = settings.model_copy(
             update={"embed_base_url": one.url, "embed_model": "m", "embed_dimensions": DIMENSIONS}
         )

@@ -22,7 +22,7 @@ from switchyard.services.pipeline.samples.articles import sample
 from tests.integration.api.document_server import WORKERS, ended, in_parts, send, serving_system
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
-from tests.support.llm_server import LlmServer, fails
+from tests.support.llm_server import FakeLlmServer, fails
 from tests.support.pdfs import pdf, scan, slips
 from tests.support.redrives import redrive
 from tests.support.system import lanes_with
@@ -86,7 +86,7 @@ async def test_uploads_at_the_same_time_make_one_document(
 async def test_a_failed_document_names_the_job_and_completes_after_its_redrive(
     broker310: TestBroker, database_url: str, tmp_path: Path
 ):
-    with LlmServer() as llm:
+    with FakeLlmServer() as llm:
         async with serving_system(
             broker310, database_url, tmp_path, llm_base_url=llm.url, llm_model="m"
         ) as (system, client):

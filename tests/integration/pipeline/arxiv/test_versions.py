@@ -28,7 +28,7 @@ from tests.integration.pipeline.arxiv.papers import (
 from tests.integration.pipeline.conftest import Pipeline
 from tests.support.arxiv_server import ArxivServer
 from tests.support.eventually import eventually
-from tests.support.llm_server import DIMENSIONS, LlmServer, answers, embeds, fails
+from tests.support.llm_server import DIMENSIONS, FakeLlmServer, answers, embeds, fails
 from tests.support.site import held
 
 
@@ -64,7 +64,7 @@ async def test_a_new_version_with_the_same_abstract_pays_for_no_summary(
 
 @pytest.mark.parametrize("stage", ["summarize_content", "embed_content"])
 async def test_late_results_of_an_older_version_are_discarded(
-    arxiv: Pipeline, site: ArxivServer, llm: LlmServer, stage: str
+    arxiv: Pipeline, site: ArxivServer, llm: FakeLlmServer, stage: str
 ) -> None:
     update = {"llm_base_url": llm.url, "embed_base_url": llm.url, "embed_dimensions": DIMENSIONS}
     arxiv = replace(arxiv, settings=arxiv.settings.model_copy(update=update))
@@ -111,7 +111,7 @@ async def test_a_stage_of_an_older_version_leaves_the_rest_to_the_newer_one(
 
 
 async def test_a_stage_of_an_older_version_that_fails_too_late_changes_nothing(
-    arxiv: Pipeline, site: ArxivServer, llm: LlmServer
+    arxiv: Pipeline, site: ArxivServer, llm: FakeLlmServer
 ) -> None:
     arxiv = replace(arxiv, settings=arxiv.settings.model_copy(update={"llm_base_url": llm.url}))
     first = await arxiv.one(JOB, {"id": ID})
