@@ -10,6 +10,7 @@ import pytest
 
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.ledger.sql import database as database_module
+from switchyard.services.engine.ledger.sql.postgres_servers import MAX_OVERFLOW, POOL_SIZE
 from switchyard.services.engine.records.errors import LedgerLocked, LedgerUnavailable
 from switchyard.services.engine.records.results import Claimed, Created
 from switchyard.services.engine.records.states import State
@@ -163,6 +164,29 @@ async def test_who_waits_for_an_answer_gets_a_turn_between_others_that_write_all
         finally:
             stopped.set()
             await writing
+
+
+async def test_a_process_whose_own_queries_use_all_its_connections_reports_no_outage(
+    postgres_url: str,
+) -> None:
+    async with (
+        await Ledger.open(postgres_url, fail_fast=True) as ledger,
+        await Ledger.open(postgres_url) as observer,
+    ):
+        sleep = f"SELECT pg_sleep({4 * database_module.FAIL_FAST_TIMEOUT})"
+        sleeping = [
+            asyncio.create_task(ledger.core.database.read(lambda c: c.exec_driver_sql(sleep).all()))
+            for _ in range(POOL_SIZE + MAX_OVERFLOW)
+        ]
+
+        async def are_all_sleeping() -> bool:
+            count = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'SELECT pg_sleep%%'"
+            found = await observer.core.database.read(lambda c: c.exec_driver_sql(count).scalar())
+            return found == len(sleeping)
+
+        await eventually(are_all_sleeping)
+        assert await ledger.job_reads.get("job-1") is None
+        await asyncio.gather(*sleeping)
 
 
 async def test_a_full_disk_is_unavailable_and_then_works_again(

@@ -21,7 +21,7 @@ from urllib.parse import quote
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, exc, make_url
 from sqlalchemy.engine import ExceptionContext
-from sqlalchemy.pool import QueuePool
+from sqlalchemy.pool import NullPool, QueuePool
 
 from switchyard.broker.forking import OwnerProcess
 from switchyard.services.common.library_loading import load
@@ -29,6 +29,7 @@ from switchyard.services.engine.ledger.sql.clock import Clock
 from switchyard.services.engine.ledger.sql.driver_errors import (
     TransactionConflict,
     raise_translated,
+    translate,
 )
 from switchyard.services.engine.ledger.sql.postgres_servers import (
     DEFAULT_PORT,
@@ -40,6 +41,7 @@ from switchyard.services.engine.ledger.sql.postgres_servers import (
     servers_of,
 )
 from switchyard.services.engine.records.errors import (
+    LedgerConnectionLimit,
     LedgerForked,
     LedgerMisconfigured,
     LedgerMissing,
@@ -141,7 +143,7 @@ ADDRESS_FORMS = "use sqlite+aiosqlite:///FILE or postgresql+asyncpg://USER:PASSW
 class SqliteDatabase:
     """Uses a file in WAL mode; creates it, with its directory, only with `create`.
 
-    An event loop that is busy_timeout gives a thread the interpreter lock only now and then. So a
+    An event loop that is busy gives a thread the interpreter lock only now and then. So a
     transaction visits its thread once, as a whole, and not once per statement as the async
     driver of SQLite does.
     """
@@ -251,11 +253,9 @@ class PostgresDatabase:
             {"async_creator_fn": partial(open_writable, hosts)} if len(hosts) > 1 else {}
         )
         self._abandoned_tasks: set[asyncio.Task[Any]] = set()
-        self._engine = create_async_engine(
+        make_engine = partial(
+            create_async_engine,
             url.set(drivername="postgresql+asyncpg"),
-            pool_size=POOL_SIZE,
-            max_overflow=MAX_OVERFLOW,
-            pool_use_lifo=True,
             connect_args={
                 "timeout": FAIL_FAST_TIMEOUT if fail_fast else CONNECT_TIMEOUT,
                 "command_timeout": BUSY_TIMEOUT,
@@ -263,6 +263,11 @@ class PostgresDatabase:
                 **connection_options(),
             },
         )
+        self._engine = make_engine(
+            pool_size=POOL_SIZE, max_overflow=MAX_OVERFLOW, pool_use_lifo=True
+        )
+        self._probe_engine = make_engine(poolclass=NullPool)
+        self._probe: asyncio.Task[bool] | None = None
         event.listen(self._engine.sync_engine, "handle_error", _disconnect_demoted)
         # The same connections, on which each statement is a transaction.
         self._autocommit_engine = self._engine.execution_options(isolation_level="AUTOCOMMIT")
@@ -310,19 +315,24 @@ class PostgresDatabase:
                 task.add_done_callback(self._forget_abandoned)
 
     async def _is_answering(self) -> bool:
-        """Tell whether the server answers a short query."""
+        """Tell whether the server answers a short query: one for all who ask at the same time."""
+        if self._probe is None or self._probe.done():
+            self._probe = asyncio.create_task(self._probe_server())
+        return await asyncio.shield(self._probe)
+
+    async def _probe_server(self) -> bool:
+        """Query the server on a connection of its own, as those of the pool may all be busy."""
 
         def select_one(connection: Connection) -> None:
             connection.exec_driver_sql("SELECT 1")
 
-        probe = asyncio.create_task(self._run_with_retries(partial(self._run_once, select_one)))
-        self._abandoned_tasks.add(probe)
-        probe.add_done_callback(self._forget_abandoned)
-        await asyncio.wait((probe,), timeout=FAIL_FAST_TIMEOUT)
-        if not probe.done():
-            probe.cancel()
-            return False
-        return probe.exception() is None
+        try:
+            async with asyncio.timeout(FAIL_FAST_TIMEOUT):
+                await self._run_once(select_one, engine=self._probe_engine)
+        except Exception as error:
+            # A server that refuses a further connection is there, and those of the pool go on.
+            return isinstance(translate(error), LedgerConnectionLimit)
+        return True
 
     def _forget_abandoned(self, task: asyncio.Task[Any]) -> None:
         self._abandoned_tasks.discard(task)
@@ -398,7 +408,7 @@ def _open_file(file: Path, busy_timeout: float, create: bool) -> sqlite3.Connect
 
 def _use_write_ahead_log(connection: sqlite3.Connection, busy_timeout: float) -> None:
     """Switch the file to a write-ahead log, where it has none. Retries while another process does
-    the same to a new file: SQLite's own busy_timeout time-out does not cover this."""
+    the same to a new file: SQLite's own time-out does not cover this."""
     deadline = time.monotonic() + busy_timeout
     while True:
         try:
