@@ -51,7 +51,7 @@ def test_a_word_counts_for_each_label_however_the_labels_spell_it():
 
 
 def test_keywords_are_found_across_the_parts_of_a_long_text(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(keyword_classes, "_WINDOW", 12)
+    monkeypatch.setattr(keyword_classes, "_WINDOW_SIZE", 12)
     text = "top secret plan and strictly confidential and top secret"
     assert counted(["top secret", "strictly confidential", "plan"], text) == {
         "top secret": 2,

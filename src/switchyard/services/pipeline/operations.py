@@ -58,10 +58,10 @@ async def check_source_pauses(system: DoctorContext) -> list[Diagnostic]:
     ledger = system.need_ledger()
     checks = []
     for name in (*system.settings.link_catalogues, *_DOCUMENT_SERVERS):
-        left = await pause_remaining(ledger, name)
-        if left < LONG_SOURCE_PAUSE:
+        seconds_left = await pause_remaining(ledger, name)
+        if seconds_left < LONG_SOURCE_PAUSE:
             continue
-        until = datetime.fromtimestamp(ledger.clock.time() + left, UTC)
+        pause_end = datetime.fromtimestamp(ledger.clock.time() + seconds_left, UTC)
         is_catalogue = name in system.settings.link_catalogues
         key_hint = (
             f"; with {_KEY_SETTINGS[name]} it answers more requests"
@@ -73,7 +73,7 @@ async def check_source_pauses(system: DoctorContext) -> list[Diagnostic]:
                 "sources",
                 Finding.SOURCE_PAUSED,
                 f"{name} asked for a pause: nothing is sent to it until "
-                f"{until:%Y-%m-%d %H:%M:%S} UTC; "
+                f"{pause_end:%Y-%m-%d %H:%M:%S} UTC; "
                 + (
                     "references are linked by the other catalogues meanwhile"
                     if is_catalogue
@@ -96,12 +96,12 @@ def periodic_duties(context: DutyContext) -> Iterator[PeriodicDuty]:
 async def _drop_catalogue_answers(context: DutyContext) -> None:
     max_age = context.settings.link_answers_days * DAY
     answers = PipelineLedger(context.ledger).catalogue_answers
-    rows = await SmallSteps.yielding_to_hot_jobs(context.ledger).remove_all(
+    deleted = await SmallSteps.yielding_to_hot_jobs(context.ledger).remove_all(
         lambda limit: answers.drop_catalogue_answers(max_age=max_age, limit=limit)
     )
-    if rows:
-        number = rows.total()
-        structlog.get_logger("scheduler").info("catalogue answers deleted", answers=number)
+    if deleted:
+        count = deleted.total()
+        structlog.get_logger("scheduler").info("catalogue answers deleted", answers=count)
 
 
 async def check_class_definitions(settings: Settings) -> list[Diagnostic]:
@@ -109,8 +109,8 @@ async def check_class_definitions(settings: Settings) -> list[Diagnostic]:
     if settings.classes is None:
         return []
     try:
-        defined = await asyncio.to_thread(read_definitions, settings.classes)
+        definitions = await asyncio.to_thread(read_definitions, settings.classes)
     except BadClasses as error:
         remedy = "correct the file, then `jobctl dead redrive --type classify_document`"
         return [failure("classes", Finding.CLASSES_INVALID, str(error), remedy)]
-    return [ok("classes", f"{str(settings.classes)!r} defines {', '.join(defined.kinds)}")]
+    return [ok("classes", f"{str(settings.classes)!r} defines {', '.join(definitions.kinds)}")]

@@ -94,17 +94,19 @@ def without_markup(text: str) -> str:
     text = html.unescape(html.unescape(text))
     kept_parts: list[str] = []
     skipped_parts: list[str] = []  # put back if the element is never closed
-    position, source, is_formula = 0, "", False
+    position, source_element, is_formula = 0, "", False
     for tag in _TAG.finditer(text):
         is_closing, prefix, name = bool(tag[1]), tag[2], tag[3].lower()
         if name not in _MARKUP and not prefix:
             continue
         piece, position = text[position : tag.start()], tag.end()
-        (skipped_parts if source else kept_parts).append(piece.strip() if is_formula else piece)
+        (skipped_parts if source_element else kept_parts).append(
+            piece.strip() if is_formula else piece
+        )
         if name in _SOURCES:
             if is_closing:
                 skipped_parts.clear()
-            source = "" if is_closing else name
+            source_element = "" if is_closing else name
         elif name == "math":
             is_formula = not is_closing
         elif name in _BREAKS or (
@@ -120,8 +122,10 @@ def without_markup(text: str) -> str:
 def _separates_words(before: str, after: str, *, is_closing: bool) -> bool:
     """Return whether a type face begins or ends between two words that a catalogue has run
     together."""
-    word, other = (before[-_MIN_WORD_LETTERS:], after[:1]) if is_closing else (after, before[-1:])
-    return len(word) == _MIN_WORD_LETTERS and word.isalpha() and other.isalnum()
+    word, neighbour = (
+        (before[-_MIN_WORD_LETTERS:], after[:1]) if is_closing else (after, before[-1:])
+    )
+    return len(word) == _MIN_WORD_LETTERS and word.isalpha() and neighbour.isalnum()
 
 
 class LinkStatus(StrEnum):
@@ -146,13 +150,13 @@ class Candidate:
         return cls(values["score"], CitedWork.from_json(values["work"]))
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as plain values."""
+        """Return the candidate as plain values."""
         return {"score": self.score, "work": self.work.as_json()}
 
 
 @dataclass(frozen=True)
 class WorkLink:
-    """A reference's work, where it was found."""
+    """The result of linking one reference, with its work if one was found."""
 
     status: LinkStatus
     by: str = ""

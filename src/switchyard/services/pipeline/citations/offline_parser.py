@@ -43,9 +43,8 @@ class OfflineParser:
             tagger.open(str(self._model))
             return tagger
         with as_file(files("switchyard.services.pipeline.citations").joinpath(MODEL)) as path:
-            tagger.open(
-                str(path)
-            )  # maps the file; it stays readable when a temporary copy of it goes
+            # It maps the file, which stays readable when a temporary copy of it is removed.
+            tagger.open(str(path))
         return tagger
 
     def parse(self, text: str) -> Reference:
@@ -57,8 +56,7 @@ class OfflineParser:
         tagger = self._tagger
         tagger.set(features_of(tokens))
         labels = tagger.tag()
-        # The probability of all labels together falls with their number, so take its mean per
-        # label.
+        # The probability of all labels together falls with their number, so take the mean.
         confidence = tagger.probability(labels) ** (1 / len(labels))
         return assemble_reference(text, tokens, labels, confidence=confidence, engine=self.engine)
 

@@ -3,13 +3,14 @@
 import re
 from collections.abc import Iterator, Sequence
 from itertools import groupby
+from typing import NamedTuple
 
 from switchyard.services.pipeline.citations.reference import Person, Reference
 from switchyard.services.pipeline.citations.title_language import language_of
 from switchyard.services.pipeline.citations.tokens import Token, identifier_value
 
-_OPENS = {")": "(", "]": "[", "}": "{"}
-_EDGES = " .,:;–—-/()[]{}<>«»“”‘’\"'`´„"
+_OPENING_BRACKETS = {")": "(", "]": "[", "}": "{"}
+_STYLE_SIGNS = " .,:;–—-/()[]{}<>«»“”‘’\"'`´„"
 _DASHES = re.compile(r"\s*(?:--+|[-–—‐‑−_])\s*")
 _PAGES_AND_YEAR = re.compile(r"(?:([^,]*\d[^,]*), ?)?((?:1[5-9]|20)\d\d)")
 # "Who governs? Journal of Politics": a sentence before a name, not an abbreviation's full stop.
@@ -32,54 +33,46 @@ def assemble_reference(
     labels = _correct_labels(tokens, labels)
     spans = list(_spans(tokens, labels))
 
-    def longest(label: str) -> str:
-        texts = [
-            text[tokens[first].start : tokens[last].end]
-            for name, first, last in spans
-            if name == label
+    def texts_of(*field_labels: str) -> list[str]:
+        return [
+            _trim(text[tokens[span.first].start : tokens[span.last].end])
+            for span in spans
+            if span.label in field_labels
         ]
-        return _trim(max(texts, key=len, default=""))
 
-    def first(label: str) -> str:
-        return next(
-            (
-                _trim(text[tokens[start].start : tokens[end].end])
-                for name, start, end in spans
-                if name == label
-            ),
-            "",
-        )
+    def longest_text(label: str) -> str:
+        return max(texts_of(label), key=len, default="")
+
+    def first_text(label: str) -> str:
+        return next(iter(texts_of(label)), "")
 
     identifiers = identifiers_of(tokens)
-    title, container = longest("title"), longest("container")
+    title, container = longest_text("title"), longest_text("container")
     if not title and (parts := _TITLE_AND_CONTAINER.fullmatch(container)):
         title, container = _trim(parts.group(1)), _trim(parts.group(2))
-    volume = first("volume")
+    volume = first_text("volume")
     if not (container or volume) and (joined_title := _TITLE_AND_VOLUME.fullmatch(title)):
         title, container, volume = _trim(joined_title[1]), joined_title[2], joined_title[3]
-    year, pages = re.search(r"\d{4}", first("year")), first("pages")
+    year, pages = re.search(r"\d{4}", first_text("year")), first_text("pages")
     if year is None and (pages_and_year := _PAGES_AND_YEAR.fullmatch(pages)):
         pages, year = pages_and_year.group(1) or "", re.match(r"\d{4}", pages_and_year.group(2))
     persons, has_more = _persons(text, tokens, labels)
-    other_parts = [
-        _trim(text[tokens[start].start : tokens[end].end])
-        for name, start, end in spans
-        if name in ("note", "type", "series")
-    ]
+    other_parts = texts_of("note", "type", "series")
+
     return Reference(
         text=text,
         authors=persons,
         more_authors=has_more,
-        editors=longest("editor"),
+        editors=longest_text("editor"),
         title=title,
         container=_with_full_stop(container, text),
         year=int(year.group()) if year else None,
         volume=volume,
-        issue=first("issue"),
+        issue=first_text("issue"),
         pages=_normalize_dashes(pages),
-        publisher=longest("publisher"),
-        place=longest("place"),
-        edition=first("edition"),
+        publisher=longest_text("publisher"),
+        place=longest_text("place"),
+        edition=first_text("edition"),
         doi=identifiers.get("doi", ""),
         arxiv_id=identifiers.get("arxiv", ""),
         isbn=identifiers.get("isbn", ""),
@@ -95,15 +88,15 @@ def _correct_labels(tokens: Sequence[Token], labels: Sequence[str]) -> Sequence[
     """Correct labels that can't be right: fields of a second work, and a collaboration's name as a
     title."""
     corrected = list(labels)
-    seen: set[str] = set()
+    labels_so_far: set[str] = set()
     for index, token in enumerate(tokens):
-        if token.text == ";" and {"volume", "year"} <= seen and "volume" in labels[index:]:
+        if token.text == ";" and {"volume", "year"} <= labels_so_far and "volume" in labels[index:]:
             corrected[index + 1 :] = [
                 label if later.is_identifier else "note"
                 for later, label in zip(tokens[index + 1 :], labels[index + 1 :], strict=True)
             ]
             break
-        seen.add(labels[index])
+        labels_so_far.add(labels[index])
         if token.text == "Collaboration" and labels[index] in ("title", "container"):
             first = index
             while first and labels[first - 1] == labels[index]:
@@ -122,32 +115,44 @@ def _correct_labels(tokens: Sequence[Token], labels: Sequence[str]) -> Sequence[
     return corrected
 
 
-def _spans(tokens: Sequence[Token], labels: Sequence[str]) -> Iterator[tuple[str, int, int]]:
-    """Yield each field's runs of tokens as label, first and last token. A sign between two runs of
+class _Run(NamedTuple):
+    """A run of tokens with one label."""
+
+    label: str
+    first: int
+    """Index of its first token."""
+    last: int
+    """Index of its last token."""
+
+
+def _spans(tokens: Sequence[Token], labels: Sequence[str]) -> Iterator[_Run]:
+    """Yield each field's runs of tokens. A sign between two runs of
     one label does not separate them ("Title: subtitle"), nor do two signs within a title ("The
     ‘first’: a subtitle")."""
-    joined: list[tuple[str, int, int]] = []
+    joined: list[_Run] = []
     for run in _runs(labels):
+        before, between = joined[-2:] if len(joined) > 1 else (None, None)
         if (
-            len(joined) > 1
-            and run[0] not in ("o", "year", "volume", "issue")
-            and joined[-2][0] == run[0]
-            and joined[-1][0] == "o"
-            and joined[-1][2] - joined[-1][1] <= (run[0] == "title")
-            and all(token.kind == "sign" for token in tokens[joined[-1][1] : joined[-1][2] + 1])
+            before is not None
+            and between is not None
+            and run.label not in ("o", "year", "volume", "issue")
+            and before.label == run.label
+            and between.label == "o"
+            and between.last - between.first <= (run.label == "title")
+            and all(token.kind == "sign" for token in tokens[between.first : between.last + 1])
         ):
-            joined[-2:] = [(run[0], joined[-2][1], run[2])]
+            joined[-2:] = [_Run(run.label, before.first, run.last)]
         else:
             joined.append(run)
-    yield from (run for run in joined if run[0] != "o")
+    yield from (run for run in joined if run.label != "o")
 
 
-def _runs(labels: Sequence[str]) -> Iterator[tuple[str, int, int]]:
-    """Yield each run of one label, with its first and its last token."""
+def _runs(labels: Sequence[str]) -> Iterator[_Run]:
+    """Yield each run of one label."""
     first = 0
     for label, group in groupby(labels):
         size = len(list(group))
-        yield label, first, first + size - 1
+        yield _Run(label, first, first + size - 1)
         first += size
 
 
@@ -163,11 +168,13 @@ def identifiers_of(tokens: Sequence[Token]) -> dict[str, str]:
 def _trim(text: str) -> str:
     """Strip a citation style's signs from both ends; a closing bracket stays if the field opens
     it."""
-    trimmed = text.strip(_EDGES)
+    trimmed = text.strip(_STYLE_SIGNS)
     end = text.find(trimmed) + len(trimmed)
-    rest = text[end : end + 1]
-    if rest in _OPENS and trimmed.count(_OPENS[rest]) > trimmed.count(rest):
-        return trimmed + rest
+    next_sign = text[end : end + 1]
+    if next_sign in _OPENING_BRACKETS and trimmed.count(
+        _OPENING_BRACKETS[next_sign]
+    ) > trimmed.count(next_sign):
+        return trimmed + next_sign
     return trimmed
 
 
@@ -210,22 +217,26 @@ def _pair_names(runs: Sequence[tuple[str, str]]) -> tuple[Person, ...]:
     )
     while index < len(runs):
         label, name = runs[index]
-        following = runs[index + 1] if index + 1 < len(runs) else ("", "")
-        after = runs[index + 2][0] if index + 2 < len(runs) else ""
-        if label == "family" and following[0] == "given" and (family_first or after != "family"):
-            persons.append(Person(name, following[1]))
+        next_label, next_name = runs[index + 1] if index + 1 < len(runs) else ("", "")
+        label_after_next = runs[index + 2][0] if index + 2 < len(runs) else ""
+        if (
+            label == "family"
+            and next_label == "given"
+            and (family_first or label_after_next != "family")
+        ):
+            persons.append(Person(name, next_name))
             index += 2
         elif (
             label == "given"
             and family_first
             and only_initials
-            and (following[0] != "family" or after == "given")
+            and (next_label != "family" or label_after_next == "given")
             and (match := _FAMILY_AND_INITIALS.fullmatch(name))
         ):
             persons.append(Person(match.group(1), match.group(2)))
             index += 1
-        elif label == "given" and following[0] == "family":
-            persons.append(Person(following[1], name))
+        elif label == "given" and next_label == "family":
+            persons.append(Person(next_name, name))
             family_first = False
             index += 2
         else:

@@ -1,4 +1,4 @@
-"""Find where on its pages each reference of a list stands."""
+"""Find where on the pages each reference of a list stands."""
 
 from __future__ import annotations
 
@@ -43,36 +43,41 @@ def boxes_of(
     A reference has one box for each column and page that it is in; none if it is not found on its
     page. A box has whole lines: where a reference begins within a line, boxes overlap.
     """
-    placed: list[_PlacedLine] = []
-    starts: list[int] = []
-    first_of_page: dict[int, int] = {}
+    placed_lines: list[_PlacedLine] = []
+    line_starts: list[int] = []
+    page_starts: dict[int, int] = {}
     signs: list[str] = []
     length = 0
     for number, page in enumerate(pages, start=1):
-        first_of_page[number] = length
+        page_starts[number] = length
         blocks = [] if page is None else reading_order(page.lines)
-        for block, line in ((at, line) for at, lines in enumerate(blocks) for line in lines):
+        for block, line in ((i, line) for i, lines in enumerate(blocks) for line in lines):
             line_signs = _letters_and_digits(line.text)
-            placed.append(_PlacedLine(line, number, block))
-            starts.append(length)
+            placed_lines.append(_PlacedLine(line, number, block))
+            line_starts.append(length)
             signs.append(line_signs)
             length += len(line_signs)
+        # Offsets below count the letters and digits of all pages in one text.
     all_signs = "".join(signs)
-    first_of_page[len(pages) + 1] = length
-    at = 0
+    page_starts[len(pages) + 1] = length
+    search_from = 0
     boxes: list[list[Box]] = []
     for number, text in references:
         reference_signs = _letters_and_digits(text)
-        begin, end = first_of_page.get(number, 0), first_of_page.get(number + 1, length)
-        # Search behind the reference before: several may begin with the same text.
-        start = all_signs.find(reference_signs[:_MIN_SIGNS], max(at, begin), end + _MIN_SIGNS)
+        page_begin, page_end = page_starts.get(number, 0), page_starts.get(number + 1, length)
+        # Search behind the previous reference: several may begin with the same text.
+        start = all_signs.find(
+            reference_signs[:_MIN_SIGNS], max(search_from, page_begin), page_end + _MIN_SIGNS
+        )
         if start < 0:
-            start = all_signs.find(reference_signs[:_MIN_SIGNS], begin, end + _MIN_SIGNS)
+            start = all_signs.find(reference_signs[:_MIN_SIGNS], page_begin, page_end + _MIN_SIGNS)
         if start < 0 or not reference_signs:
             boxes.append([])
             continue
-        at = start + len(reference_signs)
-        lines = placed[bisect_right(starts, start) - 1 : bisect_right(starts, at - 1)]
+        search_from = start + len(reference_signs)
+        lines = placed_lines[
+            bisect_right(line_starts, start) - 1 : bisect_right(line_starts, search_from - 1)
+        ]
         boxes.append(list(_boxes(lines)))
     return boxes
 

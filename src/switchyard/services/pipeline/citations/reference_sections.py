@@ -15,10 +15,12 @@ from switchyard.services.pipeline.citations.tokens import MAX_REFERENCE_CHARS
 from switchyard.services.pipeline.text.plain_text import sentences
 from switchyard.services.pipeline.text.superscripts import SIGNS, lowered
 
-# More references than any book has; further ones are left out.
 MAX_REFERENCES = 5_000
+"""More references than any book has; further ones are left out."""
 MAX_CITATIONS = 20_000
 _MAX_LINES = 400_000
+"""Lines of a paper that are read."""
+_MAX_HEADING_LENGTH = 120
 
 _LIST_HEADINGS = (
     "references|references and notes|references cited|list of references|notes and references|"
@@ -108,15 +110,15 @@ def split_references(pages: Sequence[str]) -> SplitPaper:
     """
     lines = _split_lines(pages)
     references: list[RawReference] = []
-    in_lists: set[int] = set()  # indices of lines
+    list_lines: set[int] = set()  # indices
     for section in _find_sections(lines):
         entries = _split_entries(lines[section.start : section.stop])
         references += entries
         if entries:
-            in_lists.update(section)
+            list_lines.update(section)
     body: list[list[str]] = [[] for _ in pages]
     for index, line in enumerate(lines):
-        if index not in in_lists:
+        if index not in list_lines:
             body[line.page - 1].append(line.text)
     return SplitPaper(references[:MAX_REFERENCES], ["\n".join(page) for page in body])
 
@@ -135,7 +137,7 @@ def _find_sections(lines: Sequence[_Line]) -> Iterator[range]:
     start: int | None = None
     headings = 0
     for index, line in enumerate(lines):
-        if len(line.text) > 120:
+        if len(line.text) > _MAX_HEADING_LENGTH:
             continue
         if _HEADING.fullmatch(line.text):
             if start is not None:
@@ -167,14 +169,14 @@ def _split_entries(section: Sequence[_Line]) -> list[RawReference]:
     lines = [
         _Line(part, line.page)
         for line in section
-        for part in _ENTRY_START.split(_RAISED_LABEL.sub(_lowered_label, line.text))
+        for part in _ENTRY_START.split(_RAISED_LABEL.sub(_lower_label, line.text))
     ]
     starts = _bracketed_starts(lines) or _numbered_starts(lines) or _author_starts(lines)
     entries: list[RawReference] = []
-    for at, (index, label, skip) in enumerate(starts):
-        end = starts[at + 1][0] if at + 1 < len(starts) else len(lines)
+    for entry, (index, label, label_length) in enumerate(starts):
+        end = starts[entry + 1][0] if entry + 1 < len(starts) else len(lines)
         first, *others = [line.text for line in lines[index:end]]
-        text = "\n".join([first[skip:], *others])[:MAX_REFERENCE_CHARS].strip()
+        text = "\n".join([first[label_length:], *others])[:MAX_REFERENCE_CHARS].strip()
         if _is_reference(text):
             entries.append(RawReference(text, label, lines[index].page))
     return entries
@@ -186,15 +188,15 @@ def _is_reference(text: str) -> bool:
     return len(text) >= 12 and any(char.isdigit() for char in text)
 
 
-def _lowered_label(match: re.Match[str]) -> str:
+def _lower_label(match: re.Match[str]) -> str:
     return f"{lowered(match[1])} "
 
 
-# Where a reference begins: its line, its label, and how much of the line the label takes.
-_Start = tuple[int, str, int]
+# Where a reference begins: its line's index, its label, and the label's length in that line.
+_EntryStart = tuple[int, str, int]
 
 
-def _bracketed_starts(lines: Sequence[_Line]) -> list[_Start]:
+def _bracketed_starts(lines: Sequence[_Line]) -> list[_EntryStart]:
     starts = [
         (index, match.group(1), match.end())
         for index, line in enumerate(lines)
@@ -203,10 +205,10 @@ def _bracketed_starts(lines: Sequence[_Line]) -> list[_Start]:
     return starts if starts and starts[0][0] <= 2 and len(starts) >= 2 else []
 
 
-def _numbered_starts(lines: Sequence[_Line]) -> list[_Start]:
+def _numbered_starts(lines: Sequence[_Line]) -> list[_EntryStart]:
     """Find the lines that begin with the next expected number; a volume or page at a line's start
     is another number."""
-    starts: list[_Start] = []
+    starts: list[_EntryStart] = []
     expected = 0
     for index, line in enumerate(lines):
         match = _NUMBER.match(line.text)
@@ -217,9 +219,9 @@ def _numbered_starts(lines: Sequence[_Line]) -> list[_Start]:
     return starts if len(starts) >= 2 else []
 
 
-def _author_starts(lines: Sequence[_Line]) -> list[_Start]:
+def _author_starts(lines: Sequence[_Line]) -> list[_EntryStart]:
     """Find the lines that begin as references do, each after a line that ends as references do."""
-    starts: list[_Start] = []
+    starts: list[_EntryStart] = []
     has_year = False
     for index, line in enumerate(lines):
         before = lines[index - 1].text
@@ -237,7 +239,7 @@ def _author_starts(lines: Sequence[_Line]) -> list[_Start]:
 
 _NUMERIC_MARKER = re.compile(r"\[(\d{1,4}(?:\s?[,;–-]\s?\d{1,4}){0,30})\]")
 _AUTHOR_MARKER = re.compile(r"\(([^()\n]{3,300}?(?:1[5-9]|20)\d\d[a-z]?(?:[,;][^()\n]{0,200})?)\)")
-_NARRATIVE = re.compile(
+_NARRATIVE_CITATION = re.compile(
     r"\b([^\W\d_][\w’'-]{1,40})(?: et al\.?,?| (?:and|&|und|et|y) [^\W\d_][\w’'-]{1,40})?"
     r" \(((?:1[5-9]|20)\d\d)[a-z]?\)"
 )
@@ -253,12 +255,12 @@ def find_citations(
     `body` is the text of each page without the lists of references. Returns at most MAX_CITATIONS.
     """
     labels = {reference.label: index for index, reference in enumerate(raw) if reference.label}
-    named = _group_by_name(parsed)
+    by_author = _group_by_author_and_year(parsed)
     citations: Iterator[Citation] = (
         Citation(marker, sentence, page_number, cited)
         for page_number, page in enumerate(body, start=1)
         for sentence in sentences(" ".join(page.split()))
-        for marker, cited in _cited_references(sentence, labels, named)
+        for marker, cited in _cited_references(sentence, labels, by_author)
     )
     if is_numbered(list(labels)) and not cites_by_number(body):
         citations = itertools.chain(citations, _raised_citations(body, labels))
@@ -270,9 +272,9 @@ def _raised_citations(body: Sequence[str], labels: Mapping[str, int]) -> Iterato
         for sentence, markers in sentences_with_markers(page):
             for marker in markers:
                 cited = [labels.get(label) for label in _expand_marker(lowered(marker))]
-                known = tuple(index for index in cited if index is not None)
-                if len(known) == len(cited):
-                    yield Citation(marker, sentence, page_number, known)
+                listed = tuple(index for index in cited if index is not None)
+                if len(listed) == len(cited):
+                    yield Citation(marker, sentence, page_number, listed)
 
 
 def cites_by_number(body: Sequence[str]) -> bool:
@@ -280,45 +282,50 @@ def cites_by_number(body: Sequence[str]) -> bool:
     return any(_NUMERIC_MARKER.search(page) for page in body)
 
 
-def _group_by_name(parsed: Sequence[Reference]) -> Mapping[tuple[str, int], tuple[int, ...]]:
+def _group_by_author_and_year(
+    parsed: Sequence[Reference],
+) -> Mapping[tuple[str, int], tuple[int, ...]]:
     """Return the references' indices by first author and year. A marker without a letter means all
     references of that author and year."""
-    named: dict[tuple[str, int], tuple[int, ...]] = {}
+    by_author: dict[tuple[str, int], tuple[int, ...]] = {}
     for index, reference in enumerate(parsed):
         if reference.authors and reference.year:
             key = (reference.authors[0].family.split()[-1].casefold(), reference.year)
-            named[key] = (*named.get(key, ()), index)
-    return named
+            by_author[key] = (*by_author.get(key, ()), index)
+    return by_author
 
 
 def _cited_references(
-    sentence: str, labels: Mapping[str, int], named: Mapping[tuple[str, int], tuple[int, ...]]
+    sentence: str, labels: Mapping[str, int], by_author: Mapping[tuple[str, int], tuple[int, ...]]
 ) -> Iterator[tuple[str, tuple[int, ...]]]:
     for match in _NUMERIC_MARKER.finditer(sentence):
         cited = tuple(labels[label] for label in _expand_marker(match.group(1)) if label in labels)
         if cited:
             yield match.group(), cited
     for match in _AUTHOR_MARKER.finditer(sentence):
-        one_by_one = _SINGLE_CITATION.findall(match.group(1))
+        names_and_years = _SINGLE_CITATION.findall(match.group(1))
         cited = tuple(
-            index for name, year in one_by_one for index in _find_by_name(named, name, year)
+            index
+            for name, year in names_and_years
+            for index in _find_by_name(by_author, name, year)
         )
         if cited:
             yield match.group(), cited
-    for match in _NARRATIVE.finditer(sentence):
-        cited = _find_by_name(named, match.group(1), match.group(2))
+    for match in _NARRATIVE_CITATION.finditer(sentence):
+        cited = _find_by_name(by_author, match.group(1), match.group(2))
         if cited:
             yield match.group(), cited
 
 
 def _find_by_name(
-    named: Mapping[tuple[str, int], tuple[int, ...]], name: str, year: str
+    by_author: Mapping[tuple[str, int], tuple[int, ...]], name: str, year: str
 ) -> tuple[int, ...]:
-    return named.get((name.casefold(), int(year)), ())
+    return by_author.get((name.casefold(), int(year)), ())
 
 
 def _expand_marker(marker: str) -> Iterator[str]:
-    """Expand a marker: 3, 5–7 is 3, 5, 6, 7. An implausibly long range counts as two numbers."""
+    """Yield the labels that a marker stands for: 3, 5, 6, 7 for "3, 5–7". An implausibly long range
+    counts as two numbers."""
     for part in re.split(r"[,;]", marker):
         first, *last = re.split(r"[–-]", part)
         low, high = int(first), int(last[-1]) if last else int(first)

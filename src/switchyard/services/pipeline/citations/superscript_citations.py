@@ -33,6 +33,7 @@ _FUNCTIONS = frozenset(
 )
 _SENTENCE_SIGNS = '.,;:!?”"’»'
 _MAX_CONTEXT = 60
+"""Characters before a raised number that are looked at."""
 
 
 def sentences_with_markers(page: str) -> Iterator[tuple[str, list[str]]]:

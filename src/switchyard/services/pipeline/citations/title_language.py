@@ -18,7 +18,8 @@ def language_of(text: str) -> str:
     don't tell."""
     words = text.lower().replace("'", " ").replace("’", " ").split()
     counts = {
-        language: sum(word in small for word in words) for language, small in _SMALL_WORDS.items()
+        language: sum(word in small_words for word in words)
+        for language, small_words in _SMALL_WORDS.items()
     }
     best, second = sorted(counts.values(), reverse=True)[:2]
     if best == second:

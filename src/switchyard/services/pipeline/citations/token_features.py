@@ -9,7 +9,7 @@ from importlib.resources import files
 
 from switchyard.services.pipeline.citations.tokens import Token
 
-# The marks that may close a quotation, by its opening mark; straight marks open and close.
+# By opening mark, the marks that may close the quotation; straight marks do both.
 _QUOTES = {"“": "”", "„": "“”", "«": "»", "‘": "’", "``": "''", '"': '"', "'": "'"}
 
 
@@ -24,7 +24,7 @@ def _kinds_of_words() -> dict[str, tuple[str, ...]]:
     for kind, words in table.items():
         for word in words.split():
             kinds.setdefault(word, []).append(kind)
-    return {word: tuple(dict.fromkeys(named)) for word, named in kinds.items()}
+    return {word: tuple(dict.fromkeys(word_kinds)) for word, word_kinds in kinds.items()}
 
 
 class _Word:
@@ -49,24 +49,24 @@ class _Word:
         self.is_word = kind == "word"
         self.is_capital = self.is_word and text[0].isupper()
         shape = _shape(text, kind)
-        brief = [shape, *(f"k:{named}" for named in self.kinds)]
-        self.here = [*brief]
-        known = lower.capitalize() if self.is_capital else lower  # "In" is not "in"
+        own_features = [shape, *(f"k:{word_kind}" for word_kind in self.kinds)]
+        self.here = [*own_features]
+        cased = lower.capitalize() if self.is_capital else lower  # "In" is not "in"
         if self.kinds:
-            self.here += [f"w:{lower}", f"W:{known}"] if self.is_capital else [f"w:{lower}"]
+            self.here += [f"w:{lower}", f"W:{cased}"] if self.is_capital else [f"w:{lower}"]
         elif self.is_word:
             self.here.append(f"e:{lower[-3:]}" if len(text) > 4 else f"l:{len(text)}")
             if len(text) > 2 and not any(
                 letter in "aeiouyáéíóúäöüàèìòùâêîôûãõåøæœ" for letter in lower
             ):
                 self.here.append("vowelless")
-        self.before = [f"-1{name}" for name in brief]
-        self.after = [f"+1{name}" for name in brief]
-        self.before_last = [f"-2{name}" for name in brief]
-        self.after_next = [f"+2{name}" for name in brief]
+        self.before = [f"-1{name}" for name in own_features]
+        self.after = [f"+1{name}" for name in own_features]
+        self.before_last = [f"-2{name}" for name in own_features]
+        self.after_next = [f"+2{name}" for name in own_features]
         if self.kinds and len(self.kinds) < 3:
-            self.before.append(f"-1w:{known}")
-            self.after.append(f"+1w:{known}")
+            self.before.append(f"-1w:{cased}")
+            self.after.append(f"+1w:{cased}")
 
 
 # Names and words recur in a paper's references; the cache is bounded.
@@ -93,20 +93,24 @@ def features_of(tokens: Sequence[Token]) -> list[list[str]]:
     """Return the names of each token's features. Linear in the number of tokens."""
     words = [_word(token.text, token.kind) for token in tokens]
     quotations = _quotations(tokens)
-    ends = _ends(words, tokens, quotations)
-    sentences = _clauses(words, "S:", [end == "sentence" for end in ends])
-    phrases = _clauses(words, "P:", [bool(end) for end in ends])
-    flags = _reference_flags(words, tokens, quoted=bool(quotations))
-    opening, closing = {first for first, _ in quotations}, {last for _, last in quotations}
+    stretch_ends = _ends(words, tokens, quotations)
+    sentences = _clauses(words, "S:", [end == "sentence" for end in stretch_ends])
+    phrases = _clauses(words, "P:", [bool(end) for end in stretch_ends])
+    flags = _reference_flags(words, tokens, has_quotation=bool(quotations))
+    quotation_starts, quotation_ends = (
+        {first for first, _ in quotations},
+        {last for _, last in quotations},
+    )
     years_left = sum(word.here[0] == "year" for word in words)
     numbers_left = sum(token.kind == "number" for token in tokens)
     last_index = len(words) - 1
-    seen_year = seen_number = quoted = closed = False
+    has_seen_year = has_seen_number = is_quoted = has_closed_quotation = False
     depth = 0
     rows: list[list[str]] = []
     for index, word in enumerate(words):
-        quoted = quoted or index in opening
+        is_quoted = is_quoted or index in quotation_starts
         sentence, phrase = sentences[index], phrases[index]
+        place_flags = f"{int(has_seen_year)}{int(has_closed_quotation)}{int(is_quoted)}"
         features = [
             *word.here,
             *(words[index - 1].before if index else ["first"]),
@@ -115,15 +119,15 @@ def features_of(tokens: Sequence[Token]) -> list[list[str]]:
             *(words[index + 2].after_next if index + 1 < last_index else ()),
             *sentence.names,
             *phrase.names,
-            f"at:{min(sentence.number, 5)}|{int(seen_year)}{int(closed)}{int(quoted)}",
-            f"all:{flags}|{min(sentence.number, 3)}{int(seen_year)}",
+            f"at:{min(sentence.number, 5)}|{place_flags}",
+            f"all:{flags}|{min(sentence.number, 3)}{int(has_seen_year)}",
             f"ph:{min(phrase.number, 8)}",
             f"left:{min(len(words) - index, 40) // 5}",
             f"pos:{min(index, 40) // 4}",
         ]
         if index and tokens[index - 1].end == tokens[index].start:
             features.append("glued")
-        if quoted:
+        if is_quoted:
             features.append("quoted")
         if depth:
             features.append("bracketed")
@@ -132,20 +136,20 @@ def features_of(tokens: Sequence[Token]) -> list[list[str]]:
             features.append(f"numbers:{min(numbers_left, 4)}")
             if word.here[0] == "year":
                 years_left -= 1
-                features.append(f"years:{int(seen_year)}{min(years_left, 2)}")
-        if seen_number:
+                features.append(f"years:{int(has_seen_year)}{min(years_left, 2)}")
+        if has_seen_number:
             features.append(f"number|{min(sentence.number, 5)}")
         rows.append(features)
-        if index in closing:
-            quoted, closed = False, True
+        if index in quotation_ends:
+            is_quoted, has_closed_quotation = False, True
         if word.text in "([":
             depth += 1
         elif word.text in ")]" and depth:
             depth -= 1
         if word.here[0] == "year":
-            seen_year = True
+            has_seen_year = True
         elif word.here[0].startswith("d") and index > 3:
-            seen_number = True
+            has_seen_number = True
     return rows
 
 
@@ -160,8 +164,8 @@ def _quotations(tokens: Sequence[Token]) -> list[tuple[int, int]]:
     pairs: list[tuple[int, int]] = []
     for index, token in enumerate(tokens):
         text = token.text
-        straight = text in "\"'"
-        if expected_closers[text] and not (straight and _opens(tokens, index)):
+        is_straight = text in "\"'"
+        if expected_closers[text] and not (is_straight and _opens(tokens, index)):
             while open_marks:
                 first = open_marks.pop()
                 closers = _QUOTES[tokens[first].text]
@@ -169,7 +173,7 @@ def _quotations(tokens: Sequence[Token]) -> list[tuple[int, int]]:
                 if text in _closing_marks(closers):
                     pairs.append((first, index))
                     break
-        elif text in _QUOTES and (not straight or _opens(tokens, index)):
+        elif text in _QUOTES and (not is_straight or _opens(tokens, index)):
             open_marks.append(index)
             expected_closers.update(_closing_marks(_QUOTES[text]))
     standalone: list[tuple[int, int]] = []
@@ -192,25 +196,29 @@ def _stands_alone(tokens: Sequence[Token], first: int, last: int) -> bool:
 
 def _opens(tokens: Sequence[Token], index: int) -> bool:
     """Return whether a mark follows a blank, and is followed directly by a token."""
-    before = index > 0 and tokens[index - 1].end == tokens[index].start
-    after = index + 1 < len(tokens) and tokens[index + 1].start == tokens[index].end
-    return after and not before
+    is_joined_before = index > 0 and tokens[index - 1].end == tokens[index].start
+    is_joined_after = index + 1 < len(tokens) and tokens[index + 1].start == tokens[index].end
+    return is_joined_after and not is_joined_before
 
 
-def _reference_flags(words: Sequence[_Word], tokens: Sequence[Token], *, quoted: bool) -> str:
+def _reference_flags(
+    words: Sequence[_Word], tokens: Sequence[Token], *, has_quotation: bool
+) -> str:
     """Return five flags, as 0 and 1: whether the reference has a quotation, numbers as of a volume,
     a publisher, editors, and "In"."""
-    volume = publisher = editor = is_inside = False
+    has_volume = has_publisher = has_editor = is_part = False
     for index, word in enumerate(words):
-        publisher = publisher or "publisher" in word.kinds
-        editor = editor or "editor" in word.kinds
+        has_publisher = has_publisher or "publisher" in word.kinds
+        has_editor = has_editor or "editor" in word.kinds
         if word.text in ("In", "in") and index and tokens[index - 1].kind == "sign":
-            is_inside = True
+            is_part = True
         if index > 1 and words[index - 2].here[0].startswith("d") and word.here[0].startswith("d"):
-            volume = volume or words[index - 1].text in "(:,"
+            has_volume = has_volume or words[index - 1].text in "(:,"
         elif index and "volume" in words[index - 1].kinds and word.here[0].startswith("d"):
-            volume = volume or len(words[index - 1].text) > 1
-    return "".join(str(int(flag)) for flag in (quoted, volume, publisher, editor, is_inside))
+            has_volume = has_volume or len(words[index - 1].text) > 1
+    return "".join(
+        str(int(flag)) for flag in (has_quotation, has_volume, has_publisher, has_editor, is_part)
+    )
 
 
 class _Clause:
@@ -222,27 +230,27 @@ class _Clause:
         """`prefix` begins the names of the clause's features: `S:` for sentences, `P:` for
         phrases."""
         self.number = number
-        kinds = {named for word in words for named in word.kinds}
+        kinds = {word_kind for word in words for word_kind in word.kinds}
         letters = [word for word in words if word.is_word]
-        capital = sum(word.is_capital for word in letters if "function" not in word.kinds)
-        counted = sum("function" not in word.kinds for word in letters)
-        share = (
+        capitalized = sum(word.is_capital for word in letters if "function" not in word.kinds)
+        content_words = sum("function" not in word.kinds for word in letters)
+        capitalized_share = (
             "none"
-            if not counted
+            if not content_words
             else "all"
-            if capital == counted
+            if capitalized == content_words
             else "one"
-            if capital <= 1
+            if capitalized <= 1
             else "most"
-            if 2 * capital > counted
+            if 2 * capitalized > content_words
             else "few"
         )
         size = len(letters)
         length = str(size) if size < 4 else "4-6" if size < 7 else "7-12" if size < 13 else "long"
-        digits = any(word.here[0].startswith("d") for word in words)
+        has_digits = any(word.here[0].startswith("d") for word in words)
         initials = sum(word.here[0] == "X1" for word in words)
-        self.names = [f"{prefix}{length}{share}", f"{prefix}i{min(initials, 3)}"]
-        if digits:
+        self.names = [f"{prefix}{length}{capitalized_share}", f"{prefix}i{min(initials, 3)}"]
+        if has_digits:
             self.names.append(f"{prefix}digits")
         if any(word.here[0] == "year" for word in words):
             self.names.append(f"{prefix}year")
@@ -253,17 +261,17 @@ class _Clause:
             )
 
     def add_neighbours(
-        self, prefix: str, before: Sequence[_Word], after: Sequence[_Word], left: int
+        self, prefix: str, before: Sequence[_Word], after: Sequence[_Word], clauses_left: int
     ) -> None:
-        """Add features of the end of the clause before, the beginning of the clause after, and the
-        number of clauses that are left."""
-        begins = next(
+        """Add features of the end of the clause before, of the beginning of the clause after, and
+        of the number of clauses that follow."""
+        next_start = next(
             (word.here[0] for word in after if word.is_word or word.here[0][0] != "p"), ""
         )
         self.names += [
             f"{prefix}<{before[-1].text if before else ''}",
-            f"{prefix}>{begins}",
-            f"{prefix}-{min(left, 4)}",
+            f"{prefix}>{next_start}",
+            f"{prefix}-{min(clauses_left, 4)}",
         ]
 
 
@@ -282,16 +290,16 @@ def _clauses(words: Sequence[_Word], prefix: str, ends: Sequence[bool]) -> list[
         if end or index + 1 == len(ends):
             spans.append((begin, index + 1))
             begin = index + 1
-    stretches = [words[slice(*span)] for span in spans]
-    has_label = bool(stretches) and not any(word.is_word for word in stretches[0])
+    clause_words = [words[slice(*span)] for span in spans]
+    has_label = bool(clause_words) and not any(word.is_word for word in clause_words[0])
     clauses = [
         _Clause(max(number - has_label, 0), prefix, stretch)
-        for number, stretch in enumerate(stretches)
+        for number, stretch in enumerate(clause_words)
     ]
     first_names = [clause.names[0] for clause in clauses]
     for number, clause in enumerate(clauses):
-        before = stretches[number - 1] if number else ()
-        after = stretches[number + 1] if number + 1 < len(clauses) else ()
+        before = clause_words[number - 1] if number else ()
+        after = clause_words[number + 1] if number + 1 < len(clauses) else ()
         clause.add_neighbours(prefix, before, after, len(clauses) - number - 1)
         if after:
             clause.names.append("n" + first_names[number + 1])
@@ -303,7 +311,8 @@ def _clauses(words: Sequence[_Word], prefix: str, ends: Sequence[bool]) -> list[
 def _ends(
     words: Sequence[_Word], tokens: Sequence[Token], quotations: Sequence[tuple[int, int]]
 ) -> list[str]:
-    """Return what ends with each token: "sentence", "phrase" or "". A quotation is one sentence."""
+    """Return for each token what ends with it: "sentence", "phrase" or "". A quotation is one
+    sentence."""
     ends = [
         "sentence"
         if _ends_sentence(words, tokens, index)
@@ -326,27 +335,33 @@ def _ends_sentence(words: Sequence[_Word], tokens: Sequence[Token], index: int) 
     text = tokens[index].text
     if text not in ".?!" or not index:
         return False
-    before = words[index - 1]
-    following = tokens[index + 1] if index + 1 < len(tokens) else None
-    if following:
-        if following.text in ",;:":
+    previous_word = words[index - 1]
+    next_token = tokens[index + 1] if index + 1 < len(tokens) else None
+    if next_token:
+        if next_token.text in ",;:":
             return False
-        if following.start == tokens[index].end and following.text not in '"”’)]':
+        if next_token.start == tokens[index].end and next_token.text not in '"”’)]':
             return False
         if (
             text == "."
-            and following.kind == "word"
-            and following.text.islower()
+            and next_token.kind == "word"
+            and next_token.text.islower()
             and not words[index + 1].kinds
         ):
             return False  # "Int. conf.": an abbreviation
-    if text != "." or not before.is_word:
+    if text != "." or not previous_word.is_word:
         return True
-    if len(before.text) == 2 and before.text.isupper():  # "Smith AB. Title", not "Smith, A.B."
+    if (
+        len(previous_word.text) == 2 and previous_word.text.isupper()
+    ):  # "Smith AB. Title", not "Smith, A.B."
         return index > 1 and words[index - 2].is_word and len(words[index - 2].text) > 2
-    if before.kinds and _NUMBERED.intersection(before.kinds) and len(before.text) < 4:
+    if (
+        previous_word.kinds
+        and _NUMBERED.intersection(previous_word.kinds)
+        and len(previous_word.text) < 4
+    ):
         return False  # "no. 4", "p. 12"
-    return len(before.text) > 2 or before.text.islower()
+    return len(previous_word.text) > 2 or previous_word.text.islower()
 
 
 # Kinds of words that a number follows.

@@ -19,11 +19,11 @@ class Token(NamedTuple):
 
     @property
     def is_identifier(self) -> bool:
-        """Whether the token is a DOI, a URL, …"""
+        """Whether the token is a DOI, an arXiv id, a URL or an ISBN."""
         return self.kind in _IDENTIFIERS
 
 
-# Each is linear: no two neighbouring repeats can match the same character.
+# Each pattern takes linear time: no two neighbouring repeats can match the same character.
 _IDENTIFIERS = {
     "doi": re.compile(
         r"(?:https?://)?(?:dx\.)?(?:doi\.org/)?\b(10\.\d{4,9}/[^\s\"<>{}|\\^`]+)", re.IGNORECASE
@@ -38,7 +38,7 @@ _IDENTIFIERS = {
     ),
 }
 _WORD = re.compile(r"(\d+)|([^\W\d_]+(?:['’][^\W\d_]+)*)|(``|''|\S)")
-_TRAILING = ".,;:!?'’”\"»"
+_TRAILING_SIGNS = ".,;:!?'’”\"»"
 _LINE_END_HYPHEN = re.compile(r"(?<=[^\W\d_])[-\u00ad\u00ac]\s*\n\s*(?=[a-zà-ÿ])")
 _SOFT_HYPHEN = re.compile(r"[\u00ad\u00ac]\s*")
 _BROKEN_ADDRESS = re.compile(r"(?<=[/\-_.=])[ \t]*\n[ \t]*(?=[\w/?=&%-])")
@@ -46,7 +46,7 @@ _BROKEN_ADDRESS = re.compile(r"(?<=[/\-_.=])[ \t]*\n[ \t]*(?=[\w/?=&%-])")
 _MARKUP = re.compile(
     r"</?(?:i|b|em|strong|italic|bold|sup|sub|sc|span)(?: [^<>]{0,100})?>", re.IGNORECASE
 )
-_SPACE = re.compile(r"\s+")
+_SPACES = re.compile(r"\s+")
 
 
 def clean_reference(text: str) -> str:
@@ -59,7 +59,7 @@ def clean_reference(text: str) -> str:
     text = _SOFT_HYPHEN.sub("", text)
     if "http" in text or "doi" in text.lower():
         text = _BROKEN_ADDRESS.sub("", text)
-    return _SPACE.sub(" ", text).strip()
+    return _SPACES.sub(" ", text).strip()
 
 
 _REPLACED_CHARACTERS = {
@@ -94,7 +94,9 @@ def _identifiers(text: str) -> list[tuple[str, int, int]]:
     for kind, pattern in _IDENTIFIERS.items():
         for match in pattern.finditer(text):
             begin, end = match.start(), match.end()
-            while end > begin and (text[end - 1] in _TRAILING or _ends_unopened(text, begin, end)):
+            while end > begin and (
+                text[end - 1] in _TRAILING_SIGNS or _ends_unopened(text, begin, end)
+            ):
                 end -= 1
             if end > begin and all(end <= first or begin >= last for _, first, last in identifiers):
                 identifiers.append((kind, begin, end))

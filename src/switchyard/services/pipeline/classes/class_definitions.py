@@ -18,8 +18,12 @@ from switchyard.services.common.toml_file import InvalidToml, read_toml
 from switchyard.services.pipeline.text.plain_text import words
 
 MAX_KEYWORD_WORDS = 8
-_BY = ("rules", "meaning")
+_METHODS = ("rules", "meaning")
+"""Values of `by`."""
 _MAX_KEYWORDS = 5_000
+"""Keywords of one label."""
+_MAX_DESCRIPTIONS = 1_000
+"""Descriptions of all labels together."""
 
 ClassName = Annotated[str, Field(pattern=patterns.SHORT_NAME)]
 """Name of a kind or a label."""
@@ -30,11 +34,11 @@ class BadClasses(PermanentError):
     """The file of JOBS_CLASSES can't be used; the text says where it is wrong."""
 
 
-class _Part(BaseModel):
+class _StrictPart(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class KeywordLabel(_Part):
+class KeywordLabel(_StrictPart):
     """A label that a document gets by keywords."""
 
     at_least: float = Field(gt=0, le=1e6)
@@ -59,13 +63,13 @@ class KeywordLabel(_Part):
         return value
 
 
-class DescribedLabel(_Part):
+class DescribedLabel(_StrictPart):
     """A label that a document gets by similarity to descriptions."""
 
     descriptions: list[Description] = Field(min_length=1, max_length=50)
 
 
-class RuleKind(_Part):
+class RuleKind(_StrictPart):
     """A kind of classes that are decided by keywords."""
 
     by: Literal["rules"]
@@ -75,7 +79,7 @@ class RuleKind(_Part):
     """A document gets the first label that fits."""
 
 
-class MeaningKind(_Part):
+class MeaningKind(_StrictPart):
     """A kind of classes that are decided by similarity."""
 
     by: Literal["meaning"]
@@ -89,7 +93,7 @@ class MeaningKind(_Part):
     labels: dict[ClassName, DescribedLabel] = Field(min_length=2, max_length=100)
 
 
-class ClassDefinitions(_Part):
+class ClassDefinitions(_StrictPart):
     """All kinds, by name."""
 
     kinds: dict[ClassName, Annotated[RuleKind | MeaningKind, Field(discriminator="by")]] = Field(
@@ -104,8 +108,10 @@ class ClassDefinitions(_Part):
             if isinstance(kind, MeaningKind)
             for label in kind.labels.values()
         )
-        if described > 1_000:
-            raise ValueError(f"there are {described:,} descriptions, 1,000 are allowed")
+        if described > _MAX_DESCRIPTIONS:
+            raise ValueError(
+                f"there are {described:,} descriptions, {_MAX_DESCRIPTIONS:,} are allowed"
+            )
         return self
 
     @property
@@ -130,9 +136,9 @@ def _parse(tables: dict[str, Any], file: str) -> ClassDefinitions:
     try:
         return ClassDefinitions.model_validate(tables)
     except ValidationError as error:
-        raise BadClasses(f"JOBS_CLASSES: {file}: {describe(error, _as_in_the_file)}") from error
+        raise BadClasses(f"JOBS_CLASSES: {file}: {describe(error, _path_in_file)}") from error
 
 
-def _as_in_the_file(steps: Sequence[str | int]) -> Sequence[str | int]:
+def _path_in_file(steps: Sequence[str | int]) -> Sequence[str | int]:
     """Remove the step that pydantic adds behind a kind's name: the value of its `by`."""
-    return (*steps[:2], *steps[3:]) if steps[2:3] and steps[2] in _BY else steps
+    return (*steps[:2], *steps[3:]) if steps[2:3] and steps[2] in _METHODS else steps

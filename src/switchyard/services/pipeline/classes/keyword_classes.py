@@ -10,11 +10,11 @@ from switchyard.services.pipeline.classes.class_definitions import MAX_KEYWORD_W
 from switchyard.services.pipeline.records.documents import DocumentClass
 from switchyard.services.pipeline.text.plain_text import words
 
-MAX_TIMES = 3
-"""Most times that one keyword counts."""
-_WINDOW = 200_000
+_MAX_COUNTED = 3
+"""Occurrences of one keyword that count at most."""
+_WINDOW_SIZE = 200_000
 """Characters that are cut into words at once, as a list of all words would take much memory."""
-_MAX_SHOWN = 30
+_MAX_STORED = 30
 """Most keywords that are stored with a class."""
 
 Phrase = tuple[str, ...]
@@ -24,20 +24,20 @@ class KeywordFinder:
     """Finds keywords in texts: as whole words, or, if they end with *, as beginnings of words."""
 
     def __init__(self, keywords: Iterable[str]) -> None:
-        self._whole: dict[Phrase, list[str]] = {}
+        self._whole_keywords: dict[Phrase, list[str]] = {}
         self._prefix_keywords: dict[Phrase, list[str]] = {}
         """The keywords by their words, those that end with * apart; two labels may spell the same
         words differently."""
         self._word_counts: dict[str, set[int]] = {}
-        """By first word, the numbers of words of the phrases."""
+        """By their first word, how many words the phrases have."""
         self._prefix_lengths: set[int] = set()
         """Lengths, in letters, of the last words of keywords that end with *."""
         for keyword in keywords:
             phrase = tuple(words(_straighten_apostrophes(keyword)))
             is_prefix = keyword.endswith("*")
-            (self._prefix_keywords if is_prefix else self._whole).setdefault(phrase, []).append(
-                keyword
-            )
+            (self._prefix_keywords if is_prefix else self._whole_keywords).setdefault(
+                phrase, []
+            ).append(keyword)
             if is_prefix:
                 self._prefix_lengths.add(len(phrase[-1]))
             if not is_prefix or len(phrase) > 1:
@@ -62,14 +62,14 @@ class KeywordFinder:
                 if seen_words < index + length <= len(text):
                     self._count_phrase(tuple(text[index : index + length]), counts)
             if index >= seen_words and self._prefix_lengths:
-                self._count_beginnings((), word, counts)
+                self._count_prefixes((), word, counts)
 
     def _count_phrase(self, phrase: Phrase, counts: Counter[str]) -> None:
-        counts.update(self._whole.get(phrase, ()))
+        counts.update(self._whole_keywords.get(phrase, ()))
         if len(phrase) > 1:
-            self._count_beginnings(phrase[:-1], phrase[-1], counts)
+            self._count_prefixes(phrase[:-1], phrase[-1], counts)
 
-    def _count_beginnings(self, before: Phrase, last: str, counts: Counter[str]) -> None:
+    def _count_prefixes(self, before: Phrase, last: str, counts: Counter[str]) -> None:
         for length in self._prefix_lengths:
             if len(last) >= length:
                 counts.update(self._prefix_keywords.get((*before, last[:length]), ()))
@@ -81,14 +81,14 @@ def classes_by_keywords(
     """Return the class of a text by the counts of its keywords."""
     points = {
         label: sum(
-            points * min(counts[keyword], MAX_TIMES)
+            points * min(counts[keyword], _MAX_COUNTED)
             for keyword, points in definition.keywords.items()
             if keyword in counts
         )
         for label, definition in kind.labels.items()
     }
     label = next(
-        (each for each, threshold in kind.labels.items() if points[each] >= threshold.at_least),
+        (each for each, definition in kind.labels.items() if points[each] >= definition.at_least),
         None,
     )
     chosen = label or kind.otherwise
@@ -100,7 +100,7 @@ def classes_by_keywords(
     )
     why = {
         "by": "rules",
-        "keywords": {each: counts[each] for each in matched[:_MAX_SHOWN]},
+        "keywords": {each: counts[each] for each in matched[:_MAX_STORED]},
         "points": {each: round(value, 4) for each, value in points.items()},
     }
     return [DocumentClass(name, chosen, round(points.get(chosen, 0.0), 4), why)]
@@ -114,9 +114,9 @@ def _windows(text: str) -> Iterator[str]:
     """Cut a text into parts that end between words, where there is such a place."""
     start = 0
     while start < len(text):
-        end = start + _WINDOW
+        end = start + _WINDOW_SIZE
         if end < len(text):
             end = max(text.rfind(" ", start, end), text.rfind("\n", start, end)) + 1 or end
-            end = end if end > start else start + _WINDOW
+            end = end if end > start else start + _WINDOW_SIZE
         yield text[start:end]
         start = end

@@ -55,7 +55,7 @@ class CrawlBounds:
         if not 1 <= len(start) <= MAX_STARTS:
             raise InvalidCrawl(f"a crawl begins at 1 to {MAX_STARTS} addresses", field="start")
         try:
-            pages = tuple(dict.fromkeys(page_address(each) for each in start))
+            start_pages = tuple(dict.fromkeys(page_address(each) for each in start))
         except ValueError as error:
             raise InvalidCrawl(str(error), field="start") from error
         if len(hosts) > MAX_HOSTS:
@@ -77,8 +77,8 @@ class CrawlBounds:
             raise InvalidCrawl(
                 f"within must be 1 to {MAX_CRAWL_SECONDS:,.0f} seconds", field="within"
             )
-        all_hosts = dict.fromkeys([*map(host_of, pages), *(each.lower() for each in hosts)])
-        return cls(pages, tuple(all_hosts), max_pages, max_depth, within)
+        all_hosts = dict.fromkeys([*map(host_of, start_pages), *(each.lower() for each in hosts)])
+        return cls(start_pages, tuple(all_hosts), max_pages, max_depth, within)
 
 
 def host_of(url: str) -> str:

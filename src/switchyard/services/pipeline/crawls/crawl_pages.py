@@ -1,4 +1,4 @@
-"""Make the jobs that visit a crawl's pages, and tell the pressure of their lane."""
+"""Make the jobs that visit a crawl's pages, and measure how full their queues are."""
 
 from __future__ import annotations
 

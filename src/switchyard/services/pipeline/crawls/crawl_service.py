@@ -100,8 +100,8 @@ class Crawls:
     async def pages(
         self, crawl_id: str, *, limit: int = 50, cursor: str | None = None
     ) -> Page[ListedPage]:
-        """List a crawl's pages, the last due first. Raises what `show` raises, and ValueError as
-        `all` does."""
+        """List a crawl's pages, those due last come first. Raises what `show` raises, and
+        ValueError as `all` does."""
         crawl = (await self.show(crawl_id)).crawl
         return await self._crawls.crawl_pages(crawl.id, limit=limit, cursor=cursor)
 
@@ -116,8 +116,8 @@ class Crawls:
 
 def _require_same_bounds(known: CrawlRecord, bounds: CrawlBounds) -> CrawlRecord:
     requested = (bounds.start, bounds.hosts, bounds.max_pages, bounds.max_depth)
-    is_same = (known.start, known.hosts, known.max_pages, known.max_depth) == requested
+    has_same_bounds = (known.start, known.hosts, known.max_pages, known.max_depth) == requested
     duration = known.deadline - known.created_at
-    if not is_same or abs(duration - bounds.within) > _ROUNDING_ERROR:
+    if not has_same_bounds or abs(duration - bounds.within) > _ROUNDING_ERROR:
         raise CrawlKeyTaken(known.idempotency_key or "", known.id)
     return known

@@ -43,8 +43,8 @@ from switchyard.services.pipeline.records.documents import FAILED, FINISHED_STAT
 from switchyard.services.pipeline.text.ocr import ReadLine
 from switchyard.services.pipeline.workers.stages import EXTRACT, INGEST, OCR, document_id_of
 
-_READ_AT_ONCE = 8
-"""Results of documents that are read concurrently."""
+_MAX_CONCURRENT_READS = 8
+"""Results of documents that are read at the same time."""
 _MAX_FILTERED_PAGES = 20
 """Most pages that are searched for documents in a state to fill one page."""
 
@@ -227,7 +227,9 @@ class DocumentService:
             if result is not None and result.get("unreadable_pages"):
                 pages[document_id] = tuple(result["unreadable_pages"])
 
-        await gather_bounded(map(read_pages, sorted(set(document_ids))), at_once=_READ_AT_ONCE)
+        await gather_bounded(
+            map(read_pages, sorted(set(document_ids))), at_once=_MAX_CONCURRENT_READS
+        )
         return pages
 
     async def _status(self, document_id: str, document: Document | None) -> DocumentStatus:
@@ -261,8 +263,8 @@ class DocumentService:
         ]
 
     async def own_result(self, document_id: str) -> dict[str, Any]:
-        """Return what `result` returns, without the links, which name other documents. Raises what
-        `result` raises."""
+        """Return what `result` returns, but with no links, as they name other documents. Raises
+        what `result` raises."""
         return await self.result(document_id) | {"links": []}
 
     async def result(self, document_id: str, *, with_text: bool = False) -> dict[str, Any]:
@@ -343,20 +345,20 @@ class DocumentService:
             )
         page_text = pages[number - 1]["text"]
         if not page_text:  # OCR may have read the page already, before the text has all pages
-            # `content` is the hash of the file that was read.
-            read = await self._read_json(page_key(document_id, OCR.name, number))
-            if read is not None and read.get("content", "") == text.get("content"):
-                page_text = read["text"] or ""
+            # `content` is the hash of the file.
+            ocr_page = await self._read_json(page_key(document_id, OCR.name, number))
+            if ocr_page is not None and ocr_page.get("content", "") == text.get("content"):
+                page_text = ocr_page["text"] or ""
         return DocumentPage(document_id, number, len(pages), page_text)
 
     async def ocr_lines(self, document_id: str, number: int) -> list[ReadLine]:
         """Return the lines that OCR has read on a page, from 1, with their places; none for a page
         that it has not read."""
-        read = await self._read_json(page_key(document_id, OCR.name, number)) or {}
+        ocr_page = await self._read_json(page_key(document_id, OCR.name, number)) or {}
         text = await self._read_json(stage_key(document_id, EXTRACT.name)) or {}
-        if read.get("content", "") != text.get("content"):
+        if ocr_page.get("content", "") != text.get("content"):
             return []  # of another version of the document
-        return [ReadLine(*line) for line in read.get("lines", ())]
+        return [ReadLine(*line) for line in ocr_page.get("lines", ())]
 
     async def documents(
         self,
@@ -375,13 +377,13 @@ class DocumentService:
         """
         if state is not None and state not in STATES:
             raise UnknownDocumentState(f"no document state {state!r}: {suggest(state, STATES)}")
-        recorded = state if state in FINISHED_STATES else None
-        not_states = FINISHED_STATES if state is not None and recorded is None else ()
+        recorded_state = state if state in FINISHED_STATES else None
+        excluded_states = FINISHED_STATES if state is not None and recorded_state is None else ()
         document_statuses: list[DocumentStatus] = []
         for _ in range(_MAX_FILTERED_PAGES):
             page = await self._documents.list_documents(
-                state=recorded,
-                not_states=not_states,
+                state=recorded_state,
+                not_states=excluded_states,
                 source=source,
                 classes=classes,
                 limit=limit - len(document_statuses),

@@ -139,12 +139,12 @@ def _find_position(
         if stage is None or waits_for_ingest:
             state = QUEUED if waits_for_ingest or document is None else document.state
         else:
-            begun = any(
+            has_begun = any(
                 each.state in (State.RUNNING, State.SUCCEEDED)
                 for each in jobs
                 if _stage_of(each.job_type) is stage
             )
-            state = stage.state if begun else stage.waiting or stage.state
+            state = stage.state if has_begun else stage.waiting or stage.state
         return _PipelinePosition(state, _stage_name(job, document))
     if document is None:
         return _PipelinePosition(QUEUED, INGEST.name)
@@ -161,16 +161,20 @@ def _find_position(
 def _completed_stages(document: Document | None, jobs: Sequence[JobSummary]) -> tuple[str, ...]:
     """Return the completed stages. A stage that ran in a process of its own is missing from the
     record until the next one begins."""
-    done = set(document.completed_stages) if document else set()
+    completed = set(document.completed_stages) if document else set()
     under_way = {_stage_of(job.job_type) for job in jobs if job.state not in FINISHED}
-    done |= {
+    completed |= {
         job.job_type
         for job in jobs
         if job.state is State.SUCCEEDED and _stage_of(job.job_type) not in under_way
     }
-    known = [stage.name for stage in PIPELINE if stage.name in done]
-    others = [name for name in (document.completed_stages if document else ()) if name not in known]
-    return (*known, *others)
+    pipeline_stages = [stage.name for stage in PIPELINE if stage.name in completed]
+    other_stages = [
+        name
+        for name in (document.completed_stages if document else ())
+        if name not in pipeline_stages
+    ]
+    return (*pipeline_stages, *other_stages)
 
 
 def _stage_of(job_type: str) -> Stage | None:

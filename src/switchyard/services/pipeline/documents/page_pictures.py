@@ -30,8 +30,8 @@ from switchyard.services.pipeline.workers.stage_outputs import DocumentFiles, Mi
 from switchyard.services.pipeline.workers.stages import INGEST
 
 PAGE_TIMEOUT = 20.0
-"""Time limit for drawing a page, in seconds; usual are a few tenths, and the limit of
-`pdf_pages.Limits` is 10 s of processor time."""
+"""Time limit for drawing a page, in seconds; a page usually takes some tenths, and
+`pdf_pages.Limits` allows 10 s of processor time."""
 MAX_WAITING_PAGES = 8
 """Pages that wait at most while another one is drawn."""
 MAX_KEPT_BYTES = 16 * 1024 * 1024
@@ -109,7 +109,9 @@ class PagePictures:
         self._kept.move_to_end(page.etag)
         picture = self._kept[page.etag]
         if isinstance(picture, NoPagePicture):
-            raise NoPagePicture(str(picture))  # the one that is kept would gather tracebacks
+            raise NoPagePicture(
+                str(picture)
+            )  # anew: raising the kept error would lengthen its traceback
         return picture.content, MEDIA_TYPES[picture.suffix]
 
     async def _draw_in_process(self, page: StoredPage) -> Picture | NoPagePicture:

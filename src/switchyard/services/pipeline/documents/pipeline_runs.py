@@ -12,8 +12,9 @@ from switchyard.services.engine.records.results import JobSummary
 from switchyard.services.engine.records.states import FINISHED, REVOCABLE, State
 from switchyard.services.pipeline.records.documents import Document
 
-_RUNS = UUID("3a8a7c0e-5b0f-5d7e-9e0a-6f1b7c2d9e11")
+_RUN_NAMESPACE = UUID("3a8a7c0e-5b0f-5d7e-9e0a-6f1b7c2d9e11")
 _MAX_RUNS = 1_000
+"""Runs of one document that are looked at."""
 
 
 @dataclass(slots=True)
@@ -51,25 +52,25 @@ class PipelineRuns:
     async def runs_of(self, document_id: str, document: Document | None) -> Runs:
         """Return the runs of one document, with its record if there is one yet."""
         ids = await self._ledger.system.job_ids()
-        first = recorded_run(ids, document) if document else run_id(ids, document_id)
-        return (await self.runs_of_each({document_id: first}))[document_id]
+        first_run = recorded_run(ids, document) if document else run_id(ids, document_id)
+        return (await self.runs_of_each({document_id: first_run}))[document_id]
 
     async def confirmed_runs_of(self, document_id: str, document: Document | None) -> Runs:
-        """Return the runs of one document, and make sure that none of them can be rolled back any
-        more by a sender whose job the broker has not confirmed yet. Runs that were rolled back are
-        left out."""
+        """Return the runs of one document, without those that were rolled back. Once this returns,
+        no sender can roll one of them back any more, even if the broker has not confirmed its job
+        yet."""
         while True:
             runs = await self.runs_of(document_id, document)
             pending = [job.id for job in runs.latest if job.state in REVOCABLE]
             if not pending or len(await self._ledger.jobs.pin(pending)) == len(pending):
                 return runs
 
-    async def runs_of_each(self, first: Mapping[str, str]) -> dict[str, Runs]:
-        """Return the runs of each document. `first` has the run that the document's record names;
-        the next run is the one that the same file, sent again, has started."""
+    async def runs_of_each(self, first_runs: Mapping[str, str]) -> dict[str, Runs]:
+        """Return the runs of each document, beginning with the run that its record names
+        (`first_runs`). Each next run is the one that sending the same file again has started."""
         ids = await self._ledger.system.job_ids()
-        runs = {each: Runs(next_id=run) for each, run in first.items()}
-        pending = dict(first)
+        runs = {each: Runs(next_id=run) for each, run in first_runs.items()}
+        pending = dict(first_runs)
         for _ in range(_MAX_RUNS):
             if not pending:
                 break
@@ -89,4 +90,4 @@ def recorded_run(ids: JobIds, document: Document) -> str:
 def run_id(ids: JobIds, document_id: str, after: str | None = None) -> str:
     """Return the id of a run's first job: the same for all who send the file at the same time, so
     that they start one pipeline."""
-    return ids.derive(_RUNS, f"{document_id}/{after or ''}")
+    return ids.derive(_RUN_NAMESPACE, f"{document_id}/{after or ''}")

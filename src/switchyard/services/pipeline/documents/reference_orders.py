@@ -80,16 +80,16 @@ class ReferenceService:
             return None
         if record.state is State.SUCCEEDED:
             return StageProgress(None, tuple(stage.name for stage in stages))
-        done = []
+        completed = []
         for stage in stages:
             if not await self.intake.storage.exists_async(
                 stage_key(job_folder(record.id), stage.name)
             ):
                 break
-            done.append(stage.name)
-        left = [stage.name for stage in stages if stage.name not in done]
-        waits = record.started_at is None or not left
-        return StageProgress(None if waits else left[0], tuple(done))
+            completed.append(stage.name)
+        open_stages = [stage.name for stage in stages if stage.name not in completed]
+        is_idle = record.started_at is None or not open_stages
+        return StageProgress(None if is_idle else open_stages[0], tuple(completed))
 
     async def output(self, record: JobRecord) -> dict[str, Any] | None:
         """Return the output of a job that is stored under the job's id, if it has at most

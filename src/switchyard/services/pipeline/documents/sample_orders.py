@@ -41,9 +41,9 @@ async def order_samples(
 
     Raises UnknownSample, StorageFull, SamplesFailed, and as JobPublisher.publish does.
     """
-    from switchyard.services.pipeline.samples.generated_samples import check_wanted
+    from switchyard.services.pipeline.samples.generated_samples import check_choice
 
-    check_wanted(kinds, languages)
+    check_choice(kinds, languages)
     await intake.require_room()
     request = JobRequest(
         f"{lane}.generate_documents",

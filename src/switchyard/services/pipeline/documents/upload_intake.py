@@ -29,7 +29,7 @@ from switchyard.services.engine.records.requests import MAX_NOTIFY_URL, checked_
 from switchyard.services.engine.runtime.inline import InlineRunner
 from switchyard.services.pipeline.text.plain_text import clean
 
-_FIELDS = ("source", "title", "lane", "tags", "notify_url")
+_FORM_FIELDS = ("source", "title", "lane", "tags", "notify_url")
 _TAGS: TypeAdapter[dict[str, str]] = TypeAdapter(Tags)
 
 
@@ -74,9 +74,9 @@ class UploadMetadata:
         InvalidUploadMetadata for an unknown field, a value that is too long, an unknown lane, or
         tags that can't be read."""
         values = {name: clean(value) for name, value in fields.items()}
-        unknown = sorted(set(values) - set(_FIELDS))
+        unknown = sorted(set(values) - set(_FORM_FIELDS))
         if unknown:
-            known = ", ".join(_FIELDS)
+            known = ", ".join(_FORM_FIELDS)
             raise InvalidUploadMetadata(f"there is no field {unknown[0][:50]!r}: use {known}")
         for name, limit in (("title", 1000), ("notify_url", MAX_NOTIFY_URL)):
             if len(values.get(name, "")) > limit:
@@ -88,9 +88,9 @@ class UploadMetadata:
         lane = values.get("lane") or "hot"
         if lane not in ("hot", "backfill"):
             raise InvalidUploadMetadata(f"lane must be hot or backfill, not {lane[:50]!r}")
-        name_shown = clean(filename or "").replace("\\", "/").rpartition("/")[2][-255:]
+        base_name = clean(filename or "").replace("\\", "/").rpartition("/")[2][-255:]
         return cls(
-            filename=name_shown or None,
+            filename=base_name or None,
             source=values.get("source") or None,
             title=values.get("title") or None,
             lane="hot" if lane == "hot" else "backfill",

@@ -55,8 +55,8 @@ def tidy(text: object, max_length: int = MAX_LABEL_LENGTH) -> str:
 def normalize_name(text: str) -> str:
     """Return a title or name in the form in which it is compared: words in lower case, without
     accents and signs."""
-    bare = unicodedata.normalize("NFKD", text[: 4 * MAX_LABEL_LENGTH])
-    letters = "".join(each for each in bare if not unicodedata.combining(each))
+    decomposed = unicodedata.normalize("NFKD", text[: 4 * MAX_LABEL_LENGTH])
+    letters = "".join(each for each in decomposed if not unicodedata.combining(each))
     return " ".join(_NON_WORD.sub(" ", letters).casefold().split())
 
 
@@ -175,6 +175,7 @@ def describe_work(
     normal_title = normalize_name(title)
     title_key = _title_key(normal_title, family, year)
     if not keys and title_key is None:
+        # Only the title is left: it must be long enough to tell the work from others.
         if not identifies_work(normal_title):
             return None
         title_key = bounded_key("title", normal_title)
@@ -247,12 +248,12 @@ def _name_parts(name: str) -> tuple[str, str]:
 
 
 def _venue(name: str) -> NodeDescription | None:
-    """Describe the venue of a work by its name alone, without volume, pages and year."""
-    bare = re.split(r"[\s,(;:]+(?:vol|no|pp|p|art)?\.?\s*\(?\d", name, maxsplit=1, flags=re.I)[0]
-    words = normalize_name(bare)
+    """Describe the venue of a work by its name, cut off before a volume, pages or a year."""
+    venue = re.split(r"[\s,(;:]+(?:vol|no|pp|p|art)?\.?\s*\(?\d", name, maxsplit=1, flags=re.I)[0]
+    words = normalize_name(venue)
     if not re.search(r"[^\W\d_]{2}", words):
         return None
-    return NodeDescription(NodeKind.VENUE, bare.strip(" .,"), (bounded_key("venue", words),))
+    return NodeDescription(NodeKind.VENUE, venue.strip(" .,"), (bounded_key("venue", words),))
 
 
 def _year(value: object) -> int | None:

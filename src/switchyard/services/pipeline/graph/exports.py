@@ -25,7 +25,13 @@ PAGE_SIZE = 5_000
 _ILLEGAL_IN_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _NODE_FIELDS = ("kind", "label", "year", "cited", "rank", "community", "documents", "provenance")
 _EDGE_FIELDS = ("kind", "weight", "provenance")
-_TYPES = {"year": "int", "cited": "long", "rank": "double", "community": "long", "weight": "double"}
+_VALUE_TYPES = {
+    "year": "int",
+    "cited": "long",
+    "rank": "double",
+    "community": "long",
+    "weight": "double",
+}
 
 
 class UnknownFormat(InvalidInput):
@@ -73,14 +79,14 @@ async def _write_parquet(ledger: Ledger, target: IO[bytes]) -> tuple[int, int]:
     )
     count, reads = 0, PipelineLedger(ledger).graph_reads
     with pq.ParquetWriter(target, schema) as writer:
-        after: Sequence[Any] | None = None
+        last_edge: Sequence[Any] | None = None
         while True:
-            edges, after = await reads.graph_edges_after(after, PAGE_SIZE)
+            edges, last_edge = await reads.graph_edges_after(last_edge, PAGE_SIZE)
             rows = [{name: getattr(edge, name) for name in schema.names} for edge in edges]
             if rows:
                 writer.write_table(pa.Table.from_pylist(rows, schema=schema))
             count += len(edges)
-            if after is None:
+            if last_edge is None:
                 return 0, count
 
 
@@ -89,12 +95,12 @@ async def _write_graphml(ledger: Ledger, target: IO[bytes]) -> tuple[int, int]:
     xml.start("graphml", xmlns="http://graphml.graphdrawing.org/xmlns")
     for element, names in (("node", _NODE_FIELDS), ("edge", _EDGE_FIELDS)):
         for name in names:
-            kind = _TYPES.get(name, "string")
+            value_type = _VALUE_TYPES.get(name, "string")
             attributes = {
                 "id": f"{element}_{name}",
                 "for": element,
                 "attr.name": name,
-                "attr.type": kind,
+                "attr.type": value_type,
             }
             xml.empty("key", attributes)
     xml.start("graph", id="switchyard", edgedefault="directed")
@@ -106,15 +112,15 @@ async def _write_graphml(ledger: Ledger, target: IO[bytes]) -> tuple[int, int]:
             written_keys.add(node.key)
         last_id = nodes[-1][0]
     count = 0
-    after: Sequence[Any] | None = None
+    last_edge: Sequence[Any] | None = None
     while True:
-        edges, after = await reads.graph_edges_after(after, PAGE_SIZE)
+        edges, last_edge = await reads.graph_edges_after(last_edge, PAGE_SIZE)
         for edge in edges:
             # An edge that was added after the nodes were read may lead to a missing node.
             if edge.source in written_keys and edge.target in written_keys:
                 xml.edge(edge)
                 count += 1
-        if after is None:
+        if last_edge is None:
             break
     xml.end("graph")
     xml.end("graphml")

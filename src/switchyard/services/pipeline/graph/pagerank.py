@@ -55,15 +55,17 @@ async def read_edges(ledger: Ledger) -> Edges:
     import numpy as np
 
     parts: list[NDArray[Any]] = []
-    kinds = [("source", "i8"), ("target", "i8"), ("cites", "?"), ("weight", "f8")]
-    mark: EdgeMark | None = None
+    columns = [("source", "i8"), ("target", "i8"), ("cites", "?"), ("weight", "f8")]
+    position: EdgeMark | None = None
     while True:
-        rows, mark = await PipelineLedger(ledger).graph_rankings.edges_to_rank(mark, PAGE_SIZE)
-        parts.append(np.array(rows, dtype=kinds))
-        if mark is None:
+        rows, position = await PipelineLedger(ledger).graph_rankings.edges_to_rank(
+            position, PAGE_SIZE
+        )
+        parts.append(np.array(rows, dtype=columns))
+        if position is None:
             break
     all_rows = np.concatenate(parts)
-    return Edges(*(np.ascontiguousarray(all_rows[name]) for name, _ in kinds))
+    return Edges(*(np.ascontiguousarray(all_rows[name]) for name, _ in columns))
 
 
 def rank(edges: Edges) -> Ranks:
@@ -83,15 +85,15 @@ def rank(edges: Edges) -> Ranks:
     )
     sources, targets = node_indices[: len(edges)], node_indices[len(edges) :]
     shape = (len(nodes), len(nodes))
-    cites = edges.cites.astype(bool)
-    ones = np.ones(int(cites.sum()))
-    citations = sparse.csr_matrix((ones, (sources[cites], targets[cites])), shape=shape)
+    is_citation = edges.cites.astype(bool)
+    ones = np.ones(int(is_citation.sum()))
+    citations = sparse.csr_matrix((ones, (sources[is_citation], targets[is_citation])), shape=shape)
     citations.data[:] = 1.0  # two documents of one work may both have a citation
     # The library's default solver ranks works that cite nothing too high, and for most works it is
     # not known what they cite. This solver ranks them right; its error after _MAX_STEPS steps is
     # below 1e-7.
     ranks = PageRank(solver="RH", n_iter=_MAX_STEPS).fit_predict(citations)
-    weights = np.where(cites, 1.0, np.maximum(edges.weights, _MIN_WEIGHT))
+    weights = np.where(is_citation, 1.0, np.maximum(edges.weights, _MIN_WEIGHT))
     weighted = sparse.csr_matrix((weights, (sources, targets)), shape=shape)
     communities = Leiden(random_state=0).fit_predict(weighted + weighted.T)
     return Ranks(nodes.tolist(), np.asarray(ranks).tolist(), np.asarray(communities).tolist())

@@ -37,7 +37,7 @@ COLOURS: Mapping[NodeKind, str] = {
     NodeKind.VENUE: "#6b4fa0",
     NodeKind.TOPIC: "#3d8a4e",
 }
-STROKES: Mapping[EdgeKind, tuple[str, str]] = {
+STROKES: Mapping[EdgeKind, tuple[str, str]] = {  # colour and dashes
     EdgeKind.CITES: ("#4a5a68", ""),
     EdgeKind.SIMILAR: ("#1d6fa5", "6 4"),
     EdgeKind.WRITTEN_BY: ("#b0562b", ""),
@@ -155,7 +155,7 @@ def draw(graph: DrawnGraph, distances: Sequence[int]) -> str:
     for node in graph.nodes:
         _draw_node(svg, node, positions[node.key])
     if graph.truncated:
-        _draw_text(
+        _write_text(
             svg, MARGIN, height - 14, "Only a part: there is more around it.", fill="#7a8b99"
         )
     return ET.tostring(svg, encoding="unicode")
@@ -165,22 +165,22 @@ def _sort_into_columns(graph: DrawnGraph, distances: Sequence[int]) -> dict[int,
     """Sort the nodes into columns: the middle node is in 0, nodes from which edges lead there are
     to the left, all others to the right."""
     centre = graph.nodes[0]
-    distance = dict(zip((node.key for node in graph.nodes), distances, strict=True))
-    side: dict[str, int] = {centre.key: 0}
-    joined: dict[str, list[tuple[str, int]]] = {}
+    distance_of = dict(zip((node.key for node in graph.nodes), distances, strict=True))
+    side_of: dict[str, int] = {centre.key: 0}
+    neighbours: dict[str, list[tuple[str, int]]] = {}
     for edge in graph.edges:
-        joined.setdefault(edge.target, []).append((edge.source, 1))
-        joined.setdefault(edge.source, []).append((edge.target, -1))
+        neighbours.setdefault(edge.target, []).append((edge.source, 1))
+        neighbours.setdefault(edge.source, []).append((edge.target, -1))
     for node in graph.nodes[1:]:
         directions = [
-            side[other] or direction
-            for other, direction in joined.get(node.key, ())
-            if other in side and distance[other] == distance[node.key] - 1
+            side_of[neighbour] or direction
+            for neighbour, direction in neighbours.get(node.key, ())
+            if neighbour in side_of and distance_of[neighbour] == distance_of[node.key] - 1
         ]
-        side[node.key] = 1 if not directions or max(directions) > 0 else -1
+        side_of[node.key] = 1 if not directions or max(directions) > 0 else -1
     columns: dict[int, list[DrawnNode]] = {}
     for node in graph.nodes:
-        columns.setdefault(side[node.key] * distance[node.key], []).append(node)
+        columns.setdefault(side_of[node.key] * distance_of[node.key], []).append(node)
     for nodes in columns.values():
         nodes.sort(
             key=lambda node: (_KIND_ORDER.index(node.kind), -node.cited, node.label, node.key)
@@ -194,19 +194,19 @@ def _draw_edge(lines: ET.Element, edge: DrawnEdge, positions: Mapping[str, _Node
     if start.column == end.column:
         # An edge within a column bends towards the middle, where there are no labels.
         side = 1 if start.column < 0 else -1
-        x, tip = start.x + side * 9, end.x + side * 9
+        start_x, end_x = start.x + side * 9, end.x + side * 9
         bend = min(COLUMN_GAP * 0.8, 26 + abs(end.y - start.y) * 0.12)
-        first, second = x + side * bend, tip + side * bend
+        first_control, second_control = start_x + side * bend, end_x + side * bend
     else:
         leads_right = end.column > start.column
-        x, tip = (start.right, end.left) if leads_right else (start.left, end.right)
-        first = second = (x + tip) / 2
-    path = f"M{x:.0f},{start.y:.0f} C{first:.0f},{start.y:.0f} "
-    path += f"{second:.0f},{end.y:.0f} {tip:.0f},{end.y:.0f}"
-    drawn = {"d": path, "stroke": colour, "marker-end": f"url(#{edge.kind})"}
+        start_x, end_x = (start.right, end.left) if leads_right else (start.left, end.right)
+        first_control = second_control = (start_x + end_x) / 2
+    path = f"M{start_x:.0f},{start.y:.0f} C{first_control:.0f},{start.y:.0f} "
+    path += f"{second_control:.0f},{end.y:.0f} {end_x:.0f},{end.y:.0f}"
+    attributes = {"d": path, "stroke": colour, "marker-end": f"url(#{edge.kind})"}
     if dashes:
-        drawn["stroke-dasharray"] = dashes
-    line = ET.SubElement(lines, "path", drawn)
+        attributes["stroke-dasharray"] = dashes
+    line = ET.SubElement(lines, "path", attributes)
     ET.SubElement(line, "title").text = f"{edge.kind.replace('_', ' ')} ({edge.weight:.3g})"
 
 
@@ -228,7 +228,7 @@ def _draw_node(svg: ET.Element, node: DrawnNode, position: _NodePosition) -> Non
         x += 11
     # A white edge around the letters keeps them readable where lines cross them; drawn as a
     # separate text underneath, as not every program knows `paint-order`.
-    _draw_text(
+    _write_text(
         group,
         x,
         y,
@@ -238,7 +238,7 @@ def _draw_node(svg: ET.Element, node: DrawnNode, position: _NodePosition) -> Non
         **{"stroke-width": "4"},
         **attributes,
     )
-    _draw_text(group, x, y, position.label, fill="#1c2730", **attributes)
+    _write_text(group, x, y, position.label, fill="#1c2730", **attributes)
 
 
 def _draw_legend(svg: ET.Element, graph: DrawnGraph) -> None:
@@ -247,7 +247,7 @@ def _draw_legend(svg: ET.Element, graph: DrawnGraph) -> None:
         if any(node.kind is kind for node in graph.nodes):
             dot = {"cx": f"{x + 5:.0f}", "cy": "26", "r": "5", "fill": COLOURS[kind]}
             ET.SubElement(svg, "circle", dot)
-            x = _draw_text(svg, x + 16, 30, str(kind), fill="#1c2730") + 18
+            x = _write_text(svg, x + 16, 30, str(kind), fill="#1c2730") + 18
     x = float(MARGIN)
     for edge_kind in EdgeKind:
         if any(edge.kind is edge_kind for edge in graph.edges):
@@ -256,20 +256,20 @@ def _draw_legend(svg: ET.Element, graph: DrawnGraph) -> None:
             if dashes:
                 line["stroke-dasharray"] = dashes
             ET.SubElement(svg, "path", line | {"marker-end": f"url(#{edge_kind})"})
-            x = _draw_text(svg, x + 34, 54, edge_kind.replace("_", " "), fill="#1c2730") + 18
+            x = _write_text(svg, x + 34, 54, edge_kind.replace("_", " "), fill="#1c2730") + 18
 
 
 def _define_arrows(svg: ET.Element) -> None:
-    defined = ET.SubElement(svg, "defs")
+    definitions = ET.SubElement(svg, "defs")
     for kind, (colour, _) in STROKES.items():
         shape = {"viewBox": "0 0 8 8", "refX": "7", "refY": "4", "orient": "auto"}
         size = {"id": str(kind), "markerWidth": "7", "markerHeight": "7"}
-        marker = ET.SubElement(defined, "marker", size | shape)
+        marker = ET.SubElement(definitions, "marker", size | shape)
         ET.SubElement(marker, "path", {"d": "M0,0 L8,4 L0,8 z", "fill": colour})
 
 
-def _draw_text(parent: ET.Element, x: float, y: float, text: str, **attributes: str) -> float:
-    """Write a text. Returns the approximate position of its end."""
+def _write_text(parent: ET.Element, x: float, y: float, text: str, **attributes: str) -> float:
+    """Write a text. Returns the approximate x of its end."""
     position = {"x": f"{x:.0f}", "y": f"{y:.1f}"}
     ET.SubElement(parent, "text", position | attributes).text = text
     return x + 8 * len(text)

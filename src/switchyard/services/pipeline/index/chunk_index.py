@@ -64,7 +64,7 @@ class WordMatch:
 
 
 Key = str | int
-"""By its key, an index finds a chunk again that it has just returned."""
+"""The key by which an index finds a chunk again that it has just returned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +155,8 @@ class ChunkIndex(Protocol):
         self, vectors: Sequence[Sequence[float]], limit: int, *, excluding: str
     ) -> list[NearDocument]:
         """Return the documents of the `limit` chunks that are nearest to each vector, the nearest
-        first, each once, and without the document `excluding`. Several vectors cost little more
-        than one."""
+        first, each once, and without the document `excluding`. A call with several vectors costs
+        little more than with one."""
         ...
 
     async def keyword_search(
@@ -192,8 +192,8 @@ class ChunkIndex(Protocol):
         ...
 
     async def needs_compaction(self) -> bool:
-        """Return whether writes have left so many pieces that compaction costs less than leaving
-        them."""
+        """Return whether writes have left so many pieces that leaving them would cost more than
+        compaction."""
         ...
 
     async def compact(self) -> None:
@@ -233,8 +233,8 @@ def unique_documents(documents: Iterable[NearDocument]) -> list[NearDocument]:
     ones by their ids."""
     nearest: dict[str, NearDocument] = {}
     for each in documents:
-        known = nearest.get(each.document_id)
-        if known is None or each.similarity > known.similarity:
+        nearest_so_far = nearest.get(each.document_id)
+        if nearest_so_far is None or each.similarity > nearest_so_far.similarity:
             nearest[each.document_id] = each
     return sorted(nearest.values(), key=lambda each: (-each.similarity, each.document_id))
 
@@ -250,7 +250,8 @@ def chunk_of(row: Any) -> Chunk:
 
 
 def recovery_hint(made_by: str, length: int) -> str:
-    """Name the settings with which an index of that embedder can be used as it is."""
+    """Return which settings to change so that an index made by that embedder can be used as it
+    is."""
     for offline in ("wordllama", "hashed"):
         if made_by.startswith(f"{offline}-"):
             return (

@@ -31,7 +31,7 @@ from switchyard.services.pipeline.text.stems import forms, stems
 
 SNIPPET_LENGTH = 280
 """Longest snippet, in characters."""
-_CANDIDATES = 50
+_MIN_CANDIDATES = 50
 """Fewest chunks that a hybrid search fetches by vectors, and fewest by words."""
 _TRUSTED_SHARE = 0.6
 """Words count in full if the best chunk has at least this share of the query's words."""
@@ -108,15 +108,15 @@ async def search(
         )
     else:
         vector = (await embedder.embed([query_text]))[0]
-        fetched_count = max(candidate_count, _CANDIDATES)
+        fetched_count = max(candidate_count, _MIN_CANDIDATES)
         candidates = await index.candidates(vector, query, fetched_count, document_ids=document_ids)
-        fitting = list(_filter_fitting(candidates, min_relevance))
-        scored = await _rank(index, fitting, terms, embedder.calibration.vector_weight)
-        # All of the first ones may be of one document.
+        fitting_candidates = list(_filter_fitting(candidates, min_relevance))
+        scored = await _rank(index, fitting_candidates, terms, embedder.calibration.vector_weight)
+        # The best candidates may all be of one document.
         ranked = await _read_first(
             index, scored, limit if per_document is None else len(candidates)
         )
-    wanted_forms = {form for word in terms for form in word}
+    query_forms = {form for word in terms for form in word}
     hits: list[Hit] = []
     hits_per_document: Counter[str] = Counter()
     for candidate in ranked:
@@ -125,7 +125,7 @@ async def search(
             break
         if per_document is None or hits_per_document[document_id] < per_document:
             hits_per_document[document_id] += 1
-            hits.append(_make_hit(candidate, wanted_forms))
+            hits.append(_make_hit(candidate, query_forms))
     return hits
 
 
@@ -134,22 +134,22 @@ async def _read_first(
 ) -> list[_Ranked]:
     """Read the first `count` candidates. Those that were deleted meanwhile are replaced by the
     next ones."""
-    first: list[_Ranked] = []
-    while next_scored := list(islice(scored, count - len(first))):
-        known = await index.read_candidates([key for key, _ in next_scored])
-        first += [
-            _Ranked(known[key].chunk, known[key].title, score)
+    ranked: list[_Ranked] = []
+    while next_scored := list(islice(scored, count - len(ranked))):
+        texts_by_key = await index.read_candidates([key for key, _ in next_scored])
+        ranked += [
+            _Ranked(texts_by_key[key].chunk, texts_by_key[key].title, score)
             for key, score in next_scored
-            if key in known
+            if key in texts_by_key
         ]
-    return first
+    return ranked
 
 
-def _rank_by_similarity(matches: Iterable[Match], at_least: float) -> list[_Ranked]:
+def _rank_by_similarity(matches: Iterable[Match], min_relevance: float) -> list[_Ranked]:
     return [
         _Ranked(match.chunk, match.title, match.similarity)
         for match in matches
-        if match.similarity > 0 and match.similarity >= at_least
+        if match.similarity > 0 and match.similarity >= min_relevance
     ]
 
 
@@ -158,11 +158,11 @@ def _rank_by_words(matches: Iterable[WordMatch]) -> list[_Ranked]:
 
 
 def _filter_fitting(
-    candidates: Iterable[ChunkCandidate], at_least: float
+    candidates: Iterable[ChunkCandidate], min_relevance: float
 ) -> Iterator[ChunkCandidate]:
     """Yield the candidates that have words of the query, or are similar enough."""
     for each in candidates:
-        if each.relevance or (each.similarity > 0 and each.similarity >= at_least):
+        if each.relevance or (each.similarity > 0 and each.similarity >= min_relevance):
             yield each
 
 
@@ -170,7 +170,7 @@ async def _rank(
     index: ChunkIndex,
     candidates: Sequence[ChunkCandidate],
     terms: Sequence[tuple[str, ...]],
-    weight: float,
+    vector_weight: float,
 ) -> Iterator[tuple[Key, float]]:
     """Rank candidates by similarity and words, and then once more with their likeness to the best
     chunks: these use words of the subject that the query leaves out.
@@ -179,32 +179,32 @@ async def _rank(
     chunks may be about quite another subject.
     """
     trust = _trust(candidates, terms)
-    first = _weigh(candidates, trust, weight)
+    ranking = _weigh(candidates, trust, vector_weight)
     if not trust or not any(each.similarity for each in candidates):
-        return first
-    ordered = list(first)
+        return ranking
+    ranked = list(ranking)
     likenesses = await index.likenesses(
-        [key for key, _ in ordered], [key for key, _ in ordered[:_FEEDBACK_CHUNKS]]
+        [key for key, _ in ranked], [key for key, _ in ranked[:_FEEDBACK_CHUNKS]]
     )
     with_feedback = []
     for each in candidates:
         likeness = max(likenesses.get(each.key, 0.0), 0.0)
         similarity = (max(each.similarity, 0.0) + trust * likeness) / (1 + trust)
         with_feedback.append(replace(each, similarity=similarity))
-    return _weigh(with_feedback, trust, weight)
+    return _weigh(with_feedback, trust, vector_weight)
 
 
 def _weigh(
-    candidates: Sequence[ChunkCandidate], trust: float, weight: float
+    candidates: Sequence[ChunkCandidate], trust: float, vector_weight: float
 ) -> Iterator[tuple[Key, float]]:
     """Yield keys and scores, best first, equal scores by their keys. A score is the weighted sum of
     similarity and words, each from 0 to 1; words count by BM25 relative to the best chunk's, as far
     as they are trusted."""
-    best = max((each.relevance for each in candidates), default=0.0) or 1.0
+    best_relevance = max((each.relevance for each in candidates), default=0.0) or 1.0
     scores = [
         (
-            weight * min(max(each.similarity, 0.0), 1.0)
-            + (1 - weight) * trust * each.relevance / best,
+            vector_weight * min(max(each.similarity, 0.0), 1.0)
+            + (1 - vector_weight) * trust * each.relevance / best_relevance,
             each.key,
         )
         for each in candidates
@@ -221,10 +221,11 @@ def _trust(candidates: Iterable[ChunkCandidate], terms: Sequence[tuple[str, ...]
         return 0.0
     # The index gives the text of the best chunk by words: of equal ones, take one with text.
     best = min(found_by_words, key=lambda each: (-each.relevance, not each.text, each.key))
-    known = set(stems(best.text))
-    # The index finds words also where no spaces are written: it found one even if we see none.
-    number = max(sum(not known.isdisjoint(word) for word in terms), 1)
-    return min(1.0, number / max(len(terms), 1) / _TRUSTED_SHARE) ** _TRUST_POWER
+    words_of_best = set(stems(best.text))
+    # The index finds words also where no spaces are written. So it found at least one, even if
+    # none of the stems is the same.
+    found_count = max(sum(not words_of_best.isdisjoint(word) for word in terms), 1)
+    return min(1.0, found_count / max(len(terms), 1) / _TRUSTED_SHARE) ** _TRUST_POWER
 
 
 def _make_hit(ranked: _Ranked, query_forms: set[str]) -> Hit:
@@ -247,20 +248,19 @@ def _snippet(text: str, query_forms: set[str]) -> str:
     parts = [sentence for paragraph in paragraphs(text) for sentence in sentences(paragraph)]
     if not parts:
         return ""
-    best, best_count = 0, 0
+    best_index, best_count = 0, 0
     for index, part in enumerate(parts if len(parts) > 1 else ()):
         forms_of_words = {forms(word) for word in accented_words(part)}
-        number = sum(not query_forms.isdisjoint(each) for each in forms_of_words)
-        if number > best_count:
-            best, best_count = index, number
-    return shorten(" ".join(parts[best:]), SNIPPET_LENGTH)
+        count = sum(not query_forms.isdisjoint(each) for each in forms_of_words)
+        if count > best_count:
+            best_index, best_count = index, count
+    return shorten(" ".join(parts[best_index:]), SNIPPET_LENGTH)
 
 
-def highlights(text: str, query_words: set[str]) -> tuple[tuple[int, int], ...]:
-    """Return start and end of each word of the text that has one of the forms `query_words`
-    (`stems.forms`).
-
-    Of a run in Chinese or Japanese, which has no spaces, only the characters that match are taken.
+def highlights(text: str, query_forms: set[str]) -> tuple[tuple[int, int], ...]:
+    """Return start and end of each word of the text that has one of the query's forms
+    (`stems.forms`). Of a run in Chinese or Japanese, which has no spaces, only the characters that
+    match are taken.
     """
     spans: list[tuple[int, int]] = []
     for match in _WORD.finditer(text):
@@ -268,12 +268,12 @@ def highlights(text: str, query_words: set[str]) -> tuple[tuple[int, int], ...]:
         parts = words(word)
         if len(parts) < 2 or not has_cjk(word):
             word_forms = {form for part in accented_words(word) for form in forms(part)}
-            ranges = [(start, match.end())] if not query_words.isdisjoint(word_forms) else []
+            ranges = [(start, match.end())] if not query_forms.isdisjoint(word_forms) else []
         else:  # pairs of characters that overlap, each as long as it is in the text
             ranges = [
                 (start + index, start + index + len(part))
                 for index, part in enumerate(parts)
-                if part in query_words and word[index : index + len(part)] == part
+                if part in query_forms and word[index : index + len(part)] == part
             ]
         for begin, end in ranges:
             if spans and begin <= spans[-1][1] and begin >= start:

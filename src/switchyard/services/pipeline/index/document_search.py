@@ -37,9 +37,9 @@ class Filters:
     """Classes as `kind:label`. A document fits if, for each kind named here, it has one of the
     labels."""
     since: float | None = None
-    """The documents were taken in at this time or later, in seconds since the epoch."""
+    """The documents came in at this time or later, in seconds since the epoch."""
     until: float | None = None
-    """The documents were taken in before this time."""
+    """The documents came in before this time."""
     cites: str | None = None
     """A work that the documents cite: any key of its node in the graph, or its document's id."""
     cited_by: str | None = None

@@ -13,10 +13,10 @@ if TYPE_CHECKING:  # the job types are imported without a database
     from switchyard.services.llm.budget_account import EmbeddingBudget
 
 OFFLINE = ("hashed", "wordllama", "local")
-"""Beginnings of the names of embedders that work without a server."""
+"""How the names of embedders begin that work without a server."""
 _MODEL_WEIGHT = 0.6
-"""`vector_weight` of a server's model: that of the offline models, as a server's model is hardly
-worse."""
+"""`vector_weight` for a server's model: the same as that of the offline models, as a server's model
+is hardly worse."""
 
 
 class Embedder(Protocol):
@@ -48,11 +48,10 @@ class Embedder(Protocol):
 
 
 def embedder_for(settings: Settings) -> Embedder:
-    """Return the server's model if JOBS_EMBED_BASE_URL is set, and otherwise the one of
+    """Return the server's model if JOBS_EMBED_BASE_URL is set, and otherwise the embedder of
     JOBS_EMBED_OFFLINE.
 
-    Raises PermanentError when the model has no vectors of the length in the settings.
-    """
+    Raises PermanentError when the model has no vectors of the length in the settings."""
     dimensions = settings.embed_dimensions
     if settings.embed_base_url is None:
         return offline_embedder(settings.embed_offline, dimensions)

@@ -2,7 +2,7 @@
 
 Two servers may give one name to different weights, and one server may change its weights over
 night. In one index, the vectors of both would not find each other. So every generation stores the
-vector of a fixed sentence, its probe, which the first process stores that uses the generation. A
+vector of a fixed sentence, its probe. The first process that uses the generation stores it. A
 process compares its embedder with the probe before the first use, and again from time to time.
 """
 
@@ -81,19 +81,19 @@ class ProbedEmbedder:
             stored_probe = await self.store.put_probe(self.generation, json.dumps(vector))
         self._require_likeness(likeness(decode_probe(stored_probe), vector))
 
-    async def _compare_with_a_chunk(self, near: Sequence[float]) -> None:
+    async def _compare_with_a_chunk(self, probe_vector: Sequence[float]) -> None:
         """Verify with a stored chunk, for an index from before there were probes."""
         async with self.store.table(self.generation) as table:
-            for match in await table.nearest(near, 1):
+            for match in await table.nearest(probe_vector, 1):
                 chunk = match.chunk
                 stored_vectors = await table.vectors_at(chunk.document_id, [chunk.index])
                 present_vector = (await self.embedder.embed([chunk.text]))[0]
                 for stored_vector in stored_vectors:
                     self._require_likeness(likeness(stored_vector, present_vector))
 
-    def _require_likeness(self, alike: float) -> None:
-        if alike < MIN_COSINE:
-            raise IndexMismatch(f"{describe_mismatch(self.generation, alike)}: {REMEDY}")
+    def _require_likeness(self, cosine: float) -> None:
+        if cosine < MIN_COSINE:
+            raise IndexMismatch(f"{describe_mismatch(self.generation, cosine)}: {REMEDY}")
 
 
 async def probe_likeness(
@@ -108,11 +108,11 @@ async def probe_likeness(
     return likeness(decode_probe(stored_probe), (await embedder.embed([PROBE_SENTENCE]))[0])
 
 
-def describe_mismatch(generation: Generation, alike: float) -> str:
+def describe_mismatch(generation: Generation, cosine: float) -> str:
     """Say that the server makes other vectors than the index holds."""
     return (
         f"the server of JOBS_EMBED_BASE_URL makes other vectors under the name "
-        f"{generation.embedder!r} than those that the index holds (likeness {alike:.2f})"
+        f"{generation.embedder!r} than those that the index holds (likeness {cosine:.2f})"
     )
 
 

@@ -1,8 +1,8 @@
 """Generations of an index: the one that is searched, and the one that is being built beside it.
 
 Each generation is a table whose vectors one embedder has made. The index's *catalogue* says which
-is which: a list of numbered states, kept with the tables. A state is never changed, and of all
-processes that write the next one exactly one succeeds. So a swap is one step, for all processes.
+is which: a list of numbered states, kept with the tables. A state is never changed, and if several
+processes write the next one, exactly one succeeds. So a swap is one step for all processes.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from switchyard.services.pipeline.index.chunk_index import (
 FIRST_TABLE = "chunks"
 """The table of an index that was never rebuilt."""
 _MAX_TRIES = 20
+"""Attempts to write the next state before it counts as unavailable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,11 +131,11 @@ async def change_generations(
     the given one, or returns None if there is nothing to do. It is called again if another process
     wrote a state first. Raises IndexUnavailable if that happens again and again."""
     for _ in range(_MAX_TRIES):
-        now = await store.generations(first)
-        changed = next_state(now)
+        current = await store.generations(first)
+        changed = next_state(current)
         if changed is None:
-            return now
-        changed = replace(changed, number=now.number + 1)
+            return current
+        changed = replace(changed, number=current.number + 1)
         if await store.put_state(changed):
             return changed
     raise IndexUnavailable(f"the catalogue of the index at {store.location} changes all the time")

@@ -26,10 +26,12 @@ _STEM_WEIGHT = 0.9
 _PARTS_WEIGHT = 0.3
 """Weight of all n-grams of a word together: endings, compounds, prefixes, misspellings."""
 _STEM_LENGTHS = (3, 5)
+"""Least and greatest length of a stem, in characters."""
 _ARABIC_ARTICLE = "ال"
 _PART_LENGTHS = (4, 5)
+"""Lengths of n-grams, in characters."""
 _SHORT_WORD = 2
-"""Longest words that have half the weight: numbers, symbols, particles."""
+"""Longest word, in characters, that has half the weight: numbers, symbols, particles."""
 _MAX_CACHED_WORDS = 20_000
 """Words whose features are cached while texts are embedded: some 40 MB."""
 _FREQUENCY_POWER = 0.75
@@ -91,7 +93,7 @@ class HashedEmbedder:
             self._feature(f"s:{_stem(word)}", _STEM_WEIGHT),
         ]
         parts = _parts(word)
-        # n weights of this size have together the length _PARTS_WEIGHT.
+        # As a vector, all parts together have the length _PARTS_WEIGHT.
         part_weight = _PARTS_WEIGHT / math.sqrt(len(parts))
         return features + [self._feature(f"p:{part}", part_weight) for part in parts]
 
@@ -105,10 +107,10 @@ class HashedEmbedder:
 def _stem(word: str) -> str:
     """Return the beginning of a word, without the article that Arabic writes before it."""
     min_length, max_length = _STEM_LENGTHS
-    bare = word.removeprefix(_ARABIC_ARTICLE)
-    if len(bare) < min_length:
-        bare = word
-    return bare[: max(min_length, min(max_length, len(bare) - 1))]
+    base = word.removeprefix(_ARABIC_ARTICLE)
+    if len(base) < min_length:
+        base = word
+    return base[: max(min_length, min(max_length, len(base) - 1))]
 
 
 def _parts(word: str) -> list[str]:

@@ -32,19 +32,19 @@ async def check_index(settings: Settings) -> list[Diagnostic]:
     """Check that the index answers, was made by the settings' embedder, and holds vectors that this
     embedder still makes. Creates nothing."""
     directory = directory_of(settings.vectors_url)
-    seconds = TIMEOUT if directory is None else LOCAL_TIMEOUT
+    time_limit = TIMEOUT if directory is None else LOCAL_TIMEOUT
     try:
         if directory is not None and not _has_tables(directory):
             return [ok("index", "nothing has been indexed yet")]
         async with open_index(settings) as opened:
             await opened.store.load()
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(time_limit):
                 state, configured = await opened.generations(), opened.configured
                 tokenizer_version = await opened.store.text_index_version(state.active)
             checks = [_check_embedder(state, configured), *_check_words(tokenizer_version, state)]
             return checks + await _check_vectors(opened, state.active)
     except (IndexUnavailable, OSError) as error:  # TimeoutError among them
-        detail = str(error) or f"it has not answered within {seconds:g} s"
+        detail = str(error) or f"it has not answered within {time_limit:g} s"
         remedy = (
             "see JOBS_INDEX_URL: is it right, does the database or object store run?"
             if directory is None
@@ -72,9 +72,9 @@ def _check_embedder(state: Generations, configured: Generation) -> Diagnostic:
         f"it holds vectors of {active.embedder!r}, and is searched with them; the settings name "
         f"{configured.embedder!r}"
     )
-    back = recovery_hint(active.embedder, active.dimensions)
+    way_back = recovery_hint(active.embedder, active.dimensions)
     return warning(
-        "index", Finding.INDEX_EMBEDDER, detail, f"`jobctl index rebuild` for these; or {back}"
+        "index", Finding.INDEX_EMBEDDER, detail, f"`jobctl index rebuild` for these; or {way_back}"
     )
 
 

@@ -32,11 +32,13 @@ from switchyard.services.pipeline.index.open_index import OpenIndex, generation_
 BATCH_SIZE = 256
 """Chunks that are copied at once."""
 MAX_ROUNDS = 2
+"""Rounds over all documents; the second only repairs (see above)."""
 PROGRESS_INTERVAL = 20
 """Documents after which the progress is stored."""
 RETIRED_RETENTION = 3600.0
 """Seconds for which a replaced generation is kept: jobs and searches may still use it."""
 _MAX_TRIES = 10
+"""Attempts to copy a document that changes meanwhile."""
 
 
 class AnotherRebuild(PermanentError):
@@ -72,10 +74,9 @@ class Progress:
 async def begin_rebuild(
     index: OpenIndex, embedder: Embedder, *, force: bool = False
 ) -> Generations:
-    """Begin to build a generation of this embedder, unless one is being built or searched already;
-    with `force`, also if one is searched already. Returns the state after that. Raises
-    AnotherRebuild if a generation of another embedder is being built, IndexMismatch,
-    IndexUnavailable."""
+    """Begin to build a generation of this embedder, unless one is being built, or, without `force`,
+    is searched already. Returns the state after that. Raises AnotherRebuild if a generation of
+    another embedder is being built, IndexMismatch, IndexUnavailable."""
 
     def next_state(current: Generations) -> Generations | None:
         if current.building is not None:
@@ -147,17 +148,17 @@ async def _copy_and_swap(
 async def abandon_rebuild(index: OpenIndex) -> Generation | None:
     """Give up the generation that is being built. Returns that generation; None if there is
     none."""
-    given_up: list[Generation] = []
+    abandoned: list[Generation] = []
 
     def next_state(current: Generations) -> Generations | None:
-        given_up[:] = [current.building] if current.building is not None else []
+        abandoned[:] = [current.building] if current.building is not None else []
         if current.building is None:
             return None
         retired = (*current.retired, RetiredGeneration(current.building, index.clock()))
         return replace(current, building=None, retired=retired)
 
     await change_generations(index.store, index.configured, next_state)
-    return given_up[0] if given_up else None
+    return abandoned[0] if abandoned else None
 
 
 async def compact_index(index: OpenIndex) -> list[Generation]:
@@ -166,17 +167,17 @@ async def compact_index(index: OpenIndex) -> list[Generation]:
     state = await index.generations()
     for generation in state.write_targets:
         await compact_table(index.store, generation)
-    old = [each for each in state.retired if each.since < index.clock() - RETIRED_RETENTION]
-    for each in old:
+    expired = [each for each in state.retired if each.since < index.clock() - RETIRED_RETENTION]
+    for each in expired:
         await index.store.drop(each.generation)
 
     def next_state(current: Generations) -> Generations | None:
-        retired = tuple(each for each in current.retired if each not in old)
+        retired = tuple(each for each in current.retired if each not in expired)
         return None if retired == current.retired else replace(current, retired=retired)
 
-    if old:
+    if expired:
         await change_generations(index.store, index.configured, next_state)
-    return [each.generation for each in old]
+    return [each.generation for each in expired]
 
 
 def _rounds_from(progress: Progress) -> list[Progress]:
@@ -210,10 +211,10 @@ async def _copy_differences(
     start, has_changed = 0, False
     while True:
         texts = await source.texts_of(document_id, start, BATCH_SIZE)
-        known = {
+        copied = {
             each.chunk.id: each for each in await target.texts_of(document_id, start, BATCH_SIZE)
         }
-        missing = [each for each in texts if known.get(each.chunk.id) != each]
+        missing = [each for each in texts if copied.get(each.chunk.id) != each]
         for title in dict.fromkeys(each.title for each in missing):
             chunks = [each.chunk for each in missing if each.title == title]
             vectors = await embedder.embed([chunk.text for chunk in chunks])
@@ -230,10 +231,10 @@ async def _copy_differences(
     return has_changed
 
 
-def _swap(current: Generations, building: Generation, moment: float) -> Generations | None:
+def _swap(current: Generations, building: Generation, now: float) -> Generations | None:
     if current.building != building:
         return None  # another process has swapped them, or abandoned the rebuild
-    retired = (*current.retired, RetiredGeneration(current.active, moment))
+    retired = (*current.retired, RetiredGeneration(current.active, now))
     return replace(current, active=building, building=None, retired=retired)
 
 

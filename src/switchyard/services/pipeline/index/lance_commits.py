@@ -39,8 +39,10 @@ async def retry_on_conflict(write: Callable[[], Awaitable[Answer]]) -> Answer:
     try:
         return await tries(attempt)
     except RetryError as error:
-        last = error.last_attempt.exception()
-        raise RetryableError(f"other writers won {MAX_COMMIT_TRIES} times: {last}"[:500]) from last
+        last_error = error.last_attempt.exception()
+        raise RetryableError(
+            f"other writers won {MAX_COMMIT_TRIES} times: {last_error}"[:500]
+        ) from last_error
 
 
 def _is_conflict(error: BaseException) -> bool:

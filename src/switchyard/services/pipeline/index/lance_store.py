@@ -47,8 +47,9 @@ _CREATION_TIMEOUT = 30.0
 _COMPACTION_TIMEOUT = 600.0
 """Seconds after which a compaction's marker belongs to a process that died. Two compactions at once
 do no harm: they only do the same work twice."""
-_EMBEDDER = b"embedder"
-_WORDING = b"wording"
+_EMBEDDER_FIELD = b"embedder"
+_TOKENIZER_FIELD = b"wording"
+"""Names of these fields in a table's metadata."""
 _STATES_FOLDER = "generations"
 """Folder of the catalogue."""
 _MAX_STATE_BYTES = 100_000
@@ -99,10 +100,10 @@ class LanceStore:
 
     async def _generations(self, first: Generation) -> Generations:
         keys = [stored.key async for stored in self._files.list_async(_STATES_FOLDER)]
-        states = [key for key in keys if key.endswith(".json")]
-        if states:
+        state_keys = [key for key in keys if key.endswith(".json")]
+        if state_keys:
             return decode_state(
-                await self._files.get_async(max(states), max_bytes=_MAX_STATE_BYTES)
+                await self._files.get_async(max(state_keys), max_bytes=_MAX_STATE_BYTES)
             )
         async with self._connect() as connection:
             table = await _open_table(connection, FIRST_TABLE)
@@ -225,8 +226,8 @@ class LanceStore:
                     table = await _open_table(connection, generation.table)
                     if table is None:
                         metadata = {
-                            _EMBEDDER: generation.embedder.encode(),
-                            _WORDING: str(TOKENIZER_VERSION).encode(),
+                            _EMBEDDER_FIELD: generation.embedder.encode(),
+                            _TOKENIZER_FIELD: str(TOKENIZER_VERSION).encode(),
                         }
                         schema = table_schema(generation.dimensions).with_metadata(metadata)
                         table = await connection.create_table(generation.table, schema=schema)
@@ -252,11 +253,11 @@ class LanceStore:
             return
         clock_key = f"{marker}.clock"
         await self._files.put_async(clock_key, b"")
-        present = await self._files.stat_async(clock_key)
+        clock_file = await self._files.stat_async(clock_key)
         await self._files.delete_async(clock_key)
-        if present is None:  # another process asks at the same time
+        if clock_file is None:  # another process asks at the same time
             return
-        if abs((present.modified - stored.modified).total_seconds()) > timeout:
+        if abs((clock_file.modified - stored.modified).total_seconds()) > timeout:
             await self._files.delete_async(marker)
 
 
@@ -275,13 +276,13 @@ async def _open_table(connection: Any, name: str) -> Any | None:
 
 
 def _read_embedder(schema: Any) -> tuple[str, int]:
-    embedder = (schema.metadata or {}).get(_EMBEDDER, b"unknown").decode()
+    embedder = (schema.metadata or {}).get(_EMBEDDER_FIELD, b"unknown").decode()
     return embedder, schema.field("vector").type.list_size
 
 
 def _text_index_version(schema: Any) -> int:
     """Return the TOKENIZER_VERSION of a table's words; 0 where it has no column of words."""
-    version = (schema.metadata or {}).get(_WORDING, b"")
+    version = (schema.metadata or {}).get(_TOKENIZER_FIELD, b"")
     return int(version) if version.isdigit() and WORDS_COLUMN in schema.names else 0
 
 

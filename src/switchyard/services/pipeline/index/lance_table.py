@@ -53,8 +53,7 @@ _VERSION_RETENTION = timedelta(minutes=10)
 _MIN_FRAGMENTS = 64
 """Number of small fragments above which merging costs less than leaving them. Every read and upsert
 looks into each fragment (some 0.2 ms); merging rewrites a table of up to a million rows (some 30 µs
-a row). For a larger table, both cost the same at a number of fragments of half the square root of
-its rows."""
+a row). For a larger table, both cost the same at half the square root of the number of its rows."""
 _VECTORS_IN_PART = 4_096
 """Vectors in a part of the index of neighbours: as many as LanceDB uses by default."""
 _MIN_PROBED_PARTS = 32
@@ -67,7 +66,7 @@ neighbours has only a byte for each number of a vector, so that a search reads a
 bytes."""
 _MAX_EQUAL = 200
 """Chunks that a search by words reads beyond those that are asked for, to choose among chunks of
-equal score; only ids and scores are read of them."""
+equal score; of these chunks, only ids and scores are read."""
 _MAX_SEGMENTS = 8
 """Number of segments from which the index of neighbours is rebuilt. Each compaction adds a segment
 with the new vectors, and each search reads all segments."""
@@ -127,9 +126,9 @@ class LanceTable:
     async def vectors_at(self, document_id: str, numbers: Sequence[int]) -> list[list[float]]:
         if not numbers:
             return []
-        chosen = ", ".join(str(int(number)) for number in numbers)
+        number_list = ", ".join(str(int(number)) for number in numbers)
         query = self._table.query().where(
-            f"document_id = {_quote(document_id)} AND index IN ({chosen})"
+            f"document_id = {_quote(document_id)} AND index IN ({number_list})"
         )
         rows = await query.select(["index", "vector"]).to_list()
         return [row["vector"] for row in sorted(rows, key=lambda row: row["index"])]
@@ -297,9 +296,9 @@ class LanceTable:
         column = rows.column("vector")
         row_ids = rows.column("_rowid").to_pylist()
         vectors = column.combine_chunks().flatten().to_numpy().reshape(len(row_ids), -1)
-        chosen = set(best)
-        chosen_indices = [at for at, key in enumerate(row_ids) if key in chosen]
-        mean = vectors[chosen_indices].sum(axis=0, dtype=np.float64)
+        best_keys = set(best)
+        best_indices = [index for index, key in enumerate(row_ids) if key in best_keys]
+        mean = vectors[best_indices].sum(axis=0, dtype=np.float64)
         return dict(zip(row_ids, cosines(mean, column), strict=True))
 
     async def read_candidates(self, keys: Sequence[Key]) -> dict[Key, IndexedText]:
@@ -348,8 +347,8 @@ class LanceTable:
         """Keep one row of each id. Safe beside writers: rows that they write or move get new row
         ids, and the old ids are not used again."""
         rows = await self._table.query().select(["id"]).with_row_id().to_arrow()
-        first = rows.group_by("id").aggregate([("_rowid", "min")]).column("_rowid_min")
-        duplicates = sorted(set(rows.column("_rowid").to_pylist()).difference(first.to_pylist()))
+        kept_ids = rows.group_by("id").aggregate([("_rowid", "min")]).column("_rowid_min")
+        duplicates = sorted(set(rows.column("_rowid").to_pylist()).difference(kept_ids.to_pylist()))
         for start in range(0, len(duplicates), BATCH_SIZE):
             row_ids = ", ".join(map(str, duplicates[start : start + BATCH_SIZE]))
             await retry_on_conflict(partial(self._table.delete, f"_rowid IN ({row_ids})"))

@@ -22,8 +22,8 @@ def add_up(sums: dict[str, Any], batch: Any, dimensions: int) -> None:
     import numpy as np
 
     vectors = batch.column("vector").flatten().to_numpy().reshape(-1, dimensions)
-    owners = batch.column("document_id").dictionary_encode()
-    numbers = owners.indices.to_numpy()
-    for number, document_id in enumerate(owners.dictionary.to_pylist()):
-        part = vectors[numbers == number].sum(axis=0, dtype=np.float64)
-        sums[document_id] = sums[document_id] + part if document_id in sums else part
+    document_column = batch.column("document_id").dictionary_encode()
+    document_numbers = document_column.indices.to_numpy()
+    for number, document_id in enumerate(document_column.dictionary.to_pylist()):
+        batch_sum = vectors[document_numbers == number].sum(axis=0, dtype=np.float64)
+        sums[document_id] = sums[document_id] + batch_sum if document_id in sums else batch_sum

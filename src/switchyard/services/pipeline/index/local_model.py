@@ -126,7 +126,7 @@ def _read_config(folder: Path) -> _ModelConfig:
     sentence_config = folder / "sentence_bert_config.json"
     try:
         positions = int(config.get("max_position_embeddings", _MAX_TOKENS))
-        longest = int(
+        max_length = int(
             (_read_json(sentence_config) if sentence_config.is_file() else {}).get("max_seq_length")
             or positions
         )
@@ -136,7 +136,7 @@ def _read_config(folder: Path) -> _ModelConfig:
             layers=int(config["num_hidden_layers"]),
             positions=positions,
             epsilon=float(config.get("layer_norm_eps", 1e-12)),
-            max_tokens=max(8, min(longest, positions, _MAX_TOKENS)),
+            max_tokens=max(8, min(max_length, positions, _MAX_TOKENS)),
             uses_first_token=bool(pooling.get("pooling_mode_cls_token")),
             onnx=onnx,
         )
@@ -290,8 +290,8 @@ class _Bert:
         parts = ["attention.self.query", "attention.self.key", "attention.self.value"]
         parts += ["attention.output.dense", "attention.output.LayerNorm", "intermediate.dense"]
         parts += ["output.dense", "output.LayerNorm"]
-        numbers = range(self._config.layers)
-        layers = [f"encoder.layer.{at}.{part}" for at in numbers for part in parts]
+        layer_numbers = range(self._config.layers)
+        layers = [f"encoder.layer.{number}.{part}" for number in layer_numbers for part in parts]
         tables = ("word_embeddings", "position_embeddings", "token_type_embeddings")
         return [
             *(f"embeddings.{table}.weight" for table in tables),
@@ -345,7 +345,7 @@ def _load_onnx(path: Path) -> Callable[[Any], Matrix]:
         )
     except Exception as error:  # the library's errors have no common base
         raise PermanentError(f"onnxruntime can't run the model's {path}: {error}") from error
-    names = {each.name for each in session.get_inputs()}
+    input_names = {each.name for each in session.get_inputs()}
 
     def run(tokens: Any) -> Matrix:
         import numpy as np
@@ -355,8 +355,10 @@ def _load_onnx(path: Path) -> Callable[[Any], Matrix]:
             "attention_mask": np.ones((1, len(tokens)), np.int64),
             "token_type_ids": np.zeros((1, len(tokens)), np.int64),
         }
-        first: Any = session.run(None, {name: inputs[name] for name in inputs if name in names})[0]
-        rows: Matrix = first.reshape(-1, first.shape[-1])
+        output: Any = session.run(
+            None, {name: inputs[name] for name in inputs if name in input_names}
+        )[0]
+        rows: Matrix = output.reshape(-1, output.shape[-1])
         return rows
 
     return run

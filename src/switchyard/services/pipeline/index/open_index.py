@@ -105,18 +105,18 @@ class OpenIndex:
         The catalogue is read again afterwards: a generation that was begun meanwhile lacks what
         `write_to` has just written, so `write_to` is called for it as well.
         """
-        done: list[Generation] = []
-        while left := [
-            each for each in (await self.generations()).write_targets if each not in done
+        written: list[Generation] = []
+        while unwritten := [
+            each for each in (await self.generations()).write_targets if each not in written
         ]:
-            for generation in left:
+            for generation in unwritten:
                 embedder = self.embedder_of(generation)
                 async with self.store.table(generation) as table:
                     await write_to(table, embedder)
                     if await table.needs_compaction():
                         self.compactor.begin(generation)
-                done.append(generation)
-        return tuple(done)
+                written.append(generation)
+        return tuple(written)
 
     async def count(self, document_id: str) -> int | None:
         """Count a document's chunks in every generation in use; None where the counts differ."""

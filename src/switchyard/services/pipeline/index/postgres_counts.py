@@ -41,10 +41,10 @@ def counts_of(table: str) -> str:
 async def count_words(connection: Any, table: str) -> None:
     """Count the words of that table, if it is large. Call it after ANALYZE: the size is read from
     its statistics."""
-    number = await connection.fetchval(
+    chunk_count = await connection.fetchval(
         "SELECT reltuples FROM pg_class WHERE oid = to_regclass($1)", table
     )
-    if not number or number < COUNTED_FROM:
+    if not chunk_count or chunk_count < COUNTED_FROM:
         return
     counts = counts_of(table)
     async with connection.transaction():
@@ -59,11 +59,11 @@ async def count_words(connection: Any, table: str) -> None:
         await connection.execute(f"DELETE FROM {counts}")
         await connection.execute(
             _COUNT.format(
-                table=table, counts=counts, percent=min(100, 100 * _SAMPLED_CHUNKS / number)
+                table=table, counts=counts, percent=min(100, 100 * _SAMPLED_CHUNKS / chunk_count)
             ),
             timeout=MAINTENANCE,
         )
-        await connection.execute(f"COMMENT ON TABLE {counts} IS '{number:.0f}'")
+        await connection.execute(f"COMMENT ON TABLE {counts} IS '{chunk_count:.0f}'")
 
 
 _COUNT = f"""

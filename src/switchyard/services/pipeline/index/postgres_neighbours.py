@@ -23,12 +23,12 @@ lists grows with the square of their number."""
 _LIST_SHARE = 3
 """A search reads one list in this many; docs/vectors.md tells how much it finds."""
 _LIST_SHARE_OF_SEVERAL = 12
-"""The same number for each vector of a search for several vectors: one may find what another
-misses."""
+"""The same number where a search has several vectors: what one of them misses another may find."""
 _EF_SEARCH, _EF_SEARCH_OF_SEVERAL = 800, 200
 """pgvector's `ef_search` (at most 1,000): for one vector, and for each of several."""
-_COMPARED = 2
-"""Chunks of the lists that are compared in full precision for each chunk that is asked for."""
+_REFINE_FACTOR = 2
+"""For each chunk that is asked for, the number of chunks from the lists that are compared in full
+precision."""
 _BUILD_MEMORY = 512 * 1024**2
 """Most bytes that the server uses to build a graph, unless its own setting is higher. Vectors that
 do not fit are added one by one, from the disk."""
@@ -49,21 +49,21 @@ EXACTLY = "SET LOCAL enable_indexscan = off; SET LOCAL enable_seqscan = on"
 
 
 def search_settings(lists: int | None, *, several_vectors: bool = False) -> str:
-    """Return the settings of a transaction that searches an index of so many lists (a part of
-    them), or the graph where `lists` is None. The server searches on, step by step, until it has
-    found enough or reaches its own limit."""
+    """Return the settings of a transaction that searches an index with this number of lists, of
+    which a part is read, or the graph where `lists` is None. The server searches on, step by step,
+    until it has found enough or reaches its own limit."""
     # Planned for each query: a filter may have one document or thousands.
-    planned = "SET LOCAL plan_cache_mode = force_custom_plan"
+    plan_each_query = "SET LOCAL plan_cache_mode = force_custom_plan"
     if lists is None:
         number = _EF_SEARCH_OF_SEVERAL if several_vectors else _EF_SEARCH
         return (
-            f"{planned}; SET LOCAL hnsw.ef_search = {number}; "
+            f"{plan_each_query}; SET LOCAL hnsw.ef_search = {number}; "
             "SET LOCAL hnsw.iterative_scan = strict_order"
         )
     number = -(-lists // (_LIST_SHARE_OF_SEVERAL if several_vectors else _LIST_SHARE))
     # work_mem: the vectors of the lists are sorted, in memory.
     return (
-        f"{planned}; SET LOCAL ivfflat.probes = {number}; "
+        f"{plan_each_query}; SET LOCAL ivfflat.probes = {number}; "
         "SET LOCAL ivfflat.iterative_scan = relaxed_order; "
         "SET LOCAL enable_seqscan = off; SET LOCAL work_mem = '32MB'"
     )
@@ -87,7 +87,7 @@ def nearest(
             f"(SELECT {columns}, vector FROM {source} "
             f"ORDER BY {_half_precision('vector', dimensions)} <=> "
             f"{_half_precision(query_vector, dimensions)} "
-            f"LIMIT {limit} * {_COMPARED}) AS found "
+            f"LIMIT {limit} * {_REFINE_FACTOR}) AS found "
         )
     return (
         f"SELECT {columns}, vector <=> {query_vector} AS distance FROM {source}"
@@ -108,7 +108,7 @@ async def index_neighbours(connection: Any, table: str, dimensions: int, number:
 
     lists_index, graph_index = f"{table}_lists", f"{table}_neighbours"
     is_graph = number >= GRAPH_FROM
-    name, other = (graph_index, lists_index) if is_graph else (lists_index, graph_index)
+    name, other_index = (graph_index, lists_index) if is_graph else (lists_index, graph_index)
     is_valid = await connection.fetchval(
         "SELECT indisvalid FROM pg_index WHERE indexrelid = to_regclass($1)", name
     )
@@ -126,7 +126,9 @@ async def index_neighbours(connection: Any, table: str, dimensions: int, number:
             # one process.
             await connection.execute("SET max_parallel_maintenance_workers = 0")
             await _build(connection, name, table, dimensions, lists)
-    await connection.execute(f"DROP INDEX CONCURRENTLY IF EXISTS {other}", timeout=MAINTENANCE)
+    await connection.execute(
+        f"DROP INDEX CONCURRENTLY IF EXISTS {other_index}", timeout=MAINTENANCE
+    )
 
 
 def _build_memory(number: int, dimensions: int, lists: int | None) -> int:
@@ -145,8 +147,8 @@ async def _build(
     if lists is None:
         columns = "hnsw (vector vector_cosine_ops)"
     else:
-        halved = _half_precision("vector", dimensions)
-        columns = f"ivfflat ({halved} halfvec_cosine_ops) WITH (lists = {lists})"
+        halved_vector = _half_precision("vector", dimensions)
+        columns = f"ivfflat ({halved_vector} halfvec_cosine_ops) WITH (lists = {lists})"
     # An invalid index is left over from a build that was killed.
     await connection.execute(f"DROP INDEX CONCURRENTLY IF EXISTS {name}", timeout=MAINTENANCE)
     await connection.execute(

@@ -86,9 +86,9 @@ async def create_table(connection: Any, generation: Generation) -> None:
     await connection.execute(f"CREATE INDEX {name}_documents ON {name} (document_id, index)")
     await connection.execute(f"CREATE INDEX {name}_words ON {name} USING gin (words)")
     fields = {"embedder": generation.embedder, "dimensions": length, "wording": TOKENIZER_VERSION}
-    marker = json.dumps(fields)
-    quoted = await connection.fetchval("SELECT quote_literal($1::text)", marker)
-    await connection.execute(f"COMMENT ON TABLE {name} IS {quoted}")
+    description = json.dumps(fields)
+    quoted_description = await connection.fetchval("SELECT quote_literal($1::text)", description)
+    await connection.execute(f"COMMENT ON TABLE {name} IS {quoted_description}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,10 +124,10 @@ def description_of(row: Any) -> TableDescription | None:
     except (ValueError, KeyError, TypeError):
         return TableDescription("unknown", 0, 0)
     try:
-        wording = int(fields["wording"])
+        tokenizer_version = int(fields["wording"])
     except (ValueError, KeyError, TypeError):
-        wording = 0
-    return TableDescription(*embedder, wording, row["lists"], row["counted"])
+        tokenizer_version = 0
+    return TableDescription(*embedder, tokenizer_version, row["lists"], row["counted"])
 
 
 async def fetch_description(connection: Any, name: str) -> TableDescription | None:
@@ -259,7 +259,7 @@ class PostgresTable:
         async with self._open_read(search_settings(self._lists)) as connection:
             if not exact and not await self._has_few_chunks(connection, document_ids):
                 rows = await connection.fetch(
-                    self._nearest(columns, query_vector, "$2", condition), *values
+                    self._nearest_statement(columns, query_vector, "$2", condition), *values
                 )
             if len(rows) < limit:  # not searched yet, or the index returned too few
                 await connection.execute(EXACTLY)
@@ -268,7 +268,9 @@ class PostgresTable:
                 )
         return [row for row in rows if not math.isnan(row["distance"])]
 
-    def _nearest(self, columns: str, query_vector: str, limit: str, condition: str) -> str:
+    def _nearest_statement(
+        self, columns: str, query_vector: str, limit: str, condition: str
+    ) -> str:
         return nearest(
             self._name,
             columns,
@@ -295,14 +297,14 @@ class PostgresTable:
         self, vectors: Sequence[Sequence[float]], limit: int, *, excluding: str
     ) -> list[NearDocument]:
         query_vectors = [json.dumps(list(vector)) for vector in vectors if any(vector)]
-        nearest_query = self._nearest(
-            "document_id, title", "one::vector", "$3", "WHERE document_id <> $2 "
+        nearest_query = self._nearest_statement(
+            "document_id, title", "query_vector::vector", "$3", "WHERE document_id <> $2 "
         )
         async with self._open_read(
             search_settings(self._lists, several_vectors=True)
         ) as connection:
             rows = await connection.fetch(
-                "SELECT near.* FROM unnest($1::text[]) AS one "
+                "SELECT near.* FROM unnest($1::text[]) AS query_vector "
                 f"CROSS JOIN LATERAL ({nearest_query}) AS near",
                 query_vectors,
                 excluding,
@@ -399,11 +401,11 @@ class PostgresTable:
     async def compact(self) -> None:
         """Vacuum and analyse the table. Where there are many chunks, also index the vectors and
         count the words."""
-        number = await self.count()
-        if number >= APPROXIMATE_FROM and self.dimensions <= INDEXED_DIMENSIONS:
+        chunk_count = await self.count()
+        if chunk_count >= APPROXIMATE_FROM and self.dimensions <= INDEXED_DIMENSIONS:
             async with self._connect() as connection:
                 try:
-                    await index_neighbours(connection, self._name, self.dimensions, number)
+                    await index_neighbours(connection, self._name, self.dimensions, chunk_count)
                 finally:
                     connection.terminate()  # `index_neighbours` has changed its settings
         async with self._connect() as connection:

@@ -25,7 +25,7 @@ CHUNK_COLUMNS = "id, document_id, index, page, text, title"
 """The columns of `chunk_of`."""
 MAX_WORD = 100
 """Characters of a word that are stored: an inverted index accepts no longer words."""
-_CANDIDATES = 3
+_CANDIDATES_FACTOR = 3
 """Chunks that are compared for each one that is asked for."""
 _MAX_COUNTED = 500
 """Most chunks with a word that a search counts, if their number is not known."""
@@ -51,9 +51,9 @@ async def keyword_search(
     rows = await connection.fetch(
         f"SELECT {CHUNK_COLUMNS} FROM {table} WHERE id = ANY($1)", [row["id"] for _, row in best]
     )
-    known = {row["id"]: row for row in rows}
+    rows_by_id = {row["id"]: row for row in rows}
     return [
-        WordMatch(chunk_of(known[row["id"]]), known[row["id"]]["title"], relevance)
+        WordMatch(chunk_of(rows_by_id[row["id"]]), rows_by_id[row["id"]]["title"], relevance)
         for relevance, row in best
     ]
 
@@ -72,10 +72,14 @@ async def word_candidates(
     best = await _most_relevant(connection, table, is_counted, terms, limit, document_ids, vector)
     if not best:
         return []
-    first = await connection.fetchval(f"SELECT text FROM {table} WHERE id = $1", best[0][1]["id"])
+    first_text = await connection.fetchval(
+        f"SELECT text FROM {table} WHERE id = $1", best[0][1]["id"]
+    )
     return [
-        ChunkCandidate(row["id"], row["similarity"] or 0.0, relevance, "" if at else first or "")
-        for at, (relevance, row) in enumerate(best)
+        ChunkCandidate(
+            row["id"], row["similarity"] or 0.0, relevance, "" if rank else first_text or ""
+        )
+        for rank, (relevance, row) in enumerate(best)
     ]
 
 
@@ -95,13 +99,15 @@ async def _most_relevant(
     if not forms:
         return []
     counts = await connection.fetch(word_counts_statement(table, is_counted=is_counted), forms)
-    numbers = {row["word"]: row["number"] for row in counts if row["number"]}
-    word_weights = _weigh_words(terms, numbers, max((row["chunks"] for row in counts), default=0))
+    chunk_counts = {row["word"]: row["number"] for row in counts if row["number"]}
+    word_weights = _weigh_words(
+        terms, chunk_counts, max((row["chunks"] for row in counts), default=0)
+    )
     if not word_weights:
         return []
     vector_values = None if vector is None else list(vector)
     rows = await _fetch_candidates(
-        connection, table, word_weights, limit * _CANDIDATES, document_ids, vector_values
+        connection, table, word_weights, limit * _CANDIDATES_FACTOR, document_ids, vector_values
     )
     index_of_form = {form: number for number, form in enumerate(_forms(word_weights))}
     form_indices = [
@@ -129,18 +135,18 @@ async def _fetch_candidates(
     """Fetch the chunks with the rarest words; fetch all chunks if there are few. A row has the
     chunk's length, the count of each form in it, in the forms' order, and its similarity to the
     vector."""
-    documents = None if document_ids is None else list(document_ids)
-    searched = combinations({word[0]: weight for word, weight in word_weights.items()})
-    searched += [form for word in word_weights for form in word[1:]]
-    ids, values = _SELECT_IDS.format(table=table), [searched, documents, limit]
-    if documents is not None and len(documents) < _MAX_COMPARED_CHUNKS:
+    filter_values = None if document_ids is None else list(document_ids)
+    word_groups = combinations({word[0]: weight for word, weight in word_weights.items()})
+    word_groups += [form for word in word_weights for form in word[1:]]
+    ids_expression, values = _SELECT_IDS.format(table=table), [word_groups, filter_values, limit]
+    if filter_values is not None and len(filter_values) < _MAX_COMPARED_CHUNKS:
         filtered_ids: list[str] = await connection.fetchval(
-            _SELECT_FEW_IDS.format(table=table, few=_MAX_COMPARED_CHUNKS), documents
+            _SELECT_FEW_IDS.format(table=table, few=_MAX_COMPARED_CHUNKS), filter_values
         )
         if len(filtered_ids) < _MAX_COMPARED_CHUNKS:
-            ids, values = "$3", [filtered_ids]
-    # Found and compared in one statement, which saves a round trip.
-    statement = _SELECT_FEATURES.format(table=table, ids=ids)
+            ids_expression, values = "$3", [filtered_ids]
+    # One statement finds and compares the chunks, which saves a round trip.
+    statement = _SELECT_FEATURES.format(table=table, ids=ids_expression)
     parameters = _forms(word_weights), vector_values
     rows: Sequence[Any] = await connection.fetch(statement, *parameters, *values)
     return rows
@@ -160,17 +166,21 @@ def combinations(weights: Mapping[str, float]) -> list[str]:
 
 
 def _weigh_words(
-    terms: Sequence[tuple[str, ...]], numbers: Mapping[str, float], chunks: float
+    terms: Sequence[tuple[str, ...]], chunk_counts: Mapping[str, float], chunks: float
 ) -> dict[tuple[str, ...], float]:
     """Return the weight of each word that any chunk has. A key is the tuple of the word's forms
-    that any chunk has, the most frequent first. `numbers` are the chunks with each form, of all
-    `chunks`."""
+    that any chunk has, the most frequent first. `chunk_counts` has the number of chunks with each
+    form, `chunks` the number of all chunks."""
     word_weights: dict[tuple[str, ...], float] = {}
     for word in terms:
-        used = tuple(sorted((form for form in word if form in numbers), key=lambda f: -numbers[f]))
-        if used:
-            number = sum(numbers[form] for form in used)
-            word_weights[used] = math.log(1 + (max(chunks, number) - number + 0.5) / (number + 0.5))
+        stored_forms = tuple(
+            sorted((form for form in word if form in chunk_counts), key=lambda f: -chunk_counts[f])
+        )
+        if stored_forms:
+            chunk_count = sum(chunk_counts[form] for form in stored_forms)
+            word_weights[stored_forms] = math.log(
+                1 + (max(chunks, chunk_count) - chunk_count + 0.5) / (chunk_count + 0.5)
+            )
     return word_weights
 
 
@@ -191,9 +201,9 @@ def _rank_by_relevance(
         length_factor = _K1 * (1 - _B + _B * row["length"] / mean_length) if mean_length else _K1
         counts = row["counts"]
         relevance = 0.0
-        for weight, forms in form_indices:
-            number = sum(counts[at] for at in forms)
-            relevance += weight * number * (_K1 + 1) / (number + length_factor)
+        for weight, indices in form_indices:
+            count = sum(counts[index] for index in indices)
+            relevance += weight * count * (_K1 + 1) / (count + length_factor)
         if relevance > 0:
             matches.append((relevance, row))
     return sorted(matches, key=lambda each: (-each[0], each[1]["id"]))

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 BATCH_SIZE = 64
 """Texts in one request, unless JOBS_EMBED_BATCH_SIZE says otherwise."""
-_TOO_MANY = frozenset({400, 413, 422})
+_TOO_LARGE_STATUSES = frozenset({400, 413, 422})
 """Statuses with which servers refuse more texts, or more text, than they accept in one request."""
 _TRIES_FACTOR = 2.0
 """All tries of one request may take this many times one request's time limit."""
@@ -47,7 +47,8 @@ class RemoteEmbedder:
     model whatever the request names: then the answer must name its model, so that vectors of two
     models never get into one index."""
     budget: EmbeddingBudget | None = None
-    """Is charged for requests, and records their cost; None where they are not charged."""
+    """The budget that is charged for requests, and records their cost; None where they are not
+    charged."""
 
     batch_size: int = BATCH_SIZE
     """Most texts in one request."""
@@ -76,7 +77,7 @@ class RemoteEmbedder:
                 try:
                     vectors.extend(await self._embed_batch(api, batch))
                 except LlmRefused as error:
-                    if error.status not in _TOO_MANY:
+                    if error.status not in _TOO_LARGE_STATUSES:
                         raise
                     if len(batch) == 1:
                         raise self._refusal(error, batch[0], len(vectors), len(texts)) from error
@@ -106,10 +107,10 @@ class RemoteEmbedder:
         return self._parse_vectors(answer, len(batch))
 
     def _refusal(self, error: LlmRefused, text: str, index: int, count: int) -> LlmRefused:
-        refused = "the text"
+        refused_text = "the text"
         if count > 1:
-            refused = f"text {index + 1} of {count}, of {len(text):,} characters, alone"
-        return LlmRefused(f"the embedding server refuses {refused}: {error}")
+            refused_text = f"text {index + 1} of {count}, of {len(text):,} characters, alone"
+        return LlmRefused(f"the embedding server refuses {refused_text}: {error}")
 
     def _charge(self, batch: Sequence[str]) -> AbstractAsyncContextManager[CallCharge]:
         return (
@@ -121,12 +122,12 @@ class RemoteEmbedder:
     def _check_model(self, answer: Any) -> None:
         model = field_of(answer, "model")
         if self.own_model is not None and model != self.model:
-            answering = (
+            answering_model = (
                 repr(model[:100]) if isinstance(model, str) else "a model that it does not name"
             )
             raise IndexMismatch(
                 f"the index holds vectors of {self.model!r}, but the server of JOBS_EMBED_BASE_URL "
-                f"answers requests for that model with vectors of {answering}: let it serve "
+                f"answers requests for that model with vectors of {answering_model}: let it serve "
                 f"{self.model!r} besides {self.own_model!r} until the index is rebuilt, or "
                 f"{recovery_hint(self.name, self.dimensions)}"
             )

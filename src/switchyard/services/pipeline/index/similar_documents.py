@@ -1,9 +1,8 @@
-"""Find the documents that are similar to one.
+"""Find the documents that are similar to a given one.
 
 Two documents are as similar as the means of their chunks' vectors (cosine). That is symmetric and
 does not depend on what else is in the index. Candidates are the documents of the chunks that are
-nearest to the document's mean and to a few of its chunks, so the whole index is never read.
-"""
+nearest to the document's mean and to a few of its chunks, so the whole index is never read."""
 
 from __future__ import annotations
 
@@ -15,11 +14,12 @@ from switchyard.services.pipeline.index.chunk_index import ChunkIndex
 
 TOP_K = 5
 """Most links that a document gets."""
-_PROBES = 8
+_MAX_PROBES = 8
 """Number of the document's chunks, evenly spread, whose neighbours are looked at."""
 _NEIGHBOURS = 50
 """Number of nearest chunks that are looked at for the mean and for each probe."""
-_CANDIDATES = 100
+_MAX_CANDIDATES = 100
+"""Most documents whose means are compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +40,11 @@ async def similar_documents(
     mean = (await index.means_of([document_id])).get(document_id)
     if mean is None:
         return []
-    probes = await index.vectors_at(document_id, _spread(await index.count(document_id), _PROBES))
+    probes = await index.vectors_at(
+        document_id, _spread(await index.count(document_id), _MAX_PROBES)
+    )
     candidates = await index.neighbours([mean, *probes], _NEIGHBOURS, excluding=document_id)
-    candidates = candidates[:_CANDIDATES]
+    candidates = candidates[:_MAX_CANDIDATES]
     means = await index.means_of([each.document_id for each in candidates])
     links = [
         SimilarDocument(each.document_id, each.title, round(_dot(mean, means[each.document_id]), 4))

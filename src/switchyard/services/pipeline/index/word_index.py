@@ -51,8 +51,8 @@ def query_terms(text: str, *, has_stems: bool = True) -> list[tuple[str, ...]]:
     forms that count as this word, or as it is written, for an index without stems."""
     if has_stems:
         return query_words(text, MAX_QUERY_WORDS, language_of(text))
-    found = dict.fromkeys(content_words(text) or words(text))
-    return [(word,) for word in islice(found, MAX_QUERY_WORDS)]
+    query_words_once = dict.fromkeys(content_words(text) or words(text))
+    return [(word,) for word in islice(query_words_once, MAX_QUERY_WORDS)]
 
 
 def full_text_query(text: str, *, has_stems: bool = True) -> str | None:
@@ -60,9 +60,9 @@ def full_text_query(text: str, *, has_stems: bool = True) -> str | None:
     words, or all words if it has no others; None without words. In scripts that put spaces between
     words, each word in all its forms, unless the index has no stems."""
     plain = normalised(text)
-    content = frozenset(content_words(text))
+    content_forms = frozenset(content_words(text))
     # A generator: runs behind the last one that counts are not compared.
-    content_runs = (run for run in _runs(plain) if not content.isdisjoint(words(run)))
+    content_runs = (run for run in _runs(plain) if not content_forms.isdisjoint(words(run)))
     runs = list(islice(content_runs, MAX_QUERY_WORDS)) or list(
         islice(_runs(plain), MAX_QUERY_WORDS)
     )

@@ -28,13 +28,14 @@ _SHORT_WORD = 3
 """Longest words, in letters, that do not tell whether the vocabulary knows the language."""
 _MIN_LETTERS = 1.9
 """Letters per token, on average, from which a text's language counts as known. English has 3.5 and
-more, other languages in Latin and Cyrillic letters 2 and more. Below are other scripts, of which
-the vocabulary has only characters or bytes, and text in no language: the mean of such pieces means
-nothing."""
+more, other languages in Latin and Cyrillic letters 2 and more. Other scripts, of which the
+vocabulary has only characters or bytes, and text in no language have fewer: the mean of such pieces
+means nothing."""
 WORD_BEGINS = "\u2581"
-"""First character of a token that begins a word."""
+"""First character of a token that begins_word a word."""
 _BYTE = re.compile("<0x..>")
 _BYTES_OF_A_LETTER = 3
+"""Bytes that a letter of another script has in most cases."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +77,8 @@ class _Model:
     """Array with a row for each token of the vocabulary."""
     letters: Any
     """Array: the number of letters or digits of each token."""
-    begins: Any
-    """Array: whether each token begins a word."""
+    begins_word: Any
+    """Array: whether each token begins_word a word."""
 
     def vector(self, text: str, dimensions: int) -> list[float]:
         import numpy as np
@@ -93,7 +94,7 @@ class _Model:
     def _knows_language(self, tokens: Any) -> bool:
         import numpy as np
 
-        word_numbers = np.cumsum(self.begins[tokens])
+        word_numbers = np.cumsum(self.begins_word[tokens])
         letters = np.bincount(word_numbers, weights=self.letters[tokens])
         lettered_tokens = np.bincount(word_numbers, weights=self.letters[tokens] > 0)
         is_long = letters > _SHORT_WORD
@@ -123,9 +124,9 @@ def _load_model() -> _Model:
             "requirements again, or set JOBS_EMBED_OFFLINE=hashed"
         ) from error
     letters = np.zeros(len(vectors))
-    begins = np.zeros(len(vectors), dtype=bool)
+    begins_word = np.zeros(len(vectors), dtype=bool)
     for token, number in tokenizer.get_vocab().items():
         is_byte = _BYTE.fullmatch(token)
         letters[number] = 1 / _BYTES_OF_A_LETTER if is_byte else sum(map(str.isalnum, token))
-        begins[number] = token.startswith(WORD_BEGINS)
-    return _Model(tokenizer, vectors, letters, begins)
+        begins_word[number] = token.startswith(WORD_BEGINS)
+    return _Model(tokenizer, vectors, letters, begins_word)

@@ -65,8 +65,8 @@ class CatalogueAnswerRepository(Repository):
         claimed: list[str] = []
         claim = {"holder": holder, "lease_until": now + ttl}
         # A claim that ends later than any claim can was written before the clock was set back.
-        is_over = or_(table.c.lease_until <= now, table.c.lease_until > latest_end(now, ttl))
-        is_free = or_(table.c.holder.is_(None), table.c.holder == holder, is_over)
+        is_expired = or_(table.c.lease_until <= now, table.c.lease_until > latest_end(now, ttl))
+        is_free = or_(table.c.holder.is_(None), table.c.holder == holder, is_expired)
         # In the same order in all processes, so that two of them can't deadlock.
         for key in sorted(set(keys) - answers.keys()):
             claimed_row = connection.execute(
@@ -125,17 +125,19 @@ class CatalogueAnswerRepository(Repository):
         self, connection: Connection, *, max_age: float, limit: int
     ) -> Removal:
         """Delete up to `limit` answers that are older than `max_age` seconds, and as many claims of
-        processes that have died."""
+        processes that died before they got an answer."""
         watch = Stopwatch(connection)
         now = db_now(connection)
-        idle = or_(table.c.holder.is_(None), table.c.lease_until <= now)
-        number, is_complete = 0, True
-        for old in (table.c.created_at <= now - max_age, table.c.created_at.is_(None)):
-            batch = select(table.c.key).where(old, idle).limit(limit)
-            deleted = connection.execute(delete(table).where(table.c.key.in_(batch), old, idle))
-            number += deleted.rowcount
+        is_unclaimed = or_(table.c.holder.is_(None), table.c.lease_until <= now)
+        deleted_count, is_complete = 0, True
+        for is_old in (table.c.created_at <= now - max_age, table.c.created_at.is_(None)):
+            old_keys = select(table.c.key).where(is_old, is_unclaimed).limit(limit)
+            deleted = connection.execute(
+                delete(table).where(table.c.key.in_(old_keys), is_old, is_unclaimed)
+            )
+            deleted_count += deleted.rowcount
             is_complete &= deleted.rowcount < limit
-        return Removal(Counter({table.name: number}), is_complete, watch.seconds())
+        return Removal(Counter({table.name: deleted_count}), is_complete, watch.seconds())
 
 
 def _stored_answers(

@@ -112,28 +112,28 @@ class CrawlRepository(Repository):
         now: float,
         interval: float,
     ) -> int:
-        by_address = {_hash_url(each.url): each for each in pages}
-        of_crawl = crawl_pages.c.crawl_id == crawl.id
-        known = select(crawl_pages.c.address).where(
-            of_crawl, crawl_pages.c.address.in_(list(by_address))
+        page_by_address = {_hash_url(each.url): each for each in pages}
+        is_in_crawl = crawl_pages.c.crawl_id == crawl.id
+        claimed_query = select(crawl_pages.c.address).where(
+            is_in_crawl, crawl_pages.c.address.in_(list(page_by_address))
         )
-        claimed_addresses = set(connection.execute(known).scalars())
+        claimed_addresses = set(connection.execute(claimed_query).scalars())
         pages_left = crawl.max_pages - crawl.claimed
-        unclaimed = [each for each in by_address.items() if each[0] not in claimed_addresses]
+        unclaimed = [each for each in page_by_address.items() if each[0] not in claimed_addresses]
         pages_to_claim = dict(unclaimed[: max(0, pages_left)])
         if not pages_to_claim:
             return 0
         hosts = {each.host for each in pages_to_claim.values()}
         last_due = (
             select(crawl_pages.c.host, func.max(crawl_pages.c.due_at))
-            .where(of_crawl, crawl_pages.c.host.in_(hosts))
+            .where(is_in_crawl, crawl_pages.c.host.in_(hosts))
             .group_by(crawl_pages.c.host)
         )
-        due = {row[0]: max(now, row[1] + interval) for row in connection.execute(last_due)}
+        due_by_host = {row[0]: max(now, row[1] + interval) for row in connection.execute(last_due)}
         rows, inserts = [], []
         for address, each in pages_to_claim.items():
-            due_at = due.setdefault(each.host, now)
-            due[each.host] = due_at + interval
+            due_at = due_by_host.setdefault(each.host, now)
+            due_by_host[each.host] = due_at + interval
             rows.append(
                 {
                     "crawl_id": crawl.id,
@@ -147,7 +147,7 @@ class CrawlRepository(Repository):
                     "url": each.url,
                 }
             )
-            job = each.job.shifted(self.clock.offset)  # its times are of this host's clock
+            job = each.job.shifted(self.clock.offset)  # its times are by this host's clock
             inserts.append(ops.InsertJob(replace(job, run_at=due_at)))
         connection.execute(insert(crawl_pages), rows)
         for result in self._writer.run(connection, inserts):
@@ -231,7 +231,8 @@ class CrawlRepository(Repository):
     def crawl_pages(
         self, connection: Connection, crawl_id: str, *, limit: int = 50, cursor: str | None = None
     ) -> Page[ListedPage]:
-        """List the pages of a crawl, the last due first. Raises ValueError as `list_jobs` does."""
+        """List the pages of a crawl, those due last come first. Raises ValueError as `list_jobs`
+        does."""
         query = (
             select(crawl_pages, jobs.c.state, jobs.c.result, jobs.c.error_message)
             .select_from(crawl_pages.outerjoin(jobs, jobs.c.id == crawl_pages.c.job_id))
@@ -299,17 +300,17 @@ class CrawlRepository(Repository):
         waiting_letters = select(dead_letters.c.job_id).where(
             dead_letters.c.state == DeadLetterState.WAITING
         )
-        redrivable = or_(
+        has_letter = or_(
             jobs.c.updated_at > self.clock.time() - DEAD_TTL_SECONDS,
             jobs.c.id.in_(waiting_letters),
         )
-        dead = and_(jobs.c.state == State.DEAD, redrivable)
+        is_redrivable = and_(jobs.c.state == State.DEAD, has_letter)
         needed_jobs = (
             select(jobs.c.id)
             .join(crawl_pages, crawl_pages.c.job_id == jobs.c.id)
             .where(
                 crawl_pages.c.crawl_id == crawls.c.id,
-                or_(jobs.c.state.not_in(FINISHED), dead),
+                or_(jobs.c.state.not_in(FINISHED), is_redrivable),
             )
             .exists()
         )
@@ -319,9 +320,9 @@ class CrawlRepository(Repository):
     @write
     def _drop_some(self, connection: Connection, crawl_id: str, limit: int) -> Removal:
         watch = Stopwatch(connection)
-        of_crawl = crawl_pages.c.crawl_id == crawl_id
-        batch = select(crawl_pages.c.address).where(of_crawl).limit(limit)
-        pages = delete(crawl_pages).where(of_crawl, crawl_pages.c.address.in_(batch))
+        is_in_crawl = crawl_pages.c.crawl_id == crawl_id
+        batch = select(crawl_pages.c.address).where(is_in_crawl).limit(limit)
+        pages = delete(crawl_pages).where(is_in_crawl, crawl_pages.c.address.in_(batch))
         removed = Counter({"crawl_pages": connection.execute(pages).rowcount})
         if removed["crawl_pages"] < limit:
             deleted = connection.execute(delete(crawls).where(crawls.c.id == crawl_id))

@@ -41,10 +41,10 @@ class DocumentClassRepository(Repository):
         connection.execute(delete(document_classes).where(columns.document_id == document_id))
         if rows:
             # Two runs may write at the same time: the later one counts.
-            new = insert_into(connection, document_classes).values(rows)
-            changes = {name: new.excluded[name] for name in ("score", "why", "updated_at")}
+            insertion = insert_into(connection, document_classes).values(rows)
+            changes = {name: insertion.excluded[name] for name in ("score", "why", "updated_at")}
             keys = ["document_id", "kind", "label"]
-            connection.execute(new.on_conflict_do_update(index_elements=keys, set_=changes))
+            connection.execute(insertion.on_conflict_do_update(index_elements=keys, set_=changes))
 
     @read
     def classes_of(

@@ -237,7 +237,7 @@ class DocumentRepository(Repository):
 
         If another document has the very same content, that one keeps the content hash.
         """
-        taken = select(documents.c.id).where(
+        same_content = select(documents.c.id).where(
             documents.c.content_hash == content_hash, documents.c.id != document.id
         )
         values = {
@@ -251,11 +251,11 @@ class DocumentRepository(Repository):
             "completed_stages": "[]",
             "updated_at": self.clock.time(),
         }
-        if connection.execute(taken).first() is None:
+        if connection.execute(same_content).first() is None:
             values["content_hash"] = content_hash
         if source is not None and document.source is None:
-            holder = select(documents.c.id).where(documents.c.source == source)
-            if connection.execute(holder).first() is None:
+            same_source = select(documents.c.id).where(documents.c.source == source)
+            if connection.execute(same_source).first() is None:
                 values["source"] = source
         renewed = connection.execute(
             update(documents).where(_is_unchanged(document)).values(values).returning(documents)
@@ -278,11 +278,14 @@ def _is_unchanged(document: Document) -> ColumnElement[bool]:
 
 
 def _list_matching(
-    connection: Connection, content_hash: str, source: str | None, *others: ColumnElement[bool]
+    connection: Connection,
+    content_hash: str,
+    source: str | None,
+    *other_conditions: ColumnElement[bool],
 ) -> list[Document]:
-    """List the documents with that content, then those with that source, or that fit one of the
-    others."""
-    conditions = [documents.c.content_hash == content_hash, *others]
+    """List the documents with that content, then those with that source or that fit one of the
+    other conditions."""
+    conditions = [documents.c.content_hash == content_hash, *other_conditions]
     if source is not None:
         conditions.append(documents.c.source == source)
     matches = [

@@ -11,10 +11,10 @@ from switchyard.services.pipeline.records.graph import TRUST, NodeDescription, N
 SCHEMES_BEST_FIRST = ("doi", "arxiv", "openalex", "wikidata", "document", "title")
 """Schemes of keys, in the order in which one of them becomes a node's name."""
 UNIQUE_SCHEMES = ("doi", "arxiv", "openalex", "wikidata")
-"""A work has one key of each: two descriptions with different ones are two works, whatever their
-titles. The first scheme that both have decides."""
+"""Schemes of which a work has one key each: two descriptions with different keys are two works,
+whatever their titles. The first scheme that both descriptions have decides."""
 MAX_YEAR_DIFFERENCE = 1
-"""The years of a preprint and of the printed work may differ by so much."""
+"""Greatest difference between the years of a preprint and of the printed work."""
 MIN_TITLE_WORDS, MIN_TITLE_LENGTH = 4, 20
 """A title of at least so many words and characters identifies a work by itself."""
 
@@ -58,13 +58,13 @@ def best_key(keys: Iterable[str]) -> str:
     return min(keys, key=sort_key)
 
 
-def contradict(keys: Collection[str], other: Collection[str]) -> bool:
+def contradict(keys: Collection[str], other_keys: Collection[str]) -> bool:
     """Return whether two sets of keys can't be of one work."""
     for scheme in UNIQUE_SCHEMES:
-        own_keys = {key for key in keys if scheme_of(key) == scheme}
-        others = {key for key in other if scheme_of(key) == scheme}
-        if own_keys and others:
-            return not own_keys & others
+        keys_of_scheme = {key for key in keys if scheme_of(key) == scheme}
+        others_of_scheme = {key for key in other_keys if scheme_of(key) == scheme}
+        if keys_of_scheme and others_of_scheme:
+            return not keys_of_scheme & others_of_scheme
     return False
 
 
@@ -76,8 +76,8 @@ def identifies_work(title: str) -> bool:
 def same_by_title(node: Node, other: NodeDescription | Node) -> bool:
     """Return whether both are one work by title, year and first author, as far as these are known.
 
-    Two documents never are: yearly reports share a title, and nothing else tells them apart.
-    """
+    Two documents are never one work by title: yearly reports share a title, and nothing else tells
+    them apart."""
     if not node.title or node.title != other.title:
         return False
     if node.documents and _documents_of(other) - node.documents:

@@ -29,7 +29,7 @@ from switchyard.services.pipeline.records.graph import (
     NodeKind,
 )
 
-WAYS = (
+EDGE_DIRECTIONS = (
     (Direction.OUT, graph_edges.c.source, graph_edges.c.target),
     (Direction.IN, graph_edges.c.target, graph_edges.c.source),
 )
@@ -126,19 +126,23 @@ def encode_cursor(*position: object) -> str:
     return base64.urlsafe_b64encode(json.dumps(position).encode()).decode()
 
 
-def decode_cursor(cursor: str, kinds: Sequence[type]) -> list[Any]:
+def decode_cursor(cursor: str, value_types: Sequence[type]) -> list[Any]:
     """Decode a cursor. Raises InvalidCursor for one that is not of this listing."""
     invalid = InvalidCursor(f"{cursor!r} is not a cursor of this listing")
     try:
         position = json.loads(base64.urlsafe_b64decode(cursor))
     except (binascii.Error, ValueError, RecursionError) as error:
         raise invalid from error
-    if not isinstance(position, list) or len(position) != len(kinds):
+    if not isinstance(position, list) or len(position) != len(value_types):
         raise invalid
-    for each, kind in zip(position, kinds, strict=True):
-        numeric = isinstance(each, int | float) and not isinstance(each, bool)
-        fits = numeric if kind is float else isinstance(each, kind) and not isinstance(each, bool)
-        if not fits or (numeric and not -(2**63) < each < 2**63):
+    for each, value_type in zip(position, value_types, strict=True):
+        is_number = isinstance(each, int | float) and not isinstance(each, bool)
+        is_of_kind = (
+            is_number
+            if value_type is float
+            else isinstance(each, value_type) and not isinstance(each, bool)
+        )
+        if not is_of_kind or (is_number and not -(2**63) < each < 2**63):
             raise invalid
         if isinstance(each, str) and not (each.isascii() and each.isprintable()):
             raise invalid

@@ -33,7 +33,7 @@ from switchyard.services.pipeline.ledger.pipeline_tables import (
 from switchyard.services.pipeline.records.graph import EdgeKind, NodeDescription, NodeKind
 
 MAX_COMPARED = 2_000
-"""Most nodes with one of the titles that are compared."""
+"""Most nodes that are read because they have one of the titles."""
 _WORK_KINDS = (NodeKind.WORK, NodeKind.DOCUMENT)
 
 
@@ -104,10 +104,10 @@ class GraphNodes:
         if preferred is not None and not contradict(self.node(preferred).keys, description.keys):
             node_id = self.current_id(preferred)
         for key in description.keys:
-            other = self._by_key.get(key)
-            if other is None or not same_by_key(self.node(other), key, description):
+            key_owner = self._by_key.get(key)
+            if key_owner is None or not same_by_key(self.node(key_owner), key, description):
                 continue
-            node_id = self._merge_if_same(node_id, self.current_id(other), key)
+            node_id = self._merge_if_same(node_id, self.current_id(key_owner), key)
         if description.kind in _WORK_KINDS and description.title:
             node_id = self._find_by_title(description, node_id)
         if node_id is None:
@@ -117,9 +117,9 @@ class GraphNodes:
 
     def flush(self) -> None:
         """Write new and changed nodes."""
-        new = [_row(each) | {"cited": 0} for each in self._nodes.values() if each.is_new]
-        if new:
-            self._connection.execute(insert(graph_nodes), new)
+        new_rows = [_row(each) | {"cited": 0} for each in self._nodes.values() if each.is_new]
+        if new_rows:
+            self._connection.execute(insert(graph_nodes), new_rows)
         for node in self._nodes.values():
             if node.is_changed and not node.is_new:
                 changes = update(graph_nodes).where(graph_nodes.c.id == node.id)
@@ -143,26 +143,28 @@ class GraphNodes:
         node.is_changed = True
 
     def drop_unreferenced(self, node_ids: Iterable[int]) -> None:
-        """Drop those of the nodes that are no document and to which no edge leads; then, in the
-        same way, the nodes to which edges of the dropped ones led."""
-        candidates = set(node_ids)
-        while candidates:
-            document = select(graph_documents.c.id).where(
+        """Drop those of the nodes that are no document and to which no edge leads. Then do the same
+        with the nodes to which edges of the dropped ones led."""
+        candidate_ids = set(node_ids)
+        while candidate_ids:
+            document_of_node = select(graph_documents.c.id).where(
                 graph_documents.c.node_id == graph_nodes.c.id
             )
-            edge = select(graph_edges.c.target).where(graph_edges.c.target == graph_nodes.c.id)
+            edge_to_node = select(graph_edges.c.target).where(
+                graph_edges.c.target == graph_nodes.c.id
+            )
             unreferenced = select(graph_nodes.c.id).where(
-                among(self._connection, graph_nodes.c.id, candidates),
-                ~document.exists(),
-                ~edge.exists(),
+                among(self._connection, graph_nodes.c.id, candidate_ids),
+                ~document_of_node.exists(),
+                ~edge_to_node.exists(),
             )
             ids = list(self._connection.scalars(unreferenced))
             if not ids:
                 return
             is_source = among(self._connection, graph_edges.c.source, ids)
             targets = select(graph_edges.c.target).where(is_source).distinct()
-            candidates = set(self._connection.scalars(targets)) - set(ids)
-            cited_ids = self._cited_by(ids)
+            candidate_ids = set(self._connection.scalars(targets)) - set(ids)
+            cited_ids = self._ids_cited_by(ids)
             for column in (
                 graph_edges.c.source,
                 graph_keys.c.node_id,
@@ -187,30 +189,32 @@ class GraphNodes:
         condition = among(self._connection, graph_nodes.c.id, ids)
         self._connection.execute(update(graph_nodes).where(condition).values(cited=count))
 
-    def _merge_if_same(self, known: int | None, other: int, key: str) -> int:
+    def _merge_if_same(self, node_id: int | None, other_id: int, key: str) -> int:
         """Merge two nodes that one description names, unless they contradict each other. Returns
         the id of the node that the description is of."""
-        if known is None or known == other:
-            return other
-        node, other_node = self.node(known), self.node(other)
-        by_title = key.startswith("title:") and bool(node.documents and other_node.documents)
-        if contradict(node.keys, other_node.keys) or by_title:
-            return known
-        return self._merge(known, other)
+        if node_id is None or node_id == other_id:
+            return other_id
+        node, other_node = self.node(node_id), self.node(other_id)
+        are_two_documents = key.startswith("title:") and bool(
+            node.documents and other_node.documents
+        )
+        if contradict(node.keys, other_node.keys) or are_two_documents:
+            return node_id
+        return self._merge(node_id, other_id)
 
     def _find_by_title(self, description: NodeDescription, node_id: int | None) -> int | None:
-        for candidate in list(self._by_title.get(description.title, ())):
-            other = self.current_id(candidate)
-            if other == node_id or not same_by_title(self.node(other), description):
+        for candidate_id in list(self._by_title.get(description.title, ())):
+            other_id = self.current_id(candidate_id)
+            if other_id == node_id or not same_by_title(self.node(other_id), description):
                 continue
-            if contradict(self.node(other).keys, description.keys):
+            if contradict(self.node(other_id).keys, description.keys):
                 continue
             if node_id is None:
-                node_id = other
-            elif has_only_title(self.node(other)) and same_by_title(
-                self.node(other), self.node(node_id)
+                node_id = other_id
+            elif has_only_title(self.node(other_id)) and same_by_title(
+                self.node(other_id), self.node(node_id)
             ):
-                node_id = self._merge(node_id, other)
+                node_id = self._merge(node_id, other_id)
         return node_id
 
     def _create(self, description: NodeDescription) -> int:
@@ -279,15 +283,15 @@ class GraphNodes:
             node.is_changed |= name != node.key
             node.key = name
 
-    def _merge(self, node_id: int, other: int) -> int:
+    def _merge(self, node_id: int, other_id: int) -> int:
         """Merge two nodes into the older one."""
         self.flush()
-        kept_id, merged_id = sorted((node_id, other))
+        kept_id, merged_id = sorted((node_id, other_id))
         kept, merged = self.node(kept_id), self.node(merged_id)
-        affected_ids = {kept_id} | self._cited_by((kept_id, merged_id))
+        affected_ids = {kept_id} | self._ids_cited_by((kept_id, merged_id))
         for table in (graph_keys, graph_documents):
-            moved = update(table).where(table.c.node_id == merged_id).values(node_id=kept_id)
-            self._connection.execute(moved)
+            move = update(table).where(table.c.node_id == merged_id).values(node_id=kept_id)
+            self._connection.execute(move)
         self._move_edges(merged_id, kept_id)
         for column in (graph_ranks.c.node_id, graph_nodes.c.id):
             self._connection.execute(delete(column.table).where(column == merged_id))
@@ -311,25 +315,25 @@ class GraphNodes:
 
     def _move_edges(self, merged_id: int, kept_id: int) -> None:
         edges = graph_edges.c
-        others = graph_edges.alias()
-        # The work's own edges are kept once: those of the node that stays, if it has any.
-        known = select(others.c.target).where(
-            others.c.source == kept_id, others.c.kind == edges.kind, edges.owner == 0
+        kept_edges = graph_edges.alias()
+        # The work's own edges (owner 0) must not be there twice: those of the kept node stay.
+        edges_of_kept = select(kept_edges.c.target).where(
+            kept_edges.c.source == kept_id, kept_edges.c.kind == edges.kind, edges.owner == 0
         )
         outgoing = select(
             literal(kept_id), edges.kind, edges.target, edges.owner, edges.weight, edges.provenance
-        ).where(edges.source == merged_id, edges.target != kept_id, ~known.exists())
-        into = select(
+        ).where(edges.source == merged_id, edges.target != kept_id, ~edges_of_kept.exists())
+        incoming = select(
             edges.source, edges.kind, literal(kept_id), edges.owner, edges.weight, edges.provenance
         ).where(edges.target == merged_id, edges.source != kept_id, edges.source != merged_id)
         names = ["source", "kind", "target", "owner", "weight", "provenance"]
-        for moved in (outgoing, into):
-            copy = insert_into(self._connection, graph_edges).from_select(names, moved)
-            self._connection.execute(copy.on_conflict_do_nothing())
-        either = or_(edges.source == merged_id, edges.target == merged_id)
-        self._connection.execute(delete(graph_edges).where(either))
+        for moved_edges in (outgoing, incoming):
+            insertion = insert_into(self._connection, graph_edges).from_select(names, moved_edges)
+            self._connection.execute(insertion.on_conflict_do_nothing())
+        is_of_merged = or_(edges.source == merged_id, edges.target == merged_id)
+        self._connection.execute(delete(graph_edges).where(is_of_merged))
 
-    def _cited_by(self, node_ids: Iterable[int]) -> set[int]:
+    def _ids_cited_by(self, node_ids: Iterable[int]) -> set[int]:
         edges = graph_edges.c
         query = select(edges.target).where(
             and_(among(self._connection, edges.source, node_ids), edges.kind == EdgeKind.CITES)
@@ -357,14 +361,14 @@ class GraphNodes:
             )
             if row.title:
                 self._by_title.setdefault(row.title, []).append(row.id)
-        keys = select(graph_keys).where(among(connection, graph_keys.c.node_id, ids))
-        for key, node_id in connection.execute(keys):
+        key_rows = select(graph_keys).where(among(connection, graph_keys.c.node_id, ids))
+        for key, node_id in connection.execute(key_rows):
             self._nodes[node_id].keys.add(key)
             self._by_key[key] = node_id
-        here = select(graph_documents.c.document_id, graph_documents.c.node_id).where(
+        document_rows = select(graph_documents.c.document_id, graph_documents.c.node_id).where(
             among(connection, graph_documents.c.node_id, ids)
         )
-        for document_id, node_id in connection.execute(here):
+        for document_id, node_id in connection.execute(document_rows):
             self._nodes[node_id].documents.add(document_id)
 
     def _select_ids(

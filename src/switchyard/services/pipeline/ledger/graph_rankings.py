@@ -37,8 +37,8 @@ EdgeMark = tuple[int, str, int, int]
 
 def current_generation() -> ScalarSelect[int]:
     """Return the number of the current ranking, as a part of any query."""
-    done = graph_rankings.c.finished_at.is_not(None)
-    return select(func.max(graph_rankings.c.generation)).where(done).scalar_subquery()
+    is_finished = graph_rankings.c.finished_at.is_not(None)
+    return select(func.max(graph_rankings.c.generation)).where(is_finished).scalar_subquery()
 
 
 def is_current_rank() -> ColumnElement[bool]:
@@ -58,18 +58,18 @@ class GraphRankings(Repository):
         self, connection: Connection, after: EdgeMark | None, limit: int
     ) -> tuple[list[tuple[int, int, bool, float]], EdgeMark | None]:
         """Return some of the edges between works (source, target, whether it is a citation,
-        weight), and the mark of the next call, None after the last edge."""
+        weight), and `after` of the next call, None after the last edge."""
         edges = graph_edges.c
-        mark = tuple_(edges.source, edges.kind, edges.target, edges.owner)
+        position = tuple_(edges.source, edges.kind, edges.target, edges.owner)
         query = select(edges.source, edges.kind, edges.target, edges.owner, edges.weight)
         query = query.where(edges.kind.in_([str(EdgeKind.CITES), str(EdgeKind.SIMILAR)]))
         if after is not None:
-            query = query.where(mark > tuple_(*after))
-        query = query.order_by(*mark.clauses).limit(limit)
+            query = query.where(position > tuple_(*after))
+        query = query.order_by(*position.clauses).limit(limit)
         rows = connection.execute(query).all()
-        last = (rows[-1][0], rows[-1][1], rows[-1][2], rows[-1][3]) if rows else None
-        more = last if len(rows) == limit else None
-        return [(row[0], row[2], row[1] == EdgeKind.CITES, row[4]) for row in rows], more
+        last_position = (rows[-1][0], rows[-1][1], rows[-1][2], rows[-1][3]) if rows else None
+        next_position = last_position if len(rows) == limit else None
+        return [(row[0], row[2], row[1] == EdgeKind.CITES, row[4]) for row in rows], next_position
 
     async def begin_ranking(self) -> int:
         """Return the number of a new ranking, which is not shown yet; delete unfinished ones."""
@@ -79,11 +79,17 @@ class GraphRankings(Repository):
 
     @write
     def _replace_unfinished(self, connection: Connection) -> int:
-        last = connection.scalar(select(func.max(graph_rankings.c.generation))) or 0
+        last_generation = connection.scalar(select(func.max(graph_rankings.c.generation))) or 0
         connection.execute(delete(graph_rankings).where(graph_rankings.c.finished_at.is_(None)))
-        row = {"generation": last + 1, "nodes": 0, "edges": 0, "communities": 0, "seconds": 0}
+        row = {
+            "generation": last_generation + 1,
+            "nodes": 0,
+            "edges": 0,
+            "communities": 0,
+            "seconds": 0,
+        }
         connection.execute(insert(graph_rankings).values(row))
-        return last + 1
+        return last_generation + 1
 
     async def put_ranks(self, generation: int, ranks: Sequence[tuple[int, float, int]]) -> None:
         """Add node, PageRank and community of some nodes."""
@@ -111,13 +117,13 @@ class GraphRankings(Repository):
     def _show_ranking(self, connection: Connection, ranking: Ranking) -> bool:
         generation = graph_rankings.c.generation
         values = asdict(ranking)
-        finished = (
+        statement = (
             update(graph_rankings)
             .where(generation == values.pop("generation"))
             .values(values)
             .returning(generation)
         )
-        if connection.execute(finished).first() is None:
+        if connection.execute(statement).first() is None:
             return False
         connection.execute(delete(graph_rankings).where(generation < ranking.generation))
         return True

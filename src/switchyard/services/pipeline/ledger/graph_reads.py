@@ -19,8 +19,8 @@ from switchyard.services.engine.ledger.sql.dialect import among
 from switchyard.services.engine.ledger.sql.repository import Repository, read
 from switchyard.services.engine.records.results import Page
 from switchyard.services.pipeline.ledger.graph_lookup import (
+    EDGE_DIRECTIONS,
     MERGED_EDGE,
-    WAYS,
     check_limit,
     decode_cursor,
     edge_between,
@@ -92,12 +92,12 @@ class GraphReads(Repository):
         node_id = node_of(connection, key)
         if node_id is None:
             return None
-        rows = _neighbour_rows(connection, node_id, kinds, direction, limit + 1, after)
+        rows = _fetch_neighbours(connection, node_id, kinds, direction, limit + 1, after)
         has_more, rows = len(rows) > limit, rows[:limit]
         nodes = nodes_of(connection, {node_id, *(row.other for row in rows)})
         return Page(
             items=tuple(_neighbour(nodes, node_id, row) for row in rows if row.other in nodes),
-            next_cursor=encode_cursor(rows[-1].way, rows[-1].kind, rows[-1].other)
+            next_cursor=encode_cursor(rows[-1].direction_index, rows[-1].kind, rows[-1].other)
             if has_more
             else None,
         )
@@ -190,8 +190,10 @@ class GraphReads(Repository):
     @read
     def graph_summary(self, connection: Connection) -> GraphSummary:
         """Count the nodes and edges of each kind, by reading them all."""
-        current = select(graph_rankings).where(graph_rankings.c.generation == current_generation())
-        ranking = connection.execute(current).mappings().one_or_none()
+        current_ranking = select(graph_rankings).where(
+            graph_rankings.c.generation == current_generation()
+        )
+        ranking = connection.execute(current_ranking).mappings().one_or_none()
         return GraphSummary(
             nodes=_count_by_kind(connection, graph_nodes.c.kind),
             edges=_count_by_kind(connection, graph_edges.c.kind),
@@ -221,40 +223,44 @@ class GraphReads(Repository):
             query = query.where(tuple_(*order) > tuple_(*after))
         rows = connection.execute(query).all()
         keys = keys_of(connection, {end for row in rows for end in (row.source, row.target)})
-        next_place = tuple(rows[-1][:4]) if len(rows) == limit else None
+        next_position = tuple(rows[-1][:4]) if len(rows) == limit else None
         return [
             edge_between(keys[row.source], keys[row.target], row)
             for row in rows
             if row.source in keys and row.target in keys  # otherwise merged meanwhile
-        ], next_place
+        ], next_position
 
     @read
     def _related_works(
         self, connection: Connection, key: str, near: Any, far: Any, limit: int
     ) -> RelatedWorks | None:
-        """List works at the far end of citations that share their near end with a citation of the
-        node."""
+        """List works at the far end (column `far`) of citations whose near end is also the near end
+        of a citation of the node."""
         edges = graph_edges.alias()
         far_end = edges.c[far.name]
         near_end = edges.c[near.name]
         node_id = node_of(connection, key)
         if node_id is None:
             return None
-        own_neighbours = select(near).where(far == node_id, graph_edges.c.kind == _CITES).distinct()
-        shared = list(connection.scalars(own_neighbours.limit(MAX_SAMPLED_WORKS + 1)))
-        is_sampled, shared = len(shared) > MAX_SAMPLED_WORKS, shared[:MAX_SAMPLED_WORKS]
+        shared_query = select(near).where(far == node_id, graph_edges.c.kind == _CITES).distinct()
+        shared_ids = list(connection.scalars(shared_query.limit(MAX_SAMPLED_WORKS + 1)))
+        is_sampled, shared_ids = len(shared_ids) > MAX_SAMPLED_WORKS, shared_ids[:MAX_SAMPLED_WORKS]
         pairs = (
             select(near_end, far_end)
-            .where(among(connection, near_end, shared), edges.c.kind == _CITES)
+            .where(among(connection, near_end, shared_ids), edges.c.kind == _CITES)
             .distinct()
             .limit(MAX_SAMPLED_EDGES + 1)
             .subquery()
         )
         total = connection.scalar(select(func.count()).select_from(pairs)) or 0
-        other = pairs.c[far.name]
-        count = func.count().label("shared")
-        query = select(other.label("other"), count).where(other != node_id).group_by(other)
-        query = query.order_by(count.desc(), other).limit(limit)
+        related_id = pairs.c[far.name]
+        shared_count = func.count().label("shared")
+        query = (
+            select(related_id.label("other"), shared_count)
+            .where(related_id != node_id)
+            .group_by(related_id)
+        )
+        query = query.order_by(shared_count.desc(), related_id).limit(limit)
         rows = connection.execute(query).all()
         nodes = nodes_of(connection, [row.other for row in rows])
         works = [Related(nodes[row.other], row.shared) for row in rows if row.other in nodes]
@@ -266,7 +272,7 @@ def _count_by_kind(connection: Connection, kind: Any) -> dict[str, int]:
     return {row.kind: row.rows for row in rows}
 
 
-def _neighbour_rows(
+def _fetch_neighbours(
     connection: Connection,
     node_id: int,
     kinds: Collection[EdgeKind],
@@ -274,16 +280,19 @@ def _neighbour_rows(
     limit: int,
     after: Sequence[Any] | None,
 ) -> Sequence[Row[Any]]:
-    """Read one row for each neighbour and kind, first those to which edges of the node lead; `way`
-    is the index in WAYS."""
+    """Read one row for each neighbour and kind, first those to which edges of the node lead;
+    `direction_index` is the index in EDGE_DIRECTIONS."""
     parts = []
-    for index, (way, near, far) in enumerate(WAYS):
-        if direction not in (way, Direction.BOTH):
+    for index, (edge_direction, near, far) in enumerate(EDGE_DIRECTIONS):
+        if direction not in (edge_direction, Direction.BOTH):
             continue
         if after is not None and after[0] > index:
             continue
         query = select(
-            literal(index).label("way"), graph_edges.c.kind, far.label("other"), *MERGED_EDGE
+            literal(index).label("direction_index"),
+            graph_edges.c.kind,
+            far.label("other"),
+            *MERGED_EDGE,
         ).where(near == node_id)
         query = filter_kinds(query, kinds)
         if after is not None and after[0] == index:
@@ -295,14 +304,16 @@ def _neighbour_rows(
     neighbours = union_all(*parts).subquery()
     ordered = (
         select(neighbours)
-        .order_by(neighbours.c.way, neighbours.c.kind, neighbours.c.other)
+        .order_by(neighbours.c.direction_index, neighbours.c.kind, neighbours.c.other)
         .limit(limit)
     )
     return connection.execute(ordered).all()
 
 
 def _neighbour(nodes: dict[int, GraphNode], node_id: int, row: Row[Any]) -> Neighbour:
-    here, there = nodes[node_id].key, nodes[row.other].key
-    way = WAYS[row.way][0]
-    source, target = (here, there) if way is Direction.OUT else (there, here)
-    return Neighbour(nodes[row.other], edge_between(source, target, row), way)
+    own_key, neighbour_key = nodes[node_id].key, nodes[row.other].key
+    direction = EDGE_DIRECTIONS[row.direction_index][0]
+    source, target = (
+        (own_key, neighbour_key) if direction is Direction.OUT else (neighbour_key, own_key)
+    )
+    return Neighbour(nodes[row.other], edge_between(source, target, row), direction)

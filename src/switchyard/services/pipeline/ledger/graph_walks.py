@@ -12,8 +12,8 @@ from sqlalchemy import Connection, Row, select
 from switchyard.services.engine.ledger.sql.dialect import among
 from switchyard.services.engine.ledger.sql.repository import Repository, read
 from switchyard.services.pipeline.ledger.graph_lookup import (
+    EDGE_DIRECTIONS,
     MERGED_EDGE,
-    WAYS,
     edge_between,
     filter_kinds,
     node_of,
@@ -38,7 +38,7 @@ MAX_EDGES_PER_NODE = 200
 """Edges that are followed from one node of a neighbourhood."""
 MAX_SEARCHED_EDGES = 50_000
 """Most edges in each direction that one level of the search for a path reads."""
-MAX_SHOWN_EDGES = 5_000
+MAX_RETURNED_EDGES = 5_000
 """Most edges of a neighbourhood."""
 
 Step = tuple[int, int]
@@ -70,15 +70,17 @@ class GraphWalks(Repository):
         start = node_of(connection, key)
         if start is None:
             return None
-        distances, truncated = _distances_around(connection, start, depth, kinds, direction, limit)
+        distances, is_truncated = _distances_around(
+            connection, start, depth, kinds, direction, limit
+        )
         nodes = nodes_of(connection, distances)
         order = [each for each in distances if each in nodes]
         rows = _edges_between(connection, nodes, kinds)
         return Neighbourhood(
             nodes=[nodes[each] for each in order],
             distances=[distances[each] for each in order],
-            edges=[_edge(nodes, row) for row in rows[:MAX_SHOWN_EDGES]],
-            truncated=truncated or len(rows) > MAX_SHOWN_EDGES,
+            edges=[_edge(nodes, row) for row in rows[:MAX_RETURNED_EDGES]],
+            truncated=is_truncated or len(rows) > MAX_RETURNED_EDGES,
         )
 
     @read
@@ -126,23 +128,24 @@ class _Search:
     def between(self, start: int, end: int, longest: int, limit: int) -> list[list[int]]:
         if start == end:
             return [[start]]
-        # For each node that was reached from an end: the nodes before it on a shortest path.
-        before: tuple[dict[int, list[int]], dict[int, list[int]]] = ({start: []}, {end: []})
+        # For both ends: by each node that was reached from there, the nodes before it on a shortest
+        # path.
+        predecessors: tuple[dict[int, list[int]], dict[int, list[int]]] = ({start: []}, {end: []})
         frontiers: list[set[int]] = [{start}, {end}]
         for _ in range(longest):
             side = 0 if len(frontiers[0]) <= len(frontiers[1]) else 1
             steps = self._next_steps(frontiers[side], _direction_from(self._direction, side))
             reached: dict[int, list[int]] = {}
             for from_node, to_node in steps:
-                if to_node not in before[side]:
+                if to_node not in predecessors[side]:
                     reached.setdefault(to_node, []).append(from_node)
-            before[side].update(reached)
+            predecessors[side].update(reached)
             frontiers[side] = set(reached)
-            meeting_nodes = sorted(reached.keys() & before[1 - side].keys())
+            meeting_nodes = sorted(reached.keys() & predecessors[1 - side].keys())
             if meeting_nodes:
                 # All nodes in the middle have the same distances, so each of these paths is a
                 # shortest one.
-                return _join_routes(before, meeting_nodes, limit)
+                return _join_routes(predecessors, meeting_nodes, limit)
             if not reached or self.is_given_up:
                 return []
         return []
@@ -154,14 +157,14 @@ class _Search:
 
 
 def _join_routes(
-    before: tuple[dict[int, list[int]], dict[int, list[int]]],
+    predecessors: tuple[dict[int, list[int]], dict[int, list[int]]],
     meeting_nodes: Sequence[int],
     limit: int,
 ) -> list[list[int]]:
     routes: list[list[int]] = []
     for middle in meeting_nodes:
-        for head in _routes_back(before[0], middle, limit):
-            for tail in _routes_back(before[1], middle, limit):
+        for head in _routes_back(predecessors[0], middle, limit):
+            for tail in _routes_back(predecessors[1], middle, limit):
                 route = [*reversed(head), *tail[1:]]
                 if route not in routes:
                     routes.append(route)
@@ -170,11 +173,11 @@ def _join_routes(
     return routes
 
 
-def _routes_back(before: dict[int, list[int]], node: int, limit: int) -> list[list[int]]:
+def _routes_back(predecessors: dict[int, list[int]], node: int, limit: int) -> list[list[int]]:
     """Return the routes from a node back to the end from which it was reached."""
     routes = [[node]]
-    while before[routes[0][-1]]:
-        routes = [[*route, each] for route in routes for each in before[route[-1]]][:limit]
+    while predecessors[routes[0][-1]]:
+        routes = [[*route, each] for route in routes for each in predecessors[route[-1]]][:limit]
     return routes
 
 
@@ -187,21 +190,21 @@ def _distances_around(
     limit: int,
 ) -> tuple[dict[int, int], bool]:
     """Return the distance of each node around the start, and whether some were left out."""
-    distances, frontier, truncated = {start: 0}, [start], False
+    distances, frontier, is_truncated = {start: 0}, [start], False
     for distance in range(1, depth + 1):
-        following: list[int] = []
+        next_frontier: list[int] = []
         for node_id in frontier:
             steps = _steps(connection, [node_id], kinds, direction, MAX_EDGES_PER_NODE + 1)
-            truncated |= len(steps) > MAX_EDGES_PER_NODE
+            is_truncated |= len(steps) > MAX_EDGES_PER_NODE
             for _, other_id in steps[:MAX_EDGES_PER_NODE]:
                 if other_id in distances:
                     continue
                 if len(distances) == limit:
                     return distances, True
                 distances[other_id] = distance
-                following.append(other_id)
-        frontier = following
-    return distances, truncated
+                next_frontier.append(other_id)
+        frontier = next_frontier
+    return distances, is_truncated
 
 
 def _steps(
@@ -214,7 +217,7 @@ def _steps(
     """Return steps from these nodes to others, up to `limit` in each direction."""
     nodes = list(frontier)
     steps: list[Step] = []
-    for edge_direction, from_column, to_column in WAYS:
+    for edge_direction, from_column, to_column in EDGE_DIRECTIONS:
         if direction not in (edge_direction, Direction.BOTH):
             continue
         query = filter_kinds(
@@ -237,7 +240,7 @@ def _edges_between(
     )
     order = (edges.source, edges.kind, edges.target)
     grouped = (
-        filter_kinds(query, kinds).group_by(*order).order_by(*order).limit(MAX_SHOWN_EDGES + 1)
+        filter_kinds(query, kinds).group_by(*order).order_by(*order).limit(MAX_RETURNED_EDGES + 1)
     )
     return list(connection.execute(grouped))
 
@@ -251,14 +254,14 @@ def _edges_of_routes(
 ) -> dict[Step, GraphEdge]:
     """Return, for each step of the routes, an edge that joins its ends."""
     steps = {step for route in routes for step in pairwise(route)}
-    joining: dict[Step, GraphEdge] = {}
+    edge_of_step: dict[Step, GraphEdge] = {}
     for row in _edges_between(connection, nodes, kinds):
         edge = _edge(nodes, row)
         if direction is not Direction.IN and (row.source, row.target) in steps:
-            joining[row.source, row.target] = edge
+            edge_of_step[row.source, row.target] = edge
         if direction is not Direction.OUT and (row.target, row.source) in steps:
-            joining.setdefault((row.target, row.source), edge)
-    return joining
+            edge_of_step.setdefault((row.target, row.source), edge)
+    return edge_of_step
 
 
 def _graph_path(
@@ -276,8 +279,8 @@ def _edge(nodes: dict[int, GraphNode], row: Row[Any]) -> GraphEdge:
 
 
 def _direction_from(direction: Direction, side: int) -> Direction:
-    """Return the direction in which edges are followed from one side: from the far end, against the
-    direction of the walk."""
+    """Return the direction in which edges are followed from one side: 0 is the start of the walk;
+    from its end (1), edges are followed backwards."""
     if side == 0 or direction is Direction.BOTH:
         return direction
     return Direction.IN if direction is Direction.OUT else Direction.OUT

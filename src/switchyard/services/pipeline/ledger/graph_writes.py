@@ -35,16 +35,15 @@ class GraphWrites(Repository):
         edges: Mapping[EdgeKind, Sequence[NewEdge]],
     ) -> None:
         """Write a document into the graph as it is described, with exactly these edges of these
-        kinds; its edges of other kinds stay. A repeat changes nothing.
+        kinds; its edges of other kinds stay. Repeating it changes nothing.
 
         Other nodes that are described as the same work are merged with it, with all their edges.
-        Raises ValueError for a description without a document.
-        """
+        Raises ValueError for a description without a document."""
         document_id = document.document_id
         if document_id is None:
             raise ValueError("describe a document: one with a document_id")
-        kinds = {str(kind): each for kind, each in edges.items()}
-        new_edges = [edge for each in kinds.values() for edge in each]
+        edges_by_kind = {str(kind): each for kind, each in edges.items()}
+        new_edges = [edge for each in edges_by_kind.values() for edge in each]
         nodes = GraphNodes(connection)
         targets = [edge.target for edge in new_edges]
         nodes.load([document, *targets, *(edge.target for each in targets for edge in each.edges)])
@@ -52,21 +51,21 @@ class GraphWrites(Repository):
             connection, nodes, document, document_id
         )
         rows: dict[tuple[str, int], dict[str, Any]] = {}
-        targets_found = [
+        edges_to_nodes = [
             (kind, edge, _find_target(connection, nodes, edge.target))
-            for kind, each in kinds.items()
+            for kind, each in edges_by_kind.items()
             for edge in each
         ]
         _update_works(connection, nodes)
         nodes.flush()
         source = nodes.current_id(source)
-        for kind, edge, node_id in targets_found:
+        for kind, edge, node_id in edges_to_nodes:
             target = nodes.current_id(node_id)
-            known = rows.get((kind, target))
-            if target != source and (known is None or known["weight"] < edge.weight):
+            existing_row = rows.get((kind, target))
+            if target != source and (existing_row is None or existing_row["weight"] < edge.weight):
                 rows[kind, target] = _edge_row(source, kind, target, owner, edge)
         cited_before = _cited_nodes(connection, source)
-        condition = (graph_edges.c.source == source) & graph_edges.c.kind.in_(list(kinds))
+        condition = (graph_edges.c.source == source) & graph_edges.c.kind.in_(list(edges_by_kind))
         removed = connection.scalars(
             delete(graph_edges)
             .where(condition, graph_edges.c.owner == owner)
@@ -133,9 +132,9 @@ def _place_document(
     connection.execute(update(graph_documents).where(condition).values(node_id=node_id))
     nodes.node(old_node_id).documents.discard(document_id)
     nodes.node(node_id).documents.add(document_id)
-    own_edges = (graph_edges.c.source == old_node_id) & (graph_edges.c.owner == owner)
-    connection.execute(delete(graph_edges).where(own_edges, graph_edges.c.target == node_id))
-    connection.execute(update(graph_edges).where(own_edges).values(source=node_id))
+    is_own_edge = (graph_edges.c.source == old_node_id) & (graph_edges.c.owner == owner)
+    connection.execute(delete(graph_edges).where(is_own_edge, graph_edges.c.target == node_id))
+    connection.execute(update(graph_edges).where(is_own_edge).values(source=node_id))
     nodes.count_citations(_cited_nodes(connection, node_id) | {node_id})
     if not nodes.node(old_node_id).documents:
         nodes.change(old_node_id, kind=NodeKind.WORK)
@@ -201,10 +200,10 @@ def _update_works(connection: Connection, nodes: GraphNodes) -> None:
         ]
     if not rows:
         return
-    before = delete(graph_edges).where(
+    old_edges = delete(graph_edges).where(
         among(connection, graph_edges.c.source, rows), graph_edges.c.owner == _WORK_ITSELF
     )
-    removed = set(connection.scalars(before.returning(graph_edges.c.target)))
+    removed = set(connection.scalars(old_edges.returning(graph_edges.c.target)))
     statement = insert_into(connection, graph_edges).on_conflict_do_nothing()
     connection.execute(statement, [row for each in rows.values() for row in each])
     nodes.drop_unreferenced(removed)
@@ -221,20 +220,20 @@ def _own_kinds(connection: Connection, source: int) -> tuple[set[str], bool]:
 def _drop_edges_by_others(connection: Connection, source: int, kinds: Iterable[str]) -> set[int]:
     """Delete edges by which others describe a document, of kinds that it has itself. Returns the
     nodes to which they led."""
-    edges_by_others = delete(graph_edges).where(
+    deletion = delete(graph_edges).where(
         graph_edges.c.source == source,
         graph_edges.c.owner == _WORK_ITSELF,
         graph_edges.c.kind.in_(list(kinds)),
     )
-    return set(connection.scalars(edges_by_others.returning(graph_edges.c.target)))
+    return set(connection.scalars(deletion.returning(graph_edges.c.target)))
 
 
 def _demote_to_work(connection: Connection, node_id: int) -> None:
     """Turn a node into a work that is only cited, where its last document was deleted."""
-    others = select(graph_documents.c.id).where(graph_documents.c.node_id == node_id)
+    other_documents = select(graph_documents.c.id).where(graph_documents.c.node_id == node_id)
     connection.execute(
         update(graph_nodes)
-        .where(graph_nodes.c.id == node_id, ~others.exists())
+        .where(graph_nodes.c.id == node_id, ~other_documents.exists())
         .values(kind=str(NodeKind.WORK))
     )
 
@@ -260,8 +259,8 @@ def _cited_nodes(connection: Connection, source: int) -> set[int]:
 def _adjust_citations(connection: Connection, before: set[int], after: set[int]) -> None:
     """Adjust the numbers of citations by those that came or went, as a much-cited work has too many
     to count all of them each time."""
-    for changed, by in ((after - before, 1), (before - after, -1)):
-        if changed:
-            condition = among(connection, graph_nodes.c.id, changed)
+    for changed_ids, step in ((after - before, 1), (before - after, -1)):
+        if changed_ids:
+            condition = among(connection, graph_nodes.c.id, changed_ids)
             count = update(graph_nodes).where(condition)
-            connection.execute(count.values(cited=graph_nodes.c.cited + by))
+            connection.execute(count.values(cited=graph_nodes.c.cited + step))

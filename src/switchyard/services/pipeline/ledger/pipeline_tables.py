@@ -20,14 +20,15 @@ documents = Table(
     Column("id", Text, primary_key=True),
     # Hash of the file.
     Column("content_hash", Text, nullable=False, unique=True),
-    # Address or name under which it can be found; `pipeline`: the first job of its run.
+    # Address or name under which it can be found.
     Column("source", Text, unique=True),
     Column("filename", Text),
     Column("title", Text),
     Column("media_type", Text),
     Column("size_bytes", BigInteger),
+    # Id of the first job of its latest run.
     Column("pipeline", Text),
-    # `completed`, `failed`, `needs_ocr`, or the name of the stage that it is in.
+    # `completed`, `failed`, `needs_ocr`, or the state of its current stage (`Stage.state`).
     Column("state", Text, nullable=False),
     Column("current_stage", Text),
     # Job types, JSON.
@@ -63,7 +64,7 @@ crawls = Table(
     "crawls",
     metadata,
     Column("id", Text, primary_key=True),
-    # `start` and `hosts` are JSON lists: where it begins, and whose pages belong to it.
+    # JSON lists: the addresses where it begins, and the hosts whose pages belong to it.
     Column("start", Text, nullable=False),
     Column("hosts", Text, nullable=False),
     Column("max_pages", Integer, nullable=False),
@@ -117,7 +118,7 @@ catalogue_answers = Table(
 )
 Index("ix_catalogue_answers_created", catalogue_answers.c.created_at)
 
-# One row, `id`: the id of the next node. Its lock admits one writer of the graph at a time.
+# One row, named `id`: the last id that was given. Who writes the graph locks it.
 graph_counters = Table(
     "graph_counters",
     metadata,
@@ -154,7 +155,7 @@ graph_keys = Table(
     Column("node_id", BigInteger, nullable=False, index=True),
 )
 
-# Documents here, each with the node of its work.
+# Documents in the ledger, each with the node of its work.
 graph_documents = Table(
     "graph_documents",
     metadata,

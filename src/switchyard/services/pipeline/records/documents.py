@@ -20,9 +20,9 @@ FINISHED_STATES = frozenset({COMPLETED})
 
 
 def checked_class(value: object) -> object:
-    """Return the value if it can be a class in a filter, or if it is no string: those the caller
-    refuses. Raises ValueError, which says how a class is written.
-    """
+    """Return the value if it can be a class in a filter. A value that is no string is also
+    returned: refusing it is the caller's part. Raises ValueError, which says how a class is
+    written."""
     # `$` also matches before a line break at the end.
     if isinstance(value, str) and not re.match(patterns.CLASS.replace("$", r"\Z"), value):
         raise ValueError(

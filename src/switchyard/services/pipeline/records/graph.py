@@ -72,7 +72,7 @@ class NodeDescription:
     year: int | None = None
     provenance: Provenance = "reference"
     document_id: str | None = None
-    """The document here that is this work."""
+    """The document that is this work, if there is one in this system."""
     edges: tuple[NewEdge, ...] = ()
     """Edges of a work to its authors, venue and topics."""
 
@@ -105,7 +105,7 @@ class GraphNode:
     community: int | None = None
     """Number of its community, 0 the largest, in the same ranking."""
     documents: tuple[str, ...] = ()
-    """The documents here that are this work."""
+    """The documents in this system that are this work."""
     keys: tuple[str, ...] = ()
     """All keys of the node; only filled when a single node is read."""
 

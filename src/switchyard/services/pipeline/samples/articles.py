@@ -15,6 +15,7 @@ from typing import Any
 from switchyard.services.pipeline.samples.article_texts import ARTICLES, Article
 
 _A4 = (595, 842)
+"""Width and height of a page, in points."""
 _MARGIN = 64
 _PARAGRAPHS_PER_PAGE = 2
 
@@ -70,10 +71,12 @@ def _draw_pdf(article: Article, title: str) -> bytes:
             top += 56
         for paragraph in paragraphs[start : start + _PARAGRAPHS_PER_PAGE]:
             box = library.Rect(_MARGIN, top, _A4[0] - _MARGIN, _A4[1] - _MARGIN)
-            left = page.insert_textbox(box, paragraph, fontname="tiro", fontsize=12, lineheight=1.3)
-            if left < 0:
+            space_left = page.insert_textbox(
+                box, paragraph, fontname="tiro", fontsize=12, lineheight=1.3
+            )
+            if space_left < 0:
                 raise ValueError(f"{article.slug}: a paragraph does not fit its page")
-            top = box.y1 - left + 14
+            top = box.y1 - space_left + 14
     # No dates and random ids: with them, each run would make other bytes, and so another document.
     document.set_metadata({"title": title, "author": "Switchyard samples"})
     content = bytes(document.tobytes(deflate=True, garbage=3, no_new_id=True))

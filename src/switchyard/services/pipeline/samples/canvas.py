@@ -16,8 +16,10 @@ from switchyard.services.pipeline.samples.phrases import TextGenerator
 from switchyard.services.pipeline.samples.typeface import Typeface, pymupdf
 
 WIDTH, HEIGHT = 595.0, 842.0
+"""Of a page (A4), in points, as all lengths here."""
 MARGIN = 60.0
 GUTTER = 24.0
+"""Space between columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +105,7 @@ class Canvas:
 
     def _begin_columns(self, top: float) -> None:
         width = (WIDTH - 2 * MARGIN - GUTTER * (self.columns - 1)) / self.columns
-        lefts = [MARGIN + at * (width + GUTTER) for at in range(self.columns)]
+        lefts = [MARGIN + index * (width + GUTTER) for index in range(self.columns)]
         if self.prose.is_rtl:
             lefts.reverse()
         self._page_columns = [_Column(left, width, HEIGHT - MARGIN - 20) for left in lefts]
@@ -123,13 +125,14 @@ class Canvas:
             self.new_page()
 
     def _ensure_room(self, height: float) -> bool:
-        """Begin the next column or page unless so much fits below. Returns whether it fits."""
+        """Begin the next column or page if less than `height` is left in this one. Returns whether
+        it was not needed."""
         if self._y + height <= self._page_columns[self._column_number].bottom:
             return True
         self._next_column()
         return False
 
-    # --- what stands on them ----------------------------------------------------------------
+    # --- parts of the text ----------------------------------------------------------------
 
     def title(self, text: str, byline: str = "") -> None:
         """Write the title over all columns of the page, which begin below it."""
@@ -189,41 +192,41 @@ class Canvas:
         self._y += height + 10
 
     def table(self, caption: str, rows: Sequence[Sequence[str]], *, ruled: bool) -> None:
-        """Draw a table. The first row is its head, which is repeated where it goes on, on another
-        page."""
+        """Draw a table. Its first row is its head, which is repeated where the table goes on in the
+        next column or page."""
         self._ensure_room(60)
         if caption:
             self._write_flowing("caption", caption, 9)
-        head, rest, continued = rows[0], list(rows[1:]), False
-        while rest:
+        head_row, rows_left, continued = rows[0], list(rows[1:]), False
+        while rows_left:
             column = self._page_columns[self._column_number]
-            lines = int((column.bottom - self._y) // 16) - 1
-            if lines < 1:
+            rows_that_fit = int((column.bottom - self._y) // 16) - 1
+            if rows_that_fit < 1:
                 self._next_column()
                 continue
-            part, rest = rest[:lines], rest[lines:]
-            table_rows = [tuple(head), *(tuple(row) for row in part)]
+            rows_here, rows_left = rows_left[:rows_that_fit], rows_left[rows_that_fit:]
+            table_rows = [tuple(head_row), *(tuple(row) for row in rows_here)]
             self._draw_grid(table_rows, column, ruled)
             text = "\n".join(" ".join(row) for row in table_rows)
             self.blocks.append(Block("table", self.number, text, tuple(table_rows), continued))
             continued = True
-            if rest:
+            if rows_left:
                 self._next_column()
         self._y += 12
 
     def _draw_grid(self, rows: Sequence[Sequence[str]], column: _Column, ruled: bool) -> None:
-        widths = [0.4, *([0.6 / (len(rows[0]) - 1)] * (len(rows[0]) - 1))]
+        width_shares = [0.4, *([0.6 / (len(rows[0]) - 1)] * (len(rows[0]) - 1))]
         for number, row in enumerate(rows):
             x = column.x + (column.width if self.prose.is_rtl else 0)
-            for width, cell in zip(widths, row, strict=True):
-                each = width * column.width
-                left = x - each if self.prose.is_rtl else x
-                self._write_line(cell, left + 3, self._y + 11, each - 6, 9, bold=number == 0)
+            for share, cell in zip(width_shares, row, strict=True):
+                cell_width = share * column.width
+                left = x - cell_width if self.prose.is_rtl else x
+                self._write_line(cell, left + 3, self._y + 11, cell_width - 6, 9, bold=number == 0)
                 if ruled:
-                    frame = (left, self._y, left + each, self._y + 16)
+                    frame = (left, self._y, left + cell_width, self._y + 16)
                     self._shape.draw_rect(pymupdf().Rect(frame))
                     self._shape.finish(width=0.5)
-                x = left if self.prose.is_rtl else x + each
+                x = left if self.prose.is_rtl else x + cell_width
             self._y += 16
 
     def figure(self, draw: Callable[[Any, Any, Any], list[str]], caption: str) -> None:
@@ -245,27 +248,29 @@ class Canvas:
     # --- letters ----------------------------------------------------------------------------
 
     def _write_flowing(self, kind: str, text: str, size: float, *, bold: bool = False) -> None:
-        """Write lines one below the other, on over columns and pages."""
+        """Write lines one below the other, and go on in the next columns and pages."""
         leading = size * 1.35
         lines = self._typeface.wrap(
             text, self._page_columns[self._column_number].width, size, bold=bold
         )
-        part: list[str] = []
+        lines_here: list[str] = []
         continued = False
         position = (self.number, self._column_number)
         for line in lines:
             self._ensure_room(leading)
-            if (self.number, self._column_number) != position and part:
+            if (self.number, self._column_number) != position and lines_here:
                 self.blocks.append(
-                    Block(kind, position[0], self._typeface.join_lines(part), (), continued)
+                    Block(kind, position[0], self._typeface.join_lines(lines_here), (), continued)
                 )
-                part, continued = [], True
+                lines_here, continued = [], True
             position = (self.number, self._column_number)
             column = self._page_columns[self._column_number]
             self._write_line(line, column.x, self._y + size, column.width, size, bold=bold)
             self._y += leading
-            part.append(line)
-        self.blocks.append(Block(kind, position[0], self._typeface.join_lines(part), (), continued))
+            lines_here.append(line)
+        self.blocks.append(
+            Block(kind, position[0], self._typeface.join_lines(lines_here), (), continued)
+        )
 
     def _write_line(
         self, line: str, x: float, y: float, width: float, size: float, *, bold: bool = False
@@ -283,10 +288,10 @@ class Canvas:
         box = pymupdf().Rect(x - 2, y - size * 1.2, x + width, y + size)
         self._page.insert_htmlbox(box, f'<p dir="rtl" style="{style}">{html.escape(text)}</p>')
 
-    # --- done -------------------------------------------------------------------------------
+    # --- the end --------------------------------------------------------------------------
 
     def finish(self, title: str, author: str) -> Any:
-        """Return the document, all of it drawn."""
+        """Finish drawing, and return the document."""
         self._end_page()
         self._shape = None
         # No dates: with them, each run would make other bytes, and so another document.

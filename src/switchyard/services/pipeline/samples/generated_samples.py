@@ -43,7 +43,7 @@ class GeneratedSample:
 
     @property
     def truth(self) -> dict[str, Any]:
-        """As JSON: to score what reading it gives."""
+        """The truth as JSON, with which the text that is read from the document is compared."""
         return {
             "filename": self.filename,
             "kind": self.kind,
@@ -74,11 +74,11 @@ def generate(
     Hebrew up to some seconds. Raises UnknownSample at the call, ExtraNotInstalled with the first
     document.
     """
-    chosen_kinds, chosen_languages = check_wanted(kinds, languages)
+    chosen_kinds, chosen_languages = check_choice(kinds, languages)
     return (_sample(seed, number, chosen_kinds, chosen_languages) for number in range(count))
 
 
-def check_wanted(
+def check_choice(
     chosen_kinds: Sequence[str] | None, chosen_languages: Sequence[str] | None
 ) -> tuple[Sequence[str], Sequence[str]]:
     """Return the kinds and languages to use, all where none are named. Raises UnknownSample."""
@@ -151,9 +151,9 @@ def _simulate_scan(page: Any, random: Random) -> Any:
 
     library = pymupdf()
     zoom = SCAN_DPI / 72
-    askew = library.Matrix(zoom, zoom).prerotate(random.uniform(-0.6, 0.6))
-    drawn = page.get_pixmap(matrix=askew, colorspace=library.csGRAY, alpha=False)
-    shades = np.frombuffer(drawn.samples, np.uint8).astype(np.float32)
+    rotation = library.Matrix(zoom, zoom).prerotate(random.uniform(-0.6, 0.6))
+    picture = page.get_pixmap(matrix=rotation, colorspace=library.csGRAY, alpha=False)
+    shades = np.frombuffer(picture.samples, np.uint8).astype(np.float32)
     noise = np.random.default_rng(random.getrandbits(32)).normal(0, 6, shades.size)
     pixels = np.clip(shades * 0.96 + noise, 0, 255).astype(np.uint8)
-    return library.Pixmap(library.csGRAY, drawn.width, drawn.height, pixels.tobytes(), False)
+    return library.Pixmap(library.csGRAY, picture.width, picture.height, pixels.tobytes(), False)

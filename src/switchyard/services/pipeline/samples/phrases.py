@@ -37,7 +37,7 @@ class TextGenerator:
 
     @property
     def subject(self) -> str:
-        """What it is about: energy, health, …."""
+        """What the text is about: energy, health, …"""
         name: str = self._subject["name"]
         return name
 
@@ -57,9 +57,11 @@ class TextGenerator:
 
     def headings(self, count: int) -> list[str]:
         """Return different headings, in the order of the list."""
-        every: list[str] = self._lists["headings"]
-        chosen = sorted(self._random.sample(range(len(every)), min(count, len(every))))
-        return [every[index] for index in chosen]
+        all_headings: list[str] = self._lists["headings"]
+        indices = sorted(
+            self._random.sample(range(len(all_headings)), min(count, len(all_headings)))
+        )
+        return [all_headings[index] for index in indices]
 
     def sentence(self) -> str:
         lead, tail = self._one(self._lists["leads"]), self._one(self._lists["tails"])
@@ -75,8 +77,8 @@ class TextGenerator:
 
     def paragraph(self, min_sentences: int = 3, max_sentences: int = 6) -> str:
         count = self._random.randint(min_sentences, max_sentences)
-        between = " " if self.is_spaced else ""
-        return between.join(self.sentence() for _ in range(count))
+        separator = " " if self.is_spaced else ""
+        return separator.join(self.sentence() for _ in range(count))
 
     def person(self) -> str:
         return f"{self._one(self._names['given'])} {self._one(self._names['family'])}"
@@ -87,11 +89,12 @@ class TextGenerator:
     def reference(self, number: int) -> FakeCitation:
         """Return an entry of a list of references, as journals print them."""
         people = ", ".join(self.person() for _ in range(self._random.randint(1, 3)))
-        first = self._random.randint(1, 900)
+        first_page = self._random.randint(1, 900)
         text = (
             f"{people}: {self.title()}. {self._one(self._names['journals'])} "
             f"{self._random.randint(3, 60)} ({self._random.randint(1, 6)}), "
-            f"{first}-{first + self._random.randint(4, 30)} ({self._random.randint(1975, 2024)})."
+            f"{first_page}-{first_page + self._random.randint(4, 30)} "
+            f"({self._random.randint(1975, 2024)})."
         )
         return FakeCitation(f"[{number}]", text)
 

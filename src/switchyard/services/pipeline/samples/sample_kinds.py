@@ -22,7 +22,7 @@ class SampleKind:
     is_scan: bool = False
     """Whether its pages are pictures without text."""
     font_size: float = 10.5
-    """Of its text, in points."""
+    """Size of its text, in points."""
     is_photo: bool = False
     """Whether it is a picture as a camera makes it: a JPEG instead of a PDF."""
 
@@ -54,8 +54,8 @@ def _paper(canvas: Canvas, title: str) -> None:
     for heading in prose.headings(4):
         canvas.heading(heading)
         for _ in range(random.randint(2, 4)):
-            cited = f" [{random.randint(1, count)}]"
-            canvas.paragraph(prose.paragraph(3, 7) + ("" if prose.is_rtl else cited))
+            citation = f" [{random.randint(1, count)}]"
+            canvas.paragraph(prose.paragraph(3, 7) + ("" if prose.is_rtl else citation))
         if random.random() < 0.4:
             canvas.footnote("*", prose.sentence())
     canvas.heading(prose.word("references"))

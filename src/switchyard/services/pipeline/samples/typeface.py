@@ -96,8 +96,8 @@ class Typeface:
         if self.prose.language not in _HYPHENATED or len(word) < 9 or not word[:-1].isalpha():
             return 0
         for break_index in range(len(word) - 4, 3, -1):
-            is_place = word[break_index - 1] in _VOWELS and word[break_index] not in _VOWELS
-            if is_place and self.length(f"{word[:break_index]}-", size, bold) <= width_left:
+            is_break = word[break_index - 1] in _VOWELS and word[break_index] not in _VOWELS
+            if is_break and self.length(f"{word[:break_index]}-", size, bold) <= width_left:
                 return break_index
         return 0
 

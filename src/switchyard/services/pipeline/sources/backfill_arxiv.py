@@ -70,8 +70,8 @@ class ArxivSource(Source):
     @property
     def _dates(self) -> tuple[datetime, datetime]:
         """Return the first and the last minute of submission."""
-        first = self.options.from_
-        begin = FIRST_DAY if first is None else datetime.combine(first, time(), UTC)
+        first_day = self.options.from_
+        begin = FIRST_DAY if first_day is None else datetime.combine(first_day, time(), UTC)
         end = datetime.combine(self._last_day, time(), UTC) + timedelta(days=1, minutes=-1)
         return begin, end
 
@@ -85,7 +85,7 @@ class ArxivSource(Source):
     async def items(self, cursor: Cursor | None) -> AsyncIterator[Item | Unusable]:
         begin, end = self._dates
         listing_cursor = ListingCursor.parse(cursor["page"]) if cursor else None
-        done = cursor["done"] if cursor else 0
+        entries_done = cursor["done"] if cursor else 0
         options = {"full_text": True} if self.options.full_text else {}
         with backfill_errors():
             async with self._client() as client:
@@ -98,11 +98,11 @@ class ArxivSource(Source):
                 )
                 async for page in pages:
                     for number, entry in enumerate(page.entries, start=1):
-                        if number <= done:
+                        if number <= entries_done:
                             continue
                         values = payload_of(entry, **options)
                         yield Item(entry.id, values, {"page": str(page.window), "done": number})
-                    done = 0
+                    entries_done = 0
 
     def _client(self) -> AbstractAsyncContextManager[ArxivClient]:
         context = self.context

@@ -17,7 +17,7 @@ from switchyard.services.pipeline.sources.source_client import SourceClient, Sou
 from switchyard.services.pipeline.sources.source_errors import InvalidSourceResponse
 
 PAGE_SIZE = 100
-_NEXT = re.compile(r'<([^>]{1,4000})>\s*;\s*rel="next"')
+_NEXT_LINK = re.compile(r'<([^>]{1,4000})>\s*;\s*rel="next"')
 
 
 class HuggingfaceOptions(StrictModel):
@@ -54,21 +54,21 @@ class HuggingfaceBackfill(PagedSource):
         params = {"limit": str(PAGE_SIZE), "sort": "createdAt", "direction": "1", **options}
         while True:
             try:
-                answer = await client.get(
+                response = await client.get(
                     page or f"/api/{self.options.kind}s", None if page else params
                 )
             except ValueError as error:
                 raise InvalidSourceResponse(
                     "Hugging Face's next page is on another server"
                 ) from error
-            entries = answer.json()
+            entries = response.json()
             yield page, entries
-            following = _NEXT.search(answer.headers.get("link", ""))
-            if following is None or not entries:
+            next_link = _NEXT_LINK.search(response.headers.get("link", ""))
+            if next_link is None or not entries:
                 return
-            if following[1] == page:
+            if next_link[1] == page:
                 raise InvalidSourceResponse("Hugging Face names a page as its own next page")
-            page = following[1]
+            page = next_link[1]
 
     def item_of(self, entry: Any, cursor: Cursor) -> Item:
         kind, name = self.options.kind, hub_name(entry["id"])

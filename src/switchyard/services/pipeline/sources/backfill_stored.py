@@ -26,11 +26,11 @@ class DocumentOptions(BaseModel):
     state: str | None = Field(default=None, pattern=patterns.WORD)
     """queued, extracting, …, completed or failed."""
     source: str | None = Field(default=None, max_length=2000, pattern=patterns.NO_NUL)
-    """The beginning of their source: `arxiv:`."""
+    """The beginning of their source, such as `arxiv:`."""
     label: Annotated[str | None, BeforeValidator(checked_class)] = Field(
         default=None, alias="class", pattern=patterns.CLASS
     )
-    """Their class: `privacy:public`."""
+    """Their class, such as `privacy:public`."""
     media_type: str | None = Field(default=None, max_length=200, pattern=patterns.NO_NUL)
     since: Moment | None = None
     """Documents that were taken in at this time or later."""
@@ -69,13 +69,13 @@ class StoredDocuments(Source):
         return await PipelineLedger(self.context.ledger).documents.count_documents(self._filter)
 
     async def items(self, cursor: Cursor | None) -> AsyncIterator[Item | Unusable]:
-        after = (cursor["created_at"], cursor["id"]) if cursor else None
+        last_position = (cursor["created_at"], cursor["id"]) if cursor else None
         while True:
             page = await PipelineLedger(self.context.ledger).documents.documents_after(
-                self._filter, after, PAGE_SIZE
+                self._filter, last_position, PAGE_SIZE
             )
             for each in page:
-                after = (each.created_at, each.id)
+                last_position = (each.created_at, each.id)
                 values = {
                     "document_id": each.id,
                     "source": each.source,

@@ -42,7 +42,7 @@ class SourceItem(StrictModel):
     makes a subclass."""
 
     id: str = Field(min_length=1, max_length=500)
-    """Name of the thing at the source."""
+    """Name of the item at the source."""
     force: bool = False
     """Run the stages again although the document has not changed."""
 
@@ -91,7 +91,7 @@ class DocumentSource(ABC):
 
 
 def is_prose(value: object) -> bool:
-    """Return whether a field of a foreign answer is text that says something."""
+    """Return whether a field of a foreign answer is a text that is not blank."""
     return isinstance(value, str) and bool(value.strip())
 
 
@@ -107,5 +107,6 @@ def mapping(value: object, noun: str, label: str) -> Mapping[str, Any]:
 
 
 def words(value: object) -> list[str]:
-    """Return the first 100 texts of a foreign list (topics, tags), each cut to 200 characters."""
+    """Return the first 100 texts of a list in a foreign answer (topics, tags), each cut to 200
+    characters."""
     return [each[:200] for each in list_in(value) if isinstance(each, str)][:100]

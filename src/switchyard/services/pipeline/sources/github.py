@@ -92,7 +92,7 @@ class GithubSource(DocumentSource):
             name = repository_name(str(details.get("full_name")))
         except ValueError as error:
             raise InvalidSourceResponse("GitHub's repository has no name") from error
-        readme = await _optional(client, f"{path}/readme", _RAW)
+        readme = await _get_if_there(client, f"{path}/readme", _RAW)
         releases = await client.get(
             f"{path}/releases", {"per_page": str(MAX_RELEASES)}, accept=_JSON, conditional=True
         )
@@ -108,7 +108,7 @@ class GithubSource(DocumentSource):
         )
 
 
-async def _optional(client: SourceClient, path: str, accept: str) -> str:
+async def _get_if_there(client: SourceClient, path: str, accept: str) -> str:
     try:
         return (await client.get(path, accept=accept, conditional=True)).text()
     except SourceNotFound:

@@ -81,10 +81,10 @@ class HuggingfaceSource(DocumentSource):
             name = hub_name(str(details.get("id")))
         except ValueError as error:
             raise InvalidSourceResponse(f"Hugging Face's {item.kind} has no name") from error
-        below = "" if item.kind == "model" else "/datasets"
+        path_prefix = "" if item.kind == "model" else "/datasets"
         card = ""
         try:
-            path = f"{below}/{quote(name)}/raw/main/README.md"
+            path = f"{path_prefix}/{quote(name)}/raw/main/README.md"
             card = (await client.get(path, accept="text/plain", conditional=True)).text()
         except SourceNotFound:
             card = ""
@@ -98,7 +98,7 @@ class HuggingfaceSource(DocumentSource):
 
 def _text(name: str, details: Mapping[str, Any], card: str) -> str:
     parts = [f"# {name}"]
-    if is_prose(details.get("description")):  # data sets have one
+    if is_prose(details.get("description")):  # only data sets have one
         parts.append(details["description"].strip())
     if tags := _tags(details):
         parts.append(f"Tags: {', '.join(tags)}")

@@ -34,7 +34,7 @@ class PagedSource(Source):
 
     @abstractmethod
     def pages(self, client: SourceClient, page: Any) -> AsyncIterator[tuple[Any, object]]:
-        """Yield that page and those behind it, each with its entries, as the server gives them.
+        """Yield this page and all later ones, each with its entries as the server gives them.
         Raises what `SourceClient.get` raises."""
 
     @abstractmethod
@@ -43,14 +43,16 @@ class PagedSource(Source):
         an entry without a name."""
 
     async def items(self, cursor: Cursor | None) -> AsyncIterator[Item | Unusable]:
-        first, done = (cursor["page"], cursor["done"]) if cursor else (self.first_page, 0)
+        first_page, entries_done = (
+            (cursor["page"], cursor["done"]) if cursor else (self.first_page, 0)
+        )
         async with backfill_client(self.server, self.context) as client:
-            async for page, entries in self.pages(client, first):
+            async for page, entries in self.pages(client, first_page):
                 if not isinstance(entries, list):
                     raise InvalidSourceResponse(
                         f"{self.server.label} returned something other than a list"
                     )
-                for number, entry in enumerate(entries[done:], start=done + 1):
+                for number, entry in enumerate(entries[entries_done:], start=entries_done + 1):
                     position = {"page": page, "done": number}
                     try:
                         item = self.item_of(entry, position)
@@ -59,7 +61,7 @@ class PagedSource(Source):
                             f"page {page}, {number}", "an entry without a name", position
                         )
                     yield item
-                done = 0
+                entries_done = 0
 
 
 @contextmanager

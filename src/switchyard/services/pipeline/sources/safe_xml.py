@@ -11,7 +11,8 @@ from switchyard.services.pipeline.sources.source_errors import InvalidSourceResp
 
 _MAX_DEPTH = 50
 MAX_ELEMENTS = 1_000_000
-"""Ten times those of the longest list of references; 20 MB of `<a/>` have five times as many."""
+"""Ten times the elements of the longest list of references. 20 MB of `<a/>`, which this refuses,
+have five times as many."""
 
 
 def xml_tree(data: bytes, label: str, charset: Charset | None = None) -> ET.Element:
@@ -25,18 +26,18 @@ def xml_tree(data: bytes, label: str, charset: Charset | None = None) -> ET.Elem
     builder = ET.TreeBuilder()
     parser = expat.ParserCreate("utf-8", namespace_separator="}")
     parser.buffer_text = True
-    depth = elements = 0
+    depth = element_count = 0
 
     def tree_name(text: str) -> str:
         return f"{{{text}" if "}" in text else text
 
     def start(tag: str, attributes: dict[str, str]) -> None:
-        nonlocal depth, elements
+        nonlocal depth, element_count
         depth += 1
-        elements += 1
+        element_count += 1
         if depth > _MAX_DEPTH:
             raise InvalidSourceResponse(f"{label}'s answer is nested too deeply")
-        if elements > MAX_ELEMENTS:
+        if element_count > MAX_ELEMENTS:
             raise InvalidSourceResponse(f"{label}'s answer has more than {MAX_ELEMENTS:,} elements")
         tree_attributes = {tree_name(key): value for key, value in attributes.items()}
         builder.start(tree_name(tag), tree_attributes)

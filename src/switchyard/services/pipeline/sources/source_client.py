@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from switchyard.services.engine.ledger import Ledger
 
 MAX_TURN_WAIT = 10.0
-"""Seconds that a job waits for its turn, in one of the two places (`throttle`), before it
+"""Seconds that a job waits for its turn, as one of two waiting jobs (`throttle`), before it
 snoozes."""
 MAX_REDIRECTS = 3
 """Most redirects of one request, all within its server: GitHub redirects from names that have
@@ -83,7 +83,7 @@ class SourceServer:
     max_bytes: int = 20 * 1024 * 1024
     """Bytes of the largest answer."""
     throttled_pause: float = 60.0
-    """Seconds of a pause when the server refuses a request for now without saying until when."""
+    """Seconds of the pause where the server refuses requests without saying until when."""
 
 
 class SourceClient:
@@ -240,14 +240,14 @@ class SourceClient:
         import httpx
 
         server = self.server
-        limit = asyncio.timeout(server.timeout)
+        timeout = asyncio.timeout(server.timeout)
         try:
             extensions = {}
             if server.secret_params:  # beside the URL, which httpx logs
                 secret_url = httpx.URL(url).copy_merge_params(dict(server.secret_params))
                 extensions["target"] = secret_url.raw_path
             async with (
-                limit,
+                timeout,
                 self._http.stream(
                     "GET", url, headers=dict(headers), extensions=extensions
                 ) as response,
@@ -266,7 +266,7 @@ class SourceClient:
         except httpx.HTTPError as error:
             raise SourceUnavailable(_describe(server.label, error)) from error
         except TimeoutError as error:
-            if limit.expired():
+            if timeout.expired():
                 raise SourceUnavailable(
                     f"{server.label} did not answer within {server.timeout:g} s"
                 ) from error
@@ -288,10 +288,10 @@ class SourceClient:
 
         if not url or not self.server.secret_params:
             return url
-        bare = httpx.URL(url)
+        cleaned = httpx.URL(url)
         for name in self.server.secret_params:
-            bare = bare.copy_remove_param(name)
-        return str(bare)
+            cleaned = cleaned.copy_remove_param(name)
+        return str(cleaned)
 
 
 def _join_url(url: str, target: str) -> str:

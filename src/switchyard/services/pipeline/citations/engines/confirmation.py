@@ -14,7 +14,7 @@ from switchyard.services.pipeline.text.plain_text import clean
 _WORD = re.compile(r"\w+")
 _TEXT_FIELDS = ("editors", "title", "container", "publisher", "place", "edition")
 _NUMBER_FIELDS = ("volume", "issue", "pages")
-_YEAR = range(1000, 2200)
+_POSSIBLE_YEARS = range(1000, 2200)
 
 
 def keep_confirmed(parsed: Reference, text: str, *, engine: str) -> Reference:
@@ -36,7 +36,11 @@ def keep_confirmed(parsed: Reference, text: str, *, engine: str) -> Reference:
     )
     values = {name: _join_lines(getattr(parsed, name)) for name in (*_TEXT_FIELDS, *_NUMBER_FIELDS)}
     fields: dict[str, Any] = {name: value for name, value in values.items() if is_in_text(value)}
-    year = parsed.year if parsed.year in _YEAR and re.search(rf"{parsed.year}", text) else None
+    year = (
+        parsed.year
+        if parsed.year in _POSSIBLE_YEARS and re.search(rf"{parsed.year}", text)
+        else None
+    )
     confirmed = Reference(
         text=text,
         authors=persons,

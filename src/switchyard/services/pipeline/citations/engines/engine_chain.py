@@ -87,7 +87,8 @@ async def parse_all(texts: Sequence[str], ctx: JobContext) -> list[Reference]:
     """Parse each reference, in order; `engine` names the engine that has parsed it.
 
     While a server is busy, the job waits, which uses up no attempt. A reference that no engine
-    could parse has its text alone. Where all engines have failed, raises what the last one raises.
+    could parse has no field but its text. Where all engines have failed, raises what the last one
+    raises.
     """
     engines = engines_of(ctx)
     if engines[0].name == OfflineEngine.name:
@@ -106,7 +107,7 @@ async def _parse_with_fallback(
     or all where the first fails."""
     parsed: dict[int, Reference] = {}
     unparsed = list(range(len(texts)))
-    failed: RetryableError | PermanentError | None = None
+    last_error: RetryableError | PermanentError | None = None
     has_answer = False
     for engine in engines:
         try:
@@ -117,7 +118,7 @@ async def _parse_with_fallback(
             structlog.get_logger("citations").warning(
                 "references go to the next engine", engine=engine.name, error=str(error)
             )
-            failed = error
+            last_error = error
             continue
         has_answer = True
         answers_by_index = zip(unparsed, answers, strict=True)
@@ -125,8 +126,8 @@ async def _parse_with_fallback(
         unparsed = [index for index in unparsed if index not in parsed]
         if not unparsed:
             break
-    if failed is not None and not has_answer:
-        raise failed
+    if last_error is not None and not has_answer:
+        raise last_error
     return [parsed.get(index) or Reference(text=texts[index]) for index in range(len(texts))]
 
 

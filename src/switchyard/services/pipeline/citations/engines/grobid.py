@@ -88,13 +88,15 @@ class GrobidEngine:
                 return b""
             if status == 200:
                 return body
-            after = parse_retry_after(headers.get("retry-after", ""), date=headers.get("date", ""))
+            retry_after = parse_retry_after(
+                headers.get("retry-after", ""), date=headers.get("date", "")
+            )
             if status not in (429, 503):
                 excerpt = decode(body[:200], charset_of(headers.get("content-type")))
                 if 400 <= status < 500 and status != 408:
                     raise SourceRefused(f"GROBID refuses the request with {status}: {excerpt}")
-                raise SourceUnavailable(f"GROBID answers {status}: {excerpt}", after=after)
-            wait = BUSY_RETRY_DELAY if after is None else after
+                raise SourceUnavailable(f"GROBID answers {status}: {excerpt}", after=retry_after)
+            wait = BUSY_RETRY_DELAY if retry_after is None else retry_after
             if asyncio.get_running_loop().time() + wait > deadline:
                 raise SourceBusy(f"GROBID is busy ({status})", wait=wait)
             await asyncio.sleep(wait)
@@ -106,10 +108,10 @@ class GrobidEngine:
 
         from switchyard.services.common.files.safe_http import uncompressed_client
 
-        limit = asyncio.timeout(TIMEOUT)
+        timeout = asyncio.timeout(TIMEOUT)
         try:
             async with (
-                limit,
+                timeout,
                 uncompressed_client(timeout=TIMEOUT, trust_env=False) as http,
                 http.stream(
                     "POST",
@@ -117,22 +119,22 @@ class GrobidEngine:
                     data=dict(form),
                     files=None if files is None else dict(files),
                     headers={"Accept": "application/xml"},
-                ) as answer,
+                ) as response,
             ):
-                return answer.status_code, dict(answer.headers), await _body(answer)
+                return response.status_code, dict(response.headers), await _read_body(response)
         except httpx.HTTPError as error:
             raise SourceUnavailable(
                 f"GROBID can't be reached ({type(error).__name__}: {error})"[:300]
             ) from error
         except TimeoutError as error:
-            if limit.expired():
+            if timeout.expired():
                 raise SourceUnavailable(f"GROBID did not answer within {TIMEOUT:g} s") from error
             raise
 
 
-async def _body(answer: httpx.Response) -> bytes:
+async def _read_body(response: httpx.Response) -> bytes:
     body = bytearray()
-    async for part in answer.aiter_bytes():
+    async for part in response.aiter_bytes():
         body += part
         if len(body) > MAX_BYTES:
             raise InvalidSourceResponse(f"GROBID's answer exceeds {MAX_BYTES:,} bytes")

@@ -102,9 +102,9 @@ def _notes(element: ET.Element, kind: str) -> Iterator[str]:
 def _boxes(coords: str) -> Iterator[Box]:
     """Yield the boxes of `page,x,y,width,height`, several with semicolons between them."""
     for match in _COORDS.finditer(coords[:10_000]):
-        page, *places = match.groups()
+        page, *coordinates = match.groups()
         try:
-            yield Box(int(page), *(float(each) for each in places))
+            yield Box(int(page), *(float(each) for each in coordinates))
         except ValueError:
             return
 

@@ -9,7 +9,7 @@ from switchyard.services.pipeline.citations.formats.work_kinds import WorkKind, 
 from switchyard.services.pipeline.citations.reference import Person, Reference
 from switchyard.services.pipeline.text.plain_text import clean
 
-_ENTRIES = {
+_ENTRY_TYPES = {
     WorkKind.ARTICLE: "article",
     WorkKind.PAPER: "inproceedings",
     WorkKind.CHAPTER: "incollection",
@@ -20,12 +20,12 @@ _ENTRIES = {
     WorkKind.WEB: "misc",
     WorkKind.OTHER: "misc",
 }
-_CONTAINERS = {
+_CONTAINER_FIELDS = {
     WorkKind.ARTICLE: "journal",
     WorkKind.PAPER: "booktitle",
     WorkKind.CHAPTER: "booktitle",
 }
-_PUBLISHERS = {WorkKind.THESIS: "school", WorkKind.REPORT: "institution"}
+_PUBLISHER_FIELDS = {WorkKind.THESIS: "school", WorkKind.REPORT: "institution"}
 # BibTeX counts braces also behind a backslash, so braces of the text are written as commands.
 _ESCAPES = {
     "\\": r"{\textbackslash}",
@@ -41,7 +41,8 @@ _SAFE_IN_ADDRESS = "!#$%&'()*+,/:;=?@[]~"
 
 
 def bibtex(references: Sequence[Reference]) -> str:
-    """Return one BibTeX entry for each reference, in order. Nothing in a field ends its entry."""
+    """Return one BibTeX entry for each reference, in order. No text in a field can end its entry
+    early."""
     entries = map(_entry, references, citation_keys_of(references))
     return "\n\n".join(entries) + ("\n" if references else "")
 
@@ -49,19 +50,19 @@ def bibtex(references: Sequence[Reference]) -> str:
 def _entry(reference: Reference, key: str) -> str:
     kind = kind_of(reference)
     fields = [f"  {name} = {{{value}}}" for name, value in _fields(reference, kind) if value]
-    return ",\n".join([f"@{_ENTRIES[kind]}{{{key}", *fields]) + "\n}"
+    return ",\n".join([f"@{_ENTRY_TYPES[kind]}{{{key}", *fields]) + "\n}"
 
 
 def _fields(reference: Reference, kind: WorkKind) -> Iterator[tuple[str, str]]:
     yield "author", _names(reference)
     yield "editor", _escape(reference.editors)
     yield "title", _title(reference.title or reference.text)
-    yield _CONTAINERS.get(kind, "howpublished"), _escape(reference.container)
+    yield _CONTAINER_FIELDS.get(kind, "howpublished"), _escape(reference.container)
     yield "year", str(reference.year or "")
     yield "volume", _escape(reference.volume)
     yield "number", _escape(reference.issue)
     yield "pages", _escape(reference.pages).replace("–", "--")
-    yield _PUBLISHERS.get(kind, "publisher"), _escape(reference.publisher)
+    yield _PUBLISHER_FIELDS.get(kind, "publisher"), _escape(reference.publisher)
     yield "address", _escape(reference.place)
     yield "edition", _escape(reference.edition)
     yield "isbn", _escape(reference.isbn)

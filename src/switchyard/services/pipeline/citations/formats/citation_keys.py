@@ -9,7 +9,8 @@ from switchyard.services.pipeline.citations.reference import Reference
 from switchyard.services.pipeline.text.stopwords import stop_words_among
 
 _WORD = re.compile(r"[a-z0-9]+")
-_NAME_CHARS = 24
+_MAX_WORD_LENGTH = 24
+"""Characters of a name or of a title's word in a key."""
 
 
 def citation_keys_of(references: Sequence[Reference]) -> list[str]:
@@ -34,8 +35,8 @@ def _base_key(reference: Reference) -> str:
     title = _words(reference.title)
     stop_words = stop_words_among(title)
     words = [word for word in title if word not in stop_words and len(word) > 1]
-    parts = "".join(_words(name))[:_NAME_CHARS], str(reference.year or ""), "".join(words[:1])
-    key = "".join(parts)[: 3 * _NAME_CHARS]
+    parts = "".join(_words(name))[:_MAX_WORD_LENGTH], str(reference.year or ""), "".join(words[:1])
+    key = "".join(parts)[: 3 * _MAX_WORD_LENGTH]
     return key if key[:1].isalpha() else f"ref{key}"
 
 
@@ -46,4 +47,4 @@ def _suffixed_keys(base: str) -> Iterator[str]:
 
 def _words(text: str) -> list[str]:
     plain = unicodedata.normalize("NFKD", text).casefold().encode("ascii", "ignore").decode()
-    return [word[:_NAME_CHARS] for word in _WORD.findall(plain)]
+    return [word[:_MAX_WORD_LENGTH] for word in _WORD.findall(plain)]

@@ -40,11 +40,11 @@ class ReferenceExport:
 
 
 def export_references(
-    stored: Sequence[Mapping[str, Any]], form: ReferenceFormat
+    stored: Sequence[Mapping[str, Any]], export_format: ReferenceFormat
 ) -> ReferenceExport:
     """Write stored references (docs/citations.md) in a format."""
     references = [_reference(each) for each in stored]
-    match form:
+    match export_format:
         case ReferenceFormat.BIBTEX:
             text = bibtex(references)
         case ReferenceFormat.CSL:
@@ -55,7 +55,7 @@ def export_references(
             )
         case ReferenceFormat.JSON:
             text = json.dumps(list(stored), ensure_ascii=False) + "\n"
-    return ReferenceExport(text.encode("utf-8", "backslashreplace"), MEDIA_TYPES[form])
+    return ReferenceExport(text.encode("utf-8", "backslashreplace"), MEDIA_TYPES[export_format])
 
 
 def _reference(stored: Mapping[str, Any]) -> Reference:

@@ -9,8 +9,8 @@ from switchyard.services.pipeline.text.plain_text import clean
 
 TEI = "http://www.tei-c.org/ns/1.0"
 _XML_ID = "{http://www.w3.org/XML/1998/namespace}id"
-_LEVELS = {WorkKind.ARTICLE: "j"}
-_PARTS = (("volume", "volume"), ("issue", "issue"), ("page", "pages"))
+_CONTAINER_LEVELS = {WorkKind.ARTICLE: "j"}
+_SCOPE_FIELDS = (("volume", "volume"), ("issue", "issue"), ("page", "pages"))
 
 
 def tei(references: Sequence[Reference], labels: Sequence[str] = ()) -> str:
@@ -39,7 +39,7 @@ def _fill_entry(entry: ET.Element, reference: Reference) -> None:
     if reference.container:
         _add_work(ET.SubElement(entry, "analytic"), reference, level="a")
         monograph = ET.SubElement(entry, "monogr")
-        _add_text(monograph, "title", reference.container, level=_LEVELS.get(kind, "m"))
+        _add_text(monograph, "title", reference.container, level=_CONTAINER_LEVELS.get(kind, "m"))
     else:
         monograph = ET.SubElement(entry, "monogr")
         _add_work(monograph, reference, level="m")
@@ -48,7 +48,7 @@ def _fill_entry(entry: ET.Element, reference: Reference) -> None:
     imprint = ET.SubElement(monograph, "imprint")
     _add_text(imprint, "publisher", reference.publisher)
     _add_text(imprint, "pubPlace", reference.place)
-    for unit, name in _PARTS:
+    for unit, name in _SCOPE_FIELDS:
         _add_text(imprint, "biblScope", getattr(reference, name), unit=unit)
     if reference.year:
         ET.SubElement(imprint, "date", type="published", when=f"{reference.year:04}")

@@ -64,7 +64,7 @@ def _kind_of_part(reference: Reference) -> WorkKind:
         return WorkKind.PAPER
     if _PREPRINTS.search(reference.container):
         return WorkKind.PREPRINT
-    in_a_book = reference.editors or reference.isbn or reference.publisher
-    if in_a_book and not reference.issue:
+    is_in_book = reference.editors or reference.isbn or reference.publisher
+    if is_in_book and not reference.issue:
         return WorkKind.CHAPTER
     return WorkKind.ARTICLE

@@ -67,7 +67,7 @@ class Catalogue(ABC):
         return {}
 
     @abstractmethod
-    async def by_identifiers(self, questions: Sequence[WorkQuestion]) -> dict[str, CitedWork]:
+    async def find_by_identifiers(self, questions: Sequence[WorkQuestion]) -> dict[str, CitedWork]:
         """Return the works with these DOIs and arXiv ids, by the questions' keys; those that the
         catalogue does not have are absent. At most BATCH_SIZE questions. Raises what
         SourceClient.get raises."""
@@ -146,11 +146,11 @@ def doi_in(value: Any) -> str:
     return match.group() if match else ""
 
 
-def last_part(value: Any, form: str) -> str:
-    """Return the part behind the last slash of an address if it matches `form`; else an empty
+def last_part(value: Any, pattern: str) -> str:
+    """Return the part behind the last slash of an address if it matches `pattern`; else an empty
     text."""
     last = text_in(value).rpartition("/")[2]
-    return last if re.fullmatch(form, last) else ""
+    return last if re.fullmatch(pattern, last) else ""
 
 
 def year_in(value: Any) -> int | None:

@@ -30,18 +30,18 @@ class Crossref(Catalogue):
     label = "Crossref"
     _FIELDS = "DOI,title,author,issued,container-title"
 
-    async def by_identifiers(self, questions: Sequence[WorkQuestion]) -> dict[str, CitedWork]:
-        keys = keys_by_doi(questions)
-        if not keys:
+    async def find_by_identifiers(self, questions: Sequence[WorkQuestion]) -> dict[str, CitedWork]:
+        key_by_doi = keys_by_doi(questions)
+        if not key_by_doi:
             return {}
         answer = await self._get(
             "/works",
-            filter=",".join(f"doi:{doi}" for doi in keys),
+            filter=",".join(f"doi:{doi}" for doi in key_by_doi),
             rows=str(2 * BATCH_SIZE),
             select=self._FIELDS,
         )
         works = [_work_from_record(each) for each in self._records(answer, "message", "items")]
-        return works_by_key(works, keys)
+        return works_by_key(works, key_by_doi)
 
     async def search(self, question: WorkQuestion) -> list[CitedWork]:
         terms = (question.value, question.author, str(question.year or ""))

@@ -177,20 +177,22 @@ class Linker:
         """Ask the questions that this process has claimed, and keep the answers; give up the claims
         of questions without an answer."""
         keys = [each.key for each in questions]
-        claims = self._answer_repository
-        renew = partial(claims.renew_catalogue_claims, keys, self._holder, CLAIM_TTL)
+        repository = self._answer_repository
+        renew = partial(repository.renew_catalogue_claims, keys, self._holder, CLAIM_TTL)
         try:
             async with renewing("claims of questions", CLAIM_TTL, renew):
                 self._check_time()
-                answers, unsure = await self._ask(questions)
-                sure = {key: works for key, works in answers.items() if key not in unsure}
-                await claims.keep_catalogue_answers(sure)
-                if unsure:
-                    await claims.give_up_catalogue_claims(sorted(unsure), self._holder)
+                answers, unsure_keys = await self._ask(questions)
+                sure_answers = {
+                    key: works for key, works in answers.items() if key not in unsure_keys
+                }
+                await repository.keep_catalogue_answers(sure_answers)
+                if unsure_keys:
+                    await repository.give_up_catalogue_claims(sorted(unsure_keys), self._holder)
                 return answers
         except BaseException:
             try:
-                await asyncio.shield(claims.give_up_catalogue_claims(keys, self._holder))
+                await asyncio.shield(repository.give_up_catalogue_claims(keys, self._holder))
             except LedgerError as error:  # the claims run out by themselves
                 self._log.warning("claims not released", error=str(error))
             raise
@@ -203,7 +205,7 @@ class Linker:
         """
         answers: WorksByQuestion = {each.key: [] for each in questions}
         open_questions = list(questions)
-        failed: SourceUnavailable | InvalidSourceResponse | None = None
+        last_error: SourceUnavailable | InvalidSourceResponse | None = None
         has_answered = is_incomplete = False
         for catalogue in self._catalogues:
             if not open_questions:
@@ -218,7 +220,7 @@ class Linker:
                 self._log.warning(
                     "catalogue request failed", catalogue=catalogue.name, error=str(error)
                 )
-                failed = error
+                last_error = error
                 continue
             except SourceBusy as error:
                 if error.wait <= self._max_pause:
@@ -246,10 +248,10 @@ class Linker:
             open_questions = [
                 each for each in open_questions if not _is_settled(each, answers[each.key])
             ]
-        if failed is None and not is_incomplete:
+        if last_error is None and not is_incomplete:
             return answers, set()
-        if failed is not None and not has_answered:
-            raise failed
+        if last_error is not None and not has_answered:
+            raise last_error
         return answers, {each.key for each in open_questions}
 
     async def _look_up(
@@ -258,7 +260,7 @@ class Linker:
         if questions[0].method is not LookupMethod.SEARCH:
 
             async def ask() -> dict[str, list[CitedWork]]:
-                works = await catalogue.by_identifiers(questions)
+                works = await catalogue.find_by_identifiers(questions)
                 return {key: [work] for key, work in works.items()}
 
         else:
@@ -267,13 +269,13 @@ class Linker:
                 (question,) = questions
                 return {question.key: await catalogue.search(question)}
 
-        for number in range(1, MAX_TRIES + 1):
+        for attempt in range(1, MAX_TRIES + 1):
             try:
                 return await self._ask_with_retries(ask)
             except (SourceUnavailable, InvalidSourceResponse) as error:
-                if number == MAX_TRIES:
+                if attempt == MAX_TRIES:
                     raise
-                await self._sleep_or_raise(error.after or 0.5 * 2**number, error)
+                await self._sleep_or_raise(error.after or 0.5 * 2**attempt, error)
         raise AssertionError
 
     async def _ask_with_retries(self, ask: Any) -> dict[str, list[CitedWork]]:
@@ -323,9 +325,9 @@ def _update_links(
     linked = list(links)
     for index, question in open_questions.items():
         link = _link_of(references[index], question, _works(answers[question.key]))
-        before = linked[index]
+        previous_link = linked[index]
         if link.status is LinkStatus.LINKED or (
-            link.status is LinkStatus.AMBIGUOUS and before is None
+            link.status is LinkStatus.AMBIGUOUS and previous_link is None
         ):
             linked[index] = link
     return linked

@@ -55,6 +55,7 @@ def choose_work(reference: Reference, works: Iterable[tuple[str, CitedWork]]) ->
         fit = score(reference, work)
         if fit > best.get(work.id, (0.0,))[0]:
             best[work.id] = fit, provider, work
+    # The best first; ids keep the order of equal scores stable.
     ranked = sorted(best.values(), key=lambda each: (-each[0], each[2].id))
     candidates = [Candidate(fit, work) for fit, _, work in ranked if fit >= MIN_CANDIDATE_SCORE]
     if not candidates:
@@ -130,5 +131,7 @@ def _compare_containers(name: str, other: str) -> float | None:
     return max(_prefix_share(first, second), _prefix_share(second, first))
 
 
-def _prefix_share(short: Sequence[str], long: Sequence[str]) -> float:
-    return sum(any(word.startswith(each) for word in long) for each in short) / len(short)
+def _prefix_share(abbreviations: Sequence[str], words: Sequence[str]) -> float:
+    return sum(
+        any(word.startswith(abbreviation) for word in words) for abbreviation in abbreviations
+    ) / len(abbreviations)

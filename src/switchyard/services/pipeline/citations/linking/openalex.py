@@ -37,16 +37,16 @@ class OpenAlex(Catalogue):
         key = settings.openalex_api_key
         return {} if key is None else {"api_key": key.get_secret_value()}
 
-    async def by_identifiers(self, questions: Sequence[WorkQuestion]) -> dict[str, CitedWork]:
-        key_of_doi = keys_by_doi(questions)
-        if not key_of_doi:
+    async def find_by_identifiers(self, questions: Sequence[WorkQuestion]) -> dict[str, CitedWork]:
+        key_by_doi = keys_by_doi(questions)
+        if not key_by_doi:
             return {}
         answer = await self._get(
             "/works",
-            **{"filter": "doi:" + "|".join(key_of_doi), "per-page": "100", "select": self._FIELDS},
+            **{"filter": "doi:" + "|".join(key_by_doi), "per-page": "100", "select": self._FIELDS},
         )
         works = [_work_from_record(each) for each in self._records(answer, "results")]
-        return works_by_key(works, key_of_doi)
+        return works_by_key(works, key_by_doi)
 
     async def search(self, question: WorkQuestion) -> list[CitedWork]:
         # A comma would begin another filter, but the words contain no signs.

@@ -45,16 +45,16 @@ class Wikidata(Catalogue):
     label = "Wikidata"
     takes_mail = False
 
-    async def by_identifiers(self, questions: Sequence[WorkQuestion]) -> dict[str, CitedWork]:
-        keys = keys_by_doi(questions)
-        if not keys:
+    async def find_by_identifiers(self, questions: Sequence[WorkQuestion]) -> dict[str, CitedWork]:
+        key_by_doi = keys_by_doi(questions)
+        if not key_by_doi:
             return {}
         statements = [
             f"P818={doi.removeprefix(ARXIV_DOI)}" if is_arxiv(doi) else f"P356={doi.upper()}"
-            for doi in keys
+            for doi in key_by_doi
         ]
         works = await self._find_works("haswbstatement:" + "|".join(statements), 2 * BATCH_SIZE)
-        return works_by_key(works, keys)
+        return works_by_key(works, key_by_doi)
 
     async def search(self, question: WorkQuestion) -> list[CitedWork]:
         # Only items with a DOI or a date of publication: most others are no works.
@@ -66,19 +66,19 @@ class Wikidata(Catalogue):
         )
         titles = (each.get("title") for each in self._records(answer, "query", "search"))
         ids = [each for each in titles if isinstance(each, str) and re.fullmatch(_ITEM, each)]
-        items = await self._items(ids[:limit], "labels|claims")
-        unnamed = {
+        items = await self._fetch_items(ids[:limit], "labels|claims")
+        unnamed_items = {
             author.item: None  # a dictionary keeps their order
             for item in items
             for author in _authors(dict_in(item.get("claims")))[:MAX_LISTED_AUTHORS]
             if not author.name
         }
-        author_items = await self._items(list(unnamed), "labels")
+        author_items = await self._fetch_items(list(unnamed_items), "labels")
         names = {last_part(each.get("id"), _ITEM): _label(each) for each in author_items}
         works = (_work_from_item(item, names) for item in items)
         return [work for work in works if work is not None]
 
-    async def _items(self, ids: Sequence[str], props: str) -> list[dict[str, Any]]:
+    async def _fetch_items(self, ids: Sequence[str], props: str) -> list[dict[str, Any]]:
         """Fetch items; those that do not exist are left out."""
         items: list[dict[str, Any]] = []
         for start in range(0, len(ids), BATCH_SIZE):
@@ -115,8 +115,8 @@ def _authors(claims: Mapping[str, Any]) -> list[_Author]:
         value = dict_in(_value(dict_in(claim).get("mainsnak")))
         item = last_part(value.get("id"), _ITEM)
         authors.append(_Author(_place(claim), text_in(_qualifier(claim, "P1932")), item))
-    known = [author for author in authors if author.name or author.item]
-    return sorted(known, key=lambda author: author.place)[:MAX_AUTHORS]
+    identified = [author for author in authors if author.name or author.item]
+    return sorted(identified, key=lambda author: author.place)[:MAX_AUTHORS]
 
 
 def _place(claim: Any) -> float:

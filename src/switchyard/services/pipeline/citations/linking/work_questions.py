@@ -18,6 +18,9 @@ _VERSION = re.compile(r"v\d{1,4}$")
 MAX_WORDS = 40
 """Most words of a title in a query."""
 
+_MIN_TITLE_LETTERS = 8
+"""Fewest letters and digits of a title that is searched for."""
+
 
 class LookupMethod(StrEnum):
     """How a work is looked up."""
@@ -58,7 +61,7 @@ def questions_of(reference: Reference) -> list[WorkQuestion]:
     if arxiv_id:
         questions.append(WorkQuestion(LookupMethod.ARXIV, arxiv_id))
     title = words_of(reference.title)
-    if len("".join(title)) >= 8:
+    if len("".join(title)) >= _MIN_TITLE_LETTERS:
         author = " ".join(words_of(reference.authors[0].family)) if reference.authors else ""
         query = " ".join(title[:MAX_WORDS])
         questions.append(WorkQuestion(LookupMethod.SEARCH, query, author, reference.year))

@@ -156,8 +156,8 @@ class ArxivClient:
         if not 1 <= max_results <= MAX_PAGE or start < 0:
             raise ValueError(f"start is 0 or more, max_results 1 to {MAX_PAGE:,}")
         if since is not None or until is not None:
-            last = until or datetime.now(UTC) + timedelta(days=1)
-            query = _in_dates(query, date, since or FIRST_DAY, last)
+            last_minute = until or datetime.now(UTC) + timedelta(days=1)
+            query = _in_dates(query, date, since or FIRST_DAY, last_minute)
         parameters = {
             "search_query": query,
             "start": str(start),
@@ -184,41 +184,46 @@ class ArxivClient:
     ) -> AsyncIterator[FeedPage]:
         """Yield all that was submitted from `from_date` to `to_date`, oldest first, to the minute.
 
-        Goes on from a page's `cursor`, given the same query and `to_date` (name it, or it is the
-        present); what is submitted meanwhile does not shift it. A range with more than
-        MAX_SEARCH_RESULTS entries is listed in windows that have fewer. Raises what `search`
-        raises; after any of these the listing can be taken up again from the last cursor.
+        With a page's `cursor`, goes on behind that page; query and `to_date` must be the same (so
+        name a `to_date`, which is the present by default). What is submitted meanwhile does not
+        shift the pages. A range with more than MAX_SEARCH_RESULTS entries is listed in windows that
+        have fewer. Raises what `search` raises; after any of these the listing can be taken up
+        again from the last cursor.
         """
         end = _minute(to_date or datetime.now(UTC))
-        span: ListingCursor | None = cursor
-        if span is None:
-            first = _minute(from_date or FIRST_DAY)
-            span = ListingCursor(first, end) if first <= end else None
-        while span is not None:
+        position: ListingCursor | None = cursor
+        if position is None:
+            first_minute = _minute(from_date or FIRST_DAY)
+            position = ListingCursor(first_minute, end) if first_minute <= end else None
+        while position is not None:
             feed = await self.search(
-                query, span.start, page_size, since=span.since, until=span.until, order="ascending"
+                query,
+                position.start,
+                page_size,
+                since=position.since,
+                until=position.until,
+                order="ascending",
             )
-            if span.start == 0 and feed.total > MAX_SEARCH_RESULTS:
-                span = ListingCursor(span.since, _middle(span))
+            if position.start == 0 and feed.total > MAX_SEARCH_RESULTS:
+                position = ListingCursor(position.since, _middle(position))
                 continue
-            following = _next_cursor(span, feed, end)
-            yield FeedPage(feed.entries, following, feed.total, span)
-            span = following
+            next_position = _next_cursor(position, feed, end)
+            yield FeedPage(feed.entries, next_position, feed.total, position)
+            position = next_position
 
     # --- one request ------------------------------------------------------------------------
 
     async def _get(self, parameters: Mapping[str, str]) -> Feed:
-        answer = await self.client.ask(params=parameters, accept=ATOM)
-        is_xml = "xml" in answer.headers.get("content-type", "")
-        if is_xml and 400 <= answer.status < 500:
-            await asyncio.to_thread(
-                parse_feed, answer.body, answer.charset
-            )  # raises SourceRefused with arXiv's message
-        answer.require_success()
+        response = await self.client.ask(params=parameters, accept=ATOM)
+        is_xml = "xml" in response.headers.get("content-type", "")
+        if is_xml and 400 <= response.status < 500:
+            # Raises SourceRefused with arXiv's message.
+            await asyncio.to_thread(parse_feed, response.body, response.charset)
+        response.require_success()
         if not is_xml:
-            kind = answer.headers.get("content-type", "no content type")[:100]
-            raise InvalidSourceResponse(f"arXiv returned no XML but {kind}")
-        return await asyncio.to_thread(parse_feed, answer.body, answer.charset)
+            content_type = response.headers.get("content-type", "no content type")[:100]
+            raise InvalidSourceResponse(f"arXiv returned no XML but {content_type}")
+        return await asyncio.to_thread(parse_feed, response.body, response.charset)
 
 
 def payload_of(entry: Entry, **options: Any) -> dict[str, Any]:
@@ -250,22 +255,24 @@ def _minute(moment: datetime) -> datetime:
 
 def _middle(window: ListingCursor) -> datetime:
     """Return the last minute of the window's first half."""
-    half = _minute(window.since + (window.until - window.since) / 2)
-    if half >= window.until:
+    middle = _minute(window.since + (window.until - window.since) / 2)
+    if middle >= window.until:
         raise InvalidSourceResponse(
             f"arXiv says that more than {MAX_SEARCH_RESULTS:,} papers were submitted in the minute "
             f"{_stamp(window.since)}"
         )
-    return half
+    return middle
 
 
-def _next_cursor(span: ListingCursor, feed: Feed, end: datetime) -> ListingCursor | None:
+def _next_cursor(position: ListingCursor, feed: Feed, end: datetime) -> ListingCursor | None:
     """Return the cursor of the next page."""
-    start = span.start + feed.count
+    start = position.start + feed.count
     if start < feed.total:
-        return ListingCursor(span.since, span.until, start)
-    since = span.until + _MINUTE
+        return ListingCursor(position.since, position.until, start)
+    since = position.until + _MINUTE
     if since > end:
         return None
-    # Twice as long as the window before, whose entries fitted.
-    return ListingCursor(since, min(end, since + 2 * (span.until - span.since + _MINUTE) - _MINUTE))
+    # Twice as long as the previous window, which was not too long.
+    return ListingCursor(
+        since, min(end, since + 2 * (position.until - position.since + _MINUTE) - _MINUTE)
+    )

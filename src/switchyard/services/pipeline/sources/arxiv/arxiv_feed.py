@@ -60,16 +60,16 @@ class ArxivId:
     def parse(cls, text: str) -> ArxivId:
         """Read `1605.08386v2`, `hep-th/9901001`, `math.GT/0309136`, `arXiv:1605.08386`, the
         address of an abstract or a PDF, a DOI of arXiv. Raises ValueError."""
-        rest = _PREFIX.sub("", text.strip()).split("?")[0].split("#")[0].removesuffix("/")
-        match = _ID.fullmatch(rest.removesuffix(".pdf"))
+        id_text = _PREFIX.sub("", text.strip()).split("?")[0].split("#")[0].removesuffix("/")
+        match = _ID.fullmatch(id_text.removesuffix(".pdf"))
         if match is None:
             raise ValueError(
                 f"{text[:100]!r} is no arXiv id: they look like 1605.08386, 1605.08386v2 or "
                 "math/0309136"
             )
-        old = match["number"] is not None
+        is_old_form = match["number"] is not None
         # Without the subject class, as ids are unique without it.
-        base = f"{match['archive']}/{match['number']}" if old else match["base"]
+        base = f"{match['archive']}/{match['number']}" if is_old_form else match["base"]
         return cls(base, int(match["version"]) if match["version"] else None)
 
 
@@ -155,7 +155,7 @@ def _entries(elements: list[ET.Element]) -> Iterator[Entry]:
 def _entry(element: ET.Element) -> Entry:
     url = _text(element, f"{_ATOM}id")
     arxiv_id = ArxivId.parse(url)
-    primary = element.find(f"{_ARXIV}primary_category")
+    primary_category = element.find(f"{_ARXIV}primary_category")
     links = element.findall(f"{_ATOM}link")
     pdf = next((link.get("href") for link in links if link.get("title") == "pdf"), None)
     names = (_text(author, f"{_ATOM}name") for author in element.findall(f"{_ATOM}author"))
@@ -168,7 +168,7 @@ def _entry(element: ET.Element) -> Entry:
         title=_text(element, f"{_ATOM}title"),
         abstract=_text(element, f"{_ATOM}summary"),
         authors=tuple(name for name in names if name),
-        primary_category=primary.get("term") if primary is not None else None,
+        primary_category=primary_category.get("term") if primary_category is not None else None,
         categories=tuple(term for term in terms if term),
         published=published,
         updated=_time(updated) if updated else published,
