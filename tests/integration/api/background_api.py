@@ -1,5 +1,5 @@
-"""What the tests of a module share, for those that leave nothing there which another one would
-see: to open an API costs ten times what most tests of one do."""
+"""An API that the tests of a module share, for tests that leave nothing there which another test
+would see: to start an API takes ten times as long as most tests of it."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ Opened = TypeVar("Opened")
 
 
 @contextmanager
-def in_background(opening: AbstractAsyncContextManager[Opened]) -> Iterator[Opened]:
-    """Keep it open in a thread, whose loop outlives those of the tests."""
+def in_background(context: AbstractAsyncContextManager[Opened]) -> Iterator[Opened]:
+    """Keep a context open in a thread, whose event loop outlives those of the tests."""
     ready: Future[Opened] = Future()
-    over = threading.Event()
+    closing = threading.Event()
 
-    async def stand() -> None:
-        async with opening as opened:
+    async def hold_open() -> None:
+        async with context as opened:
             ready.set_result(opened)
-            await asyncio.to_thread(over.wait)
+            await asyncio.to_thread(closing.wait)
 
     with ThreadPoolExecutor(1) as pool:
-        task = pool.submit(asyncio.run, stand())
+        task = pool.submit(asyncio.run, hold_open())
         either: list[Future[Any]] = [ready, task]
         wait(either, return_when=FIRST_COMPLETED)
         if not ready.done():
-            task.result()  # raises what its start has raised
+            task.result()  # raises the error of the start
         try:
             yield ready.result()
         finally:
-            over.set()
+            closing.set()
         task.result()
 
 
@@ -52,8 +52,8 @@ def in_background(opening: AbstractAsyncContextManager[Opened]) -> Iterator[Open
 async def open_api(
     directory: Path, *, modules: tuple[str, ...] = MODULES, **changes: Any
 ) -> AsyncIterator[RunningApi]:
-    """An API with a broker, for `in_background`; its files are below the directory, and `changes`
-    are to its settings. Nobody needs a key."""
+    """Yield an API with a broker, for `in_background`. Its files are below the directory, `changes`
+    are to its settings, and requests need no key."""
     url = f"sqlite+aiosqlite:///{directory / 'ledger.db'}"
     with contextmanager(broker_of)("3.10", "classic") as broker:
         async with (
@@ -66,10 +66,10 @@ async def open_api(
 
 @asynccontextmanager
 async def with_own_client(running: RunningApi) -> AsyncIterator[RunningApi]:
-    """The same API, with a client of the test's own loop."""
-    async with client_of(running.url) as client:
+    """Yield the same API with a client of the test's own event loop."""
+    async with http_client(running.url) as client:
         yield replace(running, client=client)
 
 
-def client_of(url: str) -> httpx.AsyncClient:
+def http_client(url: str) -> httpx.AsyncClient:
     return httpx.AsyncClient(base_url=url, timeout=60, trust_env=False, verify=False)

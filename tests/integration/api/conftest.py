@@ -12,7 +12,7 @@ from tests.support.system import System, open_system
 async def system(
     broker310: TestBroker, sqlite_url: str, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[System]:
-    """A system on SQLite, whose files are the test's own."""
+    """Yield a system on SQLite whose files are in a new directory."""
     data_dir = tmp_path_factory.mktemp("data")
     async with open_system(broker310, sqlite_url, modules=MODULES, data_dir=data_dir) as opened:
         yield opened
@@ -20,7 +20,7 @@ async def system(
 
 @pytest.fixture
 async def api(system: System) -> AsyncIterator[RunningApi]:
-    """The API of that system; nobody needs a key."""
+    """Yield the API of that system; requests need no key."""
     async with serving(system.settings) as running:
         await until_connected(running)
         yield running
@@ -34,6 +34,6 @@ def _background_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runnin
 
 @pytest.fixture
 async def shared_api(_background_api: RunningApi) -> AsyncIterator[RunningApi]:
-    """An API that the tests of a module share, each with a client of its own."""
+    """Yield an API that the tests of a module share, each with a client of its own."""
     async with with_own_client(_background_api) as running:
         yield running

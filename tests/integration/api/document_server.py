@@ -1,4 +1,4 @@
-"""A real server with the documents' routes, and what tests send to it."""
+"""Serve the API in the test's process, and send documents to it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.system import System, open_system
 WORKERS = ("ingest", "llm", "embed", "link")
 
 Stored = Callable[..., list[Path]]
-"""The files that a test has stored, all or those below a folder."""
+"""Lists the files that a test has stored: all, or those below a folder."""
 
 
 @asynccontextmanager
@@ -64,7 +64,7 @@ async def serving_system(
 
 
 def files_of(settings: Settings, below: str = "") -> list[Path]:
-    """Return the paths of all stored files."""
+    """Return the paths of the stored files, all or those below a folder."""
     root = settings.data_dir / "files" / below
     return sorted(path for path in root.rglob("*") if path.is_file() and path.name != MARKER)
 
@@ -74,12 +74,12 @@ async def send(
     content: bytes | AsyncIterator[bytes],
     *,
     name: str = "paper.pdf",
-    to: str = "/documents",
+    path: str = "/documents",
     **fields: str,
 ) -> httpx.Response:
-    """Upload a file, with its fields behind it; content that is a stream is sent as one."""
+    """Upload a file, followed by the form's fields; a stream is sent in chunks."""
     return await client.post(
-        to,
+        path,
         content=_form(content, name, fields),
         headers={"Content-Type": "multipart/form-data; boundary=the-boundary"},
     )
@@ -101,17 +101,19 @@ async def _form(
     yield b"\r\n--the-boundary--\r\n"
 
 
-async def ended(client: httpx.AsyncClient, document_id: str, timeout: float = 60) -> dict[str, Any]:
+async def wait_until_ended(
+    client: httpx.AsyncClient, document_id: str, timeout: float = 60
+) -> dict[str, Any]:
     """Return the document's status once its pipeline has ended."""
 
     async def status() -> dict[str, Any] | None:
         answer = await client.get(f"/documents/{document_id}")
         assert answer.status_code == 200, answer.text
-        found: dict[str, Any] = answer.json()
-        return found if found["state"] in ("completed", "failed") else None
+        details: dict[str, Any] = answer.json()
+        return details if details["state"] in ("completed", "failed") else None
 
-    found: dict[str, Any] = await eventually(status, timeout, f"the end of {document_id}")
-    return found
+    details: dict[str, Any] = await eventually(status, timeout, f"the end of {document_id}")
+    return details
 
 
 async def in_parts(content: bytes, size: int, pause: float = 0) -> AsyncIterator[bytes]:

@@ -1,4 +1,4 @@
-"""`jobctl api` and `jobctl keys`, as they are typed."""
+"""`jobctl api` and `jobctl keys`, run as commands."""
 
 import asyncio
 import json
@@ -20,14 +20,18 @@ from tests.support.system import System
 
 async def test_a_key_is_made_listed_and_revoked(system: System) -> None:
     environment = environment_of(system.settings)
-    made = await jobctl("keys", "create", "archive", "--scope", "read", **environment)
-    key = made.stdout.strip()
+    created = await jobctl("keys", "create", "archive", "--scope", "read", **environment)
+    key = created.stdout.strip()
     assert re.fullmatch(r"swy_[\w-]{43}", key)
     listed = await jobctl("keys", "list", "--json", **environment)
-    (found,) = json.loads(listed.stdout)
-    assert (found["name"], found["scopes"], found["revoked_at"]) == ("archive", ["read"], None)
+    (key_record,) = json.loads(listed.stdout)
+    assert (key_record["name"], key_record["scopes"], key_record["revoked_at"]) == (
+        "archive",
+        ["read"],
+        None,
+    )
     assert key not in listed.stdout
-    assert (await jobctl("keys", "revoke", found["id"], **environment)).returncode == 0
+    assert (await jobctl("keys", "revoke", key_record["id"], **environment)).returncode == 0
     shown = await jobctl("keys", "list", **environment)
     assert "revoked" in shown.stdout
     unknown = await jobctl("keys", "revoke", "nobody", **environment)
@@ -36,7 +40,9 @@ async def test_a_key_is_made_listed_and_revoked(system: System) -> None:
     assert (wrong.returncode, "publish" in wrong.stderr) == (2, True)
 
 
-async def test_the_first_characters_of_an_id_are_enough_at_every_door(system: System) -> None:
+async def test_the_first_characters_of_an_id_are_enough_for_api_and_commands(
+    system: System,
+) -> None:
     environment = environment_of(system.settings)
     ids = [f"4eed1ee8-{number:04}-4000-8000-000000000000" for number in range(3)]
     for job_id in ids[:2]:
@@ -84,10 +90,10 @@ async def test_the_api_serves_until_sigterm_also_with_an_open_stream(
 
 async def test_beyond_loopback_without_a_key_is_a_clear_error(system: System) -> None:
     environment = environment_of(system.settings)
-    ended = await jobctl("api", "--host", "0.0.0.0", "--port", "0", **environment)
-    assert ended.returncode == 1
-    assert "jobctl keys create" in ended.stderr
-    assert "Traceback" not in ended.stderr
+    result = await jobctl("api", "--host", "0.0.0.0", "--port", "0", **environment)
+    assert result.returncode == 1
+    assert "jobctl keys create" in result.stderr
+    assert "Traceback" not in result.stderr
 
 
 async def test_a_port_that_is_taken_is_a_clear_error(system: System) -> None:
@@ -95,20 +101,20 @@ async def test_a_port_that_is_taken_is_a_clear_error(system: System) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        ended = await jobctl("api", "--port", port, **environment_of(system.settings))
-    assert ended.returncode == 1
-    assert f"127.0.0.1:{port}" in ended.stderr
-    assert "Traceback" not in ended.stderr
+        result = await jobctl("api", "--port", port, **environment_of(system.settings))
+    assert result.returncode == 1
+    assert f"127.0.0.1:{port}" in result.stderr
+    assert "Traceback" not in result.stderr
 
 
-@pytest.mark.parametrize("ready", [True, False])
-async def test_wrong_settings_are_a_clear_error(tmp_path: Path, ready: bool) -> None:
+@pytest.mark.parametrize("has_ledger", [True, False])
+async def test_wrong_settings_are_a_clear_error(tmp_path: Path, has_ledger: bool) -> None:
     url = f"sqlite+aiosqlite:///{tmp_path / 'ledger.db'}"
-    if ready:
+    if has_ledger:
         await upgrade(url)
-    keys = {"JOBS_API_KEYS": "short"} if ready else {}
-    ended = await jobctl("api", "--port", "0", JOBS_DATABASE_URL=url, **keys)
-    assert ended.returncode == 1
-    said = "JOBS_API_KEYS" if ready else "jobctl db upgrade"
-    assert said in ended.stderr
-    assert "Traceback" not in ended.stderr
+    keys = {"JOBS_API_KEYS": "short"} if has_ledger else {}
+    result = await jobctl("api", "--port", "0", JOBS_DATABASE_URL=url, **keys)
+    assert result.returncode == 1
+    expected_text = "JOBS_API_KEYS" if has_ledger else "jobctl db upgrade"
+    assert expected_text in result.stderr
+    assert "Traceback" not in result.stderr

@@ -30,7 +30,7 @@ def is_running(pid: int) -> bool:
 
 
 def sockets_of(pid: int) -> Path:
-    """The directory of the sockets on which a process tells its metrics to the others."""
+    """Return the directory of the sockets on which processes exchange their metrics."""
     own = {os.readlink(each) for each in Path(f"/proc/{pid}/fd").iterdir()}
     for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
         fields = line.split()
@@ -39,18 +39,18 @@ def sockets_of(pid: int) -> Path:
     raise AssertionError(f"process {pid} has no socket")
 
 
-async def once(url: str, path: str) -> httpx.Response:
-    """Ask on a connection of its own, which any of the processes may take."""
+async def get_once(url: str, path: str) -> httpx.Response:
+    """Send a GET on a connection of its own, which any of the processes may take."""
     async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=20) as client:
         return await client.get(path)
 
 
 async def scrape(api: ApiProcess) -> Scrape:
-    return Scrape((await once(api.url, "/metrics")).text)
+    return Scrape((await get_once(api.url, "/metrics")).text)
 
 
-async def processes_in(api: ApiProcess) -> dict[str, float]:
-    """When each of them started, by its number, as one scrape tells it."""
+async def start_times(api: ApiProcess) -> dict[str, float]:
+    """Return when each process started, by its number, according to one scrape."""
     return {
         sample.labels["process"]: sample.value
         for sample in (await scrape(api)).samples
@@ -62,39 +62,39 @@ async def processes_in(api: ApiProcess) -> dict[str, float]:
 async def api(system: System, tmp_path: Path) -> AsyncIterator[ApiProcess]:
     async with api_process(system.settings, tmp_path / "log", "--processes", "2") as started:
 
-        async def both_tell() -> bool:
-            return set(await processes_in(started)) == {"1", "2"}
+        async def both_are_scraped() -> bool:
+            return set(await start_times(started)) == {"1", "2"}
 
-        await eventually(both_tell)
+        await eventually(both_are_scraped)
         yield started
 
 
-async def test_a_scrape_tells_what_each_process_has_counted(
+async def test_a_scrape_counts_the_requests_of_every_process(
     api: ApiProcess, system: System
 ) -> None:
     job = {"routing_key": "hot.noop", "payload": {"n": 1}}
     async with httpx.AsyncClient(base_url=api.url, trust_env=False, timeout=20) as client:
         published = [(await client.post("/jobs", json=job)).json()["job_id"] for _ in range(3)]
-    for job_id in published:  # whichever process is asked
-        assert (await once(api.url, f"/jobs/{job_id}")).json()["state"] == "queued"
-    text = (await once(api.url, "/metrics")).text
-    found = Scrape(text)
-    assert found.value("switchyard_publishes_total", outcome="accepted") == 3
-    of_system = [each for each in found.samples if each.name == "switchyard_queue_ready"]
-    assert of_system
-    assert not any("process" in each.labels for each in of_system)
+    for job_id in published:  # whichever process answers
+        assert (await get_once(api.url, f"/jobs/{job_id}")).json()["state"] == "queued"
+    text = (await get_once(api.url, "/metrics")).text
+    metrics = Scrape(text)
+    assert metrics.value("switchyard_publishes_total", outcome="accepted") == 3
+    queue_samples = [each for each in metrics.samples if each.name == "switchyard_queue_ready"]
+    assert queue_samples
+    assert not any("process" in each.labels for each in queue_samples)
     types = Counter(line for line in text.splitlines() if line.startswith("# TYPE"))
     assert max(types.values()) == 1
 
 
 async def test_a_killed_process_is_replaced_while_the_others_answer(api: ApiProcess) -> None:
-    before = await processes_in(api)
+    before = await start_times(api)
     killed, other = sorted(children_of(api.process.pid))
     os.kill(killed, signal.SIGKILL)
 
     async def is_replaced() -> bool:
-        assert (await once(api.url, "/health/live")).is_success
-        now = await processes_in(api)
+        assert (await get_once(api.url, "/health/live")).is_success
+        now = await start_times(api)
         return len(now) == 2 and now != before
 
     await eventually(is_replaced)
@@ -103,7 +103,7 @@ async def test_a_killed_process_is_replaced_while_the_others_answer(api: ApiProc
     assert '"exit_code": -9' in api.log.read_text()
 
 
-async def test_sigterm_ends_them_all_in_good_order(api: ApiProcess) -> None:
+async def test_sigterm_ends_all_processes_in_good_order(api: ApiProcess) -> None:
     pids = children_of(api.process.pid)
     sockets = sockets_of(min(pids))
     async with (
@@ -120,7 +120,7 @@ async def test_sigterm_ends_them_all_in_good_order(api: ApiProcess) -> None:
     assert "Traceback" not in api.log.read_text()
 
 
-async def test_none_outlives_the_first_process(api: ApiProcess) -> None:
+async def test_no_process_outlives_the_first(api: ApiProcess) -> None:
     pids = children_of(api.process.pid)
     sockets = sockets_of(min(pids))
     api.kill()
@@ -128,26 +128,26 @@ async def test_none_outlives_the_first_process(api: ApiProcess) -> None:
     assert not sockets.exists()
 
 
-async def test_what_would_fail_every_process_ends_them_all(system: System) -> None:
+async def test_invalid_settings_end_all_processes(system: System) -> None:
     environment = environment_of(system.settings) | {"JOBS_API_KEYS": "short"}
-    ended = await jobctl("api", "--port", "0", "--processes", "3", **environment)
-    assert ended.returncode == 1
-    assert "JOBS_API_KEYS" in ended.stderr
-    assert "Traceback" not in ended.stderr
+    result = await jobctl("api", "--port", "0", "--processes", "3", **environment)
+    assert result.returncode == 1
+    assert "JOBS_API_KEYS" in result.stderr
+    assert "Traceback" not in result.stderr
 
 
-async def test_a_port_that_is_taken_is_told_once(system: System) -> None:
+async def test_a_port_that_is_taken_is_reported_once(system: System) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
         environment = environment_of(system.settings)
-        ended = await jobctl("api", "--port", port, "--processes", "2", **environment)
-    assert ended.returncode == 1
-    assert ended.stderr.count(f"127.0.0.1:{port}") == 1
+        result = await jobctl("api", "--port", port, "--processes", "2", **environment)
+    assert result.returncode == 1
+    assert result.stderr.count(f"127.0.0.1:{port}") == 1
 
 
 async def test_without_a_broker_there_is_one_process(sqlite_url: str) -> None:
-    ended = await jobctl("api", "--processes", "2", JOBS_DATABASE_URL=sqlite_url)
-    assert ended.returncode == 2
-    assert "JOBS_AMQP_URL" in ended.stderr
+    result = await jobctl("api", "--processes", "2", JOBS_DATABASE_URL=sqlite_url)
+    assert result.returncode == 2
+    assert "JOBS_AMQP_URL" in result.stderr

@@ -18,12 +18,12 @@ def client(api: RunningApi) -> AsyncClient:
     return AsyncClient(str(api.client.base_url))
 
 
-def lines(count: int) -> io.BytesIO:
+def json_lines(count: int) -> io.BytesIO:
     return io.BytesIO(b"".join(b'{"n": %d}\n' % n for n in range(count)))
 
 
 async def test_a_backfill_from_an_upload_to_its_report(system: System, client: AsyncClient) -> None:
-    stored = await client.store_backfill_input(lines(250), filename="ids.jsonl")
+    stored = await client.store_backfill_input(json_lines(250), filename="ids.jsonl")
     assert (stored.format, stored.name) == ("jsonl", "ids.jsonl")
     options = stored.model_dump(mode="json")
     preview = await client.preview_backfill("file", options, job_type="noop")
@@ -39,17 +39,19 @@ async def test_a_backfill_from_an_upload_to_its_report(system: System, client: A
             return (await client.backfill(started.id)).state == "completed"
 
         await eventually(is_over)
-    found = await client.backfill(started.id)
-    assert found.jobs == {State.SUCCEEDED: 250}
+    backfill = await client.backfill(started.id)
+    assert backfill.jobs == {State.SUCCEEDED: 250}
     assert [each.id async for each in client.backfills()] == [started.id]
     assert [each.id async for each in client.backfills(state="paused")] == []
     await client.close()
 
 
-async def test_it_is_paused_changed_resumed_and_cancelled(
+async def test_a_backfill_is_paused_changed_resumed_and_cancelled(
     system: System, client: AsyncClient
 ) -> None:
-    stored = (await client.store_backfill_input(lines(500), format="jsonl")).model_dump(mode="json")
+    stored = (await client.store_backfill_input(json_lines(500), format="jsonl")).model_dump(
+        mode="json"
+    )
     started = await client.start_backfill("file", stored, job_type="noop", rate=3)
     assert (await client.pause_backfill(started.id)).state == "paused"
     changed = await client.set_backfill_limits(started.id, rate=None, weight=2.5)
@@ -68,7 +70,7 @@ async def test_it_is_paused_changed_resumed_and_cancelled(
     await client.close()
 
 
-async def test_what_can_not_work_is_refused(client: AsyncClient, tmp_path: Path) -> None:
+async def test_an_invalid_backfill_is_refused(client: AsyncClient, tmp_path: Path) -> None:
     with pytest.raises(Invalid, match="no source 'nowhere'"):
         await client.start_backfill("nowhere")
     with pytest.raises(Invalid, match="low watermark must be below"):
@@ -81,10 +83,12 @@ async def test_what_can_not_work_is_refused(client: AsyncClient, tmp_path: Path)
     await client.close()
 
 
-async def test_a_job_follows_its_end_and_keeps_the_rules_of_what_comes_from_outside(
+async def test_a_job_follows_the_end_of_a_backfill_and_its_payload_is_validated(
     system: System, client: AsyncClient
 ) -> None:
-    stored = (await client.store_backfill_input(lines(5), format="jsonl")).model_dump(mode="json")
+    stored = (await client.store_backfill_input(json_lines(5), format="jsonl")).model_dump(
+        mode="json"
+    )
     started = await client.start_backfill(
         "file", stored, job_type="noop", then="noop", then_payload={"n": 9}, when_dead="go_on"
     )

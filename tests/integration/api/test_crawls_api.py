@@ -1,4 +1,4 @@
-"""`/crawl`, by the client and by hand."""
+"""`/crawl`, by the client and by plain HTTP requests."""
 
 import asyncio
 from typing import Any
@@ -43,8 +43,8 @@ async def test_a_crawls_life_by_the_client(api: RunningApi) -> None:
 
 async def test_the_same_key_is_the_same_crawl(api: RunningApi) -> None:
     key = {"Idempotency-Key": "site-1"}
-    asked = [api.client.post("/crawl", json=START, headers=key) for _ in range(3)]
-    answers = await asyncio.gather(*asked)
+    requests = [api.client.post("/crawl", json=START, headers=key) for _ in range(3)]
+    answers = await asyncio.gather(*requests)
     (crawl_id,) = {each.json()["id"] for each in answers}
     again = await api.client.post("/crawl", json=START, headers=key)
     assert (again.status_code, again.headers["idempotency-replayed"]) == (202, "true")
@@ -55,7 +55,7 @@ async def test_the_same_key_is_the_same_crawl(api: RunningApi) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "at"),
+    ("changes", "field"),
     [
         ({"start": []}, "start"),
         ({"start": ["file:///etc/passwd"]}, "start"),
@@ -70,12 +70,12 @@ async def test_the_same_key_is_the_same_crawl(api: RunningApi) -> None:
         ({"created_by": "root"}, "created_by"),
     ],
 )
-async def test_what_is_no_crawl_is_refused(
-    shared_api: RunningApi, changes: dict[str, Any], at: str
+async def test_an_invalid_crawl_is_refused(
+    shared_api: RunningApi, changes: dict[str, Any], field: str
 ) -> None:
     answer = await shared_api.client.post("/crawl", json=START | changes)
     body = problem(answer, 422, "invalid")
-    assert at in body["errors"][0]["location"]
+    assert field in body["errors"][0]["location"]
     assert (await shared_api.client.get("/crawl")).json()["crawls"] == []
 
 
@@ -92,14 +92,14 @@ async def test_no_crawl_is_started_while_the_lane_is_full(system: System) -> Non
     async with serving(system.settings) as api:
         crawl = (await api.client.post("/crawl", json=START, headers=key)).json()
     async with serving(system.settings, pressure_full_at=0.0) as api:
-        # Nothing new is asked for.
+        # The repeated request adds no jobs.
         answer = await api.client.post("/crawl", json=START, headers=key)
         assert (answer.status_code, answer.json()["id"]) == (202, crawl["id"])
 
 
 async def test_the_command_line_says_that_pages_wait_for_a_full_lane(system: System) -> None:
     settings = system.settings
-    given = {
+    environment = {
         "JOBS_AMQP_URL": settings.require_amqp_url(),
         "JOBS_MANAGEMENT_URL": settings.require_management_url(),
         "JOBS_DATABASE_URL": settings.ledger_url,
@@ -108,9 +108,9 @@ async def test_the_command_line_says_that_pages_wait_for_a_full_lane(system: Sys
         "JOBS_LLM_SLOW_AT": "1",
         "JOBS_LLM_FULL_AT": "1",
     }
-    started = await jobctl("crawl", "start", *START["start"], **given)
+    started = await jobctl("crawl", "start", *START["start"], **environment)
     assert (started.returncode, "full" in started.stderr) == (0, False)
     await system.publish("backfill.noop", {})
-    started = await jobctl("crawl", "start", *START["start"], **given)
+    started = await jobctl("crawl", "start", *START["start"], **environment)
     assert started.returncode == 0
     assert "The backfill lane is full" in started.stderr

@@ -1,4 +1,4 @@
-"""Figures over HTTP: what they show, and the pictures themselves."""
+"""Figures over HTTP: their descriptions, and the pictures themselves."""
 
 from __future__ import annotations
 
@@ -40,8 +40,11 @@ async def client(settings: Settings) -> AsyncIterator[httpx.AsyncClient]:
     async with serving(settings) as opened:
         key = figure_key("some", content_hash(PNG), "png")
         storage = Storage(settings.files_url)
-        kept = {"content": "x", "figures": [{**FIGURE, "key": key, "answer_reused": False}]}
-        await storage.put_async(figures_key("some"), json.dumps(kept).encode())
+        stored_figures = {
+            "content": "x",
+            "figures": [{**FIGURE, "key": key, "answer_reused": False}],
+        }
+        await storage.put_async(figures_key("some"), json.dumps(stored_figures).encode())
         await storage.put_async(key, PNG)
         yield opened
 
@@ -51,23 +54,23 @@ async def test_figures_are_listed_without_their_keys(client: httpx.AsyncClient):
     assert answer.json() == {"figures": [FIGURE]}
 
 
-async def test_a_picture_is_what_it_says_and_nothing_else(client: httpx.AsyncClient):
+async def test_a_picture_is_served_with_its_media_type(client: httpx.AsyncClient):
     answer = await client.get("/documents/some/figures/1")
     assert answer.content == PNG
     assert answer.headers["content-type"] == "image/png"
     assert answer.headers["x-content-type-options"] == "nosniff"
 
 
-async def test_what_there_is_not_is_said(client: httpx.AsyncClient, settings: Settings):
+async def test_the_error_names_what_is_missing(client: httpx.AsyncClient, settings: Settings):
     unknown = await client.get("/documents/unknown/figures")
     assert unknown.status_code == 404
     assert unknown.json()["detail"] == "there is no document unknown"
     sent = await client.post("/documents", files={"file": ("tides.md", b"# Tides\n\nThey rise.")})
-    none_yet = await client.get(f"/documents/{sent.json()['document_id']}/figures")
-    assert none_yet.status_code == 404
-    by_its_beginning = await client.get(f"/documents/{sent.json()['document_id'][:8]}")
-    assert by_its_beginning.json()["document_id"] == sent.json()["document_id"]
-    assert "vlm_ocr.describe_figures" in none_yet.json()["detail"]
+    no_figures = await client.get(f"/documents/{sent.json()['document_id']}/figures")
+    assert no_figures.status_code == 404
+    by_id_prefix = await client.get(f"/documents/{sent.json()['document_id'][:8]}")
+    assert by_id_prefix.json()["document_id"] == sent.json()["document_id"]
+    assert "vlm_ocr.describe_figures" in no_figures.json()["detail"]
     assert "has no figure 2" in (await client.get("/documents/some/figures/2")).json()["detail"]
     await Storage(settings.files_url).delete_async(figure_key("some", content_hash(PNG), "png"))
     assert (await client.get("/documents/some/figures/1")).status_code == 404

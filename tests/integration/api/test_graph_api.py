@@ -1,4 +1,4 @@
-"""The knowledge graph over HTTP, by the client, and as it is typed."""
+"""The knowledge graph over HTTP, by the client, and by `jobctl`."""
 
 from __future__ import annotations
 
@@ -16,12 +16,17 @@ from switchyard.api.client import AsyncClient, NotFound
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.pipeline.graph.upserts import upsert_document
-from tests.integration.api.background_api import client_of, in_background
+from tests.integration.api.background_api import http_client, in_background
 from tests.integration.api.document_server import send, serving
 from tests.support.commands import jobctl
 
-EVIL = '</text><script>alert("x")</script> & \x1b[2J of waves on water'
-ENTRY = {"id": "2001.00001", "authors": ["Jane Roe"], "categories": ["cs.DB"], "published": "2020"}
+HOSTILE_TITLE = '</text><script>alert("x")</script> & \x1b[2J of waves on water'
+ARXIV_ENTRY = {
+    "id": "2001.00001",
+    "authors": ["Jane Roe"],
+    "categories": ["cs.DB"],
+    "published": "2020",
+}
 PAPERS: dict[str, list[str]] = {
     "a": ["10.1234/b", "10.1234/c"],
     "z": ["10.1234/b", "10.1234/c", "10.1234/e"],
@@ -42,7 +47,7 @@ def _address(settings: Settings) -> Iterator[str]:
 @pytest.fixture
 async def client(_address: str) -> AsyncIterator[httpx.AsyncClient]:
     """Return a client of a server whose graph has a few papers."""
-    async with client_of(_address) as opened:
+    async with http_client(_address) as opened:
         yield opened
 
 
@@ -50,8 +55,8 @@ async def client(_address: str) -> AsyncIterator[httpx.AsyncClient]:
 async def _with_papers(settings: Settings) -> AsyncIterator[httpx.AsyncClient]:
     async with serving(settings) as opened, await Ledger.open(settings.ledger_url) as ledger:
         for name, cited in PAPERS.items():
-            references = [{"doi": doi, "title": EVIL} for doi in cited]
-            about: dict[str, Any] = {"entry": ENTRY} if name == "a" else {}
+            references = [{"doi": doi, "title": HOSTILE_TITLE} for doi in cited]
+            about: dict[str, Any] = {"entry": ARXIV_ENTRY} if name == "a" else {}
             await upsert_document(
                 ledger, name, about, f"On {name}", references={"references": references}
             )
@@ -109,7 +114,7 @@ async def test_the_error_names_an_invalid_parameter(client: httpx.AsyncClient, p
     assert answer.json()["type"].endswith("/invalid")
 
 
-async def typed(
+async def run_command(
     settings: Settings, url: str, *arguments: str, command: str = "graph", code: int = 0
 ) -> str:
     environment = {"JOBS_API_URL": url, "JOBS_DATA_DIR": str(settings.data_dir), "NO_PROXY": "*"}
@@ -123,7 +128,7 @@ async def test_the_graph_at_the_terminal(
     client: httpx.AsyncClient, settings: Settings, tmp_path: Path
 ):
     async def graph(*arguments: str, code: int = 0) -> str:
-        return await typed(settings, str(client.base_url), *arguments, code=code)
+        return await run_command(settings, str(client.base_url), *arguments, code=code)
 
     node = json.loads(await graph("show", "a", "--json"))
     assert (node["key"], node["cited"]) == ("arxiv:2001.00001", 0)
@@ -173,7 +178,7 @@ async def test_the_graph_at_the_terminal(
     ]
 
 
-async def test_a_search_asks_only_what_cites_a_work_or_what_a_work_cites(
+async def test_a_search_is_restricted_to_documents_that_cite_a_work_or_that_it_cites(
     client: httpx.AsyncClient, settings: Settings
 ):
     ids = []
@@ -187,20 +192,20 @@ async def test_a_search_asks_only_what_cites_a_work_or_what_a_work_cites(
         cited = {"references": [{"arxiv_id": "2002.00002"}]}
         await upsert_document(ledger, ids[1], {}, "Sand", references=cited)
 
-    async def ids_of_works(**filters: Any) -> list[str]:
+    async def found_ids(**filters: Any) -> list[str]:
         async with AsyncClient(str(client.base_url)) as opened:
             return [hit.document_id for hit in (await opened.search("wave", **filters)).hits]
 
-    assert set(await ids_of_works()) == set(ids)
-    assert await ids_of_works(cites="doi:10.1234/q") == [ids[0]]
-    assert await ids_of_works(cites="arxiv:2002.00002") == [ids[1]]
-    assert await ids_of_works(cited_by=ids[1]) == [ids[0]]
-    assert await ids_of_works(cited_by=ids[1], cites="doi:10.1234/q") == [ids[0]]
-    assert await ids_of_works(cited_by=ids[0]) == []
+    assert set(await found_ids()) == set(ids)
+    assert await found_ids(cites="doi:10.1234/q") == [ids[0]]
+    assert await found_ids(cites="arxiv:2002.00002") == [ids[1]]
+    assert await found_ids(cited_by=ids[1]) == [ids[0]]
+    assert await found_ids(cited_by=ids[1], cites="doi:10.1234/q") == [ids[0]]
+    assert await found_ids(cited_by=ids[0]) == []
     answer = await client.post("/search", json={"query": "x", "filters": {"cites": "doi:none"}})
     assert answer.status_code == 422
     assert "the graph has no node 'doi:none'" in answer.text
     url = str(client.base_url)
-    output = await typed(settings, url, "wave", "--cited-by", ids[1], command="search")
+    output = await run_command(settings, url, "wave", "--cited-by", ids[1], command="search")
     assert ids[0] in output
     assert ids[1] not in output

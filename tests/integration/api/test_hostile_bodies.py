@@ -136,40 +136,40 @@ VALID: dict[str, list[dict[str, Any]]] = {
     ],
 }
 """Bodies that are accepted, by path."""
-SHARE = 3
-"""One of so many bodies is sent in a run, beginning by chance: all of them take minutes on a busy
+SAMPLING = 3
+"""Every third body is sent in a run, from a random one on: all of them take minutes on a busy
 machine, and a failure names the body."""
 MAX_MEMORY = 400
-"""MiB: that of a process with the search's libraries, and what bodies may take."""
+"""MiB that the process may take: most of it are the libraries of the search."""
 
 
-def memory_of(pid: int) -> int:
+def peak_memory(pid: int) -> int:
     status = Path(f"/proc/{pid}/status").read_text()
     found = re.search(r"VmHWM:\s+(\d+)", status)
     assert found is not None
     return int(found[1]) // 1024
 
 
-MANY = dict.fromkeys(map(str, range(40_000)), 0)
-"""Fields that nothing knows, with values that are no texts."""
-WRONG: list[tuple[str, dict[str, Any]]] = [
-    ("/jobs", MANY),
-    ("/jobs", {"routing_key": "hot.noop", "payload": {}, "tags": MANY}),
-    ("/llm/requests", {"type": "chat_completion", "payload": MANY}),
-    ("/parse/references", MANY),
-    ("/v1/chat/completions", {"model": "test", "messages": list(MANY)}),
+MANY_FIELDS = dict.fromkeys(map(str, range(40_000)), 0)
+"""Unknown fields, whose values are numbers."""
+INVALID: list[tuple[str, dict[str, Any]]] = [
+    ("/jobs", MANY_FIELDS),
+    ("/jobs", {"routing_key": "hot.noop", "payload": {}, "tags": MANY_FIELDS}),
+    ("/llm/requests", {"type": "chat_completion", "payload": MANY_FIELDS}),
+    ("/parse/references", MANY_FIELDS),
+    ("/v1/chat/completions", {"model": "test", "messages": list(MANY_FIELDS)}),
     ("/v1/embeddings", {"model": "test", "input": [[]] * 40_000}),
-    ("/v1/batches", {"input_file_id": "file-x", "metadata": MANY}),
+    ("/v1/batches", {"input_file_id": "file-x", "metadata": MANY_FIELDS}),
 ]
 
 
 async def test_very_many_wrong_values_are_refused_at_once(system: System, tmp_path: Path) -> None:
-    """Each is an error, and listing them all holds the loop of the process."""
+    """The answer does not list every error: that would block the event loop."""
     async with (
         api_process(system.settings, tmp_path / "api.log") as api,
         httpx.AsyncClient(base_url=api.url, trust_env=False, timeout=60) as client,
     ):
-        for path, body in WRONG:
+        for path, body in INVALID:
             answer = await client.post(path, json=body)
             assert answer.status_code in (400, 422), answer.text[:300]
             assert len(answer.content) < 10_000
@@ -193,14 +193,14 @@ async def test_values_of_every_kind_in_every_field_are_refused_or_taken(
     ):
         for path, bodies in VALID.items():
             for valid in bodies:
-                for body in islice(hostile_bodies(valid), randrange(SHARE), None, SHARE):
+                for body in islice(hostile_bodies(valid), randrange(SAMPLING), None, SAMPLING):
                     answer = await client.post(path, content=body.content, headers=headers)
                     statuses[answer.status_code] += 1
                     if answer.status_code >= 500 or "Traceback" in answer.text:
                         failed.append((path, body.change, answer.status_code, answer.text[:300]))
             assert (await client.get("/health/live")).status_code == 200
         assert failed == []
-        assert sum(statuses[each] for each in (200, 201, 202)) > 200 // SHARE, statuses
-        assert memory_of(api.process.pid) < MAX_MEMORY
-    written = log.read_text(errors="replace")
-    assert [each for each in (key, secret, "Traceback") if each in written] == []
+        assert sum(statuses[each] for each in (200, 201, 202)) > 200 // SAMPLING, statuses
+        assert peak_memory(api.process.pid) < MAX_MEMORY
+    logged = log.read_text(errors="replace")
+    assert [each for each in (key, secret, "Traceback") if each in logged] == []

@@ -16,7 +16,7 @@ from tests.support.system import System
 
 @asynccontextmanager
 async def acting(system: System) -> AsyncIterator[None]:
-    """A scheduler's runner of bulk actions."""
+    """Run bulk actions, as the scheduler does."""
     runner = BulkRunner(
         system.ledger,
         action_handlers(system.settings, system.registry, system.ledger, lanes=system.lanes),
@@ -31,23 +31,23 @@ async def test_an_action_is_planned_started_shown_and_undone_over_http(
     system: System, api: RunningApi
 ) -> None:
     ids = [await system.publish("hot.noop", {"n": n}, source="night") for n in range(6)]
-    order = {"action": "move", "filter": {"source": "night"}, "lane": "backfill"}
-    planned = await api.client.post("/jobs/actions", json=order | {"dry_run": True})
+    body = {"action": "move", "filter": {"source": "night"}, "lane": "backfill"}
+    planned = await api.client.post("/jobs/actions", json=body | {"dry_run": True})
     assert planned.status_code == 200
     assert planned.json()["matched"] == 6
     assert planned.json()["examples"][0]["job_id"] == ids[0]
     assert await system.state(ids[0]) is State.QUEUED
 
     async with acting(system):
-        started = await api.client.post("/jobs/actions", json=order | {"reason": "hot is full"})
+        started = await api.client.post("/jobs/actions", json=body | {"reason": "hot is full"})
         assert started.status_code == 202
-        place = started.headers["Location"]
+        location = started.headers["Location"]
 
-        async def completed(path: str = place) -> bool:
+        async def is_completed(path: str = location) -> bool:
             return bool((await api.client.get(path)).json()["state"] == "completed")
 
-        await eventually(completed)
-        shown = (await api.client.get(place)).json()
+        await eventually(is_completed)
+        shown = (await api.client.get(location)).json()
         assert (shown["action"], shown["done"], shown["reason"]) == ("move", 6, "hot is full")
         (listed,) = (await api.client.get("/jobs/actions")).json()["actions"]
         assert listed == shown
@@ -58,17 +58,17 @@ async def test_an_action_is_planned_started_shown_and_undone_over_http(
         assert note["operation_id"] == shown["id"]
         assert note["before"] == {"lane": "hot", "priority": job["priority"]}
 
-        undone = await api.client.post(f"{place}/undo")
+        undone = await api.client.post(f"{location}/undo")
         assert undone.status_code == 202
 
-        async def back() -> bool:
-            return await completed(undone.headers["Location"])
+        async def is_undone() -> bool:
+            return await is_completed(undone.headers["Location"])
 
-        await eventually(back)
+        await eventually(is_undone)
         assert {(await system.record(each)).lane for each in ids} == {"hot"}
 
 
-WRONG: dict[str, dict[str, object]] = {
+INVALID: dict[str, dict[str, object]] = {
     "which jobs": {"action": "cancel"},
     "no dead job": {"action": "cancel", "filter": {"state": "dead"}},
     "cancel": {"action": "burn", "filter": {"state": "dead"}},
@@ -79,39 +79,39 @@ WRONG: dict[str, dict[str, object]] = {
     "letters": {"action": "rerun", "filter": {"ids": ["a b"]}},
     "no such field": {"action": "rerun", "filter": {"lane": "hot"}, "change": {"jq": "."}},
 }
-"""What is said, by word, of orders that can't be meant."""
+"""Invalid requests, by a text in the error that they get."""
 
 
-async def test_an_action_that_cannot_be_meant_is_refused(shared_api: RunningApi) -> None:
-    for words, order in WRONG.items():
-        answer = await shared_api.client.post("/jobs/actions", json=order)
-        assert (answer.status_code, words in answer.text) == (422, True), answer.text
+async def test_an_invalid_action_is_refused(shared_api: RunningApi) -> None:
+    for error_text, body in INVALID.items():
+        answer = await shared_api.client.post("/jobs/actions", json=body)
+        assert (answer.status_code, error_text in answer.text) == (422, True), answer.text
 
 
 async def test_slow_jobs_of_a_source_are_rerun_by_one_command(system: System) -> None:
     await system.start_worker()
     steps = {"steps": ["done"]}
     ids = [await system.publish("hot.scripted", steps, source="night") for _ in range(2)]
-    other = await system.publish("hot.scripted", steps, source="day")
-    await system.wait_until_all([*ids, other], State.SUCCEEDED)
+    job_of_day = await system.publish("hot.scripted", steps, source="day")
+    await system.wait_until_all([*ids, job_of_day], State.SUCCEEDED)
     environment = environment_of(system.settings)
-    chosen = "--source night --since 1h --slower-than 0s"
-    planned = await jobctl(*f"jobs rerun {chosen} --dry-run --json".split(), **environment)
+    filters = "--source night --since 1h --slower-than 0s"
+    planned = await jobctl(*f"jobs rerun {filters} --dry-run --json".split(), **environment)
     assert json.loads(planned.stdout)["matched"] == 2, planned.stderr
-    refused = await jobctl(*f"jobs rerun {chosen}".split(), **environment)
+    refused = await jobctl(*f"jobs rerun {filters}".split(), **environment)
     assert refused.returncode == 2
     assert "--yes" in refused.stderr
-    done = await jobctl(*f"jobs rerun {chosen} --yes --why slow --json".split(), **environment)
-    assert done.returncode == 0, done.stderr
-    shown = json.loads(done.stdout)
-    assert (shown["done"], shown["reason"], shown["state"]) == (2, "slow", "completed")
-    listed = await jobctl("jobs", "list", "--operation", shown["id"], "--json", **environment)
-    new = json.loads(listed.stdout)
-    await system.wait_until_all([job["job_id"] for job in new], State.SUCCEEDED)
-    old = json.loads((await jobctl("jobs", "show", ids[0], "--json", **environment)).stdout)
-    again = old["actions"][0]["new_job_id"]
-    assert again in {job["job_id"] for job in new}
-    text = (await jobctl("jobs", "show", again, **environment)).stdout
+    rerun = await jobctl(*f"jobs rerun {filters} --yes --why slow --json".split(), **environment)
+    assert rerun.returncode == 0, rerun.stderr
+    action = json.loads(rerun.stdout)
+    assert (action["done"], action["reason"], action["state"]) == (2, "slow", "completed")
+    listed = await jobctl("jobs", "list", "--operation", action["id"], "--json", **environment)
+    new_jobs = json.loads(listed.stdout)
+    await system.wait_until_all([job["job_id"] for job in new_jobs], State.SUCCEEDED)
+    old_record = json.loads((await jobctl("jobs", "show", ids[0], "--json", **environment)).stdout)
+    rerun_id = old_record["actions"][0]["new_job_id"]
+    assert rerun_id in {job["job_id"] for job in new_jobs}
+    text = (await jobctl("jobs", "show", rerun_id, **environment)).stdout
     assert f"rerun of {ids[0]}" in " ".join(text.split()), text
 
 
@@ -122,5 +122,5 @@ async def test_ids_that_cannot_be_changed_fail_the_command(system: System) -> No
     assert answer.returncode == 1
     assert "1 of these ids can't be cancelled" in answer.stderr
     assert await system.state(job_id) is State.CANCELLED
-    both = await jobctl("jobs", "move", job_id, "--lane", "hot", "--to-lane", "backfill")
-    assert both.returncode == 2
+    ids_and_filter = await jobctl("jobs", "move", job_id, "--lane", "hot", "--to-lane", "backfill")
+    assert ids_and_filter.returncode == 2

@@ -29,28 +29,28 @@ async def test_limits_are_shown_with_what_runs_and_what_waits(
             )
         )
     async with AsyncClient(api.url) as client:
-        found = {each.name: each for each in (await client.limits()).limits}
-        assert set(found) == {"free", "openai"}
-        openai = found["openai"]
+        limits = {each.name: each for each in (await client.limits()).limits}
+        assert set(limits) == {"free", "openai"}
+        openai = limits["openai"]
         assert (openai.key, openai.concurrency, openai.per_minute) == ("acme", 1, 10)
         assert openai.tokens_per_minute is None
         assert (openai.in_use, openai.last_minute, openai.waiting) == (1, 1, 1)
         assert openai.next_room is None
-        waited = (await client.limits(waiting=True)).limits
-        assert [each.name for each in waited] == ["openai"]
+        waiting = (await client.limits(waiting=True)).limits
+        assert [each.name for each in waiting] == ["openai"]
 
 
-async def test_usage_tells_the_room_of_ledger_files_and_queues(
+async def test_usage_shows_the_size_of_ledger_files_and_queues(
     system: System, api: RunningApi
 ) -> None:
     await Storage(system.settings.files_url).put_async("uploads/doc-1/original", b"x" * 1000)
     await system.publish("hot.noop", {"n": 1})
     async with AsyncClient(api.url) as client:
-        found = await client.usage()
-    assert found.missing == {}
-    assert found.ledger is not None
-    [jobs] = [each for each in found.ledger.tables if each.name == "jobs"]
+        usage = await client.usage()
+    assert usage.missing == {}
+    assert usage.ledger is not None
+    [jobs] = [each for each in usage.ledger.tables if each.name == "jobs"]
     assert (jobs.rows, jobs.rows_of_last_day) == (1, 1)
-    uploads = {each.kind: each for each in found.files or []}["uploads"]
+    uploads = {each.kind: each for each in usage.files or []}["uploads"]
     assert (uploads.files, uploads.bytes, uploads.bytes_of_last_day) == (1, 1000, 1000)
-    assert "hot.llm" in {each.name for each in found.queues or []}
+    assert "hot.llm" in {each.name for each in usage.queues or []}

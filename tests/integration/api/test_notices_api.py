@@ -1,10 +1,11 @@
-"""`notify_url` over HTTP: of jobs, and of documents, also of those that were there before."""
+"""`notify_url` over HTTP: for jobs, and for documents, whether new or sent before."""
 
 from pathlib import Path
 
 from pydantic import SecretStr
 
-from tests.integration.api.document_server import WORKERS, ended, send, serving
+from switchyard.services.engine.wings import job_modules
+from tests.integration.api.document_server import WORKERS, send, serving, wait_until_ended
 from tests.support.brokers import TestBroker
 from tests.support.receiver import SECRET, receiving
 from tests.support.system import open_system
@@ -12,11 +13,9 @@ from tests.support.system import open_system
 MARKDOWN = b"# Tides\n\nThe tide rises because the moon pulls at the sea, twice in a day.\n"
 
 
-async def test_a_document_is_told_of_its_end_and_so_is_whoever_sends_it_again(
+async def test_each_sender_of_a_document_is_notified_of_its_end(
     broker310: TestBroker, sqlite_url: str, tmp_path: Path
 ) -> None:
-    from switchyard.services.engine.wings import job_modules
-
     async with (
         receiving() as receiver,
         open_system(
@@ -32,11 +31,11 @@ async def test_a_document_is_told_of_its_end_and_so_is_whoever_sends_it_again(
         await system.start_worker(*WORKERS)
         sent = await send(client, MARKDOWN, name="tides.md", notify_url=receiver.url)
         assert sent.status_code == 202, sent.text
-        (told,) = await receiver.told()
+        (notice,) = await receiver.told()
         document_id = sent.json()["document_id"]
-        assert (told["state"], told["document_id"]) == ("completed", document_id)
-        assert told["job_id"] == sent.json()["job_id"]
-        assert (await ended(client, document_id))["state"] == "completed"
+        assert (notice["state"], notice["document_id"]) == ("completed", document_id)
+        assert notice["job_id"] == sent.json()["job_id"]
+        assert (await wait_until_ended(client, document_id))["state"] == "completed"
         again = await send(client, MARKDOWN, name="again.md", notify_url=receiver.url)
         assert again.status_code == 200
         first, second = await receiver.told(2)
@@ -44,11 +43,9 @@ async def test_a_document_is_told_of_its_end_and_so_is_whoever_sends_it_again(
         assert second["delivery"] != first["delivery"]
 
 
-async def test_nobody_is_told_without_a_secret_nor_by_a_job_of_ones_own(
+async def test_notices_need_a_secret_and_can_not_be_published_as_jobs(
     broker310: TestBroker, sqlite_url: str, tmp_path: Path
 ) -> None:
-    from switchyard.services.engine.wings import job_modules
-
     job = {"routing_key": "hot.link_content", "payload": {"document_id": "doc-1"}}
     url = "https://receiver.example/told"
     async with (
@@ -60,17 +57,18 @@ async def test_nobody_is_told_without_a_secret_nor_by_a_job_of_ones_own(
         assert "JOBS_NOTIFY_SECRET" in refused.text
         sent = await send(client, MARKDOWN, name="tides.md", notify_url=url)
         assert sent.status_code == 422
-        own = {"routing_key": "maintenance.send_notice", "payload": {"url": url, "job_id": "x"}}
-        forged = await client.post("/jobs", json=own)
+        notice_job = {
+            "routing_key": "maintenance.send_notice",
+            "payload": {"url": url, "job_id": "x"},
+        }
+        forged = await client.post("/jobs", json=notice_job)
         assert forged.status_code == 422
         assert "notify_url" in forged.text
 
 
-async def test_an_address_that_is_none_is_refused_at_every_door(
+async def test_an_invalid_address_is_refused_by_every_endpoint(
     broker310: TestBroker, sqlite_url: str, tmp_path: Path
 ) -> None:
-    from switchyard.services.engine.wings import job_modules
-
     job = {"routing_key": "hot.link_content", "payload": {"document_id": "doc-1"}}
     backfill = {"source": "documents", "job_type": "link_content", "dry_run": True}
     async with (

@@ -1,4 +1,4 @@
-"""What `jobctl … --json` prints of a thing is what the HTTP API answers of it, value by value."""
+"""`jobctl … --json` prints the same values as the HTTP API answers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def part(name: str) -> Select:
     return lambda answer: answer[name]
 
 
-SHOWN: dict[str, tuple[str, str, Select, set[str]]] = {
+READ_COMMANDS: dict[str, tuple[str, str, Select, set[str]]] = {
     # name: command, path, the part of the answer that the command prints, keys that it adds
     "jobs": ("jobs list", "/jobs", part("jobs"), set()),
     "job": ("jobs show {job}", "/jobs/{job}", whole, set()),
@@ -64,7 +64,7 @@ SHOWN: dict[str, tuple[str, str, Select, set[str]]] = {
     "document": ("documents show {document}", "/documents/{document}", whole, set()),
     "node": ("graph show {node}", "/graph/node?node={node}", whole, set()),
 }  # fmt: skip
-DONE: dict[str, tuple[str, str, dict[str, Any] | None]] = {
+WRITE_COMMANDS: dict[str, tuple[str, str, dict[str, Any] | None]] = {
     # name: command, request, its body
     "publish": ("publish hot.noop --payload {{}}", "POST /jobs", {"routing_key": "hot.noop"}),
     "cancel": ("jobs cancel {first}", "DELETE /jobs/{second}", None),
@@ -86,8 +86,8 @@ DONE: dict[str, tuple[str, str, dict[str, Any] | None]] = {
 
 
 @pytest.fixture
-async def names(system: System, api: RunningApi) -> dict[str, str]:
-    """One of each, by name."""
+async def object_ids(system: System, api: RunningApi) -> dict[str, str]:
+    """Make one object of each kind; return their ids by name."""
     ledger = system.ledger
     await system.start_worker()
     job = await system.publish("hot.noop", {"n": 1})
@@ -154,56 +154,58 @@ async def names(system: System, api: RunningApi) -> dict[str, str]:
     }
 
 
-def additions(printed: Any, answered: Any, place: str = "") -> set[str]:
-    """Keys that are only printed. Whatever the API answers must be printed, value by value."""
+def additions(printed: Any, answered: Any, path: str = "") -> set[str]:
+    """Return the keys that are only printed; assert that all else is printed as it is answered."""
     if isinstance(answered, list):
-        assert len(printed) == len(answered), place
+        assert len(printed) == len(answered), path
         pairs = zip(printed, answered, strict=True)
-        return set().union(*(additions(one, other, place) for one, other in pairs))
+        return set().union(*(additions(one, other, path) for one, other in pairs))
     if not isinstance(answered, dict):
-        assert printed == answered, place
+        assert printed == answered, path
         return set()
-    assert answered.keys() <= printed.keys(), place
-    below = (additions(printed[key], answered[key], f"{place}{key}.") for key in answered)
-    return {f"{place}{key}" for key in printed.keys() - answered.keys()}.union(*below)
+    assert answered.keys() <= printed.keys(), path
+    below = (additions(printed[key], answered[key], f"{path}{key}.") for key in answered)
+    return {f"{path}{key}" for key in printed.keys() - answered.keys()}.union(*below)
 
 
 def keys_of(value: Any) -> Any:
-    """The value with nothing but its keys."""
+    """Return the value with nothing but its keys."""
     if isinstance(value, list):
         return [keys_of(each) for each in value]
     return {key: keys_of(each) for key, each in value.items()} if isinstance(value, dict) else None
 
 
 async def test_a_command_prints_what_the_api_answers(
-    system: System, api: RunningApi, names: dict[str, str]
+    system: System, api: RunningApi, object_ids: dict[str, str]
 ) -> None:
     environment = environment_of(system.settings) | {"JOBS_API_URL": api.url}
-    ran = await asyncio.gather(
+    results = await asyncio.gather(
         *(
-            jobctl(*command.format(**names).split(), "--json", **environment)
-            for command, *_ in SHOWN.values()
+            jobctl(*command.format(**object_ids).split(), "--json", **environment)
+            for command, *_ in READ_COMMANDS.values()
         )
     )
-    for done, (name, (_, path, select, added)) in zip(ran, SHOWN.items(), strict=True):
-        answer = await api.client.get(path.format(**names))
+    for result, (name, (_, path, select, added_keys)) in zip(
+        results, READ_COMMANDS.items(), strict=True
+    ):
+        answer = await api.client.get(path.format(**object_ids))
         assert answer.is_success, (name, answer.text)
-        assert done.stdout, (name, done.stderr)
-        printed, answered = json.loads(done.stdout), select(answer.json())
+        assert result.stdout, (name, result.stderr)
+        printed, answered = json.loads(result.stdout), select(answer.json())
         assert answered, f"there is no {name} to compare"
         if name == "lanes":  # the dead letters come last; numbers are a few seconds old
             printed, answered = keys_of(printed[: len(answered)]), keys_of(answered)
-        assert additions(printed, answered) == added, name
+        assert additions(printed, answered) == added_keys, name
 
 
 async def test_a_command_that_changes_something_prints_what_the_api_answers(
-    system: System, api: RunningApi, names: dict[str, str]
+    system: System, api: RunningApi, object_ids: dict[str, str]
 ) -> None:
     environment = environment_of(system.settings) | {"JOBS_API_URL": api.url}
-    for name, (command, request, body) in DONE.items():
-        done = await jobctl(*command.format(**names).split(), "--json", **environment)
-        verb, path = request.format(**names).split()
+    for name, (command, request, body) in WRITE_COMMANDS.items():
+        result = await jobctl(*command.format(**object_ids).split(), "--json", **environment)
+        verb, path = request.format(**object_ids).split()
         answer = await api.client.request(verb, path, json=body)
         assert answer.is_success, (name, answer.text)
-        assert done.stdout, (name, done.stderr)
-        assert json.loads(done.stdout).keys() == answer.json().keys(), name
+        assert result.stdout, (name, result.stderr)
+        assert json.loads(result.stdout).keys() == answer.json().keys(), name

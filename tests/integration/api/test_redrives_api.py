@@ -1,4 +1,4 @@
-"""Groups and redrives through the Python client and the real service."""
+"""Groups of dead letters, and redrives, through the Python client and the real service."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -24,7 +24,7 @@ def client(api: RunningApi) -> AsyncClient:
 
 @asynccontextmanager
 async def redriving(system: System) -> AsyncIterator[None]:
-    """A scheduler's runner of redrives."""
+    """Run redrives, as the scheduler does."""
     handler = RedriveHandler(system.settings, system.registry, system.ledger, lanes=system.lanes)
     runner = BulkRunner(system.ledger, [handler])
     task = asyncio.create_task(runner.run())
@@ -37,29 +37,29 @@ async def test_a_group_is_planned_redriven_and_watched(system: System, client: A
     await bury_all(system, names(30, "a"), cause="no page 7")
     await bury_all(system, names(20, "b"), cause="disk full")
     groups = (await client.dead_groups()).groups
-    found = [(each.count, each.message) for each in groups]
-    assert found == [(30, "no page <n>"), (20, "disk full")]
+    counts_and_messages = [(each.count, each.message) for each in groups]
+    assert counts_and_messages == [(30, "no page <n>"), (20, "disk full")]
     assert sum(groups[0].trend) == 30
-    which = {"group": groups[1].group}
-    plan = await client.plan_redrive(which, change={"to": "hot.scripted"})
+    letter_filter = {"group": groups[1].group}
+    plan = await client.plan_redrive(letter_filter, change={"to": "hot.scripted"})
     assert (plan.redriven, plan.routes) == (20, {"hot.scripted": 20})
     lines = plan.differences[0].lines
     assert '-  "routing_key": "backfill.scripted"' in "\n".join(lines), lines
     assert '+  "routing_key": "hot.scripted"' in lines
     assert len(plan.differences) == 5
-    assert (await client.plan_redrive(which)).differences == []
+    assert (await client.plan_redrive(letter_filter)).differences == []
 
     await system.start_worker()
     async with redriving(system):
-        started = await client.start_redrive(which, canary=2, reason="the disk is empty")
+        started = await client.start_redrive(letter_filter, canary=2, reason="the disk is empty")
         assert started.created_by.startswith("api: ")
         assert started.reason == "the disk is empty"
 
-        async def completed() -> bool:
-            seen = await client.redrive(started.id)
-            return (seen.state, seen.succeeded) == ("completed", 20)
+        async def is_completed() -> bool:
+            redrive = await client.redrive(started.id)
+            return (redrive.state, redrive.succeeded) == ("completed", 20)
 
-        await eventually(completed)
+        await eventually(is_completed)
     assert [each.id async for each in client.redrives()] == [started.id]
     await system.wait_until_all(names(20, "b"), State.SUCCEEDED)
 
@@ -84,7 +84,7 @@ async def test_a_redrive_is_paused_resumed_and_cancelled(
 
 
 @pytest.mark.parametrize(
-    ("which", "options"),
+    ("letter_filter", "options"),
     [
         ({"reason": "NO"}, {}),
         ({"nonsense": 1}, {}),
@@ -94,16 +94,16 @@ async def test_a_redrive_is_paused_resumed_and_cancelled(
         (None, {"change": {"to": "nowhere"}}),
     ],
 )
-async def test_what_can_not_be_meant_is_refused(
-    shared_api: RunningApi, which: Any, options: Any
+async def test_an_invalid_redrive_is_refused(
+    shared_api: RunningApi, letter_filter: Any, options: Any
 ) -> None:
     async with AsyncClient(shared_api.url) as client:
         with pytest.raises(Invalid):
-            await client.start_redrive(which, **options)
+            await client.start_redrive(letter_filter, **options)
     assert (await shared_api.client.get("/admin/dead/redrives")).json()["redrives"] == []
 
 
-async def test_a_redrive_that_is_not_there(shared_api: RunningApi) -> None:
+async def test_an_unknown_redrive_is_not_found(shared_api: RunningApi) -> None:
     async with AsyncClient(shared_api.url) as client:
         with pytest.raises(NotFound):
             await client.redrive("redrive-0000000000")

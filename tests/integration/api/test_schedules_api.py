@@ -1,4 +1,4 @@
-"""`/schedules`, by the clients and by hand."""
+"""`/schedules`, by the clients and by plain HTTP requests."""
 
 import asyncio
 from typing import Any
@@ -28,25 +28,25 @@ async def test_a_schedules_life_by_the_client(api: RunningApi) -> None:
         firing = await client.run_schedule("daily")
         assert firing.outcome == "due"
         assert firing.job_id
-        (seen,) = (await client.schedule_history("daily", limit=5)).firings
-        assert seen.job_id == firing.job_id
+        (listed_firing,) = (await client.schedule_history("daily", limit=5)).firings
+        assert listed_firing.job_id == firing.job_id
         (listed,) = (await client.schedules()).schedules
-        assert listed.last == seen == (await client.schedule("daily")).last
+        assert listed.last == listed_firing == (await client.schedule("daily")).last
         await client.remove_schedule("daily")
         with pytest.raises(NotFound):
             await client.schedule("daily")
 
-    def sync() -> None:
+    def use_blocking_client() -> None:
         with Client(api.url) as client:
             assert client.schedules().schedules == []
             with pytest.raises(Invalid, match="cron"):
                 client.add_schedule("daily", "0 6 * *", "hot.noop")
 
-    await asyncio.to_thread(sync)
+    await asyncio.to_thread(use_blocking_client)
 
 
 @pytest.mark.parametrize(
-    ("changes", "at"),
+    ("changes", "field"),
     [
         ({"cron": "61 6 * * *"}, "cron"),
         ({"timezone": "Mars/Olympus"}, "timezone"),
@@ -60,25 +60,23 @@ async def test_a_schedules_life_by_the_client(api: RunningApi) -> None:
         ({"origin": "file"}, "origin"),
     ],
 )
-async def test_what_is_wrong_is_said_with_its_place(
-    shared_api: RunningApi, changes: dict[str, Any], at: str
+async def test_the_error_names_the_invalid_field(
+    shared_api: RunningApi, changes: dict[str, Any], field: str
 ) -> None:
     answer = await shared_api.client.post("/schedules", json=DAILY | changes)
-    places = [error["location"] for error in problem(answer, 422, "invalid")["errors"]]
-    assert [place[:2] for place in places] == [["body", at]]
+    locations = [error["location"] for error in problem(answer, 422, "invalid")["errors"]]
+    assert [location[:2] for location in locations] == [["body", field]]
     assert (await shared_api.client.get("/schedules")).json()["schedules"] == []
 
 
-async def test_what_comes_over_http_stays_from_outside_when_it_fires(
-    api: RunningApi, system: System
-) -> None:
+async def test_a_schedule_from_http_is_recorded_as_remote(api: RunningApi, system: System) -> None:
     assert (await api.client.post("/schedules", json=DAILY)).status_code == 201
     (record,) = await system.ledger.schedules.schedules()
     assert record.remote
     assert record.created_by.startswith("api: ")
 
 
-async def test_only_an_administrator_changes_something(system: System) -> None:
+async def test_only_an_administrator_changes_schedules(system: System) -> None:
     keys = {
         scope: (await create_key(system.ledger, str(scope), [scope])).key
         for scope in (Scope.READ, Scope.PUBLISH, Scope.ADMIN)

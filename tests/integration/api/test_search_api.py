@@ -14,7 +14,7 @@ import pytest
 from switchyard.services.common.settings import Settings
 from switchyard.services.pipeline.index.generations import Generation
 from switchyard.services.pipeline.index.open_index import open_index
-from tests.integration.api.background_api import client_of, in_background
+from tests.integration.api.background_api import http_client, in_background
 from tests.integration.api.document_server import send, serving
 
 TEXTS = {
@@ -48,7 +48,7 @@ async def _with_texts(directory: Path) -> AsyncIterator[httpx.AsyncClient]:
 @pytest.fixture
 async def client(_address: str) -> AsyncIterator[httpx.AsyncClient]:
     """Return a client of a server whose index has the texts."""
-    async with client_of(_address) as opened:
+    async with http_client(_address) as opened:
         yield opened
 
 

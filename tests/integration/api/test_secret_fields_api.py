@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import pytest
 from pydantic import BaseModel
@@ -30,7 +30,7 @@ from tests.support.commands import jobctl
 from tests.support.system import System, open_system
 
 TOKEN = "geheim-4711"
-OTHER = "geheim-4712"
+OTHER_TOKEN = "geheim-4712"
 
 
 class Login(BaseModel):
@@ -79,8 +79,8 @@ async def test_a_secret_is_shown_nowhere_and_survives_an_edit(
     await system.wait_for_letter(job_id)
     entry = {"name": "nightly", "cron": "0 6 * * *", "job": "hot.deliver_secretly"}
     nightly = ScheduleEntry.from_fields(entry | {"payload": delivery(TOKEN)})
-    book = Schedules(system.ledger, system.registry)
-    await book.add(nightly, remote=False, created_by="a test")
+    schedules = Schedules(system.ledger, system.registry)
+    await schedules.add(nightly, remote=False, created_by="a test")
 
     environment = environment_of(system.settings)
     texts = {
@@ -102,21 +102,20 @@ async def test_a_secret_is_shown_nowhere_and_survives_an_edit(
         "/dashboard/schedules/nightly",
     ):
         texts[path] = (await api.client.get(path)).text
-    for place, text in texts.items():
-        assert "geheim" not in text, place
-        assert "nowhere" in text, place
-        assert HIDDEN in text, place
+    for shown_in, text in texts.items():
+        assert "geheim" not in text, shown_in
+        assert "nowhere" in text, shown_in
+        assert HIDDEN in text, shown_in
     assert "geheim" not in caplog.text
 
-    merge = {"to": "elsewhere", "login": {"password": OTHER}}
-    order = {"filter": {"ids": [job_id]}, "change": {"merge": merge}}
-    later = {**order, "change": {"merge": merge}}
-    plan = {"action": "rerun", **later}
-    for path, asked in (("/admin/dead/redrives", order), ("/jobs/actions", plan)):
-        dry = await api.client.post(path, json=asked | {"dry_run": True})
-        assert dry.status_code == 200, dry.text
-        assert "geheim" not in dry.text
-    started = await api.client.post("/jobs/actions", json=plan | {"rate": 0.001})
+    merge = {"to": "elsewhere", "login": {"password": OTHER_TOKEN}}
+    redrive: dict[str, Any] = {"filter": {"ids": [job_id]}, "change": {"merge": merge}}
+    rerun: dict[str, Any] = {"action": "rerun", **redrive}
+    for path, request in (("/admin/dead/redrives", redrive), ("/jobs/actions", rerun)):
+        preview = await api.client.post(path, json=request | {"dry_run": True})
+        assert preview.status_code == 200, preview.text
+        assert "geheim" not in preview.text
+    started = await api.client.post("/jobs/actions", json=rerun | {"rate": 0.001})
     assert started.status_code == 202, started.text
     action = started.headers["location"]
     command = ("jobs", "actions", "show", action.rpartition("/")[2])
@@ -138,23 +137,25 @@ async def test_a_secret_is_shown_nowhere_and_survives_an_edit(
     edit = f"/dashboard/dead/letters/{job_id}"
     login = json.dumps({"user": "me", "password": HIDDEN})
     form = {"csrf": token[1], "f.to": "here", "f.login": login}
-    compared = (await api.client.post(f"{edit}/edit", data=form)).text
-    assert "geheim" not in compared
-    assert "here" in compared
-    other = form | {"f.login": json.dumps({"user": "me", "password": OTHER})}
-    changed = (await api.client.post(f"{edit}/edit", data=other)).text
-    assert CHANGED in changed.partition("<form")[0]
-    after = json.dumps({"to": "here", "login": {"user": "me", "password": HIDDEN}})
-    sent = await api.client.post(f"{edit}/retry", data={"csrf": token[1], "payload": after})
+    comparison = (await api.client.post(f"{edit}/edit", data=form)).text
+    assert "geheim" not in comparison
+    assert "here" in comparison
+    changed_form = form | {"f.login": json.dumps({"user": "me", "password": OTHER_TOKEN})}
+    changed_page = (await api.client.post(f"{edit}/edit", data=changed_form)).text
+    assert CHANGED in changed_page.partition("<form")[0]
+    edited_payload = json.dumps({"to": "here", "login": {"user": "me", "password": HIDDEN}})
+    sent = await api.client.post(
+        f"{edit}/retry", data={"csrf": token[1], "payload": edited_payload}
+    )
     assert sent.status_code == 303
-    redrives = RedriveHandler(system.settings, system.registry, system.ledger, lanes=system.lanes)
-    runner = BulkRunner(system.ledger, [redrives])
+    handler = RedriveHandler(system.settings, system.registry, system.ledger, lanes=system.lanes)
+    runner = BulkRunner(system.ledger, [handler])
     running = asyncio.create_task(runner.run())
     try:
-        done = await system.wait_for_state(job_id, State.SUCCEEDED)
+        finished = await system.wait_for_state(job_id, State.SUCCEEDED)
     finally:
         runner.stop()
         await asyncio.wait_for(running, 20)
-    assert done.result == {"right": True}
+    assert finished.result == {"right": True}
     for path in (sent.headers["location"], f"/admin/dead/{job_id}", edit):
         assert "geheim" not in (await api.client.get(path)).text, path

@@ -5,7 +5,7 @@ import httpx
 import pytest
 
 from switchyard.services.common.settings import Settings
-from tests.integration.api.background_api import client_of, in_background
+from tests.integration.api.background_api import http_client, in_background
 from tests.integration.api.document_server import Stored, files_of, serving
 
 
@@ -28,7 +28,7 @@ def _address(settings: Settings) -> Iterator[str]:
 async def client(_address: str) -> AsyncIterator[httpx.AsyncClient]:
     """Yield a client of an API without a broker. The tests of a module share it: each sends
     documents whose content and source no other test sends."""
-    async with client_of(_address) as opened:
+    async with http_client(_address) as opened:
         yield opened
 
 

@@ -13,7 +13,7 @@ from tests.integration.api.document_server import send
 from tests.support.pdfs import pdf
 
 
-def repeated(block: bytes, times: int, begin: bytes = b"") -> bytes:
+def compress_repeated(block: bytes, times: int, begin: bytes = b"") -> bytes:
     """Return a zlib stream of the block, repeated; the block is compressed once."""
     packer = zlib.compressobj(9)
     packed = packer.compress(begin) + packer.flush(zlib.Z_FULL_FLUSH)
@@ -24,15 +24,15 @@ def repeated(block: bytes, times: int, begin: bytes = b"") -> bytes:
     return packed + b"\x03\x00" + checksum.to_bytes(4, "big")  # an empty last block
 
 
-def page_of(content: bytes, resources: bytes, *more: bytes) -> bytes:
-    """Return a PDF of one page with this compressed content, and more objects, numbered from 5."""
+def page_of(content: bytes, resources: bytes, *further_objects: bytes) -> bytes:
+    """Return a PDF of one page with this compressed content, and further objects from number 5."""
     objects = [
         b"<</Type/Catalog/Pages 2 0 R>>",
         b"<</Type/Pages/Kids[3 0 R]/Count 1>>",
         b"<</Type/Page/Parent 2 0 R/MediaBox[0 0 200 200]/Contents 4 0 R/Resources<<%b>>>>"
         % resources,
         stream(b"", content),
-        *more,
+        *further_objects,
     ]
     data, offsets = b"%PDF-1.5\n", []
     for number, each in enumerate(objects, start=1):
@@ -44,15 +44,15 @@ def page_of(content: bytes, resources: bytes, *more: bytes) -> bytes:
     return data + b"trailer<</Size %d/Root 1 0 R>>\nstartxref\n%d\n%%%%EOF\n" % (count, start)
 
 
-def stream(words: bytes, packed: bytes) -> bytes:
-    head = b"<<%b/Filter/FlateDecode/Length %d>>stream\n" % (words, len(packed))
+def stream(entries: bytes, packed: bytes) -> bytes:
+    head = b"<<%b/Filter/FlateDecode/Length %d>>stream\n" % (entries, len(packed))
     return head + packed + b"\nendstream"
 
 
 def huge_image() -> bytes:
     """Return an image of 20,000 by 20,000 pixels, compressed into some hundred kilobytes."""
-    words = b"/Type/XObject/Subtype/Image/Width 20000/Height 20000/ColorSpace/DeviceGray"
-    image = stream(words + b"/BitsPerComponent 8", repeated(b"\xc8" * 1_000_000, 400))
+    entries = b"/Type/XObject/Subtype/Image/Width 20000/Height 20000/ColorSpace/DeviceGray"
+    image = stream(entries + b"/BitsPerComponent 8", compress_repeated(b"\xc8" * 1_000_000, 400))
     content = zlib.compress(b"q 150 0 0 150 20 20 cm /I Do Q")
     return page_of(content, b"/XObject<</I 5 0 R>>", image)
 
@@ -68,15 +68,15 @@ def bloated_text() -> bytes:
     """Return a small file with a page whose content is 300 MB of blanks and some letters."""
     letters = b"BT /F1 12 Tf 10 10 Td (hello there) Tj ET\n"
     font = b"/Font<</F1<</Type/Font/Subtype/Type1/BaseFont/Helvetica>>>>"
-    return page_of(repeated(b" " * 1_000_000, 300, letters), font)
+    return page_of(compress_repeated(b" " * 1_000_000, 300, letters), font)
 
 
 @pytest.mark.parametrize("bomb", [huge_image, many_pages, bloated_text])
 async def test_a_small_file_that_would_grow_huge_does_no_harm(client: httpx.AsyncClient, bomb):
     content = bomb()
     assert len(content) < 2_000_000
-    answer, alive = await asyncio.gather(send(client, content), client.get("/documents"))
-    assert alive.status_code == 200
+    answer, listing = await asyncio.gather(send(client, content), client.get("/documents"))
+    assert listing.status_code == 200
     if bomb is bloated_text:
         assert answer.status_code in (201, 422), answer.text
     else:

@@ -52,8 +52,8 @@ async def test_uploads_at_the_same_time_make_one_document(own_client: httpx.Asyn
     listed = (await own_client.get("/documents")).json()["documents"]
     assert len(listed) == 1
     jobs = (await own_client.get("/jobs", params={"limit": "100"})).json()["jobs"]
-    ran = sorted(job["job_type"] for job in jobs if job["job_type"] != "ingest_document")
-    assert ran == sorted(STAGES[1:])
+    stage_jobs = sorted(job["job_type"] for job in jobs if job["job_type"] != "ingest_document")
+    assert stage_jobs == sorted(STAGES[1:])
 
 
 async def test_a_failed_document_is_processed_again(client: httpx.AsyncClient):

@@ -19,11 +19,12 @@ from tests.support.eventually import eventually
 from tests.support.ledgers import make_ledger
 
 MEGABYTE = 1024 * 1024
-UPLOAD = 200 * MEGABYTE
-MOST = 150 * MEGABYTE
+UPLOAD_BYTES = 200 * MEGABYTE
+MAX_GROWTH = 150 * MEGABYTE
+"""Bytes by which the server's peak memory may grow with that upload."""
 
 
-def peak_of(pid: int) -> int:
+def peak_memory(pid: int) -> int:
     """Return a process's peak memory in bytes."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
@@ -40,9 +41,9 @@ async def server_process(
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
-    more = {"JOBS_DATA_DIR": str(directory), "PATH": "/usr/bin:/bin", **env}
+    environment = {"JOBS_DATA_DIR": str(directory), "PATH": "/usr/bin:/bin", **env}
     if amqp_url is not None:
-        more["JOBS_AMQP_URL"] = amqp_url
+        environment["JOBS_AMQP_URL"] = amqp_url
     program = f"""
 import uvicorn
 from tests.support.ledgers import make_ledger
@@ -55,7 +56,7 @@ if __name__ == "__main__":
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         str(script),
-        env={**more, "PYTHONPATH": str(ROOT)},
+        env={**environment, "PYTHONPATH": str(ROOT)},
         stdout=asyncio.subprocess.DEVNULL,
     )
     try:
@@ -75,7 +76,7 @@ if __name__ == "__main__":
         await process.wait()
 
 
-async def large(size: int) -> AsyncIterator[bytes]:
+async def pdf_of_size(size: int) -> AsyncIterator[bytes]:
     yield b"%PDF-1.7\n"
     part = bytes(MEGABYTE)
     for _ in range(size // MEGABYTE):
@@ -83,19 +84,19 @@ async def large(size: int) -> AsyncIterator[bytes]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("allowed", [True, False], ids=["taken", "refused"])
-async def test_memory_stays_flat_over_a_large_upload(broker310, tmp_path: Path, allowed: bool):
-    limit = str(UPLOAD * 2 if allowed else 100 * MEGABYTE)
+@pytest.mark.parametrize("is_allowed", [True, False], ids=["taken", "refused"])
+async def test_memory_stays_flat_over_a_large_upload(broker310, tmp_path: Path, is_allowed: bool):
+    limit = str(UPLOAD_BYTES * 2 if is_allowed else 100 * MEGABYTE)
     async with server_process(tmp_path, broker310.amqp_url, JOBS_MAX_DOCUMENT_BYTES=limit) as (
         pid,
         client,
     ):
         await send(client, b"%PDF-1.7\nsmall")
-        before = peak_of(pid)
-        answer = await send(client, large(UPLOAD))
+        before = peak_memory(pid)
+        answer = await send(client, pdf_of_size(UPLOAD_BYTES))
         # Without topology there is no queue for the job; the file has come in by then.
-        assert answer.status_code == (503 if allowed else 413), answer.text
-        grown = peak_of(pid) - before
-        assert grown < MOST, f"grew by {grown / MEGABYTE:.0f} MB"
+        assert answer.status_code == (503 if is_allowed else 413), answer.text
+        growth = peak_memory(pid) - before
+        assert growth < MAX_GROWTH, f"grew by {growth / MEGABYTE:.0f} MB"
         files = (tmp_path / "files").rglob("*")
         assert sum(each.stat().st_size for each in files if each.is_file()) < MEGABYTE

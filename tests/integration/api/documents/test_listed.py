@@ -16,15 +16,15 @@ from tests.support.commands import jobctl
 from tests.support.pdfs import pdf
 
 
-async def test_a_document_goes_by_the_title_that_was_found_in_it_as_in_search(
+async def test_a_document_is_listed_and_found_under_the_title_in_its_text(
     own_client: httpx.AsyncClient,
 ):
     text = "# On tides\n\nThe tide rises twice a day, and falls as often."
     sent = (await send(own_client, text.encode(), name="scan-0017.md")).json()
-    named = (await send(own_client, b"Waves of the sea.", name="b.txt", title="My waves")).json()
+    titled = (await send(own_client, b"Waves of the sea.", name="b.txt", title="My waves")).json()
     listed = (await own_client.get("/documents")).json()["documents"]
     titles = {each["document_id"]: each["title"] for each in listed}
-    assert titles == {sent["document_id"]: "On tides", named["document_id"]: "My waves"}
+    assert titles == {sent["document_id"]: "On tides", titled["document_id"]: "My waves"}
     details = (await own_client.get(f"/documents/{sent['document_id']}")).json()
     assert (details["title"], details["filename"]) == ("On tides", "scan-0017.md")
     hits = (await own_client.post("/search", json={"query": "tide"})).json()["hits"]
@@ -48,7 +48,7 @@ async def test_a_filter_by_class_applies_to_every_page_of_a_filter_by_state(
     assert [each["document_id"] for each in answer.json()["documents"]] == ["wanted"]
 
 
-async def test_a_state_in_which_no_document_can_be_is_an_error_and_no_empty_list(
+async def test_an_unknown_state_is_an_error_instead_of_an_empty_list(
     own_client: httpx.AsyncClient,
 ):
     refused = problem(
@@ -65,13 +65,13 @@ async def test_the_error_for_an_unused_class_lists_the_used_ones(
 ):
     await send(own_client, b"The tide table of the harbour.", name="a.txt")
 
-    async def typed(*arguments: str) -> str:
+    async def run_command(*arguments: str) -> str:
         environment = {"JOBS_API_URL": str(own_client.base_url), "NO_PROXY": "*"}
         process_result = await jobctl(*arguments, **environment)
         return process_result.stdout + process_result.stderr
 
     for arguments in (["documents", "list"], ["search", "tide"]):
-        error_text = await typed(*arguments, "--class", "privacy:secrett")
+        error_text = await run_command(*arguments, "--class", "privacy:secrett")
         assert "No document is of the class privacy:secrett; the newest have " in error_text
         assert "privacy:public" in error_text
 
@@ -80,17 +80,17 @@ async def test_documents_are_listed_page_by_page(own_client: httpx.AsyncClient):
     sent = [(await send(own_client, sample(n).content, source=f"s{n}")).json() for n in range(3)]
     newest_first = [each["document_id"] for each in reversed(sent)]
     first = (await own_client.get("/documents", params={"limit": 2})).json()
-    rest = await own_client.get("/documents", params={"limit": 2, "cursor": first["next_cursor"]})
-    pages = [first["documents"], rest.json()["documents"]]
+    second = await own_client.get("/documents", params={"limit": 2, "cursor": first["next_cursor"]})
+    pages = [first["documents"], second.json()["documents"]]
     assert [each["document_id"] for page in pages for each in page] == newest_first
-    assert rest.json()["next_cursor"] is None
+    assert second.json()["next_cursor"] is None
     by_source = (await own_client.get("/documents", params={"source": "s1"})).json()["documents"]
     assert [each["document_id"] for each in by_source] == [sent[1]["document_id"]]
     assert not (await own_client.get("/documents", params={"state": "failed"})).json()["documents"]
 
 
 @pytest.mark.parametrize("query", ["cursor=nonsense", "limit=0", "limit=1001", "source=%00"])
-async def test_a_listing_that_makes_no_sense_is_refused(client: httpx.AsyncClient, query: str):
+async def test_an_invalid_query_of_a_listing_is_refused(client: httpx.AsyncClient, query: str):
     assert (await client.get(f"/documents?{query}")).status_code == 422
 
 
@@ -102,12 +102,12 @@ async def test_documents_are_listed_and_searched_by_class(own_client: httpx.Asyn
         ("restricted", {"strictly confidential": 1})
     ]
 
-    async def listed(*classes: str) -> set[str]:
+    async def listed_ids(*classes: str) -> set[str]:
         answer = await own_client.get("/documents", params={"class": classes})
         assert answer.status_code == 200, answer.text
         return {each["document_id"] for each in answer.json()["documents"]}
 
-    async def ids_of_classes(*classes: str) -> set[str]:
+    async def found_ids(*classes: str) -> set[str]:
         body = {"query": "tide table", "filters": {"classes": classes}}
         answer = await own_client.post("/search", json=body)
         assert answer.status_code == 200, answer.text
@@ -119,8 +119,8 @@ async def test_documents_are_listed_and_searched_by_class(own_client: httpx.Asyn
         (["privacy:restricted", "privacy:public"], both),
         (["privacy:internal"], set()),
     ):
-        assert await listed(*names) == expected
-        assert await ids_of_classes(*names) == expected
+        assert await listed_ids(*names) == expected
+        assert await found_ids(*names) == expected
     assert (await own_client.get("/documents", params={"class": "privacy"})).status_code == 422
     summary = (await own_client.get("/documents")).json()["documents"][0]
     assert summary["classes"] == public["classes"]

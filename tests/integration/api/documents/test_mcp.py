@@ -17,7 +17,7 @@ from switchyard.services.engine.ledger import Ledger
 from tests.integration.api.document_server import send
 from tests.support.agents import called
 
-READING = {
+READ_TOOLS = {
     "search_documents",
     "get_document_text",
     "get_job",
@@ -34,7 +34,7 @@ async def agent(url: str, *arguments: str, key: str = "") -> AsyncIterator[Clien
         args=["-m", "switchyard.cli.main", "mcp", *arguments],
         env={"JOBS_API_URL": url, "JOBS_API_KEY": key},
     )
-    # Of its own accord it would write to what was the standard error output at its import.
+    # By default it writes to the standard error output of the time when it was imported.
     async with Client(stdio_client(command, errlog=sys.stderr)) as client:
         yield client
 
@@ -46,7 +46,7 @@ async def test_an_agent_searches_documents_and_reads_their_text(
     sent = (await send(own_client, text, name="tides.md")).json()
     async with agent(str(own_client.base_url)) as client:
         listed = await client.list_tools()
-        assert {each.name for each in listed.tools} == {*READING, "publish_job"}
+        assert {each.name for each in listed.tools} == {*READ_TOOLS, "publish_job"}
         assert all(each.description for each in listed.tools)
         ok, results = await called(client, "search_documents", query="tide")
         assert ok, results
@@ -55,11 +55,11 @@ async def test_an_agent_searches_documents_and_reads_their_text(
         assert ok, read
         assert "The tide rises twice a day." in read["text"]
         assert read["next_offset"] is None
-        ok, rest = await called(
+        ok, from_offset = await called(
             client, "get_document_text", document_id=sent["document_id"], offset=5
         )
         assert ok
-        assert rest["text"] == read["text"][5:]
+        assert from_offset["text"] == read["text"][5:]
         for tool, bad_arguments in (
             ("search_documents", {"query": "tide", "limit": 10_000}),
             ("search_documents", {"query": ""}),
@@ -94,7 +94,7 @@ async def test_the_scopes_of_the_key_hold_for_the_tools(
             assert not ok
             assert "scope" in answer
     async with agent(url, "--read-only", key=reader.key) as client:
-        assert {each.name for each in (await client.list_tools()).tools} == READING
+        assert {each.name for each in (await client.list_tools()).tools} == READ_TOOLS
     async with agent(url, key="a-wrong-key-of-enough-characters") as client:
         ok, answer = await called(client, "get_job", job_id="x")
         assert not ok
@@ -102,7 +102,7 @@ async def test_the_scopes_of_the_key_hold_for_the_tools(
 
 
 def test_a_long_field_of_a_job_is_cut_for_the_agent() -> None:
-    long = {"text": "a" * MAX_FIELD}
+    long_payload = {"text": "a" * MAX_FIELD}
     assert shorten_field({"text": "a"}) == {"text": "a"}
-    assert shorten_field(long).startswith('{"text": "aaa')
-    assert len(shorten_field(long)) < MAX_FIELD + 50
+    assert shorten_field(long_payload).startswith('{"text": "aaa')
+    assert len(shorten_field(long_payload)) < MAX_FIELD + 50

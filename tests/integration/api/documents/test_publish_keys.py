@@ -12,7 +12,7 @@ from pydantic import SecretStr
 
 from switchyard.services.common.settings import Settings
 from switchyard.services.pipeline.samples.articles import sample
-from tests.integration.api.background_api import client_of, in_background
+from tests.integration.api.background_api import http_client, in_background
 from tests.integration.api.document_server import send, serving
 from tests.support.pdfs import encrypted, pdf
 
@@ -51,9 +51,9 @@ async def clients(address: str) -> AsyncIterator[Clients]:
     """Yield clients of an API that the tests share: each sends contents and sources that no other
     test sends."""
     async with (
-        client_of(address) as owner,
-        client_of(address) as sender,
-        client_of(address) as reader,
+        http_client(address) as owner,
+        http_client(address) as sender,
+        http_client(address) as reader,
     ):
         for client, key in ((owner, OWNER), (sender, SENDER), (reader, READER)):
             client.headers["X-API-Key"] = key
@@ -126,17 +126,19 @@ async def test_a_document_that_failed_before_hides_its_first_sender_s_metadata(
 async def test_a_publish_key_gets_references_of_its_own_text_and_not_those_of_a_document(
     clients: Clients, path: str
 ) -> None:
-    listed = """References
+    reference_list = """References
 [1] R. Roe and J. Doe. On secrets and their causes. Journal of Physics, 12(3):33-40, 1999.
 [2] A. Smith. The sea. Oxford University Press, Oxford, 2004."""
-    first = await send(clients.owner, pdf([f"{SECRET} It rises [1]. Others disagree [2].", listed]))
-    expected = {"document_id": first.json()["document_id"]}
-    answer = await clients.sender.post(path, json=expected)
+    first = await send(
+        clients.owner, pdf([f"{SECRET} It rises [1]. Others disagree [2].", reference_list])
+    )
+    body = {"document_id": first.json()["document_id"]}
+    answer = await clients.sender.post(path, json=body)
     assert answer.status_code == 200, answer.text
     assert filled_fields(answer) == {"job_id"}
-    full_answer = await clients.reader.post(path, json=expected)
+    full_answer = await clients.reader.post(path, json=body)
     assert "On secrets" in full_answer.text
-    own_answer = await clients.sender.post(path, json={"text": f"It rises [1].\n{listed}"})
+    own_answer = await clients.sender.post(path, json={"text": f"It rises [1].\n{reference_list}"})
     assert "On secrets" in own_answer.text
     unknown = await clients.sender.post(path, json={"document_id": "doc-0000"})
     assert filled_fields(unknown) == {"job_id"}, unknown.text
@@ -144,7 +146,7 @@ async def test_a_publish_key_gets_references_of_its_own_text_and_not_those_of_a_
 
 async def test_a_publish_key_reads_its_own_extraction_of_a_known_file(clients: Clients) -> None:
     await send(clients.owner, sample(0).content, name="secret.pdf", title="A secret title")
-    answer = await send(clients.sender, sample(0).content, to="/extract/text")
+    answer = await send(clients.sender, sample(0).content, path="/extract/text")
     assert answer.json()["result"]["pages"]
     assert "A secret title" not in answer.text
 

@@ -19,7 +19,13 @@ from switchyard.services.engine.identity.storage_identity import MARKER
 from switchyard.services.engine.records.states import State
 from switchyard.services.pipeline.ledger import PipelineLedger
 from switchyard.services.pipeline.samples.articles import sample
-from tests.integration.api.document_server import WORKERS, ended, in_parts, send, serving_system
+from tests.integration.api.document_server import (
+    WORKERS,
+    in_parts,
+    send,
+    serving_system,
+    wait_until_ended,
+)
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.llm_server import FakeLlmServer, fails
@@ -46,7 +52,7 @@ async def test_an_upload_is_accepted_processed_and_found_by_search(
         assert (early.status_code, early.json()["type"]) == (409, "/problems/not-finished")
         assert early.headers["retry-after"]
         await system.start_worker(*WORKERS)
-        done = await ended(client, document_id)
+        done = await wait_until_ended(client, document_id)
         assert (done["state"], done["current_stage"]) == ("completed", None)
         run = await system.ledger.job_reads.list_jobs()
         assert len(run.items) > 2
@@ -76,7 +82,7 @@ async def test_uploads_at_the_same_time_make_one_document(
         assert {answer.status_code for answer in answers} <= {200, 202}
         await system.start_worker(*WORKERS)
         done = await asyncio.gather(
-            *(ended(client, answer.json()["document_id"]) for answer in answers)
+            *(wait_until_ended(client, answer.json()["document_id"]) for answer in answers)
         )
         assert {each["state"] for each in done} == {"completed"}
         assert len({each["document_id"] for each in done}) == 1
@@ -93,7 +99,7 @@ async def test_a_failed_document_names_the_job_and_completes_after_its_redrive(
             llm.always(fails(500))
             refusing = await system.start_worker(*WORKERS)
             document_id = (await send(client, sample(0).content)).json()["document_id"]
-            failed = await ended(client, document_id)
+            failed = await wait_until_ended(client, document_id)
             assert (failed["state"], failed["current_stage"]) == ("failed", "summarize_content")
             assert failed["completed_stages"] == ["ingest_document", "extract_text"]
             assert (failed["error"]["reason"], failed["error"]["attempts"]) == ("exhausted", 3)
@@ -117,7 +123,7 @@ async def test_a_failed_document_names_the_job_and_completes_after_its_redrive(
             again = (await client.get(f"/documents/{document_id}")).json()
             assert (again["state"], again["error"]) == ("summarizing", None)
             await system.start_worker(*WORKERS)
-            done = await ended(client, document_id)
+            done = await wait_until_ended(client, document_id)
             assert (done["state"], done["error"]) == ("completed", None)
             result = (await client.get(f"/documents/{document_id}/result")).json()
             assert result["summary"]["method"] == "llm"
@@ -154,12 +160,12 @@ async def test_a_failed_document_sent_again_gets_another_run(
         for stored in (tmp_path / "files" / "uploads" / "incoming").iterdir():
             stored.unlink()
         await system.start_worker(*WORKERS)
-        failed = await ended(client, first.json()["document_id"])
+        failed = await wait_until_ended(client, first.json()["document_id"])
         assert (failed["state"], failed["current_stage"]) == ("failed", "ingest_document")
         assert "send the file again" in failed["error"]["message"]
         again = await send(client, sample(0).content)
         assert (again.status_code, again.json()["document_id"]) == (202, failed["document_id"])
-        done = await ended(client, failed["document_id"])
+        done = await wait_until_ended(client, failed["document_id"])
         assert done["state"] == "completed"
         (listed,) = (await client.get("/documents")).json()["documents"]
         # It is completed a moment before its last job, whose end is written down in between.
@@ -192,7 +198,7 @@ async def test_images_alone_wait_for_a_worker_that_reads_them(
         early = await client.get(f"{address}/result")
         assert (early.status_code, early.json()["type"]) == (409, "/problems/not-finished")
         await system.start_worker("ocr", slots=1)
-        done = await ended(client, accepted.json()["document_id"])
+        done = await wait_until_ended(client, accepted.json()["document_id"])
         assert (done["state"], done["title"]) == ("completed", "A heron in the reeds")
         assert "ocr_pdf" in done["completed_stages"]
         body = (await client.post("/search", json={"query": "heron reeds"})).json()
@@ -213,7 +219,7 @@ async def test_the_text_alone_is_read_by_its_job_id(
     broker310: TestBroker, database_url: str, tmp_path: Path
 ):
     async with serving_system(broker310, database_url, tmp_path) as (system, client):
-        accepted = await send(client, pdf(["one page", "and another"]), to="/extract/text")
+        accepted = await send(client, pdf(["one page", "and another"]), path="/extract/text")
         assert accepted.status_code == 202
         early = await client.get(accepted.headers["location"])
         assert (early.status_code, early.json()["state"]) == (409, "queued")
@@ -223,7 +229,7 @@ async def test_the_text_alone_is_read_by_its_job_id(
         assert "pages" not in record.result
         body = (await client.get(accepted.headers["location"])).json()
         assert [page["text"] for page in body["pages"]] == ["one page", "and another"]
-        bad = await send(client, pdf()[:-300], to="/extract/text")
+        bad = await send(client, pdf()[:-300], path="/extract/text")
         await system.wait_for_state(bad.json()["job_id"], State.DEAD, timeout=60)
         refused = await client.get(bad.headers["location"])
         assert (refused.status_code, refused.json()["error_type"]) == (409, "CorruptDocument")

@@ -1,4 +1,4 @@
-"""References over HTTP: a file or a text in, a job's id out, the references behind it."""
+"""References over HTTP: send a file or a text, get a job's id, and read its references."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from tests.support.eventually import eventually
 from tests.support.pdfs import encrypted, pdf
 
 BODY = "The tide rises twice a day [1]. Others disagree with this [1, 2]."
-LISTED = """References
+REFERENCE_SECTION = """References
 [1] R. Roe and J. Doe. On tides and their causes. Journal of Physics, 12(3):33-40, 1999.
 [2] A. Smith. The sea. Oxford University Press, Oxford, 2004."""
-PAPER = pdf([BODY, LISTED])
-LIST = "R. Roe. On tides. Tides 3, 1999.\nA. Smith. The sea. Oxford, 2004.\n"
+PAPER = pdf([BODY, REFERENCE_SECTION])
+REFERENCE_LINES = "R. Roe. On tides. Tides 3, 1999.\nA. Smith. The sea. Oxford, 2004.\n"
 STAGES = ["extract_text", "extract_references", "parse_references"]
 
 
 def typed(content: bytes, media_type: str) -> dict[str, Any]:
+    """Return the arguments of a request with this body."""
     return {"content": content, "headers": {"Content-Type": media_type}}
 
 
@@ -32,10 +33,10 @@ def titles(answer: dict[str, Any]) -> list[str]:
     return [each["title"] for each in answer["references"]]
 
 
-async def test_a_paper_s_references_are_found_cut_and_served_in_each_format(
+async def test_a_papers_references_are_found_cut_and_served_in_each_format(
     client: httpx.AsyncClient,
 ):
-    answer = await send(client, PAPER, to="/process/references")
+    answer = await send(client, PAPER, path="/process/references")
     assert answer.status_code == 200, answer.text
     result = answer.json()["result"]
     assert titles(result) == ["On tides and their causes", "The sea"]
@@ -49,8 +50,8 @@ async def test_a_paper_s_references_are_found_cut_and_served_in_each_format(
     assert bibtex.text.startswith("@article{roe1999tides,")
 
 
-async def test_texts_are_taken_as_json_and_as_they_are(client: httpx.AsyncClient):
-    text = f"{BODY}\n{LISTED}"
+async def test_texts_are_taken_as_json_and_as_plain_text(client: httpx.AsyncClient):
+    text = f"{BODY}\n{REFERENCE_SECTION}"
     plain = {"Content-Type": "text/plain; charset=utf-8"}
     for sent in ({"json": {"text": text}}, {"content": text.encode(), "headers": plain}):
         extracted = await client.post("/extract/references", **sent)
@@ -58,9 +59,9 @@ async def test_texts_are_taken_as_json_and_as_they_are(client: httpx.AsyncClient
         parsed = await client.post("/process/references", **sent)
         assert titles(parsed.json()["result"]) == ["On tides and their causes", "The sea"]
     lists: tuple[dict[str, Any], ...] = (
-        {"json": {"references": LIST.splitlines()}},
-        {"json": {"text": LIST, "lane": "maintenance"}},
-        {"content": LIST.encode(), "headers": plain},
+        {"json": {"references": REFERENCE_LINES.splitlines()}},
+        {"json": {"text": REFERENCE_LINES, "lane": "maintenance"}},
+        {"content": REFERENCE_LINES.encode(), "headers": plain},
     )
     for sent in lists:
         parsed = await client.post("/parse/references", **sent)
@@ -70,7 +71,7 @@ async def test_texts_are_taken_as_json_and_as_they_are(client: httpx.AsyncClient
 
 
 @pytest.mark.parametrize(
-    ("to", "sent", "status", "problem"),
+    ("path", "sent", "status", "problem"),
     [
         ("/process/references", {"json": {}}, 422, "invalid"),
         ("/process/references", {"json": {"text": "x", "key": "uploads/x"}}, 422, "invalid"),
@@ -85,19 +86,19 @@ async def test_texts_are_taken_as_json_and_as_they_are(client: httpx.AsyncClient
     ],
 )  # fmt: skip
 async def test_an_invalid_request_is_refused(
-    client: httpx.AsyncClient, to: str, sent: dict[str, Any], status: int, problem: str
+    client: httpx.AsyncClient, path: str, sent: dict[str, Any], status: int, problem: str
 ):
-    answer = await client.post(to, **sent)
+    answer = await client.post(path, **sent)
     assert (answer.status_code, answer.json()["type"]) == (status, f"/problems/{problem}")
 
 
 async def test_the_error_says_that_a_file_is_unreadable(client: httpx.AsyncClient):
-    answer = await send(client, encrypted("secret"), to="/process/references")
+    answer = await send(client, encrypted("secret"), path="/process/references")
     assert (answer.status_code, answer.json()["type"]) == (422, "/problems/document-unreadable")
     job = (await client.get(f"/jobs/{answer.json()['job_id']}")).json()
     assert (job["current_stage"], job["completed_stages"]) == ("extract_text", [])
-    other = await client.get("/jobs/unknown/references")
-    assert (other.status_code, other.json()["type"]) == (404, "/problems/not-found")
+    unknown = await client.get("/jobs/unknown/references")
+    assert (unknown.status_code, unknown.json()["type"]) == (404, "/problems/not-found")
 
 
 async def test_workers_do_the_work_where_there_is_a_broker(
@@ -115,11 +116,11 @@ async def test_workers_do_the_work_where_there_is_a_broker(
         assert (waiting.current_stage, waiting.completed_stages) == (None, [])
         await system.start_worker("link")
 
-        async def done() -> bool:
+        async def is_done() -> bool:
             status = await asyncio.to_thread(client.job_status, ordered.job_id)
             return status.completed_stages == STAGES and status.state == "succeeded"
 
-        await eventually(done, 60, "the references")
+        await eventually(is_done, 60, "the references")
         references = await asyncio.to_thread(client.job_references, ordered.job_id)
         assert titles(references) == ["On tides and their causes", "The sea"]
         text = await asyncio.to_thread(client.job_bibliography, ordered.job_id, "tei")

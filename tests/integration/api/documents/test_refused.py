@@ -79,8 +79,8 @@ async def test_a_file_name_is_never_a_path(
     assert "\\" not in document["filename"]
     keys = [str(path.relative_to(settings.data_dir / "files")) for path in stored()]
     assert all(document["document_id"] in key for key in keys), keys
-    around = settings.data_dir.parent.rglob("*")
-    outside = [path for path in around if not path.is_relative_to(settings.data_dir)]
+    paths = settings.data_dir.parent.rglob("*")
+    outside = [path for path in paths if not path.is_relative_to(settings.data_dir)]
     assert outside == []
 
 
@@ -126,7 +126,7 @@ async def test_a_file_name_is_never_a_path(
         "empty",
         "no file",
         "cut off in the file",
-        "cut off behind it",
+        "cut off behind the file",
         "two files",
         "headers",
     ],
@@ -171,7 +171,7 @@ async def test_a_file_over_the_limit_is_refused_while_it_comes_in(tmp_path: Path
         assert (await send(client, pdf())).status_code == 201
 
 
-async def test_a_full_storage_takes_no_more_in(tmp_path: Path):
+async def test_an_upload_beyond_the_storage_quota_is_refused(tmp_path: Path):
     settings = Settings(data_dir=tmp_path, amqp_url=None, storage_quota=30_000)
     async with serving(settings) as client:
         too_large = await send(client, in_parts(b"%PDF-1.7\n" + b"word " * 8_000, 10_000))

@@ -172,7 +172,7 @@ async def test_an_unknown_document_is_not_found(client: httpx.AsyncClient):
 
 async def test_the_text_alone_is_answered_at_once(client: httpx.AsyncClient, stored: Stored):
     before = (await client.get("/documents")).json()
-    answer = await send(client, pdf(["a page", "and its neighbour"]), to="/extract/text")
+    answer = await send(client, pdf(["a page", "and its neighbour"]), path="/extract/text")
     assert answer.status_code == 200, answer.text
     result = answer.json()["result"]
     assert [page["text"] for page in result["pages"]] == ["a page", "and its neighbour"]
@@ -183,9 +183,9 @@ async def test_the_text_alone_is_answered_at_once(client: httpx.AsyncClient, sto
 
 
 async def test_text_that_can_not_be_extracted_is_refused_with_the_reason(client: httpx.AsyncClient):
-    answer = await send(client, encrypted("secret"), to="/extract/text")
+    answer = await send(client, encrypted("secret"), path="/extract/text")
     assert (answer.status_code, answer.json()["error_type"]) == (422, "EncryptedDocument")
-    assert (await send(client, b"\x89PNG" + bytes(50), to="/extract/text")).status_code == 415
+    assert (await send(client, b"\x89PNG" + bytes(50), path="/extract/text")).status_code == 415
 
 
 async def test_samples_are_made_and_go_through(client: httpx.AsyncClient):

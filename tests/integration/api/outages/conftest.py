@@ -11,10 +11,10 @@ from tests.support.system import System, open_system
 
 
 @pytest.fixture
-async def mortal(
+async def system_on_own_node(
     own_node: Callable[..., LocalNode], sqlite_url: str, tmp_path: Path
 ) -> AsyncIterator[tuple[LocalNode, System, RunningApi]]:
-    """A system on a broker that may be stopped, and its API."""
+    """Yield a broker node of the test's own, a system on it, and the system's API."""
     node = own_node()
     broker = TestBroker("3.10", "classic", "/", node)
     async with (

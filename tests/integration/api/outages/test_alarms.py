@@ -1,4 +1,4 @@
-"""A broker that takes nothing in: what was accepted meanwhile runs, and once."""
+"""A broker with an alarm takes no messages: a job that was accepted meanwhile runs, and once."""
 
 import asyncio
 import hashlib
@@ -19,7 +19,13 @@ from switchyard.services.engine.wings import job_modules
 from switchyard.services.pipeline.documents.pipeline_runs import run_id
 from switchyard.services.pipeline.workers.stages import document_id_of
 from tests.integration.api.document_server import send
-from tests.integration.api.outages.answers import NOOP, alarm, assert_prompt, heal, timed_publish
+from tests.integration.api.outages.answers import (
+    NOOP,
+    alarm,
+    assert_prompt,
+    fast_scheduler,
+    timed_publish,
+)
 from tests.support.api_server import RunningApi, environment_of, problem, serving
 from tests.support.brokers import TestBroker
 from tests.support.jobs import journal
@@ -28,10 +34,10 @@ from tests.support.system import JOB_MODULES, System, open_system
 
 @pytest.mark.chaos
 @pytest.mark.long
-async def test_an_alarm_is_told_at_once_and_leaves_nothing(
-    mortal: tuple[LocalNode, System, RunningApi],
+async def test_a_job_refused_during_an_alarm_is_refused_at_once_and_not_recorded(
+    system_on_own_node: tuple[LocalNode, System, RunningApi],
 ) -> None:
-    node, system, api = mortal
+    node, system, api = system_on_own_node
     before = len((await system.ledger.job_reads.list_jobs()).items)
     async with alarm(node):
         pending = 0
@@ -50,7 +56,7 @@ async def test_an_alarm_is_told_at_once_and_leaves_nothing(
 
 @pytest.mark.chaos
 @pytest.mark.long
-async def test_what_was_accepted_during_an_alarm_is_accepted_whoever_asks_again_and_runs_once(
+async def test_a_job_accepted_during_an_alarm_is_a_duplicate_when_sent_again_and_runs_once(
     own_node: Callable[..., LocalNode], database_url: str, tmp_path: Path
 ) -> None:
     node = own_node()
@@ -60,7 +66,7 @@ async def test_what_was_accepted_during_an_alarm_is_accepted_whoever_asks_again_
             broker, database_url, data_dir=tmp_path, modules=(*job_modules(), *JOB_MODULES)
         ) as system,
         serving(system.settings) as api,
-        serving(system.settings) as other,
+        serving(system.settings) as other_api,
     ):
         assert (await api.client.post("/jobs", json=NOOP)).status_code == 202
         body = {"routing_key": "hot.noop", "payload": {"n": 7}}
@@ -70,20 +76,20 @@ async def test_what_was_accepted_during_an_alarm_is_accepted_whoever_asks_again_
             assert (first.status_code, first.json()["state"]) == (202, "pending"), first.text
             job_id = first.json()["job_id"]
             problem(await api.client.post("/jobs", json=body), 503, "broker-away")
-            for door in (api, api, other):
-                again = await door.client.post("/jobs", json=body, headers=key)
+            for each_api in (api, api, other_api):
+                again = await each_api.client.post("/jobs", json=body, headers=key)
                 assert again.status_code == 202, again.text
-                told = again.json()
-                assert (told["job_id"], told["state"]) == (job_id, "pending")
-                assert told["duplicate"]
-            by_command = await asyncio.create_subprocess_exec(
+                repeated = again.json()
+                assert (repeated["job_id"], repeated["state"]) == (job_id, "pending")
+                assert repeated["duplicate"]
+            command = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "switchyard.cli.main", "publish", "hot.noop", "--json"),
                 *("--payload", '{"n": 7}', "--key", "k"),
                 env=environment_of(system.settings),
                 stdout=asyncio.subprocess.PIPE,
             )
-            printed, _ = await by_command.communicate()
-            assert (by_command.returncode, json.loads(printed)["job_id"]) == (0, job_id)
+            printed, _ = await command.communicate()
+            assert (command.returncode, json.loads(printed)["job_id"]) == (0, job_id)
             batch = await system.jobs.publish_many(
                 [JobRequest("hot.noop", {"n": 7}, idempotency_key="k")] * 2
             )
@@ -95,24 +101,24 @@ async def test_what_was_accepted_during_an_alarm_is_accepted_whoever_asks_again_
             listed = (
                 await system.ledger.job_reads.list_jobs(JobFilter(job_type="ingest_document"))
             ).items
-            waiting = list((tmp_path / "files" / "uploads" / "incoming").iterdir())
-            # Refused, it has left neither a job nor a file.
-            assert (codes, listed, waiting) == ([503, 503], (), [])
+            incoming = list((tmp_path / "files" / "uploads" / "incoming").iterdir())
+            # The refused upload has left neither a job nor a file.
+            assert (codes, listed, incoming) == ([503, 503], (), [])
             ids = await system.ledger.system.job_ids()
             document = prepare_pending_upload(tmp_path, text, ids)
-            new = prepare(system.registry, document)
-            await system.ledger.jobs.record(new)
+            pending_job = prepare(system.registry, document)
+            await system.ledger.jobs.record(pending_job)
             again = await send(api.client, text, name="tide.md")
             assert (again.status_code, again.json()["duplicate"]) == (200, True), again.text
-            # The file of the one that was accepted is there, and that of the other is not.
-            (kept,) = (tmp_path / "files" / "uploads" / "incoming").iterdir()
-            assert kept.name == "accepted"
-        scheduler = await heal(system)
+            # Only the file of the accepted upload is there.
+            (upload,) = (tmp_path / "files" / "uploads" / "incoming").iterdir()
+            assert upload.name == "accepted"
+        scheduler = await fast_scheduler(system)
         scheduling = asyncio.create_task(scheduler.run())
         await system.start_worker("llm")
         await system.start_worker("ingest")
         await system.wait_for_state(job_id, State.SUCCEEDED, timeout=60)
-        await system.wait_for_state(new.message.job_id, State.SUCCEEDED, timeout=60)
+        await system.wait_for_state(pending_job.message.job_id, State.SUCCEEDED, timeout=60)
         scheduler.stop()
         await scheduling
         await system.stop_workers()
@@ -120,7 +126,7 @@ async def test_what_was_accepted_during_an_alarm_is_accepted_whoever_asks_again_
 
 
 def prepare_pending_upload(directory: Path, content: bytes, ids: JobIds) -> JobRequest:
-    """A document that was accepted before, whose job the broker has still to confirm."""
+    """Return the job of an upload that was accepted and that the broker has still to confirm."""
     (directory / "files" / "uploads" / "incoming" / "accepted").write_bytes(content)
     document_id = document_id_of(hashlib.sha256(content).hexdigest())
     return JobRequest(

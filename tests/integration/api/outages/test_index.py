@@ -11,22 +11,24 @@ import pytest
 from pydantic import SecretStr
 
 from switchyard.services.common.settings import Settings
-from switchyard.services.pipeline.index import document_search as searching
+from switchyard.services.pipeline.index import document_search
 from tests.integration.api.document_server import send, serving
 from tests.support.api_server import problem
 from tests.support.eventually import eventually
 from tests.support.peers import silence
 from tests.support.tcp_proxy import TcpProxy
 
-SOON, AT_MOST = 1.0, 4.0
-"""Seconds that a search may take here, and within which its answer is there on a busy machine."""
+SHORT_TIMEOUT = 1.0
+"""Seconds that a search may take in these tests."""
+MAX_SECONDS = 4.0
+"""Seconds within which the answer comes then, also on a busy machine."""
 
 
-async def refused(client: httpx.AsyncClient, **query: str) -> str:
-    """Search, and return the detail of the 503, which comes within the time limit."""
+async def search_and_fail(client: httpx.AsyncClient, **query: str) -> str:
+    """Search; assert that a 503 comes within the time limit, and return its detail."""
     began = time.monotonic()
     answer = await client.post("/search", json={"query": "why the tide rises"} | query)
-    assert time.monotonic() - began < AT_MOST
+    assert time.monotonic() - began < MAX_SECONDS
     assert int(answer.headers["retry-after"]) >= 1
     return str(problem(answer, 503, "search-away")["detail"])
 
@@ -43,11 +45,13 @@ async def test_a_search_does_not_wait_for_a_database_that_is_frozen(
         async with serving(settings) as client:
             sent = await send(client, b"The tide rises twice a day.", name="tide.txt")
             assert sent.status_code == 201, sent.text
-            monkeypatch.setattr(searching, "SEARCH_TIMEOUT", SOON)
+            monkeypatch.setattr(document_search, "SEARCH_TIMEOUT", SHORT_TIMEOUT)
             proxy.pause()
-            # The first one waits on a connection that there was, the second for a new one.
+            # The first search waits on the connection that is open, the second for a new one.
             for mode in ("hybrid", "keyword"):
-                assert (await refused(client, mode=mode)).startswith("the index does not answer")
+                assert (await search_and_fail(client, mode=mode)).startswith(
+                    "the index does not answer"
+                )
             problem(await client.get("/admin/index"), 503, "search-away")
             proxy.resume()
 
@@ -64,7 +68,7 @@ async def test_a_search_does_not_wait_for_an_embedding_server_that_says_nothing(
     async with silence() as url:
         settings = Settings(data_dir=tmp_path, amqp_url=None, embed_base_url=f"{url}/v1")
         async with serving(settings) as client:
-            by_words = {"query": "tide", "mode": "keyword"}
-            assert (await client.post("/search", json=by_words)).status_code == 200
-            monkeypatch.setattr(searching, "SEARCH_TIMEOUT", SOON)
-            assert (await refused(client)).startswith("the embedder does not answer")
+            keyword_search = {"query": "tide", "mode": "keyword"}
+            assert (await client.post("/search", json=keyword_search)).status_code == 200
+            monkeypatch.setattr(document_search, "SEARCH_TIMEOUT", SHORT_TIMEOUT)
+            assert (await search_and_fail(client)).startswith("the embedder does not answer")

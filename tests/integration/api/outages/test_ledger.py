@@ -1,4 +1,4 @@
-"""A ledger that is away, frozen or locked, and an API that dies between record and publish."""
+"""A ledger that is unreachable, frozen or locked, and an API killed between record and publish."""
 
 import asyncio
 import sqlite3
@@ -10,7 +10,7 @@ import pytest
 
 from switchyard.services.engine.records.requests import JobFilter
 from switchyard.services.engine.records.states import State
-from tests.integration.api.outages.answers import NOOP, assert_prompt, heal, timed_publish
+from tests.integration.api.outages.answers import NOOP, assert_prompt, fast_scheduler, timed_publish
 from tests.support.api_server import api_process, problem, serving
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
@@ -19,7 +19,7 @@ from tests.support.system import open_system
 
 
 @pytest.mark.chaos
-async def test_a_ledger_that_is_away_is_told(
+async def test_requests_get_503_while_the_ledger_is_unreachable(
     broker310: TestBroker, postgres_server: PostgresServer, tmp_path: Path
 ) -> None:
     url = postgres_server.create_ledger()
@@ -42,13 +42,13 @@ async def test_a_ledger_that_is_away_is_told(
         finally:
             await asyncio.to_thread(postgres_server.start)
 
-        async def back() -> bool:
+        async def accepts_jobs() -> bool:
             return (await api.client.post("/jobs", json=NOOP)).status_code == 202
 
-        await eventually(back)
+        await eventually(accepts_jobs)
 
 
-async def test_a_ledger_that_is_frozen_is_told_within_two_seconds(
+async def test_requests_get_503_within_two_seconds_while_the_ledger_is_frozen(
     broker310: TestBroker, postgres_server: PostgresServer, tmp_path: Path
 ) -> None:
     url = postgres_server.create_ledger()
@@ -59,20 +59,20 @@ async def test_a_ledger_that_is_frozen_is_told_within_two_seconds(
         assert (await api.client.post("/jobs", json=NOOP)).status_code == 202
         await asyncio.to_thread(postgres_server.pause)
         try:
-            answers = [await timed_publish(api) for _ in range(3)]
+            timed_answers = [await timed_publish(api) for _ in range(3)]
         finally:
             await asyncio.to_thread(postgres_server.resume)
-        for answer, _ in answers:
+        for answer, _ in timed_answers:
             problem(answer, 503, "ledger-away")
-        assert_prompt([took for _, took in answers])
+        assert_prompt([took for _, took in timed_answers])
 
-        async def back() -> bool:
+        async def accepts_jobs() -> bool:
             return (await api.client.post("/jobs", json=NOOP)).status_code == 202
 
-        await eventually(back)
+        await eventually(accepts_jobs)
 
 
-async def test_a_ledger_that_is_locked_is_told_within_two_seconds(
+async def test_requests_get_503_within_two_seconds_while_the_ledger_is_locked(
     broker310: TestBroker, sqlite_url: str, tmp_path: Path
 ) -> None:
     async with (
@@ -80,14 +80,14 @@ async def test_a_ledger_that_is_locked_is_told_within_two_seconds(
         serving(system.settings) as api,
     ):
         assert (await api.client.post("/jobs", json=NOOP)).status_code == 202
-        with closing(sqlite3.connect(sqlite_url.partition("///")[2])) as other:
-            other.isolation_level = None
-            other.execute("BEGIN IMMEDIATE")
-            answers = [await timed_publish(api) for _ in range(3)]
-            other.execute("ROLLBACK")
-        for answer, _ in answers:
+        with closing(sqlite3.connect(sqlite_url.partition("///")[2])) as other_connection:
+            other_connection.isolation_level = None
+            other_connection.execute("BEGIN IMMEDIATE")
+            timed_answers = [await timed_publish(api) for _ in range(3)]
+            other_connection.execute("ROLLBACK")
+        for answer, _ in timed_answers:
             problem(answer, 503, "ledger-away")
-        assert_prompt([took for _, took in answers])
+        assert_prompt([took for _, took in timed_answers])
         assert (await api.client.post("/jobs", json=NOOP)).status_code == 202
 
 
@@ -95,10 +95,10 @@ DIES_AFTER_RECORD = """
 import os
 from switchyard.services.engine.ledger.jobs import JobRepository
 record_many = JobRepository.record_many
-async def and_die(self, jobs):
+async def record_and_die(self, jobs):
     await record_many(self, jobs)
     os.kill(os.getpid(), 9)
-JobRepository.record_many = and_die
+JobRepository.record_many = record_and_die
 from switchyard.cli.main import main
 main()
 """
@@ -115,11 +115,13 @@ async def test_an_api_killed_between_record_and_publish_loses_no_job(
         ):
             with pytest.raises(httpx.TransportError):
                 await client.post(f"{api.url}/jobs", json=NOOP)
-        (left,) = (await system.ledger.job_reads.list_jobs(JobFilter(state=State.PENDING))).items
+        (pending_job,) = (
+            await system.ledger.job_reads.list_jobs(JobFilter(state=State.PENDING))
+        ).items
         assert await system.ready("hot.llm") == 0
-        scheduler = await heal(system)
+        scheduler = await fast_scheduler(system)
         scheduling = asyncio.create_task(scheduler.run())
         await system.start_worker("llm")
-        await system.wait_for_state(left.id, State.SUCCEEDED)
+        await system.wait_for_state(pending_job.id, State.SUCCEEDED)
         scheduler.stop()
         await scheduling
