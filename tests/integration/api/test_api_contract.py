@@ -1,4 +1,4 @@
-"""What the API says of itself, and whether it keeps to it."""
+"""The API's own descriptions (OpenAPI, AsyncAPI, problems, health), and that it keeps to them."""
 
 import asyncio
 import json
@@ -32,16 +32,16 @@ async def openapi(api: RunningApi) -> dict[str, Any]:
 
 @pytest.mark.long
 @pytest.mark.timeout(180)
-async def test_no_answer_is_undocumented(system: System, tmp_path: Path) -> None:
-    """Schemathesis over every operation but the streams, which do not end, and questions to models,
-    which wait for longer than it does when they are asked to."""
+async def test_every_response_is_documented(system: System, tmp_path: Path) -> None:
+    """Run Schemathesis over every operation, except the streams, which do not end, and the requests
+    to models, which may wait for longer than it does."""
     key = (await create_key(system.ledger, "schemathesis", [Scope.ADMIN])).key
     options = {"api_rate_limit": 1e6, "api_rate_burst": 1_000_000, "api_heartbeat": 0.2}
     with ArxivServer([Paper("2403.00001", categories=("cs.DB",))]) as arxiv:
         source = {"arxiv_base_url": arxiv.url, "arxiv_interval": 0.001}
         settings = system.settings.model_copy(update={**options, **source})
-        ended = await run_schemathesis(settings, key, tmp_path)
-    assert ended.returncode == 0, ended.stdout[-20_000:] + ended.stderr
+        result = await run_schemathesis(settings, key, tmp_path)
+    assert result.returncode == 0, result.stdout[-20_000:] + result.stderr
 
 
 async def run_schemathesis(
@@ -49,7 +49,7 @@ async def run_schemathesis(
 ) -> subprocess.CompletedProcess[str]:
     async with serving(settings) as api:
         checks = (
-            # Not negative_data_rejection: it takes a field that a form leaves out for a wrong one.
+            # Without negative_data_rejection: it counts a field that a form omits as invalid.
             "not_a_server_error,status_code_conformance,content_type_conformance,"
             "response_headers_conformance,response_schema_conformance"
         )
@@ -66,26 +66,26 @@ async def run_schemathesis(
         )
 
 
-async def test_every_operation_says_what_it_may_answer(shared_api: RunningApi) -> None:
+async def test_every_operation_documents_its_responses(shared_api: RunningApi) -> None:
     document = await openapi(shared_api)
     assert document["openapi"].startswith("3.1")
     for path, item in document["paths"].items():
         for method, operation in item.items():
-            where = f"{method} {path}"
-            assert operation["description"] or operation["summary"], where
+            endpoint = f"{method} {path}"
+            assert operation["description"] or operation["summary"], endpoint
             for status, answer in operation["responses"].items():
                 if int(status) >= 400 and not path.startswith("/health"):
                     is_openai = path.startswith("/v1/")
                     kind = "application/json" if is_openai else "application/problem+json"
-                    assert kind in answer["content"], f"{where}: {status}"
+                    assert kind in answer["content"], f"{endpoint}: {status}"
             if path.startswith(("/health", "/problems")):
-                assert "security" not in operation, where
+                assert "security" not in operation, endpoint
             else:
-                assert operation["security"], where
-                assert {"401", "403", "429"} <= operation["responses"].keys(), where
+                assert operation["security"], endpoint
+                assert {"401", "403", "429"} <= operation["responses"].keys(), endpoint
 
 
-async def test_every_problem_is_documented_and_its_type_leads_somewhere(
+async def test_every_problem_is_documented_and_its_type_is_a_url(
     shared_api: RunningApi,
 ) -> None:
     listed = (await shared_api.client.get("/problems")).json()["problems"]
@@ -124,36 +124,36 @@ async def test_the_asyncapi_document_has_a_channel_for_each_routing_key(
     addresses = {channel["address"] for channel in document["channels"].values()}
     assert {route.routing_key for route in system.registry.routes} <= addresses
     for reference in re.findall(r'"\$ref": "#/([^"]+)"', json.dumps(document)):
-        found: Any = document
+        referenced: Any = document
         for step in reference.split("/"):
-            found = found[step]
-        assert found
+            referenced = referenced[step]
+        assert referenced
     payload = document["components"]["messages"]["scripted"]["payload"]["schema"]
     assert payload["properties"]["payload"]["required"] == ["steps"]
     assert payload["properties"]["job_type"] == {"const": "scripted"}
 
 
 @pytest.mark.parametrize("path", ["/schemas", "/asyncapi.json"])
-async def test_all_types_are_described_beside_the_event_loop(
+async def test_schemas_are_not_made_on_the_event_loop(
     shared_api: RunningApi, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
-    """All of them take a tenth of a second, for which neither heartbeats nor streams wait."""
-    on_a_loop: list[bool] = []
+    """Making all of them takes 0.1 s, for which heartbeats and streams would wait."""
+    was_on_loop: list[bool] = []
     schema_of = vars(BaseModel)["model_json_schema"].__func__
 
-    def watched(model: type[BaseModel], *arguments: Any, **named: Any) -> dict[str, Any]:
+    def record_loop(model: type[BaseModel], *arguments: Any, **named: Any) -> dict[str, Any]:
         try:
-            on_a_loop.append(asyncio.get_running_loop().is_running())
-        except RuntimeError:  # of a thread without one
-            on_a_loop.append(False)
+            was_on_loop.append(asyncio.get_running_loop().is_running())
+        except RuntimeError:  # a thread without a loop
+            was_on_loop.append(False)
         return schema_of(model, *arguments, **named)
 
-    monkeypatch.setattr(BaseModel, "model_json_schema", classmethod(watched))
+    monkeypatch.setattr(BaseModel, "model_json_schema", classmethod(record_loop))
     assert (await shared_api.client.get(path)).status_code == 200
-    assert set(on_a_loop) == {False}
+    assert set(was_on_loop) == {False}
 
 
-async def test_health_tells_each_part_with_its_latency(shared_api: RunningApi) -> None:
+async def test_health_shows_each_component_with_its_latency(shared_api: RunningApi) -> None:
     await eventually(shared_api.state.broker.feed.is_listening.is_set)
     assert (await shared_api.client.get("/health/live")).json() == {"status": "ok"}
     for path in ("/health", "/health/ready"):
@@ -165,7 +165,7 @@ async def test_health_tells_each_part_with_its_latency(shared_api: RunningApi) -
         assert all(0 <= part["latency_ms"] < 2000 for part in components.values())
 
 
-async def test_a_storage_that_takes_nothing_is_away(system: System, tmp_path: Path) -> None:
+async def test_a_storage_that_can_not_be_written_is_away(system: System, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way of a directory")
     url = (tmp_path / "file").as_uri()
     async with serving(system.settings, storage_url=url) as api:
@@ -209,6 +209,7 @@ async def test_operators_see_lanes_workers_and_dead_letters(
 
 
 async def index(system: System) -> int:
+    """Index the dead letters; return how many."""
     from switchyard.services.engine.dead.indexing import index_waiting
 
     return await index_waiting(system.settings, system.ledger, system.registry)
@@ -223,9 +224,8 @@ async def test_without_a_broker_jobs_are_refused_and_the_rest_works(system: Syst
         assert ready["components"].keys() == {"ledger", "storage"}
 
 
-def test_no_part_of_a_request_waits_for_a_thread() -> None:
-    """FastAPI runs handlers and dependencies that are not async in threads, which takes longer
-    than all of them do."""
+def test_every_handler_and_dependency_is_async() -> None:
+    """FastAPI runs those that are not async in threads, which takes longer than they do."""
     for router in ROUTERS:
         for route in router.routes:
             assert isinstance(route, APIRoute)

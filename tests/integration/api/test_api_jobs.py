@@ -27,10 +27,10 @@ NOOP = {"routing_key": "hot.noop", "payload": {"n": 3}}
 
 
 @pytest.fixture
-async def both(
+async def system_and_api(
     broker310: TestBroker, database_url: str, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[tuple[System, RunningApi]]:
-    """System and API, on each kind of database."""
+    """Yield a system and its API, on each kind of database."""
     data_dir = tmp_path_factory.mktemp("data")
     async with (
         open_system(broker310, database_url, data_dir=data_dir) as system,
@@ -40,8 +40,10 @@ async def both(
         yield system, api
 
 
-async def test_a_published_job_runs_and_shows_its_result(both: tuple[System, RunningApi]) -> None:
-    system, api = both
+async def test_a_published_job_runs_and_shows_its_result(
+    system_and_api: tuple[System, RunningApi],
+) -> None:
+    system, api = system_and_api
     await system.start_worker("llm")
     accepted = await api.client.post("/jobs", json=NOOP)
     assert accepted.status_code == 202
@@ -64,7 +66,7 @@ async def test_a_published_job_runs_and_shows_its_result(both: tuple[System, Run
     assert (status["job_id"], status["state"], status["max_attempts"]) == (job_id, "succeeded", 3)
 
 
-async def test_failed_attempts_stand_in_the_timeline(system: System, api: RunningApi) -> None:
+async def test_failed_attempts_are_in_the_timeline(system: System, api: RunningApi) -> None:
     await system.start_worker("llm")
     body = {"lane": "hot", "job_type": "scripted", "payload": {"steps": ["raise", "done"]}}
     job_id = (await api.client.post("/jobs", json=body)).json()["job_id"]
@@ -91,16 +93,14 @@ async def test_priority_attempts_expiry_and_source_reach_the_job(
     assert record.expires_at == pytest.approx(expires_at.timestamp(), abs=0.001)
 
 
-@pytest.mark.parametrize("when", ["delay", "run_at"])
-async def test_a_job_for_later_waits_for_its_time(
-    system: System, api: RunningApi, when: str
-) -> None:
-    later = datetime.now(UTC) + timedelta(seconds=90)
-    body = NOOP | ({"delay": 90} if when == "delay" else {"run_at": later.isoformat()})
+@pytest.mark.parametrize("time_field", ["delay", "run_at"])
+async def test_a_delayed_job_is_scheduled(system: System, api: RunningApi, time_field: str) -> None:
+    run_at = datetime.now(UTC) + timedelta(seconds=90)
+    body = NOOP | ({"delay": 90} if time_field == "delay" else {"run_at": run_at.isoformat()})
     accepted = (await api.client.post("/jobs", json=body)).json()
     assert accepted["state"] == "scheduled"
     record = await system.record(accepted["job_id"])
-    assert record.run_at == pytest.approx(later.timestamp(), abs=5)
+    assert record.run_at == pytest.approx(run_at.timestamp(), abs=5)
 
 
 @pytest.mark.parametrize(
@@ -125,14 +125,14 @@ async def test_a_job_for_later_waits_for_its_time(
         ({"surprise": 1}, ["body", "surprise"]),
     ],
 )
-async def test_an_invalid_job_is_refused_with_the_place_of_the_fault(
+async def test_the_error_locates_the_invalid_field_of_a_job(
     shared_api: RunningApi, change: dict[str, Any], location: list[str]
 ) -> None:
     before = (await shared_api.client.get("/jobs")).json()
     answer = await shared_api.client.post("/jobs", json=NOOP | change)
-    told = problem(answer, 422, "invalid")
-    assert location in [each["location"] for each in told["errors"]]
-    assert location == ["body"] or ".".join(location) in told["detail"]
+    body = problem(answer, 422, "invalid")
+    assert location in [each["location"] for each in body["errors"]]
+    assert location == ["body"] or ".".join(location) in body["detail"]
     assert (await shared_api.client.get("/jobs")).json() == before
 
 
@@ -146,9 +146,9 @@ async def test_a_body_that_is_not_json_is_refused(shared_api: RunningApi, body: 
 
 
 async def test_the_same_key_and_job_answers_with_the_same_job(
-    both: tuple[System, RunningApi],
+    system_and_api: tuple[System, RunningApi],
 ) -> None:
-    system, api = both
+    system, api = system_and_api
     headers = {"Idempotency-Key": "order-1"}
     body = NOOP | {"delay": 60}
     first = await api.client.post("/jobs", json=body, headers=headers)
@@ -185,16 +185,16 @@ async def test_the_same_key_for_another_job_is_a_conflict(
 async def test_a_listing_is_filtered_and_paged(system: System, api: RunningApi) -> None:
     ids = [await system.publish("hot.noop", source="one") for _ in range(5)]
     other = await system.publish("backfill.gated", source="two")
-    seen: list[str] = []
+    listed: list[str] = []
     cursor = None
     while True:
         query = {"limit": "2", "lane": "hot"} | ({"cursor": cursor} if cursor else {})
         page = (await api.client.get("/jobs", params=query)).json()
-        seen += [job["job_id"] for job in page["jobs"]]
+        listed += [job["job_id"] for job in page["jobs"]]
         cursor = page["next_cursor"]
         if cursor is None:
             break
-    assert seen == ids[::-1]
+    assert listed == ids[::-1]
     for query in ({"source": "two"}, {"job_type": "gated"}, {"lane": "backfill"}):
         page = (await api.client.get("/jobs", params=query)).json()
         assert [job["job_id"] for job in page["jobs"]] == [other]
@@ -202,16 +202,16 @@ async def test_a_listing_is_filtered_and_paged(system: System, api: RunningApi) 
     problem(await api.client.get("/jobs", params={"cursor": "abc"}), 422, "invalid")
 
 
-async def test_a_listing_that_no_index_serves_goes_on_where_it_has_examined_enough(
+async def test_a_listing_without_an_index_continues_after_a_bounded_number_of_jobs(
     system: System, api: RunningApi
 ) -> None:
     rare = [await system.publish("hot.noop", source="rare") for _ in range(2)]
     common = await system.publish("hot.noop", source="common")
     now = system.ledger.clock.time()
-    await _execute(system, _COPIES, number=EXAMINED_JOBS + 10, job=common)
+    await _execute(system, _INSERT_COPIES, number=EXAMINED_JOBS + 10, job=common)
     for job_id, seconds in zip(rare, (2 * EXAMINED_JOBS, 3), strict=True):
-        made = "UPDATE jobs SET created_at = :at WHERE id = :job"
-        await _execute(system, made, at=now - seconds, job=job_id)
+        statement = "UPDATE jobs SET created_at = :at WHERE id = :job"
+        await _execute(system, statement, at=now - seconds, job=job_id)
 
     async def page(**query: str) -> tuple[list[str], str | None, str | None]:
         answer = (await api.client.get("/jobs", params={"source": "rare", **query})).json()
@@ -228,17 +228,17 @@ async def test_a_listing_that_no_index_serves_goes_on_where_it_has_examined_enou
     environment = environment_of(system.settings)
     for limit, expected in (("50", rare[::-1]), ("1", rare[:0:-1])):
         options = ("--source", "rare", "--limit", limit, "--json")
-        told = await jobctl("jobs", "list", *options, **environment)
-        assert [job["job_id"] for job in json.loads(told.stdout)] == expected, told.stderr
+        result = await jobctl("jobs", "list", *options, **environment)
+        assert [job["job_id"] for job in json.loads(result.stdout)] == expected, result.stderr
 
 
-_COPIED = ", ".join(each.name for each in jobs.c if each.name not in ("id", "created_at"))
-_COPIES = f"""
+_COPIED_COLUMNS = ", ".join(each.name for each in jobs.c if each.name not in ("id", "created_at"))
+_INSERT_COPIES = f"""
 WITH RECURSIVE numbers(n) AS (VALUES (1) UNION ALL SELECT n + 1 FROM numbers WHERE n < :number)
-INSERT INTO jobs (id, created_at, {_COPIED})
-SELECT id || '-' || n, created_at - n, {_COPIED} FROM jobs, numbers WHERE id = :job
+INSERT INTO jobs (id, created_at, {_COPIED_COLUMNS})
+SELECT id || '-' || n, created_at - n, {_COPIED_COLUMNS} FROM jobs, numbers WHERE id = :job
 """
-"""Copies of a job, each a second older than the one before."""
+"""Inserts copies of a job, each a second older than the one before."""
 
 
 async def _execute(system: System, statement: str, **values: Any) -> None:
@@ -276,7 +276,7 @@ async def test_a_cancelled_job_that_runs_is_stopped(system: System, api: Running
 
 
 @pytest.mark.parametrize(("routing_key", "letters"), [("hot.noop", 0), ("backfill.noop", 0)])
-async def test_a_full_lane_refuses_and_keeps_nothing(
+async def test_a_full_lane_refuses_a_job_and_records_nothing(
     broker310: TestBroker, sqlite_url: str, tmp_path: Path, routing_key: str, letters: int
 ) -> None:
     lanes = lanes_with(max_length={"hot": 4, "backfill": 4})
@@ -287,12 +287,12 @@ async def test_a_full_lane_refuses_and_keeps_nothing(
         await until_connected(api)
         pressures = []
         for _ in range(4):
-            await eventually_fresh(api)
+            await refresh_depths(api)
             answer = await api.client.post("/jobs", json={"routing_key": routing_key})
             assert answer.status_code == 202
             pressures.append(answer.headers["x-lane-pressure"])
         assert pressures == ["ok", "ok", "slow", "slow"]
-        await eventually_fresh(api)
+        await refresh_depths(api)
         answer = await api.client.post("/jobs", json={"routing_key": routing_key})
         problem(answer, 503, "lane-full")
         assert int(answer.headers["retry-after"]) >= 1
@@ -306,10 +306,10 @@ async def test_a_full_lane_refuses_and_keeps_nothing(
         assert shown["maintenance"]["pressure"] == "ok"
 
 
-async def test_a_job_without_a_queue_is_refused_and_leaves_nothing(
-    both: tuple[System, RunningApi],
+async def test_a_job_without_a_queue_is_refused_and_not_recorded(
+    system_and_api: tuple[System, RunningApi],
 ) -> None:
-    system, api = both
+    system, api = system_and_api
     async with system.channel() as channel:
         await channel.queue_delete("hot.llm")
     answer = await api.client.post("/jobs", json=NOOP)
@@ -319,14 +319,14 @@ async def test_a_job_without_a_queue_is_refused_and_leaves_nothing(
     assert await system.letters() == []
 
 
-async def eventually_fresh(api: RunningApi) -> None:
-    """Forget the depths that are known, and ask for new ones."""
+async def refresh_depths(api: RunningApi) -> None:
+    """Make the API forget the depths of the lanes and ask for them again."""
     api.state.broker.pressure._snapshot = None
     assert (await api.client.get("/backpressure")).is_success
 
 
 @pytest.mark.parametrize(("routing_key", "letters"), [("hot.noop", 1), ("backfill.noop", 0)])
-async def test_a_lane_that_fills_up_meanwhile_refuses_too(
+async def test_a_lane_that_the_api_does_not_know_to_be_full_refuses_too(
     broker310: TestBroker, sqlite_url: str, tmp_path: Path, routing_key: str, letters: int
 ) -> None:
     lanes = lanes_with(max_length={"hot": 1, "backfill": 1})
@@ -334,7 +334,7 @@ async def test_a_lane_that_fills_up_meanwhile_refuses_too(
         open_system(broker310, sqlite_url, lanes=lanes, data_dir=tmp_path) as system,
         serving(system.settings) as api,
     ):
-        await eventually_fresh(api)  # nothing waits, as far as the API knows
+        await refresh_depths(api)  # nothing waits, as far as the API knows
         await system.publish(routing_key)
         answer = await api.client.post("/jobs", json={"routing_key": routing_key})
         body = problem(answer, 503, "lane-full")
@@ -345,34 +345,34 @@ async def test_a_lane_that_fills_up_meanwhile_refuses_too(
             assert records[body["job_id"]] is State.DEAD
 
 
-async def test_the_live_depth_counts_what_waits(system: System, api: RunningApi) -> None:
+async def test_the_live_depth_counts_waiting_jobs(system: System, api: RunningApi) -> None:
     for _ in range(3):
         await system.publish("hot.noop")
 
-    async def ready() -> list[Any]:
+    async def hot_queue() -> list[Any]:
         lanes = (await api.client.get("/backpressure")).json()["lanes"]
         queues = {queue["queue"]: queue for lane in lanes for queue in lane["queues"]}
-        found = queues["hot.llm"]
-        return [found["ready"], found["limit"], found["pressure"]]
+        queue = queues["hot.llm"]
+        return [queue["ready"], queue["limit"], queue["pressure"]]
 
-    async def right() -> bool:
-        return await ready() == [3, 1000, "ok"]
+    async def is_counted() -> bool:
+        return await hot_queue() == [3, 1000, "ok"]
 
-    await eventually(right)
+    await eventually(is_counted)
 
 
-async def test_a_job_that_waits_for_dead_ones_can_go_on_without_them(
-    system: System, api: RunningApi
-) -> None:
-    then, open_one = [await system.jobs.prepare(JobRequest("hot.noop", {"n": n})) for n in range(2)]
-    then_id, open_id = then.message.job_id, open_one.message.job_id
+async def test_a_join_can_be_released_from_its_dead_jobs(system: System, api: RunningApi) -> None:
+    waiting_job, open_job = [
+        await system.jobs.prepare(JobRequest("hot.noop", {"n": n})) for n in range(2)
+    ]
+    waiting_id, open_id = waiting_job.message.job_id, open_job.message.job_id
     await system.ledger.joins.record_joined(
-        [replace(open_one, join_id=then_id), replace(then, joins=Joining())]
+        [replace(open_job, join_id=waiting_id), replace(waiting_job, joins=Joining())]
     )
-    for _ in range(2):  # it waits for one that is open yet
-        answer = await api.client.post(f"/jobs/{then_id}/release")
-        assert answer.json() == {"job_id": then_id, "open": 1, "dead": 0}
-    join = await system.ledger.joins.join(then_id)
+    for _ in range(2):  # it still waits for the open job
+        answer = await api.client.post(f"/jobs/{waiting_id}/release")
+        assert answer.json() == {"job_id": waiting_id, "open": 1, "dead": 0}
+    join = await system.ledger.joins.join(waiting_id)
     assert join is not None
     assert join.when_dead == "go_on"
     problem(await api.client.post(f"/jobs/{open_id}/release"), 409, "wrong-state")

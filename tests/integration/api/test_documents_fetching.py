@@ -1,4 +1,4 @@
-"""URLs that users give lead nowhere but to the open internet, and to no more than was allowed."""
+"""URLs from users are fetched from the open internet only, up to a size and a time limit."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from switchyard.services.common.files.webhook_sender import post
 
 
 @pytest.mark.parametrize(
-    ("address", "public"),
+    ("address", "expected"),
     [
         ("93.184.216.34", True),
         ("2606:2800:220:1:248:1893:25c8:1946", True),
@@ -71,8 +71,8 @@ from switchyard.services.common.files.webhook_sender import post
         ("5f00::1", False),
     ],
 )
-def test_only_addresses_of_the_open_internet_are_public(address: str, public: bool):
-    assert is_public(ipaddress.ip_address(address)) is public
+def test_only_addresses_of_the_open_internet_are_public(address: str, expected: bool):
+    assert is_public(ipaddress.ip_address(address)) is expected
 
 
 @dataclass
@@ -83,8 +83,9 @@ class Web:
     requested_paths: list[str] = field(default_factory=list)
     port: int = 0
     endless: bytes = b""
-    """After the answer: sent again and again, for as long as somebody listens."""
+    """Sent after the answer, again and again, until the client closes the connection."""
     pause: float = 0
+    """Seconds between two of these."""
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -135,29 +136,30 @@ async def fetch(
         return b"".join([part async for part in fetched.parts])
 
 
-def ok(body: bytes, *headers: bytes) -> bytes:
-    more = b"".join(header + b"\r\n" for header in headers)
-    return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n%b\r\n%b" % (len(body), more, body)
+def ok_response(body: bytes, *headers: bytes) -> bytes:
+    lines = b"".join(header + b"\r\n" for header in headers)
+    return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n%b\r\n%b" % (len(body), lines, body)
 
 
-def moved(to: str) -> bytes:
-    return f"HTTP/1.1 302 Found\r\nLocation: {to}\r\nContent-Length: 0\r\n\r\n".encode()
+def redirect_to(url: str) -> bytes:
+    return f"HTTP/1.1 302 Found\r\nLocation: {url}\r\nContent-Length: 0\r\n\r\n".encode()
 
 
-OPEN = SsrfGuard(is_allowed=only_127_0_0_1)
+GUARD = SsrfGuard(is_allowed=only_127_0_0_1)
+"""Takes this machine for the open internet."""
 
 
 async def test_a_redirect_is_followed():
-    async with web(paper=moved("/there"), there=ok(b"hello")) as server:
-        assert await fetch(f"http://127.0.0.1:{server.port}/paper", OPEN) == b"hello"
+    async with web(paper=redirect_to("/there"), there=ok_response(b"hello")) as server:
+        assert await fetch(f"http://127.0.0.1:{server.port}/paper", GUARD) == b"hello"
         assert server.requested_paths == ["/paper", "/there"]
 
 
 @pytest.mark.parametrize(
     "host", ["127.0.0.1", "localhost", "0x7f000001", "2130706433", "127.1", "[::ffff:127.0.0.1]"]
 )
-async def test_this_machine_is_not_fetched_from_however_it_is_written(host: str):
-    async with web(secret=ok(b"secret")) as server:
+async def test_this_machine_is_never_fetched_from(host: str):
+    async with web(secret=ok_response(b"secret")) as server:
         with pytest.raises(FetchRefused, match="open internet"):
             await fetch(f"http://{host}:{server.port}/secret")
         assert not server.requested_paths
@@ -177,7 +179,7 @@ async def test_this_machine_is_not_fetched_from_however_it_is_written(host: str)
         "//example.org/x",
     ],
 )
-async def test_other_urls_are_refused(url: str):
+async def test_other_schemes_and_invalid_urls_are_refused(url: str):
     with pytest.raises(FetchRefused):
         await fetch(url)
 
@@ -185,36 +187,36 @@ async def test_other_urls_are_refused(url: str):
 @pytest.mark.parametrize(
     "target", ["http://127.0.0.2:{port}/secret", "http://localhost.:{port}/secret", "file:///x"]
 )
-async def test_a_redirect_leads_to_nothing_that_is_not_allowed(target: str):
+async def test_a_redirect_to_a_forbidden_address_is_refused(target: str):
     names = {"localhost.": ["127.0.0.3"]}
 
     async def resolve(host: str, port: int) -> Sequence[str]:
         return names.get(host, [host])
 
-    async with web(paper=b"", secret=ok(b"secret")) as server:
-        server.answers["/paper"] = moved(target.format(port=server.port))
+    async with web(paper=b"", secret=ok_response(b"secret")) as server:
+        server.answers["/paper"] = redirect_to(target.format(port=server.port))
         guard = SsrfGuard(resolve=resolve, is_allowed=only_127_0_0_1)
         with pytest.raises(FetchRefused):
             await fetch(f"http://127.0.0.1:{server.port}/paper", guard)
         assert server.requested_paths == ["/paper"]
 
 
-async def test_the_checked_address_is_the_one_that_is_connected_to():
-    names = ChangingResolver([["127.0.0.1"], ["10.0.0.1"]])
-    async with web(paper=ok(b"hello")) as server:
-        guard = SsrfGuard(resolve=names, is_allowed=only_127_0_0_1)
+async def test_the_connection_goes_to_the_checked_address():
+    resolver = ChangingResolver([["127.0.0.1"], ["10.0.0.1"]])
+    async with web(paper=ok_response(b"hello")) as server:
+        guard = SsrfGuard(resolve=resolver, is_allowed=only_127_0_0_1)
         assert await fetch(f"http://paper.example:{server.port}/paper", guard) == b"hello"
-        assert names.lookups == 1
+        assert resolver.lookups == 1
 
 
-async def test_a_name_that_changes_its_answer_is_checked_at_each_connection():
-    names = ChangingResolver([["127.0.0.1"], ["10.0.0.1"]])
-    async with web(paper=b"", secret=ok(b"secret")) as server:
+async def test_the_address_of_a_name_is_checked_at_each_connection():
+    resolver = ChangingResolver([["127.0.0.1"], ["10.0.0.1"]])
+    async with web(paper=b"", secret=ok_response(b"secret")) as server:
         url = f"http://paper.example:{server.port}"
-        server.answers["/paper"] = moved(f"{url}/secret")
+        server.answers["/paper"] = redirect_to(f"{url}/secret")
         with pytest.raises(FetchRefused, match="open internet"):
-            await fetch(f"{url}/paper", SsrfGuard(resolve=names, is_allowed=only_127_0_0_1))
-        assert (names.lookups, server.requested_paths) == (2, ["/paper"])
+            await fetch(f"{url}/paper", SsrfGuard(resolve=resolver, is_allowed=only_127_0_0_1))
+        assert (resolver.lookups, server.requested_paths) == (2, ["/paper"])
 
 
 async def test_a_name_with_one_private_address_among_others_is_refused():
@@ -225,19 +227,19 @@ async def test_a_name_with_one_private_address_among_others_is_refused():
         await fetch("http://paper.example/", guard)
 
 
-async def test_redirects_come_to_an_end():
-    async with web(paper=moved("/paper")) as server:
+async def test_redirects_are_limited():
+    async with web(paper=redirect_to("/paper")) as server:
         with pytest.raises(FetchRefused, match="redirects"):
-            await fetch(f"http://127.0.0.1:{server.port}/paper", OPEN)
+            await fetch(f"http://127.0.0.1:{server.port}/paper", GUARD)
         assert len(server.requested_paths) == 6
 
 
 @pytest.mark.parametrize("announced", [b"Content-Length: 100000\r\n", b""])
-async def test_no_more_is_read_than_is_allowed(announced: bytes):
+async def test_no_more_bytes_are_read_than_allowed(announced: bytes):
     async with web(paper=b"HTTP/1.1 200 OK\r\n" + announced + b"\r\n") as server:
         server.endless = bytes(500)
         with pytest.raises(FetchRefused, match="1,000 bytes"):
-            await fetch(f"http://127.0.0.1:{server.port}/paper", OPEN)
+            await fetch(f"http://127.0.0.1:{server.port}/paper", GUARD)
 
 
 async def test_a_server_that_sends_slowly_is_given_up():
@@ -245,11 +247,11 @@ async def test_a_server_that_sends_slowly_is_given_up():
         server.endless, server.pause = b".", 0.05
         began = time.monotonic()
         with pytest.raises(FetchFailed, match=r"0\.5 s"):
-            await fetch(f"http://127.0.0.1:{server.port}/paper", OPEN, timeout=0.5)
-        assert time.monotonic() - began < 20, "it has no end"
+            await fetch(f"http://127.0.0.1:{server.port}/paper", GUARD, timeout=0.5)
+        assert time.monotonic() - began < 20, "the response has no end"
 
 
-async def test_a_body_in_chunks_of_one_byte_leaves_the_loop_to_others():
+async def test_a_body_in_chunks_of_one_byte_lets_other_tasks_run():
     body = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 20_000
     turns_of_others, longest_run = 0, 0
 
@@ -262,7 +264,7 @@ async def test_a_body_in_chunks_of_one_byte_leaves_the_loop_to_others():
     async with web(paper=body + b"0\r\n\r\n") as server:
         others = asyncio.create_task(take_turns())
         url = f"http://127.0.0.1:{server.port}/paper"
-        async with fetching(url, max_bytes=30_000, timeout=60, guard=OPEN) as fetched:
+        async with fetching(url, max_bytes=30_000, timeout=60, guard=GUARD) as fetched:
             run = parts = 0
             async for _ in fetched.parts:
                 parts, run = parts + 1, run + 1
@@ -294,31 +296,31 @@ async def test_the_authorities_are_loaded_once_and_not_on_the_event_loop(
         url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
         for _ in range(3):
             with pytest.raises(FetchFailed):
-                await fetch(url, OPEN, timeout=60)
+                await fetch(url, GUARD, timeout=60)
             with pytest.raises(FetchFailed):
-                await post(url, b"{}", headers={}, timeout=60, guard=OPEN)
+                await post(url, b"{}", headers={}, timeout=60, guard=GUARD)
     assert len(threads) == 1
     assert threads[0] != threading.get_ident()
 
 
 async def test_a_compressed_answer_is_refused():
-    async with web(paper=ok(b"\x1f\x8b", b"Content-Encoding: gzip")) as server:
+    async with web(paper=ok_response(b"\x1f\x8b", b"Content-Encoding: gzip")) as server:
         with pytest.raises(FetchRefused, match="compresses its answer"):
-            await fetch(f"http://127.0.0.1:{server.port}/paper", OPEN)
+            await fetch(f"http://127.0.0.1:{server.port}/paper", GUARD)
 
 
-async def test_errors_say_whether_to_try_again():
+async def test_errors_tell_temporary_failures_from_refusals():
     busy = b"HTTP/1.1 503 No\r\nRetry-After: 7\r\nContent-Length: 0\r\n\r\n"
     async with web(busy=busy, cut=b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n...") as server:
         url = f"http://127.0.0.1:{server.port}"
         with pytest.raises(FetchFailed) as failed:
-            await fetch(f"{url}/busy", OPEN)
+            await fetch(f"{url}/busy", GUARD)
         assert failed.value.after == 7
         with pytest.raises(FetchFailed):
-            await fetch(f"{url}/cut", OPEN)
+            await fetch(f"{url}/cut", GUARD)
         with pytest.raises(FetchRefused, match="404"):
-            await fetch(f"{url}/nothing", OPEN)
+            await fetch(f"{url}/nothing", GUARD)
     with pytest.raises(FetchFailed):
-        await fetch(f"{url}/busy", OPEN)
+        await fetch(f"{url}/busy", GUARD)
     with pytest.raises(FetchFailed, match="resolved"):
         await fetch("http://no-such-name.invalid/")

@@ -1,4 +1,4 @@
-"""What is stored can always be shown: values that no calendar and no database has."""
+"""Values that no calendar or database can hold are refused, or shown where they are stored."""
 
 import base64
 import itertools
@@ -26,13 +26,13 @@ from tests.support.brokers import TestBroker
 from tests.support.commands import commands
 from tests.support.system import JOB_MODULES, System, open_system
 
-BEYOND = [
+EXTREME_TIMES = [
     "9999-12-31T23:59:59-01:00",
     "9999-12-31T23:59:59Z",
     "0001-01-01T00:00:00+01:00",
 ]
-"""Times that can be written, and in some zone not be shown."""
-CURSORS = [
+"""Valid times that are beyond the calendar in some time zone."""
+BAD_CURSORS = [
     '[1.0, "\\ud800"]',
     '[1.0, "\\u0000"]',
     '[NaN, "a"]',
@@ -42,15 +42,15 @@ CURSORS = [
     "[[[[1]]]]",
     '{"a": 1}',
 ]
-TEXTS = ["%00", "a%00b", "%ED%A0%80", "%FF", "\\ud800", "%F0%9F%9A%82", "%0A%1B[2J"]
-"""NUL, a surrogate, no UTF-8, as they stand in an address."""
+BAD_TEXTS = ["%00", "a%00b", "%ED%A0%80", "%FF", "\\ud800", "%F0%9F%9A%82", "%0A%1B[2J"]
+"""NUL, surrogates, invalid UTF-8 and control characters, encoded as in a URL."""
 
 
 @pytest.fixture
 async def both(
     broker310: TestBroker, database_url: str, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[tuple[System, RunningApi]]:
-    """System and API, on each kind of database."""
+    """Yield a system and its API, on each kind of database."""
     data_dir = tmp_path_factory.mktemp("data")
     async with (
         open_system(
@@ -62,44 +62,44 @@ async def both(
 
 
 def jobctl(system: System, *arguments: str, cwd: Path) -> Any:
-    """What the command prints as JSON."""
+    """Run a command; return what it prints as JSON."""
     env = environment_of(system.settings)
-    done = commands().run(list(arguments), env=env, cwd=cwd, stdin="", timeout=60)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    result = commands().run(list(arguments), env=env, cwd=cwd, stdin="", timeout=60)
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)
 
 
 async def write(system: System, statement: TextClause, values: dict[str, Any]) -> None:
-    """Change the ledger behind its back, as an older version has left it."""
+    """Execute a statement in the ledger, to store what an older version may have stored."""
 
-    def work(connection: Connection) -> None:
+    def execute(connection: Connection) -> None:
         connection.execute(statement, values)
 
-    await system.ledger.core.database.write(work)
+    await system.ledger.core.database.write(execute)
 
 
 def encoded(cursor: str) -> str:
     return base64.urlsafe_b64encode(cursor.encode()).decode()
 
 
-async def test_a_time_beyond_the_calendar_is_refused_and_every_listing_works(
+async def test_a_time_beyond_the_calendar_is_refused_and_listings_work(
     both: tuple[System, RunningApi], tmp_path: Path
 ) -> None:
     system, api = both
     await system.start_worker("llm")
-    for moment, field in itertools.product(BEYOND, ("expires_at", "run_at")):
+    for moment, field in itertools.product(EXTREME_TIMES, ("expires_at", "run_at")):
         answer = await api.client.post("/jobs", json={"routing_key": "hot.noop", field: moment})
-        told = problem(answer, 422, "invalid")
-        assert "between the years 1 and 9998" in told["detail"]
+        detail = problem(answer, 422, "invalid")["detail"]
+        assert "between the years 1 and 9998" in detail
         problem(await api.client.get("/jobs", params={"since": moment}), 422, "invalid")
     for index, (moment, field) in enumerate(
-        itertools.product(BEYOND, ("created_at", "queued_at", "expires_at", "not_before"))
+        itertools.product(EXTREME_TIMES, ("created_at", "queued_at", "expires_at", "not_before"))
     ):
         body = {"job_id": f"odd-{index}", "job_type": "noop", "payload": {"index": index}}
         metadata = {"created_at": "2026-01-05T09:00:00Z", field: moment}
         raw = json.dumps({**body, "metadata": metadata}).encode()
         await system.publish_raw("hot.noop", raw)
-        await system.publish_raw("hot.unknown_to_all", raw)  # straight to the dead letters
+        await system.publish_raw("hot.unknown_to_all", raw)  # becomes a dead letter at once
     await system.wait_for_state(await system.publish("hot.noop"), State.SUCCEEDED)
     await system.wait_until_ready("jobs.dead", 24)
     await index_waiting(system.settings, system.ledger, system.registry)
@@ -114,7 +114,7 @@ async def test_a_forged_time_of_death_counts_as_now(
     both: tuple[System, RunningApi], tmp_path: Path
 ) -> None:
     system, api = both
-    forged = [*BEYOND, "now", "", "2026-01-05", "-1"]
+    forged = [*EXTREME_TIMES, "now", "", "2026-01-05", "-1"]
     before = datetime.now(UTC)
     async with system.channel() as channel:
         exchange = await channel.get_exchange("jobs.dlx", ensure=False)
@@ -140,13 +140,15 @@ async def test_a_forged_time_of_death_counts_as_now(
     assert shown["id"] == "dead-0"
 
 
-async def test_what_was_stored_before_there_was_a_limit_is_shown_and_runs(
+async def test_a_stored_job_with_extreme_times_is_shown_and_runs(
     both: tuple[System, RunningApi], tmp_path: Path
 ) -> None:
     system, api = both
     job_id = await system.publish("hot.noop", delay=3600)
-    moment = datetime.fromisoformat(BEYOND[0]).timestamp()
-    metadata = json.dumps({"metadata": {"created_at": BEYOND[0], "expires_at": BEYOND[0]}})
+    moment = datetime.fromisoformat(EXTREME_TIMES[0]).timestamp()
+    metadata = json.dumps(
+        {"metadata": {"created_at": EXTREME_TIMES[0], "expires_at": EXTREME_TIMES[0]}}
+    )
     for seconds in (moment, -1e18, 1e300):
         values = {"at": seconds, "metadata": metadata, "id": job_id}
         statement = text(
@@ -160,15 +162,17 @@ async def test_what_was_stored_before_there_was_a_limit_is_shown_and_runs(
         assert listed["expires_at"][:4] == ("0001" if seconds < 0 else "9998")
         assert (await api.client.get(f"/jobs/{job_id}")).status_code == 200
         env = environment_of(system.settings)
-        told = commands().run(["jobs", "show", job_id], env=env, cwd=tmp_path, stdin="", timeout=60)
-        assert told.returncode == 0, told.stderr
+        result = commands().run(
+            ["jobs", "show", job_id], env=env, cwd=tmp_path, stdin="", timeout=60
+        )
+        assert result.returncode == 0, result.stderr
     scheduler = Scheduler(system.settings, system.registry, system.ledger)
     assert (await scheduler.turn()).scheduled == 1
     await scheduler.close()
     assert await system.state(job_id) is State.QUEUED
 
 
-async def test_no_text_in_an_address_makes_the_service_fail(
+async def test_no_text_in_a_url_makes_the_service_fail(
     both: tuple[System, RunningApi],
 ) -> None:
     _, api = both
@@ -181,11 +185,11 @@ async def test_no_text_in_an_address_makes_the_service_fail(
         "/backfills": ("state",),
     }
     for path, names in listings.items():
-        for cursor in CURSORS:
+        for cursor in BAD_CURSORS:
             answer = await api.client.get(path, params={"cursor": encoded(cursor)})
             if path != "/admin/dead/groups":
                 problem(answer, 422, "invalid")
-        for name, value in itertools.product(names, TEXTS):
+        for name, value in itertools.product(names, BAD_TEXTS):
             answer = await api.client.get(f"{path}?{name}={value}")
             assert answer.status_code < 500, (path, name, value, answer.text)
     paths = [
@@ -193,14 +197,14 @@ async def test_no_text_in_an_address_makes_the_service_fail(
         "/admin/dead/{}", "/admin/dead/redrives/{}", "/backfills/{}", "/schemas/{}",
         "/problems/{}", "/extract/text/{}",
     ]  # fmt: skip
-    for path, value in itertools.product(paths, TEXTS):
+    for path, value in itertools.product(paths, BAD_TEXTS):
         answer = await api.client.get(path.format(value))
         assert 400 <= answer.status_code < 500, (path, value, answer.text)
 
 
 async def test_no_text_in_a_body_makes_the_service_fail(both: tuple[System, RunningApi]) -> None:
     _, api = both
-    odd = [r"\ud800", r"\u0000", r"a\u0000b\udfff"]
+    bad_texts = [r"\ud800", r"\u0000", r"a\u0000b\udfff"]
     bodies = {
         "/jobs": [
             '{"routing_key": "hot.noop", "payload": {"a": "%s"}}',
@@ -235,9 +239,9 @@ async def test_no_text_in_a_body_makes_the_service_fail(both: tuple[System, Runn
             '{"source": "documents", "options": {"media_type": "%s"}, "job_type": "noop"}',
         ],
     }  # fmt: skip
-    for path, forms in bodies.items():
-        for form, value in itertools.product(forms, odd):
-            content = (form % value).encode()
+    for path, templates in bodies.items():
+        for template, value in itertools.product(templates, bad_texts):
+            content = (template % value).encode()
             answer = await api.client.post(
                 path, content=content, headers={"Content-Type": "application/json"}
             )
@@ -246,14 +250,14 @@ async def test_no_text_in_a_body_makes_the_service_fail(both: tuple[System, Runn
         assert (await api.client.get(path)).status_code == 200
 
 
-async def test_no_name_of_a_file_makes_the_service_fail(both: tuple[System, RunningApi]) -> None:
+async def test_no_file_name_makes_the_service_fail(both: tuple[System, RunningApi]) -> None:
     _, api = both
     for index, name in enumerate((b"a\x00b.md", b"\xed\xa0\x80.md", b"\xff.md", b"\x1b[2J.md")):
         for field in (b"filename", b"title", b"source"):
-            given = name if field == b"filename" else b"a.md"
+            filename = name if field == b"filename" else b"a.md"
             part = (
                 b'--b\r\nContent-Disposition: form-data; name="file"; filename="'
-                + given + b'"\r\n\r\n# Text %d %s\r\n' % (index, field)
+                + filename + b'"\r\n\r\n# Text %d %s\r\n' % (index, field)
             )  # fmt: skip
             if field != b"filename":
                 part += b'--b\r\nContent-Disposition: form-data; name="%s"\r\n\r\n%s\r\n' % (
@@ -269,12 +273,12 @@ async def test_no_name_of_a_file_makes_the_service_fail(both: tuple[System, Runn
     assert (await api.client.get("/documents")).status_code == 200
 
 
-async def test_a_source_is_refused_at_the_door_or_taken_by_every_database(
+async def test_the_longest_accepted_source_fits_into_every_database(
     both: tuple[System, RunningApi],
 ) -> None:
     system, api = both
-    chance = random.Random(1)
-    longest = "".join(chr(chance.randrange(0x20000, 0x2A6DF)) for _ in range(MAX_SOURCE // 4))
+    generator = random.Random(1)
+    longest = "".join(chr(generator.randrange(0x20000, 0x2A6DF)) for _ in range(MAX_SOURCE // 4))
     document, _ = await PipelineLedger(system.ledger).documents.upsert_document(
         "0" * 64, source=longest
     )
@@ -289,21 +293,23 @@ async def test_a_source_is_refused_at_the_door_or_taken_by_every_database(
         IngestDocument(path="/a", source=longest + "x")
 
 
-async def test_what_a_handler_has_stored_is_shown_whatever_it_is(
+async def test_stored_values_that_are_no_json_are_shown(
     both: tuple[System, RunningApi], tmp_path: Path
 ) -> None:
     system, api = both
-    odd = await system.publish("hot.noop", delay=3600)
+    job_id = await system.publish("hot.noop", delay=3600)
     result = json.dumps({"half": "\ud800", "n": float("inf")})
     payload = json.dumps({"n": float("nan"), "s": "a\x00b"})
     statement = text("UPDATE jobs SET result = :result, payload = :payload WHERE id = :id")
-    values = {"result": result, "payload": payload, "id": odd}
+    values = {"result": result, "payload": payload, "id": job_id}
     await write(system, statement, values)
-    shown = (await api.client.get(f"/jobs/{odd}")).json()
+    shown = (await api.client.get(f"/jobs/{job_id}")).json()
     assert shown["result"] == {"half": "\ud800", "n": None}
     assert shown["payload"] == {"n": None, "s": "a\x00b"}
-    listed = jobctl(system, "jobs", "show", odd, "--json", cwd=tmp_path)
+    listed = jobctl(system, "jobs", "show", job_id, "--json", cwd=tmp_path)
     assert listed["result"]["half"] == "\ud800"
     env = environment_of(system.settings)
-    told = commands().run(["jobs", "show", odd], env=env, cwd=tmp_path, stdin="", timeout=60)
-    assert told.returncode == 0, told.stderr
+    result_of_show = commands().run(
+        ["jobs", "show", job_id], env=env, cwd=tmp_path, stdin="", timeout=60
+    )
+    assert result_of_show.returncode == 0, result_of_show.stderr

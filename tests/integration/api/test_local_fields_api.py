@@ -1,5 +1,5 @@
-"""Every way from HTTP to a payload, on a real broker: no file of the host, no file of another
-document, no word of arXiv's that a client has made up. docs/architecture.md lists the doors."""
+"""Clients can't set fields that only the host may set, by any endpoint: paths of the host, keys of
+stored files. docs/architecture.md lists the endpoints."""
 
 import json
 from collections.abc import AsyncIterator, Iterator
@@ -34,12 +34,12 @@ UPLOAD = "uploads/incoming/0b0f6c1e"
 
 class Convert(BaseModel):
     name: str = ""
-    where: Annotated[str | None, LocalOnly("ask the archive")] = None
+    path: Annotated[str | None, LocalOnly("ask the archive")] = None
 
 
 @job("convert", worker="llm", lanes=("hot", "backfill"))
 async def convert(payload: Convert, ctx: JobContext) -> Outcome:
-    return Done({"where": payload.where})
+    return Done({"path": payload.path})
 
 
 class FolderOptions(BaseModel):
@@ -47,7 +47,7 @@ class FolderOptions(BaseModel):
 
 
 class Folder(Source):
-    """A source of somebody's own that reads the host."""
+    """A source that a user has written and that reads a directory of the host."""
 
     name: ClassVar[str] = "folder"
     Options = FolderOptions
@@ -76,15 +76,15 @@ async def client(system: System) -> AsyncIterator[httpx.AsyncClient]:
 
 
 @pytest.fixture(scope="module")
-def _standing_client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningApi]:
+def _background_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningApi]:
     with in_background(open_api(tmp_path_factory.mktemp("local"), modules=MODULES)) as running:
         yield running
 
 
 @pytest.fixture
-async def shared_client(_standing_client: RunningApi) -> AsyncIterator[httpx.AsyncClient]:
-    """Shared by the tests where all is refused: there is never a job."""
-    async with with_own_client(_standing_client) as running:
+async def shared_client(_background_api: RunningApi) -> AsyncIterator[httpx.AsyncClient]:
+    """Yield a client that tests share in which every request is refused: no job is made."""
+    async with with_own_client(_background_api) as running:
         yield running.client
         assert (await running.client.get("/jobs")).json()["jobs"] == []
 
@@ -97,7 +97,7 @@ def secret(tmp_path: Path) -> str:
 
 
 async def store(client: httpx.AsyncClient, lines: list[Any]) -> dict[str, str]:
-    """Store a backfill's file over HTTP; the options that name it."""
+    """Store a backfill's file over HTTP; return the options that name it."""
     data = "\n".join(json.dumps(each) for each in lines)
     answer = await client.post(
         "/backfills/inputs", params={"format": "jsonl"}, files={"file": ("a.jsonl", data)}
@@ -107,7 +107,7 @@ async def store(client: httpx.AsyncClient, lines: list[Any]) -> dict[str, str]:
 
 
 async def run(system: System, operation_id: str) -> Any:
-    """Run an operation as a scheduler does; its record at the end."""
+    """Run an operation as a scheduler does; return its record at the end."""
     sources = Sources.load(system.settings.modules)
     runner = BulkRunner(
         system.ledger,
@@ -126,40 +126,40 @@ async def run(system: System, operation_id: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("job_type", "payload", "field", "instead"),
+    ("job_type", "payload", "field", "remedy"),
     [
         ("ingest_document", {"path": "/etc/passwd"}, "path", "POST /documents"),
         ("ingest_document", {"key": UPLOAD}, "key", "POST /documents"),
         ("ingest_document", {"key": "results/a/result.json"}, "key", "a waiting upload"),
         ("extract_text", {"key": UPLOAD}, "key", "POST /extract/text"),
         ("extract_text", {"key": "uploads/a/input.pdf"}, "key", "a waiting upload"),
-        ("convert", {"where": "/etc/passwd"}, "where", "ask the archive"),
+        ("convert", {"path": "/etc/passwd"}, "path", "ask the archive"),
     ],
 )
 async def test_a_job_is_refused_with_the_name_of_the_field(
-    shared_client: httpx.AsyncClient, job_type: str, payload: Any, field: str, instead: str
+    shared_client: httpx.AsyncClient, job_type: str, payload: Any, field: str, remedy: str
 ) -> None:
     for lane in ("hot", "backfill"):
         answer = await shared_client.post(
             "/jobs", json={"routing_key": f"{lane}.{job_type}", "payload": payload}
         )
-        found = problem(answer, 422, "invalid")
-        assert found["errors"][0]["location"] == ["body", "payload", field]
-        assert instead in found["detail"]
+        body = problem(answer, 422, "invalid")
+        assert body["errors"][0]["location"] == ["body", "payload", field]
+        assert remedy in body["detail"]
 
 
 async def test_the_schema_says_what_a_client_may_not_set(
     shared_client: httpx.AsyncClient,
 ) -> None:
     schema = (await shared_client.get("/schemas/ingest_document")).json()
-    marked = {name for name, at in schema["properties"].items() if "x-local-only" in at}
-    assert marked == {"path", "key"}
+    local_fields = {name for name, field in schema["properties"].items() if "x-local-only" in field}
+    assert local_fields == {"path", "key"}
 
 
 # --- backfills --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("door", ["/backfills", "/backfills/preview"])
+@pytest.mark.parametrize("endpoint", ["/backfills", "/backfills/preview"])
 @pytest.mark.parametrize(
     ("job_type", "payload", "field"),
     [
@@ -168,13 +168,13 @@ async def test_the_schema_says_what_a_client_may_not_set(
         ("ingest_document", {"key": "uploads/incoming/{rest}"}, "key"),
         ("extract_text", {"key": "uploads/incoming/{rest}"}, "key"),
         ("ingest_document", None, "path"),
-        ("convert", {"where": "{item}"}, "where"),
+        ("convert", {"path": "{item}"}, "path"),
     ],
 )
 async def test_no_backfill_reads_a_file_of_the_host(
     shared_client: httpx.AsyncClient,
     secret: str,
-    door: str,
+    endpoint: str,
     job_type: str,
     payload: Any,
     field: str,
@@ -182,11 +182,11 @@ async def test_no_backfill_reads_a_file_of_the_host(
     item = {"path": secret} if payload is None else {"item": secret, "rest": "0b0f6c1e"}
     options = await store(shared_client, [item])
     plan = {"source": "file", "options": options, "job_type": job_type, "payload": payload}
-    found = problem(await shared_client.post(door, json=plan), 422, "invalid")
-    assert f"{field} can't be set from outside" in found["detail"]
+    body = problem(await shared_client.post(endpoint, json=plan), 422, "invalid")
+    assert f"{field} can't be set from outside" in body["detail"]
 
 
-async def test_no_name_of_a_document_becomes_a_path(
+async def test_no_file_name_of_a_document_becomes_a_path(
     system: System, client: httpx.AsyncClient, secret: str
 ) -> None:
     await PipelineLedger(system.ledger).documents.upsert_document(
@@ -199,19 +199,19 @@ async def test_no_name_of_a_document_becomes_a_path(
     }
     problem(await client.post("/backfills/preview", json=plan), 422, "invalid")
     problem(await client.post("/backfills", json=plan), 422, "invalid")
-    good = {
+    valid_plan = {
         "source": "documents",
         "job_type": "extract_text",
         "payload": {"document_id": "{document_id}"},
     }
-    assert (await client.post("/backfills/preview", json=good)).status_code == 200
+    assert (await client.post("/backfills/preview", json=valid_plan)).status_code == 200
 
 
-async def test_an_offending_item_is_refused_when_the_backfill_runs(
+async def test_an_item_with_a_local_field_is_skipped_when_the_backfill_runs(
     system: System, client: httpx.AsyncClient, secret: str
 ) -> None:
     items = [{"name": str(n)} for n in range(30)]
-    options = await store(client, [*items, {"where": secret}, {"name": "last"}])
+    options = await store(client, [*items, {"path": secret}, {"name": "last"}])
     plan = {"source": "file", "options": options, "job_type": "convert"}
     started = await client.post("/backfills", json=plan)
     assert started.status_code == 202, started.text
@@ -220,23 +220,23 @@ async def test_an_offending_item_is_refused_when_the_backfill_runs(
     assert (ended.state, ended.counts["published"], ended.counts["skipped"]) == ("completed", 31, 1)
     shown = (await client.get(started.headers["location"])).json()
     (note,) = shown["notes"]
-    assert note.startswith("31: payload of convert: where can't be set from outside")
+    assert note.startswith("31: payload of convert: path can't be set from outside")
     assert note.endswith(": ask the archive")
     jobs = (await system.ledger.job_reads.list_jobs(limit=100)).items
     assert len(jobs) == 31
     assert all(each.state is State.SUCCEEDED for each in jobs)
 
 
-async def test_options_of_a_source_can_be_local_too(
+async def test_options_of_a_source_can_be_local(
     shared_client: httpx.AsyncClient, tmp_path: Path
 ) -> None:
     plan = {"source": "folder", "options": {"folder": str(tmp_path)}}
-    for door in ("/backfills", "/backfills/preview"):
-        found = problem(await shared_client.post(door, json=plan), 422, "invalid")
-        assert "folder can't be set from outside" in found["detail"]
+    for endpoint in ("/backfills", "/backfills/preview"):
+        body = problem(await shared_client.post(endpoint, json=plan), 422, "invalid")
+        assert "folder can't be set from outside" in body["detail"]
 
 
-async def test_nobody_outside_says_that_he_is_not(shared_client: httpx.AsyncClient) -> None:
+async def test_a_client_can_not_claim_to_be_local(shared_client: httpx.AsyncClient) -> None:
     plan = {"source": "documents", "job_type": "noop", "remote": False}
     problem(await shared_client.post("/backfills", json=plan), 422, "invalid")
     problem(
@@ -250,7 +250,7 @@ async def test_nobody_outside_says_that_he_is_not(shared_client: httpx.AsyncClie
 
 
 async def bury(system: System, job_type: str, payload: dict[str, Any]) -> str:
-    """A dead letter of a job that was published on the host."""
+    """Publish a job on the host, and wait for its dead letter; return its id."""
     published = await system.jobs.publish(JobRequest(f"hot.{job_type}", payload))
     await system.wait_for_state(published.job_id, State.DEAD)
     await system.wait_for_letter(published.job_id)
@@ -263,32 +263,32 @@ async def redrive(client: httpx.AsyncClient, letter_id: str, **fields: Any) -> h
     )
 
 
-async def test_a_redrive_leaves_the_path_that_the_host_has_given(
+async def test_a_redrive_keeps_a_path_from_the_host_and_sets_none(
     system: System, client: httpx.AsyncClient, tmp_path: Path, secret: str
 ) -> None:
     await system.start_worker("ingest")
-    mine = tmp_path / "mine.txt"
-    dead = await bury(system, "ingest_document", {"path": str(mine)})
-    mine.write_text("There now.")
+    file = tmp_path / "mine.txt"
+    job_id = await bury(system, "ingest_document", {"path": str(file)})
+    file.write_text("There now.")
     for part, values, field in (
         ("merge", {"path": secret}, "path"),
         ("payload", {"path": secret}, "path"),
         ("merge", {"path": None, "key": UPLOAD}, "key"),
     ):
         for dry_run in (True, False):
-            answer = await redrive(client, dead, change={part: values}, dry_run=dry_run)
-            found = problem(answer, 422, "invalid")
-            assert found["errors"][0]["location"] == ["body", "change", part, field]
-            assert "POST /documents" in found["detail"]
-    started = await redrive(client, dead, change={"merge": {"title": "Mine"}})
+            answer = await redrive(client, job_id, change={part: values}, dry_run=dry_run)
+            body = problem(answer, 422, "invalid")
+            assert body["errors"][0]["location"] == ["body", "change", part, field]
+            assert "POST /documents" in body["detail"]
+    started = await redrive(client, job_id, change={"merge": {"title": "Mine"}})
     assert started.status_code == 202, started.text
     ended = await run(system, started.json()["id"])
     assert (ended.state, ended.counts["redriven"]) == ("completed", 1)
-    record = await system.wait_for_state(dead, State.SUCCEEDED)
-    assert record.payload == {"path": str(mine), "title": "Mine"}
+    record = await system.wait_for_state(job_id, State.SUCCEEDED)
+    assert record.payload == {"path": str(file), "title": "Mine"}
 
 
-async def test_a_harmless_field_does_not_become_a_path_by_way_of_another_type(
+async def test_a_field_does_not_become_a_path_by_a_change_of_the_job_type(
     system: System, client: httpx.AsyncClient, secret: str
 ) -> None:
     await system.start_worker()
@@ -297,31 +297,31 @@ async def test_a_harmless_field_does_not_become_a_path_by_way_of_another_type(
         json={"routing_key": "hot.scripted", "payload": {"steps": ["permanent"], "path": secret}},
     )
     assert published.status_code == 202, published.text
-    dead = published.json()["job_id"]
-    await system.wait_for_letter(dead)
+    job_id = published.json()["job_id"]
+    await system.wait_for_letter(job_id)
     change = {"to": "hot.ingest_document", "merge": {"steps": None}}
-    planned = (await redrive(client, dead, change=change, dry_run=True)).json()
+    planned = (await redrive(client, job_id, change=change, dry_run=True)).json()
     assert (planned["redriven"], planned["invalid"]) == (0, 1)
     assert "path can't be set from outside" in planned["notes"][0]
     for from_ledger in (False, True):
-        started = await redrive(client, dead, change=change, from_ledger=from_ledger)
+        started = await redrive(client, job_id, change=change, from_ledger=from_ledger)
         ended = await run(system, started.json()["id"])
         assert ended.counts["redriven"] == 0
-    assert (await system.record(dead)).job_type == "scripted"
-    assert [each.id for each in await system.letters()] == [dead]
+    assert (await system.record(job_id)).job_type == "scripted"
+    assert [each.id for each in await system.letters()] == [job_id]
 
 
 # --- the host ---------------------------------------------------------------------------------
 
 
-async def test_on_the_host_all_of_it_works(
+async def test_local_fields_can_be_set_on_the_host(
     system: System, client: httpx.AsyncClient, secret: str
 ) -> None:
-    """What `jobctl` does: the same spec, begun with the ledger's and the broker's credentials."""
+    """As `jobctl` does, with the ledger's and the broker's credentials."""
     from switchyard.services.engine.backfill.spec import parse_spec
     from switchyard.services.engine.backfill.starting import Backfills
 
-    options = await store(client, [{"where": secret}])
+    options = await store(client, [{"path": secret}])
     spec = parse_spec(
         {"source": "file", "options": options, "job_type": "convert", "remote": False}
     )
@@ -329,5 +329,5 @@ async def test_on_the_host_all_of_it_works(
     operation = await backfills.start(spec, created_by="somebody")
     await system.start_worker()
     assert (await run(system, operation.id)).state == "completed"
-    (done,) = (await system.ledger.job_reads.list_jobs()).items
-    assert (await system.record(done.id)).result == {"where": secret}
+    (job,) = (await system.ledger.job_reads.list_jobs()).items
+    assert (await system.record(job.id)).result == {"path": secret}

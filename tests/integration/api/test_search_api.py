@@ -1,4 +1,4 @@
-"""Search over HTTP by meaning, by words and by both: hits and their places."""
+"""Search over HTTP in each mode: hits, highlights, filters, and errors of the index."""
 
 from __future__ import annotations
 
@@ -63,17 +63,17 @@ def titles(hits: list[dict[str, Any]]) -> list[str]:
     return [hit["title"] for hit in hits]
 
 
-def marked(hit: dict[str, Any]) -> list[str]:
+def highlighted_words(hit: dict[str, Any]) -> list[str]:
     return [hit["snippet"][start:end] for start, end in hit["highlights"]]
 
 
 @pytest.mark.parametrize("mode", ["vector", "keyword", "hybrid"])
-async def test_the_document_that_fits_comes_first(client: httpx.AsyncClient, mode: str):
+async def test_the_best_matching_document_comes_first(client: httpx.AsyncClient, mode: str):
     hits = await find(client, "Moon pulls water", mode=mode)
     assert titles(hits)[0] == "Tides"
     assert hits[0]["page"] == 1
     assert hits[0]["score"] == max(hit["score"] for hit in hits) > 0
-    assert marked(hits[0]) == ["Moon", "pulls", "water"]
+    assert highlighted_words(hits[0]) == ["Moon", "pulls", "water"]
 
 
 @pytest.mark.parametrize(
@@ -91,29 +91,29 @@ async def test_words_are_found_whatever_their_script_case_and_accents(
 ):
     hits = await find(client, query, mode="keyword")
     assert titles(hits) == [title]
-    assert set(marked(hits[0])) == set(words)
+    assert set(highlighted_words(hits[0])) == set(words)
 
 
-async def test_keywords_find_only_what_has_them(client: httpx.AsyncClient):
+async def test_keywords_find_only_documents_that_contain_them(client: httpx.AsyncClient):
     assert await find(client, "zeppelin", mode="keyword") == []
     assert sorted(titles(await find(client, "water", mode="keyword"))) == ["Bread", "Tides"]
 
 
-async def test_hybrid_puts_first_what_both_ways_put_first(client: httpx.AsyncClient):
+async def test_hybrid_ranks_a_hit_of_both_modes_first(client: httpx.AsyncClient):
     hits = await find(client, "dough flour salt", mode="hybrid")
     assert hits[0]["title"] == "Bread"
     assert 0.5 < hits[0]["score"] <= 1
     assert all(hit["score"] < hits[0]["score"] / 2 for hit in hits[1:])
 
 
-async def test_a_query_that_nothing_fits_has_no_hits(client: httpx.AsyncClient):
+async def test_a_query_without_a_match_has_no_hits(client: httpx.AsyncClient):
     assert await find(client, "xyzzy") == []
 
 
-async def test_documents_are_found_by_the_time_of_their_ingestion(client: httpx.AsyncClient):
+async def test_hits_are_filtered_by_the_time_of_ingestion(client: httpx.AsyncClient):
     now = datetime.now(UTC)
     hour = timedelta(hours=1)
-    for since, until, finds in (
+    for since, until, is_found in (
         (now - hour, None, True),
         (now + hour, None, False),
         (None, now + hour, True),
@@ -126,12 +126,12 @@ async def test_documents_are_found_by_the_time_of_their_ingestion(client: httpx.
             "source": "tides",
         }
         hits = await find(client, "Moon", filters=filters)
-        assert bool(hits) == finds, filters
+        assert bool(hits) == is_found, filters
     bad_answer = await client.post("/search", json={"query": "Moon", "filters": {"since": "soon"}})
     assert bad_answer.status_code == 422
 
 
-async def test_operators_see_whose_the_index_is(client: httpx.AsyncClient):
+async def test_operators_see_the_embedder_of_the_index(client: httpx.AsyncClient):
     index_state = (await client.get("/admin/index")).json()
     assert index_state["wanted"] == "wordllama-1-256"
     assert [(each["role"], each["embedder"]) for each in index_state["generations"]] == [
@@ -148,7 +148,7 @@ async def test_an_index_is_searched_with_its_own_embedder_whatever_the_settings_
         assert titles(await find(other, "Moon")) == titles(await find(client, "Moon")) != []
 
 
-async def test_an_index_of_an_embedder_that_is_not_there_says_what_to_do(tmp_path: Path):
+async def test_an_index_of_an_unavailable_embedder_names_the_setting(tmp_path: Path):
     settings = Settings(data_dir=tmp_path, amqp_url=None)
     async with (
         open_index(settings) as index,
@@ -162,13 +162,13 @@ async def test_an_index_of_an_embedder_that_is_not_there_says_what_to_do(tmp_pat
 
 
 @pytest.mark.parametrize("mode", ["vector", "keyword", "hybrid"])
-async def test_filters_leave_out_all_other_documents(client: httpx.AsyncClient, mode: str):
-    everything = await find(client, "water", mode=mode)
-    tides = next(hit["document_id"] for hit in everything if hit["title"] == "Tides")
+async def test_filters_exclude_all_other_documents(client: httpx.AsyncClient, mode: str):
+    all_hits = await find(client, "water", mode=mode)
+    tides_id = next(hit["document_id"] for hit in all_hits if hit["title"] == "Tides")
     for filters, expected in (
-        ({"document_ids": [tides]}, ["Tides"]),
+        ({"document_ids": [tides_id]}, ["Tides"]),
         ({"source": "bread"}, ["Bread"]),
-        ({"source": "bread", "document_ids": [tides]}, []),
+        ({"source": "bread", "document_ids": [tides_id]}, []),
         ({"source": "nowhere"}, []),
         ({"document_ids": []}, []),
         ({"document_ids": ["unknown"]}, []),
@@ -176,7 +176,7 @@ async def test_filters_leave_out_all_other_documents(client: httpx.AsyncClient, 
         assert titles(await find(client, "water", mode=mode, filters=filters)) == expected, filters
 
 
-async def test_limit_and_hits_of_one_document_are_held_to(client: httpx.AsyncClient):
+async def test_limit_and_hits_per_document_are_observed(client: httpx.AsyncClient):
     assert len(await find(client, "water rises", limit=1)) == 1
     hits = await find(client, "water rises", per_document=1)
     assert len({hit["document_id"] for hit in hits}) == len(hits)
@@ -184,7 +184,7 @@ async def test_limit_and_hits_of_one_document_are_held_to(client: httpx.AsyncCli
 
 @pytest.mark.parametrize("mode", ["vector", "keyword", "hybrid"])
 @pytest.mark.parametrize("query", ['"', "a\"b'c", "((", "+-*/\\^~:?", "\x00", "😀", "' OR 1=1 --"])
-async def test_signs_in_a_query_are_no_language(client: httpx.AsyncClient, mode: str, query: str):
+async def test_no_character_of_a_query_is_syntax(client: httpx.AsyncClient, mode: str, query: str):
     await find(client, query, mode=mode)
 
 
@@ -202,7 +202,7 @@ async def test_signs_in_a_query_are_no_language(client: httpx.AsyncClient, mode:
         {"query": "x", "filters": {"source": "a\x00b"}},
     ],
 )
-async def test_a_search_that_makes_no_sense_is_refused(client: httpx.AsyncClient, body: dict):
+async def test_an_invalid_search_is_refused(client: httpx.AsyncClient, body: dict):
     answer = await client.post("/search", json=body)
     assert (answer.status_code, answer.json()["type"]) == (422, "/problems/invalid")
 
@@ -222,15 +222,15 @@ async def test_the_answer_says_that_the_embedder_is_unreachable(tmp_path: Path):
         assert "127.0.0.1:9" not in answer.text
 
 
-async def test_an_index_from_before_there_were_keywords_gets_them(
+async def test_an_old_index_without_a_word_index_gets_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    async def nothing(table: object, column: str) -> None: ...
+    async def skip(table: object, column: str) -> None: ...
 
     settings = Settings(data_dir=tmp_path, amqp_url=None)
     async with serving(settings) as client:
-        with monkeypatch.context() as before:
-            before.setattr("switchyard.services.pipeline.index.lance_store.add_word_index", nothing)
+        with monkeypatch.context() as patch:
+            patch.setattr("switchyard.services.pipeline.index.lance_store.add_word_index", skip)
             await send(client, TEXTS["tides"].encode(), name="tides.md")
         assert titles(await find(client, "Moon", mode="keyword")) == ["Tides"]
         await send(client, TEXTS["bread"].encode(), name="bread.md")

@@ -54,17 +54,17 @@ async def test_an_upload_is_accepted_processed_and_found_by_search(
         await system.start_worker(*WORKERS)
         done = await wait_until_ended(client, document_id)
         assert (done["state"], done["current_stage"]) == ("completed", None)
-        run = await system.ledger.job_reads.list_jobs()
-        assert len(run.items) > 2
-        assert all(job.tags == tags for job in run.items)
+        pipeline_jobs = await system.ledger.job_reads.list_jobs()
+        assert len(pipeline_jobs.items) > 2
+        assert all(job.tags == tags for job in pipeline_jobs.items)
         assert (done["title"], done["source"], done["filename"]) == ("Mine", "here", "paper.pdf")
         listed = (await client.get("/documents")).json()["documents"][0]
         for view in (done, listed):
             for name in ("created_at", "updated_at"):
                 assert datetime.fromisoformat(view[name]).utcoffset() == timedelta(0)
         result = await client.get(f"/documents/{document_id}/result", params={"include": "text"})
-        opening = " ".join(result.json()["pages"][0]["text"].split()[:8])
-        results = (await client.post("/search", json={"query": opening})).json()
+        first_words = " ".join(result.json()["pages"][0]["text"].split()[:8])
+        results = (await client.post("/search", json={"query": first_words})).json()
         assert document_id in {hit["document_id"] for hit in results["hits"]}
         again = await send(client, sample(0).content, name="other.pdf")
         assert (again.status_code, again.json()["document_id"]) == (200, document_id)
@@ -97,13 +97,13 @@ async def test_a_failed_document_names_the_job_and_completes_after_its_redrive(
             broker310, database_url, tmp_path, llm_base_url=llm.url, llm_model="m"
         ) as (system, client):
             llm.always(fails(500))
-            refusing = await system.start_worker(*WORKERS)
+            worker = await system.start_worker(*WORKERS)
             document_id = (await send(client, sample(0).content)).json()["document_id"]
             failed = await wait_until_ended(client, document_id)
             assert (failed["state"], failed["current_stage"]) == ("failed", "summarize_content")
             assert failed["completed_stages"] == ["ingest_document", "extract_text"]
             assert (failed["error"]["reason"], failed["error"]["attempts"]) == ("exhausted", 3)
-            # Its record says `summarizing`: a job that is exhausted does not get to change it.
+            # Its record still says `summarizing`: an exhausted job does not change it.
             for params, count in (({}, 1), ({"state": "failed"}, 1), ({"state": "summarizing"}, 0)):
                 answer = await client.get("/documents", params=params)
                 listed = answer.json()["documents"]
@@ -114,7 +114,7 @@ async def test_a_failed_document_names_the_job_and_completes_after_its_redrive(
                 "/problems/document-failed",
             )
             assert refused.json()["job_id"] == failed["error"]["job_id"]
-            await refusing.stop()
+            await worker.stop()
             llm.always(None)
             job_id = failed["error"]["job_id"]
             await system.wait_for_letter(job_id)
@@ -129,7 +129,7 @@ async def test_a_failed_document_names_the_job_and_completes_after_its_redrive(
             assert result["summary"]["method"] == "llm"
 
 
-async def test_documents_of_a_state_are_looked_for_page_by_page(
+async def test_a_listing_by_state_continues_over_pages_without_a_match(
     broker310: TestBroker, sqlite_url: str, tmp_path: Path
 ):
     async with serving_system(broker310, sqlite_url, tmp_path) as (system, client):
@@ -138,8 +138,8 @@ async def test_documents_of_a_state_are_looked_for_page_by_page(
                 f"hash {n}", state="extracting", pipeline=f"run-{n}"
             )
             if n == 2:
-                dead = document.id
-                await system.publish("hot.link_content", {"document_id": dead}, job_id="run-2")
+                failed_id = document.id
+                await system.publish("hot.link_content", {"document_id": failed_id}, job_id="run-2")
                 await system.ledger.jobs.cancel("run-2", time.time())
         ids, pages, cursor = [], 0, None
         while pages == 0 or cursor:
@@ -148,7 +148,7 @@ async def test_documents_of_a_state_are_looked_for_page_by_page(
             ids += [each["document_id"] for each in page["documents"]]
             cursor = page["next_cursor"]
             pages += 1
-        assert ids == [dead]
+        assert ids == [failed_id]
         assert 1 < pages < 10
 
 
@@ -157,8 +157,8 @@ async def test_a_failed_document_sent_again_gets_another_run(
 ):
     async with serving_system(broker310, sqlite_url, tmp_path) as (system, client):
         first = await send(client, sample(0).content)
-        for stored in (tmp_path / "files" / "uploads" / "incoming").iterdir():
-            stored.unlink()
+        for upload in (tmp_path / "files" / "uploads" / "incoming").iterdir():
+            upload.unlink()
         await system.start_worker(*WORKERS)
         failed = await wait_until_ended(client, first.json()["document_id"])
         assert (failed["state"], failed["current_stage"]) == ("failed", "ingest_document")
@@ -168,15 +168,15 @@ async def test_a_failed_document_sent_again_gets_another_run(
         done = await wait_until_ended(client, failed["document_id"])
         assert done["state"] == "completed"
         (listed,) = (await client.get("/documents")).json()["documents"]
-        # It is completed a moment before its last job, whose end is written down in between.
-        moved = ("updated_at",)
+        # The document is completed before the end of its last job is recorded.
+        changed = ("updated_at",)
         assert listed == {name: done[name] for name in listed} | {
-            name: listed[name] for name in moved
+            name: listed[name] for name in changed
         }
         assert (await send(client, sample(0).content)).status_code == 200
 
 
-async def test_images_alone_wait_for_a_worker_that_reads_them(
+async def test_a_document_of_images_waits_for_an_ocr_worker(
     broker310: TestBroker, sqlite_url: str, tmp_path: Path
 ):
     async with serving_system(broker310, sqlite_url, tmp_path) as (system, client):
@@ -184,11 +184,11 @@ async def test_images_alone_wait_for_a_worker_that_reads_them(
         accepted = await send(client, scan(slips(["A heron in the reeds"])), lane="backfill")
         address = f"/documents/{accepted.json()['document_id']}"
 
-        async def waits() -> dict[str, Any] | None:
+        async def needs_ocr() -> dict[str, Any] | None:
             body: dict[str, Any] = (await client.get(address)).json()
             return body if body["state"] == "needs_ocr" else None
 
-        waiting = await eventually(waits, 60)
+        waiting = await eventually(needs_ocr, 60)
         assert waiting["completed_stages"] == ["ingest_document", "extract_text"]
         await eventually(
             lambda: _is_at_ocr(client, address), what="the job of OCR to be in its queue"
@@ -215,7 +215,7 @@ async def _is_at_ocr(client: httpx.AsyncClient, address: str) -> bool:
     return bool((await client.get(address)).json()["current_stage"] == "ocr_pdf")
 
 
-async def test_the_text_alone_is_read_by_its_job_id(
+async def test_extracted_text_is_read_by_its_job_id(
     broker310: TestBroker, database_url: str, tmp_path: Path
 ):
     async with serving_system(broker310, database_url, tmp_path) as (system, client):
@@ -235,27 +235,27 @@ async def test_the_text_alone_is_read_by_its_job_id(
         assert (refused.status_code, refused.json()["error_type"]) == (409, "CorruptDocument")
 
 
-async def test_a_slow_sender_keeps_nobody_waiting(
+async def test_slow_uploads_do_not_delay_other_requests(
     broker310: TestBroker, sqlite_url: str, tmp_path: Path
 ):
     async with serving_system(broker310, sqlite_url, tmp_path) as (_, client):
         content = sample(0).content
-        slow = [
+        slow_uploads = [
             asyncio.create_task(send(client, in_parts(content + bytes(n), 200, 0.1)))
             for n in range(5)
         ]
         times = []
-        while not any(task.done() for task in slow):
+        while not any(task.done() for task in slow_uploads):
             began = time.perf_counter()
             assert (await client.get("/documents")).status_code == 200
             times.append(time.perf_counter() - began)
             await asyncio.sleep(0.05)
         assert len(times) > 5
         assert statistics.median(times) < 0.5  # not each: the machine has other work
-        assert {(await task).status_code for task in slow} == {202}
+        assert {(await task).status_code for task in slow_uploads} == {202}
 
 
-async def test_nothing_is_left_of_an_upload_that_a_full_lane_refuses(
+async def test_an_upload_that_a_full_lane_refuses_leaves_no_file_and_no_job(
     broker310: TestBroker, sqlite_url: str, tmp_path: Path
 ):
     lanes = lanes_with(max_length={"backfill": 1})
@@ -269,7 +269,7 @@ async def test_nothing_is_left_of_an_upload_that_a_full_lane_refuses(
         assert len((await system.ledger.job_reads.list_jobs()).items) == 1
 
 
-async def test_a_sender_who_breaks_off_leaves_nothing(
+async def test_an_interrupted_upload_leaves_no_file_and_no_job(
     broker310: TestBroker, sqlite_url: str, tmp_path: Path
 ):
     async with serving_system(broker310, sqlite_url, tmp_path) as (system, client):
@@ -284,7 +284,7 @@ async def test_a_sender_who_breaks_off_leaves_nothing(
         assert not (await system.ledger.job_reads.list_jobs()).items
 
 
-async def test_path_is_only_read_below_the_directories_that_are_named(
+async def test_a_path_is_only_read_below_the_directories_of_the_settings(
     broker310: TestBroker, sqlite_url: str, tmp_path: Path
 ):
     allowed = tmp_path / "allowed"
@@ -308,7 +308,7 @@ async def test_path_is_only_read_below_the_directories_that_are_named(
             assert "JOBS_INGEST_PATHS" in (record.error_message or "")
 
 
-def test_the_directories_are_separated_as_in_path(monkeypatch: pytest.MonkeyPatch):
+def test_the_directories_are_separated_by_colons(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("JOBS_INGEST_PATHS", "/a:/b c:")
     assert Settings().ingest_paths == (Path("/a"), Path("/b c"))
     monkeypatch.setenv("JOBS_INGEST_PATHS", "none")

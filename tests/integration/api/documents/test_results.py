@@ -50,14 +50,14 @@ async def test_the_stages_are_in_the_metrics_although_no_worker_runs_them(
     assert metrics.value("switchyard_job_duration_seconds_count") == len(STAGES)
 
 
-async def test_references_are_served_once_they_were_looked_for(
+async def test_references_are_not_found_until_they_are_stored(
     client: httpx.AsyncClient, settings: Settings
 ):
     document = (await send(client, pdf(["one page"]))).json()
     address = f"/documents/{document['document_id']}/references"
-    none_yet = await client.get(address)
-    assert none_yet.status_code == 404
-    assert "hot.process_references" in none_yet.json()["detail"]
+    no_references = await client.get(address)
+    assert no_references.status_code == 404
+    assert "hot.process_references" in no_references.json()["detail"]
     stored_references = {"document_id": document["document_id"], "references": [], "citations": []}
     storage = Storage(settings.files_url)
     await storage.put_async(
@@ -68,7 +68,7 @@ async def test_references_are_served_once_they_were_looked_for(
 
 
 @pytest.mark.parametrize(
-    ("named", "media_type", "begins"),
+    ("format_name", "media_type", "beginning"),
     [
         ("bibtex", "application/x-bibtex", "@article{roe1999tides,"),
         ("csl", "application/vnd.citationstyles.csl+json", '[\n {\n  "id": "roe1999tides"'),
@@ -76,7 +76,7 @@ async def test_references_are_served_once_they_were_looked_for(
     ],
 )
 async def test_references_are_served_in_the_requested_format(
-    client: httpx.AsyncClient, settings: Settings, named: str, media_type: str, begins: str
+    client: httpx.AsyncClient, settings: Settings, format_name: str, media_type: str, beginning: str
 ):
     document_id = (await send(client, pdf(["a text"]))).json()["document_id"]
     reference = {
@@ -90,11 +90,11 @@ async def test_references_are_served_in_the_requested_format(
     storage = Storage(settings.files_url)
     await storage.put_async(references_key(document_id), json.dumps(stored_references).encode())
     address = f"/documents/{document_id}/references"
-    by_name = await client.get(address, params={"format": named})
+    by_name = await client.get(address, params={"format": format_name})
     by_type = await client.get(address, headers={"Accept": f"text/html, {media_type};q=0.9"})
     assert by_name.status_code == by_type.status_code == 200
     assert by_name.headers["content-type"].partition(";")[0] == media_type
-    assert by_name.text.startswith(begins)
+    assert by_name.text.startswith(beginning)
     assert (by_type.headers["content-type"], by_type.text) == (
         by_name.headers["content-type"],
         by_name.text,
@@ -139,8 +139,8 @@ async def test_a_page_is_served_as_soon_as_ocr_has_read_it(
     document_id = (await send(client, pdf(["The first page.", ""]))).json()["document_id"]
     storage = Storage(settings.files_url)
     content = json.loads(await storage.get_async(stage_key(document_id, "extract_text")))["content"]
-    for made_of, expected_text in ((content, "From a scan."), ("of another version", "")):
-        read = {"text": "From a scan.", "content": made_of}
+    for content_id, expected_text in ((content, "From a scan."), ("of another version", "")):
+        read = {"text": "From a scan.", "content": content_id}
         await storage.put_async(page_key(document_id, "ocr_pdf", 2), json.dumps(read).encode())
         assert (await client.get(f"/documents/{document_id}/pages/2")).json()[
             "text"
@@ -148,7 +148,7 @@ async def test_a_page_is_served_as_soon_as_ocr_has_read_it(
 
 
 @pytest.mark.long
-async def test_images_alone_are_read(own_client: httpx.AsyncClient):
+async def test_a_document_of_images_alone_is_read_by_ocr(own_client: httpx.AsyncClient):
     document = (await send(own_client, scan(slips(["A heron in the reeds"])))).json()
     assert (document["state"], document["result"]["title"]) == ("completed", "A heron in the reeds")
     blank = await send(own_client, scanned())
@@ -159,7 +159,7 @@ async def test_images_alone_are_read(own_client: httpx.AsyncClient):
 @pytest.mark.parametrize(
     "document_id", ["..%2F..%2Fetc%2Fpasswd", "%00", "a%00b", "x" * 65, "'; DROP TABLE documents"]
 )
-async def test_an_id_that_is_none_is_not_looked_up(client: httpx.AsyncClient, document_id: str):
+async def test_an_invalid_document_id_is_refused(client: httpx.AsyncClient, document_id: str):
     for address in (f"/documents/{document_id}", f"/documents/{document_id}/result"):
         assert (await client.get(address)).status_code in (404, 422)
 
@@ -170,7 +170,7 @@ async def test_an_unknown_document_is_not_found(client: httpx.AsyncClient):
         assert (answer.status_code, answer.json()["type"]) == (404, "/problems/not-found")
 
 
-async def test_the_text_alone_is_answered_at_once(client: httpx.AsyncClient, stored: Stored):
+async def test_extracted_text_is_returned_at_once(client: httpx.AsyncClient, stored: Stored):
     before = (await client.get("/documents")).json()
     answer = await send(client, pdf(["a page", "and its neighbour"]), path="/extract/text")
     assert answer.status_code == 200, answer.text
@@ -182,31 +182,31 @@ async def test_the_text_alone_is_answered_at_once(client: httpx.AsyncClient, sto
     assert json.loads(stored()[0].read_bytes()) == result
 
 
-async def test_text_that_can_not_be_extracted_is_refused_with_the_reason(client: httpx.AsyncClient):
+async def test_the_error_says_why_text_can_not_be_extracted(client: httpx.AsyncClient):
     answer = await send(client, encrypted("secret"), path="/extract/text")
     assert (answer.status_code, answer.json()["error_type"]) == (422, "EncryptedDocument")
     assert (await send(client, b"\x89PNG" + bytes(50), path="/extract/text")).status_code == 415
 
 
-async def test_samples_are_made_and_go_through(client: httpx.AsyncClient):
-    order = {"count": 2, "seed": 1, "kinds": ["letter", "invoice"], "languages": ["en"]}
-    answer = await client.post("/documents/generate", json=order)
+async def test_samples_are_made_and_processed(client: httpx.AsyncClient):
+    body = {"count": 2, "seed": 1, "kinds": ["letter", "invoice"], "languages": ["en"]}
+    answer = await client.post("/documents/generate", json=body)
     assert answer.status_code == 201, answer.text
-    made_samples = answer.json()["documents"]
-    assert [(each["kind"], each["language"]) for each in made_samples] == [
+    samples = answer.json()["documents"]
+    assert [(each["kind"], each["language"]) for each in samples] == [
         ("letter", "en"),
         ("invoice", "en"),
     ]
-    for each in made_samples:
+    for each in samples:
         document = (await client.get(f"/documents/{each['document_id']}")).json()
         assert (document["state"], document["filename"]) == ("completed", each["filename"])
-    again = await client.post("/documents/generate", json=order)
-    assert again.json()["documents"] == made_samples
+    again = await client.post("/documents/generate", json=body)
+    assert again.json()["documents"] == samples
 
 
 async def test_samples_of_an_unknown_kind_are_refused(client: httpx.AsyncClient):
-    for order in ({"kinds": ["poem"]}, {"languages": ["xx"]}, {"count": 51}):
-        answer = await client.post("/documents/generate", json=order)
+    for body in ({"kinds": ["poem"]}, {"languages": ["xx"]}, {"count": 51}):
+        answer = await client.post("/documents/generate", json=body)
         assert answer.status_code == 422, answer.text
     assert (
         "use en, de"
@@ -238,8 +238,8 @@ async def test_a_text_is_read_in_the_charset_that_its_sender_names(
     client: httpx.AsyncClient, settings: Settings
 ):
     text = "The toll of the mole is 5 €, and it’s “dear” to everybody who lives there."
-    kind = "text/plain; charset=ISO-8859-1"
-    file = {"file": ("toll.txt", text.encode("cp1252"), kind)}
-    document = (await client.post("/documents", files=file)).json()
+    content_type = "text/plain; charset=ISO-8859-1"
+    files = {"file": ("toll.txt", text.encode("cp1252"), content_type)}
+    document = (await client.post("/documents", files=files)).json()
     stored_text = Storage(settings.files_url).get(f"uploads/{document['document_id']}/input.txt")
     assert stored_text.decode() == text

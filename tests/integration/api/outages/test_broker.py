@@ -1,4 +1,4 @@
-"""A broker that is away, hangs, or is something else: nothing is lost."""
+"""A broker that is unreachable or hangs, or a port without a broker: no accepted job is lost."""
 
 import asyncio
 from pathlib import Path
@@ -29,8 +29,8 @@ from tests.support.tcp_proxy import TcpProxy
 
 
 async def publish_unlocked(api: RunningApi) -> tuple[httpx.Response, float]:
-    """Publish, and again where the ledger was locked: with API, worker and scheduler in one process
-    of a busy machine, one of them may hold its file for longer than a request waits."""
+    """Publish, repeatedly while the ledger is locked: API, worker and scheduler share one process
+    here, and one of them may lock the ledger's file for longer than a request waits."""
 
     async def publish() -> tuple[httpx.Response, float] | None:
         answer, took = await timed_publish(api)
@@ -38,17 +38,19 @@ async def publish_unlocked(api: RunningApi) -> tuple[httpx.Response, float]:
         is_locked = is_refused and answer.json()["type"] == "/problems/ledger-away"
         return None if is_locked else (answer, took)
 
-    found: tuple[httpx.Response, float] = await eventually(publish, what="a turn at the ledger")
-    return found
+    timed_answer: tuple[httpx.Response, float] = await eventually(
+        publish, what="a turn at the ledger"
+    )
+    return timed_answer
 
 
-async def test_the_first_request_finds_a_connection_and_so_does_the_first_after_a_cut(
+async def test_connections_are_open_before_the_first_request_and_after_a_cut(
     system: System, broker310: TestBroker
 ) -> None:
     async with TcpProxy("127.0.0.1", broker310.node.amqp_port) as proxy:
         url = SecretStr(proxy.url(broker310.amqp_url))
         async with serving(system.settings, amqp_url=url) as api:
-            await until_connected(api)  # nobody has asked for anything yet
+            await until_connected(api)  # before any request
             publisher = api.state.broker.publisher
             before = proxy.connections
             proxy.cut()
@@ -59,7 +61,7 @@ async def test_the_first_request_finds_a_connection_and_so_does_the_first_after_
 
 @pytest.mark.chaos
 @pytest.mark.long
-async def test_a_broker_that_stops_is_told_at_once_and_accepted_jobs_run(
+async def test_a_stopped_broker_is_reported_at_once_and_accepted_jobs_run(
     system_on_own_node: tuple[LocalNode, System, RunningApi],
 ) -> None:
     node, system, api = system_on_own_node
@@ -70,8 +72,8 @@ async def test_a_broker_that_stops_is_told_at_once_and_accepted_jobs_run(
 
     async def publish() -> None:
         nonlocal refused
-        after = 0
-        while after < 10:
+        after_stop = 0
+        while after_stop < 10:
             answer, took = await publish_unlocked(api)
             times.append(took)
             if answer.status_code == 202:
@@ -80,7 +82,7 @@ async def test_a_broker_that_stops_is_told_at_once_and_accepted_jobs_run(
                 problem(answer, 503, "broker-away")
                 assert int(answer.headers["retry-after"]) >= 1
                 refused += 1
-            after += stopped.is_set()
+            after_stop += stopped.is_set()
             await asyncio.sleep(0)
 
     publishing = [asyncio.create_task(publish()) for _ in range(4)]
@@ -103,7 +105,7 @@ async def test_a_broker_that_stops_is_told_at_once_and_accepted_jobs_run(
     await system.wait_until_all(accepted, State.SUCCEEDED, timeout=60)
     scheduler.stop()
     await scheduling
-    # What was refused has left nothing, and what was accepted is all there is.
+    # Only the accepted jobs are recorded: refused ones have left nothing.
     counts = await system.ledger.job_reads.counts()
     assert set(counts["hot"]) == {State.SUCCEEDED}
     answer, _ = await publish_unlocked(api)
@@ -111,7 +113,7 @@ async def test_a_broker_that_stops_is_told_at_once_and_accepted_jobs_run(
 
 
 @pytest.mark.chaos
-async def test_a_broker_that_hangs_is_told_within_two_seconds(
+async def test_a_broker_that_hangs_is_reported_within_two_seconds(
     broker310: TestBroker, sqlite_url: str, tmp_path: Path
 ) -> None:
     async with (
@@ -123,18 +125,18 @@ async def test_a_broker_that_hangs_is_told_within_two_seconds(
         proxy.pause()
         maybe_sent, took = await publish_unlocked(api)
         assert took < MAX_SECONDS
-        # It may be on the broker: so it is recorded, and said to be pending.
+        # The job may be on the broker: so it is recorded, and the answer says "pending".
         assert (maybe_sent.status_code, maybe_sent.json()["state"]) == (202, "pending")
-        proxy.cut()  # connections can be opened, but nobody answers on them
+        proxy.cut()  # new connections are accepted, but nothing answers on them
 
         times: list[float] = []
 
-        async def not_sent() -> bool:
+        async def is_refused() -> bool:
             answer, took = await publish_unlocked(api)
             times.append(took)
             return answer.status_code == 503
 
-        await eventually(not_sent)
+        await eventually(is_refused)
         assert_prompt(times)
         proxy.resume()
         scheduler = await fast_scheduler(system)
@@ -145,12 +147,13 @@ async def test_a_broker_that_hangs_is_told_within_two_seconds(
         await scheduling
 
 
-async def refused_depths(api: RunningApi) -> httpx.Response | None:
+async def depths_refusal(api: RunningApi) -> httpx.Response | None:
+    """Ask for the depths of the queues; return the answer if it is an error."""
     answer = await api.client.get("/backpressure")
     return None if answer.is_success else answer
 
 
-PORTS = [
+PEERS = [
     peers.closes,
     peers.resets,
     peers.sends_garbage,
@@ -163,21 +166,21 @@ PORTS = [
 
 
 @pytest.mark.chaos
-@pytest.mark.parametrize("peer", PORTS, ids=[peer.__name__ for peer in PORTS])
-async def test_a_port_behind_which_is_no_broker_is_told_and_all_goes_on_when_it_is_back(
+@pytest.mark.parametrize("peer", PEERS, ids=[peer.__name__ for peer in PEERS])
+async def test_a_port_without_a_broker_is_reported_and_all_continues_when_the_broker_is_back(
     peer: peers.Peer, broker310: TestBroker, sqlite_url: str, tmp_path: Path
 ) -> None:
-    """As a proxy or load balancer does: it takes every connection, whatever is behind it."""
+    """The port takes every connection, as that of a proxy or load balancer does."""
     async with (
         TcpProxy("127.0.0.1", broker310.node.amqp_port) as proxy,
         open_system(broker310, sqlite_url, data_dir=tmp_path) as system,
     ):
-        away: dict[str, Any] = {"amqp_url": SecretStr(proxy.url(broker310.amqp_url))}
-        async with serving(system.settings, **away) as api:
+        broker_url: dict[str, Any] = {"amqp_url": SecretStr(proxy.url(broker310.amqp_url))}
+        async with serving(system.settings, **broker_url) as api:
             feed = api.state.broker.feed
-            worker = await system.start_worker("llm", **away)
+            worker = await system.start_worker("llm", **broker_url)
             scheduler = Scheduler(
-                system.settings.model_copy(update=away),
+                system.settings.model_copy(update=broker_url),
                 system.registry,
                 system.ledger,
                 intervals=SchedulerIntervals(turn=0.1, pending=0.5),
@@ -199,7 +202,8 @@ async def test_a_port_behind_which_is_no_broker_is_told_and_all_goes_on_when_it_
                     problem(answer, 503, "broker-away")
                     assert int(answer.headers["retry-after"]) >= 1
                 assert_prompt(times)
-                depths = await eventually(lambda: refused_depths(api))  # known for a second
+                # The depths are cached for a second.
+                depths = await eventually(lambda: depths_refusal(api))
                 problem(depths, 503, "broker-away")
                 ready = await api.client.get("/health/ready")
                 states = {name: part["state"] for name, part in ready.json()["components"].items()}
@@ -211,23 +215,23 @@ async def test_a_port_behind_which_is_no_broker_is_told_and_all_goes_on_when_it_
             await eventually(feed.is_listening.is_set, what="the event feed")
             await worker.consuming()
             accepted: list[str] = []
-            heard = asyncio.Event()
+            event_seen = asyncio.Event()
 
             async def listen() -> None:
                 async with api.client.stream("GET", "/events") as events:
                     async for line in events.aiter_lines():
                         if any(job_id in line for job_id in accepted):
-                            heard.set()
+                            event_seen.set()
 
-            async def publish_and_hear() -> bool:
+            async def publish_until_seen() -> bool:
                 answer, _ = await publish_unlocked(api)
                 if answer.status_code == 202:
                     accepted.append(answer.json()["job_id"])
-                return heard.is_set()
+                return event_seen.is_set()
 
             listening = asyncio.create_task(listen())
-            # Several: a worker's first events find it without a connection, and are left out.
-            await eventually(publish_and_hear, what="an event")
+            # Several jobs: a worker without a connection drops its events.
+            await eventually(publish_until_seen, what="an event")
             listening.cancel()
             await system.wait_until_all([*accepted, *maybe_sent], State.SUCCEEDED, timeout=30)
             assert not scheduling.done()
@@ -241,12 +245,12 @@ async def test_an_event_feed_that_has_failed_is_started_again(
     listen = EventFeed._listen
     failures = 0
 
-    async def fails_first(feed: EventFeed, *heard: Any) -> None:
+    async def fails_first(feed: EventFeed, *arguments: Any) -> None:
         nonlocal failures
         if failures < 2:
             failures += 1
-            raise StopAsyncIteration  # whatever a library may come up with
-        await listen(feed, *heard)
+            raise StopAsyncIteration  # an error that nobody expects
+        await listen(feed, *arguments)
 
     monkeypatch.setattr(EventFeed, "_listen", fails_first)
     async with serving(system.settings) as api:
