@@ -29,7 +29,7 @@ from switchyard.services.engine.ledger import Ledger
 from tests.acceptance.conftest import ROOT, clean_environment
 from tests.support.agents import called
 from tests.support.brokers import TestBroker
-from tests.support.ended_jobs import ended, known
+from tests.support.ended_jobs import read_job_ids, record_ended_job
 from tests.support.eventually import eventually
 from tests.support.installing import (
     Jobctl,
@@ -473,11 +473,11 @@ async def test_the_archive_is_written_and_read_with_its_extra_alone(
     having = with_extra(core, environment, tmp_path, of_extras["archive"])
     lacking.ok("db", "upgrade")
     async with await Ledger.open(f"sqlite:///{tmp_path}/data/ledger.db") as ledger:
-        await ended(ledger, "old", days=100)
+        await record_ended_job(ledger, "old", days=100)
         lacks(lacking, "prune", extra="archive")
-        assert await known(ledger) == {"old"}
+        assert await read_job_ids(ledger) == {"old"}
         having.ok("prune")
-        assert await known(ledger) == set()
+        assert await read_job_ids(ledger) == set()
     (day,) = having.json("archive", "list")["files"]
     assert (tmp_path / "data/files" / day["key"]).read_bytes()[:4] == b"PAR1"
     query = ("archive", "query", "SELECT id, state FROM jobs")

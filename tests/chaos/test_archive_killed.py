@@ -23,7 +23,7 @@ from switchyard.services.engine.ledger import Ledger, upgrade
 from switchyard.services.engine.records.retention import RetentionAges
 from switchyard.services.engine.scheduler.retention import Pruner
 from tests.support.archive_process import STEPS
-from tests.support.ended_jobs import ended, known
+from tests.support.ended_jobs import read_job_ids, record_ended_job
 from tests.support.object_stores import CONTAINER, s3_server
 
 pytestmark = [pytest.mark.chaos, pytest.mark.long, pytest.mark.timeout(300)]
@@ -86,17 +86,17 @@ async def test_a_process_killed_at_any_step_of_the_archive_loses_no_job_and_show
         for step in STEPS:
             new = {f"{step}-{number:02}" for number in range(JOBS)}
             for job_id in sorted(new):
-                await ended(ledger, job_id)
+                await record_ended_job(ledger, job_id)
             accepted |= new
             killed = await create_subprocess_exec(
                 sys.executable, "-m", "tests.support.archive_process", step
             )
             assert await killed.wait() == -signal.SIGKILL, f"it was not killed at {step}"
-            assert len(await known(ledger)) == LEFT[step]
+            assert len(await read_job_ids(ledger)) == LEFT[step]
             assert await shown(with_ledger=True) == Counter(accepted)
             archiver = JobArchiver(settings, ledger, registry)
             await Pruner(ledger, RetentionAges.of(settings), archiver=archiver).prune()
-            assert await known(ledger) == set()
+            assert await read_job_ids(ledger) == set()
         assert await shown(with_ledger=False) == Counter(accepted)
         contents = await read_contents(ledger, storage)
         assert len(contents.leftovers) == 1, "the file of the one that died before it registered it"

@@ -33,17 +33,19 @@ def nothing_held_in(system: System, queue: str) -> Callable[[], Any]:
     return is_empty
 
 
-async def test_next_stage_is_confirmed_before_ack(system: System, held_publisher: TcpProxy) -> None:
+async def test_next_stage_is_confirmed_before_ack(
+    system: System, publishing_proxy: TcpProxy
+) -> None:
     worker = await system.start_worker("llm")
     first = await system.publish("hot.spread", {"count": 1})  # the worker asks for the queue now
     await system.wait_for_state(first, State.SUCCEEDED)
-    held_publisher.pause("to_client")  # what is published arrives, and its confirm does not
+    publishing_proxy.pause("to_client")  # what is published arrives, and its confirm does not
     parent = await system.publish("hot.spread", {"count": 2})
     await system.wait_until_ready("hot.embed", 3)
     await eventually(lambda: held_in(system, "hot.llm"), what="an unacknowledged parent")
     assert await system.state(parent) is State.RUNNING
     assert worker.worker.running == 1
-    held_publisher.resume()
+    publishing_proxy.resume()
     await system.wait_for_state(parent, State.SUCCEEDED)
     await eventually(nothing_held_in(system, "hot.llm"), what="the ack")
     assert await system.ready("hot.embed") == 3
@@ -81,16 +83,16 @@ async def test_a_next_stage_without_a_queue_waits_for_one_as_pending_and_runs_th
     [("raise", "jobs.retry.200ms", State.RETRYING), ("permanent", "jobs.dead", State.DEAD)],
 )
 async def test_a_retry_and_a_dead_letter_are_confirmed_before_ack(
-    system: System, held_publisher: TcpProxy, step: str, queue: str, state: State
+    system: System, publishing_proxy: TcpProxy, step: str, queue: str, state: State
 ) -> None:
     await (await system.start_worker("llm")).publishing()
-    held_publisher.pause("to_server")
+    publishing_proxy.pause("to_server")
     job_id = await system.publish("hot.scripted", {"steps": [step, "done"]})
     await journal.started(job_id)
     await eventually(lambda: held_in(system, "hot.llm"), what="an unacknowledged job")
     assert await system.state(job_id) is State.RUNNING
     assert await system.ready(queue) == 0
-    held_publisher.resume()
+    publishing_proxy.resume()
     await system.wait_for_state(job_id, state, State.SUCCEEDED)
     await eventually(nothing_held_in(system, "hot.llm"), what="the ack")
 

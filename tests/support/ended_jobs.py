@@ -15,7 +15,7 @@ from tests.support.made import message, new_job
 ENDED = (State.SUCCEEDED, State.CANCELLED, State.DEAD)
 
 
-async def ended(
+async def record_ended_job(
     ledger: Ledger,
     job_id: str,
     *,
@@ -25,12 +25,13 @@ async def ended(
     **changes: Any,
 ) -> None:
     """Record a job that ended so many days ago by the ledger's clock."""
-    await recorded(ledger, job_id, state=state, days=days, lane=lane, **changes)
+    await record_old_job(ledger, job_id, state=state, days=days, lane=lane, **changes)
 
 
-async def recorded(
+async def record_old_job(
     ledger: Ledger, job_id: str, *, state: State, days: float, lane: str = "hot", **changes: Any
 ) -> None:
+    """Record a job that has been in this state for so many days by the ledger's clock."""
     columns: dict[str, Any] = {
         name: changes.pop(name)
         for name in ("parent_id", "operation_id", "job_type")
@@ -49,7 +50,7 @@ async def recorded(
     )
 
 
-async def known(ledger: Ledger) -> set[str]:
+async def read_job_ids(ledger: Ledger) -> set[str]:
     return await ledger.core.database.read(
         lambda connection: set(connection.scalars(select(jobs.c.id)))
     )

@@ -1,4 +1,4 @@
-"""What is cleaned away in steps."""
+"""Clean-ups that remove rows in small steps."""
 
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -6,8 +6,10 @@ from collections.abc import Awaitable, Callable
 from switchyard.services.engine.records.retention import Removal
 
 
-async def removed(remove: Callable[[int], Awaitable[Removal]], *, limit: int = 2) -> Counter[str]:
-    """Remove all in steps of at most so many rows of a table; returns the rows by table."""
+async def remove_in_steps(
+    remove: Callable[[int], Awaitable[Removal]], *, limit: int = 2
+) -> Counter[str]:
+    """Remove all in steps of at most `limit` rows of a table. Returns the removed rows by table."""
     rows: Counter[str] = Counter()
     while True:
         removal = await remove(limit)

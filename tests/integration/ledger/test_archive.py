@@ -33,30 +33,30 @@ from switchyard.services.engine.ledger.sql.tables import jobs
 from switchyard.services.engine.records.retention import RetentionAges
 from switchyard.services.engine.records.states import AttemptOutcome, State
 from switchyard.services.engine.scheduler.retention import Pruner
-from tests.support.ended_jobs import ENDED, ended, known
+from tests.support.ended_jobs import ENDED, read_job_ids, record_ended_job
 from tests.support.made import claim, finish, message, new_job
 
 DAY = 86_400.0
 AGES = RetentionAges(dict.fromkeys(ENDED, 30 * DAY))
 
 
-class Letter(BaseModel):
+class Content(BaseModel):
     text: str = ""
     token: Annotated[str, Secret()] = ""
 
 
 @job("summarize_content", worker="llm", lanes=("hot",), timeout=60)
-async def write_letter(payload: Letter, ctx: JobContext) -> Done:
+async def summarize(payload: Content, ctx: JobContext) -> Done:
     return Done()
 
 
 class Archive:
-    """A system with an archive, and what a query sees of it."""
+    """A ledger with its archive of jobs, and queries over both."""
 
     def __init__(self, ledger: Ledger, folder: Path) -> None:
         self.ledger = ledger
         self.settings = Settings(data_dir=folder, storage_url=folder.as_uri())
-        self.registry = Registry([job_type_of(write_letter)])
+        self.registry = Registry([job_type_of(summarize)])
         self.storage = Storage(self.settings.files_url)
 
     def archiver(self) -> JobArchiver:
@@ -66,21 +66,21 @@ class Archive:
         pruner = Pruner(self.ledger, AGES, archiver=self.archiver())
         return (await pruner.prune()).rows["jobs"]
 
-    async def ask(
-        self, sql: str, *, limit: int = 1000, timeout: float = 60.0, **wanted: Any
+    async def query(
+        self, sql: str, *, limit: int = 1000, timeout: float = 60.0, **archive_range: Any
     ) -> QueryResult:
         return await run_query(
             sql,
             self.ledger,
             self.storage,
             make_secrets_hider(self.registry),
-            archive_range=ArchiveRange(**wanted),
+            archive_range=ArchiveRange(**archive_range),
             limit=limit,
             timeout=timeout,
         )
 
-    async def ids(self, *, with_ledger: bool = True) -> list[str]:
-        answer = await self.ask("SELECT id FROM jobs ORDER BY id", with_ledger=with_ledger)
+    async def job_ids(self, *, with_ledger: bool = True) -> list[str]:
+        answer = await self.query("SELECT id FROM jobs ORDER BY id", with_ledger=with_ledger)
         return [row[0] for row in answer.rows]
 
 
@@ -99,10 +99,10 @@ async def test_a_job_is_read_from_the_archive_as_it_was_with_its_attempts(
     await ledger.jobs.claim(claim(sent))
     await ledger.jobs.finish(finish(State.DEAD, outcome=AttemptOutcome.DEAD))
     before = await ledger.job_reads.require("job-1")
-    await age(ledger, "job-1")
+    await make_old(ledger, "job-1")
     assert await archive.prune() == 1
-    assert await known(ledger) == set()
-    jobs_seen = await archive.ask(
+    assert await read_job_ids(ledger) == set()
+    jobs_seen = await archive.query(
         "SELECT state, payload->>'$.text', payload->>'$.token', tags['team'], attempts, worker_id, "
         "epoch_us(started_at), archived FROM jobs"
     )
@@ -118,8 +118,8 @@ async def test_a_job_is_read_from_the_archive_as_it_was_with_its_attempts(
             True,
         ),
     )
-    tried = await archive.ask("SELECT job_id, attempt, outcome, worker_id FROM attempts")
-    assert tried.rows == (("job-1", 1, "dead", "worker-1"),)
+    attempts = await archive.query("SELECT job_id, attempt, outcome, worker_id FROM attempts")
+    assert attempts.rows == (("job-1", 1, "dead", "worker-1"),)
     contents = await read_contents(ledger, archive.storage)
     [file] = contents.files
     assert (file.jobs, file.attempts, file.kept) == (1, 1, frozenset())
@@ -130,69 +130,70 @@ async def test_a_job_is_read_from_the_archive_as_it_was_with_its_attempts(
 async def test_jobs_that_followed_from_each_other_are_archived_in_one_run(
     archive: Archive,
 ) -> None:
-    await ended(archive.ledger, "root", days=50)
-    await ended(archive.ledger, "stage", days=49, parent_id="root")
-    await ended(archive.ledger, "last", days=48, parent_id="stage")
-    await ended(archive.ledger, "young", days=1)
+    await record_ended_job(archive.ledger, "root", days=50)
+    await record_ended_job(archive.ledger, "stage", days=49, parent_id="root")
+    await record_ended_job(archive.ledger, "last", days=48, parent_id="stage")
+    await record_ended_job(archive.ledger, "young", days=1)
     assert await archive.prune() == 3
-    assert await archive.ids(with_ledger=False) == ["last", "root", "stage"]
-    assert await archive.ids() == ["last", "root", "stage", "young"]
+    assert await archive.job_ids(with_ledger=False) == ["last", "root", "stage"]
+    assert await archive.job_ids() == ["last", "root", "stage", "young"]
     recent = archive.ledger.clock.time() - 49.5 * DAY
-    answer = await archive.ask("SELECT id FROM jobs ORDER BY id", since=recent)
+    answer = await archive.query("SELECT id FROM jobs ORDER BY id", since=recent)
     assert answer.rows == (("last",), ("stage",))
 
 
 class Killed(Exception):
-    """In the place of `kill -9`."""
+    """Raised where `kill -9` would end the process."""
 
 
-async def killed(*_: Any, **__: Any) -> Any:
+async def raise_killed(*_: Any, **__: Any) -> Any:
     raise Killed
 
 
-def killed_after_one(remove: Callable[..., Any]) -> Callable[..., Any]:
+def kill_after_one_call(remove: Callable[..., Any]) -> Callable[..., Any]:
     calls = 0
 
-    async def removing(*arguments: Any, **options: Any) -> Any:
+    async def remove_once(*arguments: Any, **options: Any) -> Any:
         nonlocal calls
         calls += 1
         if calls > 1:
             raise Killed
         return await remove(*arguments, **options)
 
-    return removing
+    return remove_once
 
 
-@pytest.mark.parametrize("place", ["register", "remove_jobs", "second removal", "settle"])
+@pytest.mark.parametrize("step", ["register", "remove_jobs", "second removal", "settle"])
 async def test_a_kill_at_any_step_loses_no_job_and_shows_none_twice(
-    archive: Archive, place: str, monkeypatch: pytest.MonkeyPatch
+    archive: Archive, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ledger = archive.ledger
-    everything = sorted(f"job-{number:02}" for number in range(30))
-    for job_id in everything:
-        await ended(ledger, job_id)
+    all_ids = sorted(f"job-{number:02}" for number in range(30))
+    for job_id in all_ids:
+        await record_ended_job(ledger, job_id)
     pruner = Pruner(ledger, AGES, archiver=archive.archiver())
     with monkeypatch.context() as patch:
-        if place == "second removal":
+        if step == "second removal":
             pruner._removing.size.rows = 20
-            remove = killed_after_one(ledger.retention.remove_jobs)
+            remove = kill_after_one_call(ledger.retention.remove_jobs)
             patch.setattr(ledger.retention, "remove_jobs", remove)
         else:
-            owner = ledger.retention if place == "remove_jobs" else ledger.archive
-            patch.setattr(owner, place, killed)
+            owner = ledger.retention if step == "remove_jobs" else ledger.archive
+            patch.setattr(owner, step, raise_killed)
         with pytest.raises(Killed):
             await pruner.prune()
-    left = await known(ledger)
+    remaining = await read_job_ids(ledger)
     assert (
-        len(left) == {"register": 30, "remove_jobs": 30, "second removal": 10, "settle": 0}[place]
+        len(remaining)
+        == {"register": 30, "remove_jobs": 30, "second removal": 10, "settle": 0}[step]
     )
-    assert await archive.ids() == everything
-    assert await archive.ids(with_ledger=False) == sorted(set(everything) - left)
+    assert await archive.job_ids() == all_ids
+    assert await archive.job_ids(with_ledger=False) == sorted(set(all_ids) - remaining)
     leftovers = (await read_contents(ledger, archive.storage)).leftovers
-    assert len(leftovers) == (1 if place == "register" else 0)
-    assert await archive.prune() == len(left)
-    assert await known(ledger) == set()
-    assert await archive.ids(with_ledger=False) == everything
+    assert len(leftovers) == (1 if step == "register" else 0)
+    assert await archive.prune() == len(remaining)
+    assert await read_job_ids(ledger) == set()
+    assert await archive.job_ids(with_ledger=False) == all_ids
 
 
 async def test_a_job_that_changes_after_it_was_written_stays_and_counts_in_the_ledger(
@@ -200,7 +201,7 @@ async def test_a_job_that_changes_after_it_was_written_stays_and_counts_in_the_l
 ) -> None:
     ledger = archive.ledger
     for job_id in ("calm", "changed"):
-        await ended(ledger, job_id)
+        await record_ended_job(ledger, job_id)
     register = ledger.archive.register
 
     async def change_and_register(file: Any) -> bool:
@@ -211,91 +212,94 @@ async def test_a_job_that_changes_after_it_was_written_stays_and_counts_in_the_l
         patch.setattr(ledger.archive, "register", change_and_register)
         pruner = Pruner(ledger, AGES, archiver=archive.archiver())
         await pruner.make_pass()
-    assert await known(ledger) == {"changed"}
-    assert await archive.ids(with_ledger=False) == ["calm"]
-    assert await archive.ids() == ["calm", "changed"]
+    assert await read_job_ids(ledger) == {"changed"}
+    assert await archive.job_ids(with_ledger=False) == ["calm"]
+    assert await archive.job_ids() == ["calm", "changed"]
     assert await archive.prune() == 1
-    assert await archive.ids(with_ledger=False) == ["calm", "changed"]
+    assert await archive.job_ids(with_ledger=False) == ["calm", "changed"]
 
 
 async def test_two_processes_that_archive_at_once_put_no_job_into_two_files(
     archive: Archive,
 ) -> None:
-    everything = sorted(f"job-{number:03}" for number in range(60))
-    for job_id in everything:
-        await ended(archive.ledger, job_id)
+    all_ids = sorted(f"job-{number:03}" for number in range(60))
+    for job_id in all_ids:
+        await record_ended_job(archive.ledger, job_id)
     await asyncio.gather(archive.prune(), archive.prune(), archive.prune())
     await archive.prune()
-    assert await known(archive.ledger) == set()
-    assert await archive.ids(with_ledger=False) == everything
+    assert await read_job_ids(archive.ledger) == set()
+    assert await archive.job_ids(with_ledger=False) == all_ids
     assert (await read_contents(archive.ledger, archive.storage)).leftovers == ()
 
 
 async def test_a_late_process_removes_nothing_for_a_settled_file(archive: Archive) -> None:
     ledger = archive.ledger
-    await ended(ledger, "job-1")
-    written, _ = await archive.archiver().write(
+    await record_ended_job(ledger, "job-1")
+    written_file, _ = await archive.archiver().write(
         ["job-1"], ledger.archive.read_jobs, batch_size=lambda: 9
     )
-    assert written is not None
-    await archive.archiver().settle(written)
-    removal = await ledger.retention.remove_jobs(AGES, ["job-1"], archived=written)
+    assert written_file is not None
+    await archive.archiver().settle(written_file)
+    removal = await ledger.retention.remove_jobs(AGES, ["job-1"], archived=written_file)
     assert (removal.rows["jobs"], removal.is_complete) == (0, True)
-    assert await archive.ids(with_ledger=False) == []
-    assert await archive.ids() == ["job-1"]
+    assert await archive.job_ids(with_ledger=False) == []
+    assert await archive.job_ids() == ["job-1"]
 
 
 async def test_a_file_that_is_gone_stops_queries_until_it_is_forgotten(archive: Archive) -> None:
     for job_id in ("first", "second"):
-        await ended(archive.ledger, job_id)
+        await record_ended_job(archive.ledger, job_id)
         await archive.prune()
-    [file, other] = (await read_contents(archive.ledger, archive.storage)).files
-    archive.storage.delete(file.key)
-    archive.storage.put(other.key, b"cut off")
+    [deleted_file, damaged_file] = (await read_contents(archive.ledger, archive.storage)).files
+    archive.storage.delete(deleted_file.key)
+    archive.storage.put(damaged_file.key, b"cut off")
     with pytest.raises(ArchiveFileDamaged, match=r"is not in the storage.*jobctl archive forget"):
-        await archive.ids()
-    assert (await read_contents(archive.ledger, archive.storage)).missing == (file, other)
-    assert await forget_missing(archive.ledger, archive.storage) == (file,)
+        await archive.job_ids()
+    assert (await read_contents(archive.ledger, archive.storage)).missing == (
+        deleted_file,
+        damaged_file,
+    )
+    assert await forget_missing(archive.ledger, archive.storage) == (deleted_file,)
     with pytest.raises(ArchiveFileDamaged, match="is not what was written"):
-        await archive.ids()
+        await archive.job_ids()
 
 
-async def test_files_go_when_their_age_is_over_and_not_before_their_jobs(
+async def test_old_files_are_removed_but_not_before_their_jobs(
     archive: Archive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ledger, storage = archive.ledger, archive.storage
-    await ended(ledger, "first")
+    await record_ended_job(ledger, "first")
     await archive.prune()
-    with monkeypatch.context() as patched:
-        patched.setattr(JobArchiver, "settle", killed)
-        await ended(ledger, "second")
+    with monkeypatch.context() as patch:
+        patch.setattr(JobArchiver, "settle", raise_killed)
+        await record_ended_job(ledger, "second")
         with pytest.raises(Killed):
             await archive.prune()
     assert await remove_old(ledger, storage, 3600) == ()
-    at = ledger.clock.time() + 7200
-    monkeypatch.setattr(ledger.clock, "time", lambda: at)
+    later = ledger.clock.time() + 7200
+    monkeypatch.setattr(ledger.clock, "time", lambda: later)
     (removed,) = await remove_old(ledger, storage, 3600)
     assert not await storage.exists_async(removed.key)
-    assert await archive.ids() == ["second"]
+    assert await archive.job_ids() == ["second"]
 
 
 async def test_the_jobs_of_an_interrupted_file_that_is_gone_stay_in_the_ledger(
     archive: Archive,
 ) -> None:
-    await ended(archive.ledger, "job-1")
-    written, _ = await archive.archiver().write(
+    await record_ended_job(archive.ledger, "job-1")
+    written_file, _ = await archive.archiver().write(
         ["job-1"], archive.ledger.archive.read_jobs, batch_size=lambda: 9
     )
-    assert written is not None
-    archive.storage.delete(written.file.key)
+    assert written_file is not None
+    archive.storage.delete(written_file.file.key)
     with pytest.raises(ArchiveFileDamaged):
         await archive.prune()
-    assert await known(archive.ledger) == {"job-1"}
+    assert await read_job_ids(archive.ledger) == {"job-1"}
     await forget_missing(archive.ledger, archive.storage)
     assert await archive.prune() == 1
 
 
-REFUSED = (
+REFUSED_QUERIES = (
     "COPY jobs TO '{folder}/out.csv'",
     "EXPLAIN ANALYZE COPY (SELECT 1) TO '{file}'",
     "SELECT 1; SELECT 2",
@@ -313,20 +317,20 @@ REFUSED = (
 
 
 async def test_a_query_reads_jobs_and_nothing_else(archive: Archive, tmp_path: Path) -> None:
-    await ended(archive.ledger, "job-1")
+    await record_ended_job(archive.ledger, "job-1")
     await archive.prune()
     (tmp_path / "secret.txt").write_text("geheim")
     (tmp_path / "secret.csv").write_text("geheim\n1\n")
     [file] = (await read_contents(archive.ledger, archive.storage)).files
-    before = archive.storage.get(file.key)
-    for sql in REFUSED:
+    content = archive.storage.get(file.key)
+    for sql in REFUSED_QUERIES:
         with pytest.raises(InvalidQuery):
-            await archive.ask(sql.format(folder=tmp_path, file=tmp_path / file.key))
-    assert archive.storage.get(file.key) == before
+            await archive.query(sql.format(folder=tmp_path, file=tmp_path / file.key))
+    assert archive.storage.get(file.key) == content
 
 
-async def test_an_answer_has_bounds_of_rows_and_time(archive: Archive) -> None:
-    answer = await archive.ask("SELECT range AS n, 2 AS n FROM range(1000000)", limit=3)
+async def test_a_query_is_bounded_in_rows_and_time(archive: Archive) -> None:
+    answer = await archive.query("SELECT range AS n, 2 AS n FROM range(1000000)", limit=3)
     assert (answer.columns, answer.rows, answer.more) == (
         ("n", "n_2"),
         ((0, 2), (1, 2), (2, 2)),
@@ -334,18 +338,20 @@ async def test_an_answer_has_bounds_of_rows_and_time(archive: Archive) -> None:
     )
     endless = "SELECT count(*) FROM range(10000000000) AS a, range(10000000000) AS b"
     with pytest.raises(QueryTooCostly, match="--timeout"):
-        await archive.ask(endless, timeout=0.2)
+        await archive.query(endless, timeout=0.2)
 
 
 async def test_an_archive_without_files_has_its_columns(archive: Archive) -> None:
-    answer = await archive.ask("SELECT count(*), count(payload) FROM jobs")
+    answer = await archive.query("SELECT count(*), count(payload) FROM jobs")
     assert answer.rows == ((0, 0),)
-    assert (await archive.ask("SELECT outcome FROM attempts")).rows == ()
+    assert (await archive.query("SELECT outcome FROM attempts")).rows == ()
 
 
-async def age(ledger: Ledger, job_id: str) -> None:
-    at = ledger.clock.time() - 40 * DAY
-    await set_columns(ledger, job_id, created_at=at, finished_at=at, updated_at=at)
+async def make_old(ledger: Ledger, job_id: str) -> None:
+    finished_at = ledger.clock.time() - 40 * DAY
+    await set_columns(
+        ledger, job_id, created_at=finished_at, finished_at=finished_at, updated_at=finished_at
+    )
 
 
 async def set_columns(ledger: Ledger, job_id: str, **values: Any) -> None:

@@ -1,4 +1,4 @@
-"""A running job that is called off: nobody runs it again, whatever becomes of its worker."""
+"""A job is cancelled while it runs: nobody runs it again, whatever becomes of its worker."""
 
 import pytest
 
@@ -9,49 +9,51 @@ from switchyard.services.engine.records.states import AttemptOutcome, State
 from tests.support.made import NOW, claim, finish, letter, new_job
 
 
-async def called_off(ledger: Ledger) -> None:
+async def cancel_while_running(ledger: Ledger) -> None:
     await ledger.jobs.record(new_job())
     assert await ledger.jobs.claim(claim()) == Claimed(crashes=0)
     assert await ledger.jobs.cancel("job-1", NOW + 12) == Running("worker-1")
     assert await ledger.jobs.cancel("job-1", NOW + 15) == Running("worker-1")
-    assert (await found(ledger)).cancel_asked_at == NOW + 12
+    assert (await read_job(ledger)).cancel_asked_at == NOW + 12
 
 
-async def found(ledger: Ledger) -> JobRecord:
+async def read_job(ledger: Ledger) -> JobRecord:
     record = await ledger.job_reads.get("job-1")
     assert record is not None
     return record
 
 
-async def test_a_takeover_ends_it_instead_of_running_it(ledger: Ledger) -> None:
-    await called_off(ledger)
-    taken = claim(claim_id="claim-2", worker_id="worker-2", takeover_from="claim-1")
-    assert await ledger.jobs.claim(taken) == Finished(State.CANCELLED)
-    record = await found(ledger)
+async def test_a_takeover_ends_the_job_instead_of_running_it(ledger: Ledger) -> None:
+    await cancel_while_running(ledger)
+    takeover = claim(claim_id="claim-2", worker_id="worker-2", takeover_from="claim-1")
+    assert await ledger.jobs.claim(takeover) == Finished(State.CANCELLED)
+    record = await read_job(ledger)
     assert (record.state, record.reason) == (State.CANCELLED, "cancelled")
-    assert [line.outcome for line in record.timeline] == [AttemptOutcome.CRASHED]
+    assert [attempt.outcome for attempt in record.timeline] == [AttemptOutcome.CRASHED]
     assert not await ledger.jobs.finish(finish()), "the first worker was only slow"
 
 
 async def test_a_claim_whose_answer_was_lost_is_not_given_again(ledger: Ledger) -> None:
-    await called_off(ledger)
+    await cancel_while_running(ledger)
     assert await ledger.jobs.claim(claim()) == Finished(State.CANCELLED)
 
 
 async def test_a_job_that_was_given_back_is_not_run(ledger: Ledger) -> None:
-    await called_off(ledger)
+    await cancel_while_running(ledger)
     await ledger.jobs.release_all("worker-1", NOW + 20)
-    assert (await found(ledger)).state is State.QUEUED
+    assert (await read_job(ledger)).state is State.QUEUED
     assert await ledger.jobs.claim(claim(claim_id="claim-2")) == Finished(State.CANCELLED)
-    assert (await found(ledger)).state is State.CANCELLED
+    assert (await read_job(ledger)).state is State.CANCELLED
 
 
 @pytest.mark.parametrize("state", [State.RETRYING, State.QUEUED, State.DEAD])
-async def test_whatever_its_attempt_ends_in_it_is_cancelled(ledger: Ledger, state: State) -> None:
-    await called_off(ledger)
+async def test_the_job_is_cancelled_whatever_its_attempt_ended_in(
+    ledger: Ledger, state: State
+) -> None:
+    await cancel_while_running(ledger)
     end = finish(state, outcome=AttemptOutcome.CRASHED, error_type="Boom", reason="exhausted")
     assert await ledger.jobs.finish(end)
-    record = await found(ledger)
+    record = await read_job(ledger)
     assert (record.state, record.reason, record.error_type) == (
         State.CANCELLED,
         "cancelled",
@@ -62,11 +64,11 @@ async def test_whatever_its_attempt_ends_in_it_is_cancelled(ledger: Ledger, stat
     assert await ledger.jobs.claim(again) == Finished(State.CANCELLED)
 
 
-async def test_a_redrive_does_not_bring_it_back(ledger: Ledger) -> None:
-    """Its worker has buried it, and died before it could say so."""
-    await called_off(ledger)
+async def test_a_redrive_does_not_bring_the_job_back(ledger: Ledger) -> None:
+    """Its worker published the dead letter, and died before it could record that."""
+    await cancel_while_running(ledger)
     await ledger.dead_letters.index_dead([letter(dead_at=NOW + 20)])
-    assert (await found(ledger)).state is State.CANCELLED
+    assert (await read_job(ledger)).state is State.CANCELLED
     await ledger.redrives.record_redriven([RedrivenCopy("job-1", 1)], NOW + 30)
     assert await ledger.jobs.claim(claim(claim_id="claim-2", redrives=1)) == Finished(
         State.CANCELLED
@@ -74,13 +76,13 @@ async def test_a_redrive_does_not_bring_it_back(ledger: Ledger) -> None:
 
 
 async def test_a_job_that_succeeds_all_the_same_has_succeeded(ledger: Ledger) -> None:
-    await called_off(ledger)
+    await cancel_while_running(ledger)
     assert await ledger.jobs.finish(finish(State.SUCCEEDED))
-    assert (await found(ledger)).state is State.SUCCEEDED
+    assert (await read_job(ledger)).state is State.SUCCEEDED
 
 
-async def test_those_that_run_on_are_found(ledger: Ledger) -> None:
-    await called_off(ledger)
+async def test_cancelled_jobs_that_run_on_are_found(ledger: Ledger) -> None:
+    await cancel_while_running(ledger)
     assert await ledger.job_reads.ignored_cancels(NOW + 12, 10) == []
     (job,) = await ledger.job_reads.ignored_cancels(NOW + 13, 10)
     assert (job.id, job.worker_id) == ("job-1", "worker-1")

@@ -1,4 +1,4 @@
-"""Whatever happens in whatever order, the ledger's promises hold."""
+"""The ledger's promises about claims hold for random events in any order."""
 
 import asyncio
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ from switchyard.services.engine.records.states import TRANSITIONS, AttemptOutcom
 from tests.support.made import NOW, claim, finish, let_out, letter, message, new_job
 
 WORKERS = st.sampled_from(["worker-1", "worker-2", "worker-3"])
-# Rarely for good: most of what can go wrong goes wrong while a job still lives.
+# Seldom SUCCEEDED: most of what can go wrong goes wrong before a job has ended for good.
 ENDS = [State.RETRYING, State.QUEUED, State.DEAD] * 2 + [State.SUCCEEDED]
 FINAL = (State.SUCCEEDED, State.CANCELLED)
 
@@ -41,7 +41,7 @@ class Copy:
     attempts: int
 
 
-class Claims(RuleBasedStateMachine):
+class ClaimMachine(RuleBasedStateMachine):
     """One job, three workers, and a broker that delivers any copy at any time."""
 
     def __init__(self, runner: asyncio.Runner, ledger: Ledger, job_id: str) -> None:
@@ -50,9 +50,10 @@ class Claims(RuleBasedStateMachine):
         self.copies = [Copy(0, 0)]
         self.claims: dict[str, Copy] = {}
         self.owner: str | None = None
-        self.called_off = False
-        """Somebody wanted it cancelled while it ran."""
-        self.before: JobRecord | None = None
+        """The claim that may run the job."""
+        self.cancel_asked = False
+        """Whether a cancel came while the job ran."""
+        self.last_record: JobRecord | None = None
 
     def run(self, coroutine: Any) -> Any:
         return self.runner.run(coroutine)
@@ -65,23 +66,23 @@ class Claims(RuleBasedStateMachine):
     def confirm(self) -> None:
         self.run(self.ledger.jobs.mark_queued([self.job_id], NOW))
 
-    @rule(data=st.data(), worker_id=WORKERS, takeover=st.booleans())
-    def deliver(self, data: st.DataObject, worker_id: str, takeover: bool) -> None:
+    @rule(data=st.data(), worker_id=WORKERS, is_takeover=st.booleans())
+    def deliver(self, data: st.DataObject, worker_id: str, is_takeover: bool) -> None:
         copy = data.draw(st.sampled_from(self.copies[-3:]))
         claim_id = f"claim-{len(self.claims)}"
         request = claim(
             message(self.job_id, redrives=copy.redrives, attempts=copy.attempts),
             claim_id,
             worker_id=worker_id,
-            takeover_from=self.owner if takeover else None,
+            takeover_from=self.owner if is_takeover else None,
         )
         self.claims[claim_id] = copy
         answer = self.run(self.ledger.jobs.claim(request))
         if isinstance(answer, Claimed):
-            assert self.owner is None or takeover, "two owners"
-            assert not self.called_off, "it runs again"
+            assert self.owner is None or is_takeover, "two owners"
+            assert not self.cancel_asked, "it runs again"
             self.owner = claim_id
-        elif isinstance(answer, Finished) and self.called_off:
+        elif isinstance(answer, Finished) and self.cancel_asked:
             self.owner = None  # where it was taken over
         elif isinstance(answer, HeldByWorker):
             assert answer.claim_id == self.owner
@@ -91,35 +92,36 @@ class Claims(RuleBasedStateMachine):
     def finish(self, data: st.DataObject, state: State) -> None:
         claim_id = data.draw(st.sampled_from(list(self.claims)[-3:]))
         copy = self.claims[claim_id]
-        used = copy.attempts + (state is not State.QUEUED)
+        attempts = copy.attempts + (state is not State.QUEUED)
         request = finish(
-            state, claim_id, job_id=self.job_id, attempts=used, outcome=AttemptOutcome.RETRY
+            state, claim_id, job_id=self.job_id, attempts=attempts, outcome=AttemptOutcome.RETRY
         )
         before = self.run(self.ledger.job_reads.get(self.job_id))
-        mine = self.run(self.ledger.jobs.finish(request))
+        is_accepted = self.run(self.ledger.jobs.finish(request))
         if claim_id == self.owner:
-            assert mine
+            assert is_accepted
             self.owner = None
             if state is State.RETRYING:
-                self.copies.append(Copy(copy.redrives, used))
+                self.copies.append(Copy(copy.redrives, attempts))
         else:
             assert self.run(self.ledger.job_reads.get(self.job_id)) == before, (
                 "a late finish changed it"
             )
 
-    @rule(really=st.sampled_from([False, False, False, True]))
-    def cancel(self, really: bool) -> None:
-        if really:
+    # Only one time in four, or most jobs would end by it:
+    @rule(is_due=st.sampled_from([False, False, False, True]))
+    def cancel(self, is_due: bool) -> None:
+        if is_due:
             answer = self.run(self.ledger.jobs.cancel(self.job_id, NOW))
-            self.called_off |= isinstance(answer, Running)
+            self.cancel_asked |= isinstance(answer, Running)
 
-    @rule(marked=st.booleans())
-    def redrive(self, marked: bool) -> None:
+    @rule(is_recorded=st.booleans())
+    def redrive(self, is_recorded: bool) -> None:
         record = self.run(self.ledger.job_reads.get(self.job_id))
         if record is not None and record.state is State.DEAD:
             self.copies.append(Copy(record.redrives + 1, 0))
             self.run(let_out(self.ledger, record.redrives + 1, self.job_id))
-            if marked:
+            if is_recorded:
                 copy = RedrivenCopy(self.job_id, record.redrives + 1)
                 self.run(self.ledger.redrives.record_redriven([copy], NOW))
 
@@ -142,7 +144,7 @@ class Claims(RuleBasedStateMachine):
     @invariant()
     def promises_hold(self) -> None:
         record = self.run(self.ledger.job_reads.get(self.job_id))
-        before, self.before = self.before, record
+        before, self.last_record = self.last_record, record
         if record is None:
             return
         running = record.state is State.RUNNING
@@ -166,7 +168,7 @@ def test_of_all_copies_of_a_job_one_runs_at_a_time(database_url: str, examples: 
         try:
             run_state_machine_as_test(
                 # Any factory will do, although the type asks for a class.
-                lambda: Claims(runner, ledger, f"job-{next(numbers)}"),  # type: ignore[arg-type]
+                lambda: ClaimMachine(runner, ledger, f"job-{next(numbers)}"),  # type: ignore[arg-type]
                 settings=settings(
                     max_examples=examples,
                     stateful_step_count=30,

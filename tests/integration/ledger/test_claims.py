@@ -20,7 +20,7 @@ from switchyard.services.engine.records.states import AttemptOutcome, State
 from tests.support.made import NOW, claim, finish, let_out, letter, message, new_job
 
 
-async def test_a_foreign_job_gets_its_record_when_it_is_claimed(ledger: Ledger) -> None:
+async def test_a_job_without_a_record_gets_one_when_it_is_claimed(ledger: Ledger) -> None:
     job = message(payload={"text": "from elsewhere"}, source="arxiv")
     assert await ledger.jobs.claim(claim(job)) == Claimed(crashes=0)
     record = await ledger.job_reads.get("job-1")
@@ -33,10 +33,10 @@ async def test_a_foreign_job_gets_its_record_when_it_is_claimed(ledger: Ledger) 
     )
 
 
-@pytest.mark.parametrize("confirmed", [False, True])
-async def test_a_waiting_job_is_claimed(ledger: Ledger, confirmed: bool) -> None:
+@pytest.mark.parametrize("is_confirmed", [False, True])
+async def test_a_waiting_job_is_claimed(ledger: Ledger, is_confirmed: bool) -> None:
     await ledger.jobs.record(new_job())
-    if confirmed:
+    if is_confirmed:
         await ledger.jobs.mark_queued(["job-1"], NOW)
     assert await ledger.jobs.claim(claim()) == Claimed(crashes=0)
 
@@ -74,7 +74,9 @@ async def test_a_dead_job_is_run_only_when_it_was_redriven(ledger: Ledger) -> No
     await ledger.jobs.claim(claim())
     await ledger.jobs.finish(finish(State.DEAD, attempts=3))
     assert await ledger.jobs.claim(claim(claim_id="c2", attempts=9)) == Finished(State.DEAD)
-    assert await ledger.jobs.claim(claim(claim_id="c2", redrives=1)) == IdCollision()  # says who?
+    assert (
+        await ledger.jobs.claim(claim(claim_id="c2", redrives=1)) == IdCollision()
+    )  # no redrive is recorded
     await let_out(ledger, 1)
     assert await ledger.jobs.claim(claim(claim_id="c2", redrives=2)) == IdCollision()
     assert await ledger.jobs.claim(claim(claim_id="c3", redrives=1)) == Claimed(crashes=0)
@@ -106,10 +108,10 @@ async def test_the_same_claim_again_is_the_same_claim(ledger: Ledger) -> None:
     assert record.timeline == ()
 
 
-async def test_a_takeover_counts_a_crash_and_tells_of_the_lost_attempt(ledger: Ledger) -> None:
+async def test_a_takeover_counts_a_crash_and_records_the_lost_attempt(ledger: Ledger) -> None:
     await ledger.jobs.claim(claim())
-    taken = claim(claim_id="claim-2", worker_id="worker-2", takeover_from="claim-1")
-    assert await ledger.jobs.claim(taken) == Claimed(crashes=1, unended=1)
+    takeover = claim(claim_id="claim-2", worker_id="worker-2", takeover_from="claim-1")
+    assert await ledger.jobs.claim(takeover) == Claimed(crashes=1, unended=1)
     record = await ledger.job_reads.get("job-1")
     assert record is not None
     assert (record.worker_id, record.crashes) == ("worker-2", 1)
@@ -122,23 +124,25 @@ async def test_a_suspect_is_queued_until_a_claim_does_not_defer_it(ledger: Ledge
     await ledger.jobs.claim(claim())
     deferring = replace(claim(claim_id="claim-2", worker_id="worker-2"), defers_suspects=True)
     assert await ledger.jobs.claim(deferring) == HeldByWorker("worker-1", "claim-1")
-    taken = replace(deferring, takeover_from="claim-1")
-    for request in (taken, deferring, deferring):
+    takeover = replace(deferring, takeover_from="claim-1")
+    for request in (takeover, deferring, deferring):
         assert await ledger.jobs.claim(request) == Suspect(crashes=1)
         record = await ledger.job_reads.get("job-1")
         assert record is not None
         assert (record.state, record.crashes, record.worker_id) == (State.QUEUED, 1, None)
-        assert [line.outcome for line in record.timeline] == ["crashed"]
-    own = replace(deferring, defers_suspects=False)
-    assert await ledger.jobs.claim(own) == Claimed(crashes=1, unended=1)
-    assert await ledger.jobs.claim(deferring) == Claimed(crashes=1, unended=1)  # its own, again
+        assert [attempt.outcome for attempt in record.timeline] == ["crashed"]
+    undeferred = replace(deferring, defers_suspects=False)
+    assert await ledger.jobs.claim(undeferred) == Claimed(crashes=1, unended=1)
+    assert await ledger.jobs.claim(deferring) == Claimed(
+        crashes=1, unended=1
+    )  # the same claim, repeated
 
 
 async def test_a_suspect_that_was_cancelled_is_not_queued_again(ledger: Ledger) -> None:
     await ledger.jobs.claim(claim())
     await ledger.jobs.cancel("job-1", NOW)
-    taken = claim(claim_id="claim-2", worker_id="worker-2", takeover_from="claim-1")
-    answer = await ledger.jobs.claim(replace(taken, defers_suspects=True))
+    takeover = claim(claim_id="claim-2", worker_id="worker-2", takeover_from="claim-1")
+    answer = await ledger.jobs.claim(replace(takeover, defers_suspects=True))
     assert answer == Finished(State.CANCELLED)
 
 
@@ -189,7 +193,7 @@ async def test_a_claim_after_the_dead_letter_was_seen_is_finished(ledger: Ledger
 
 
 @pytest.mark.parametrize(
-    ("said", "counts"),
+    ("copy_fields", "accepted"),
     [
         ({"attempts": 900}, {}),
         ({"attempts": 900, "redrives": 0, "max_attempts": 1000}, {}),
@@ -202,7 +206,7 @@ async def test_a_claim_after_the_dead_letter_was_seen_is_finished(ledger: Ledger
     ids=lambda value: "-".join(value),
 )
 async def test_what_a_copy_says_of_itself_counts_only_where_the_record_agrees(
-    ledger: Ledger, said: dict[str, Any], counts: dict[str, Any]
+    ledger: Ledger, copy_fields: dict[str, Any], accepted: dict[str, Any]
 ) -> None:
     recorded = message(source="user", expires_at=to_datetime(NOW + 900), pipeline="mine")
     await ledger.jobs.record(new_job(recorded))
@@ -210,12 +214,12 @@ async def test_what_a_copy_says_of_itself_counts_only_where_the_record_agrees(
     await ledger.jobs.claim(claim(recorded))
     await ledger.jobs.finish(finish(State.RETRYING, outcome=AttemptOutcome.RETRY))
     before = await ledger.job_reads.get("job-1")
-    answer = await ledger.jobs.claim(claim(message(**said), "claim-2"))
+    answer = await ledger.jobs.claim(claim(message(**copy_fields), "claim-2"))
     assert isinstance(answer, Claimed)
     assert answer.message is not None
     agreed = answer.message.metadata.model_dump(exclude={"created_at"})
-    expected = recorded.with_metadata(attempts=1, **counts).metadata
-    if "queued_at" in said:
+    expected = recorded.with_metadata(attempts=1, **accepted).metadata
+    if "queued_at" in copy_fields:
         agreed["queued_at"] = to_datetime(round(agreed["queued_at"].timestamp(), 3))
     assert agreed == expected.model_dump(exclude={"created_at"})
     after = await ledger.job_reads.get("job-1")
@@ -225,10 +229,10 @@ async def test_what_a_copy_says_of_itself_counts_only_where_the_record_agrees(
         assert getattr(after, name) == getattr(before, name), name
 
 
-async def test_the_retry_of_a_worker_that_died_before_it_said_so_counts(ledger: Ledger) -> None:
+async def test_a_retry_counts_although_its_worker_died_before_recording_it(ledger: Ledger) -> None:
     await ledger.jobs.claim(claim())
-    taken = claim(claim_id="claim-2", attempts=1, takeover_from="claim-1")
-    assert await ledger.jobs.claim(taken) == Claimed(crashes=1, unended=1)
+    takeover = claim(claim_id="claim-2", attempts=1, takeover_from="claim-1")
+    assert await ledger.jobs.claim(takeover) == Claimed(crashes=1, unended=1)
     record = await ledger.job_reads.get("job-1")
     assert record is not None
     assert record.attempts == 1

@@ -1,5 +1,5 @@
-"""PostgreSQL fails over: a connection is lost at COMMIT, whether or not the server has got it, and
-a primary takes no writes any more."""
+"""PostgreSQL fails over: a connection is lost at COMMIT, before or after the server has received
+it, or a primary stops taking writes."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -32,7 +32,7 @@ def is_commit(seen: bytes) -> bool:
 
 
 def is_fourth_commit(seen: bytes) -> bool:
-    return seen.count(b"COMMIT;") >= 4  # to cut every one would let nothing go on
+    return seen.count(b"COMMIT;") >= 4  # if each were cut, no job would get on
 
 
 @pytest.fixture
@@ -42,27 +42,31 @@ async def proxy(postgres_url: str) -> AsyncIterator[TcpProxy]:
         yield opened
 
 
-@pytest.mark.parametrize("arrives", [True, False], ids=["committed", "not-committed"])
+@pytest.mark.parametrize("commit_arrives", [True, False], ids=["committed", "not-committed"])
 async def test_what_is_repeated_after_a_commit_in_doubt_is_done_once(
-    postgres_url: str, proxy: TcpProxy, arrives: bool
+    postgres_url: str, proxy: TcpProxy, commit_arrives: bool
 ) -> None:
     async with await Ledger.open(proxy.url(postgres_url)) as ledger:
 
-        async def again(work: Callable[[], Awaitable[Any]]) -> Any:
-            cut = proxy.cut_when(is_commit, forward=arrives)
+        async def cut_and_repeat(work: Callable[[], Awaitable[Any]]) -> Any:
+            cut = proxy.cut_when(is_commit, forward=commit_arrives)
             with pytest.raises(LedgerUnavailable):
                 await work()
             assert cut.is_set()
             return await work()
 
         jobs = [new_job("job-1", join_id="then"), new_job("then", joins=Joining("go_on"))]
-        first, then = await again(lambda: ledger.joins.record_joined(jobs))
-        # Whoever asks anew makes another request, and is told that the job is there.
-        assert (first.job_id, then.job_id) == ("job-1", "then")
-        assert isinstance(first, Existing) is arrives
+        first, join_job = await cut_and_repeat(lambda: ledger.joins.record_joined(jobs))
+        # The repeated request is a new one, and is answered that the job exists.
+        assert (first.job_id, join_job.job_id) == ("job-1", "then")
+        assert isinstance(first, Existing) is commit_arrives
         await ledger.jobs.mark_queued(["job-1"], 1_800_000_001)
-        assert await again(lambda: ledger.jobs.claim(claim())) == Claimed(crashes=0, join_id="then")
-        assert isinstance(await again(lambda: ledger.jobs.finish(finish())), AttemptFinished)
+        assert await cut_and_repeat(lambda: ledger.jobs.claim(claim())) == Claimed(
+            crashes=0, join_id="then"
+        )
+        assert isinstance(
+            await cut_and_repeat(lambda: ledger.jobs.finish(finish())), AttemptFinished
+        )
         record = await ledger.job_reads.get("job-1")
         assert record is not None
         assert (record.state, record.attempts) == (State.SUCCEEDED, 1)
@@ -70,22 +74,21 @@ async def test_what_is_repeated_after_a_commit_in_doubt_is_done_once(
         assert join is not None
         assert (join.total, join.open) == (1, 0)
         assert (await ledger.job_reads.states(["then"]))["then"] is State.PENDING
-        (due,) = await ledger.job_reads.due_pending(
-            1_900_000_000, 10
-        )  # told or not, the scheduler sees it
+        # Whatever its publisher was answered, the scheduler sees it:
+        (due,) = await ledger.job_reads.due_pending(1_900_000_000, 10)
         assert due.id == "then"
 
 
-@pytest.mark.parametrize("arrives", [True, False], ids=["committed", "not-committed"])
+@pytest.mark.parametrize("commit_arrives", [True, False], ids=["committed", "not-committed"])
 async def test_a_statement_without_a_transaction_is_repeated_and_counts_once(
-    postgres_url: str, proxy: TcpProxy, arrives: bool
+    postgres_url: str, proxy: TcpProxy, commit_arrives: bool
 ) -> None:
     async with await Ledger.open(proxy.url(postgres_url)) as ledger:
-        cut = proxy.cut_when(lambda seen: b"job-1" in seen, forward=arrives)
-        # Its own, though a request that came later would be told that the job is there.
+        cut = proxy.cut_when(lambda seen: b"job-1" in seen, forward=commit_arrives)
+        # Created by this request, though a later request would be answered that the job exists.
         assert await ledger.jobs.record(new_job()) == Created("job-1")
         assert cut.is_set()
-        cut = proxy.cut_when(lambda seen: b"job-1" in seen, forward=arrives)
+        cut = proxy.cut_when(lambda seen: b"job-1" in seen, forward=commit_arrives)
         await ledger.jobs.mark_queued(["job-1"], 1_800_000_001)
         assert cut.is_set()
         assert await ledger.jobs.record(new_job()) == Existing("job-1", State.QUEUED)
@@ -97,10 +100,10 @@ async def test_jobs_whose_commits_are_cut_off_again_and_again_run_once_each(
 ) -> None:
     cuts = 0
 
-    async def cut() -> None:
+    async def keep_cutting() -> None:
         nonlocal cuts
-        for arrives in cycle((True, False)):
-            await proxy.cut_when(is_fourth_commit, forward=arrives).wait()
+        for commit_arrives in cycle((True, False)):
+            await proxy.cut_when(is_fourth_commit, forward=commit_arrives).wait()
             cuts += 1
 
     async with (
@@ -110,7 +113,7 @@ async def test_jobs_whose_commits_are_cut_off_again_and_again_run_once_each(
     ):
         await system.start_worker(ledger=ledger, slots=8)
         system.jobs = JobPublisher(system.registry, ledger, system.wire)
-        cutting = asyncio.create_task(cut())
+        cutting = asyncio.create_task(keep_cutting())
         try:
             requests = requests_of(40, "backfill.noop", n=1)
             accepted = await publish_all(system, requests, batch=4)
@@ -124,46 +127,51 @@ async def test_jobs_whose_commits_are_cut_off_again_and_again_run_once_each(
         assert cuts >= 5
 
 
-async def test_a_primary_that_takes_no_writes_any_more_is_left_for_the_one_that_does() -> None:
+async def test_writes_move_from_a_read_only_primary_to_the_new_one() -> None:
     with (
-        TemporaryDirectory(prefix="switchyard-postgres-") as one,
-        TemporaryDirectory(prefix="switchyard-postgres-") as other,
+        TemporaryDirectory(prefix="switchyard-postgres-") as old_folder,
+        TemporaryDirectory(prefix="switchyard-postgres-") as new_folder,
     ):
-        old, new = own_postgres(Path(one)), own_postgres(Path(other))
+        old, new = own_postgres(Path(old_folder)), own_postgres(Path(new_folder))
         try:
             for server in (old, new):
                 server.start()
                 await upgrade(server.url())
-            read_only(new, "on")
+            set_read_only(new, "on")
             host = f"127.0.0.1:{old.port}"
             async with await Ledger.open(
                 old.url().replace(host, f"{host},127.0.0.1:{new.port}")
             ) as ledger:
                 await ledger.jobs.record(new_job("before"))
-                read_only(new, "off")
-                read_only(old, "on")
-                # Its connections stay open, and it answers as ever: only not to writes.
-                await eventually(lambda: kept(ledger, new), what="writes go to the other one")
-                read_only(new, "on")
-                await eventually(lambda: refused(ledger), what="none takes writes: it is away")
+                set_read_only(new, "off")
+                set_read_only(old, "on")
+                # The old primary keeps its connections open and answers reads; it refuses writes.
+                await eventually(
+                    lambda: writes_reach(ledger, new), what="writes go to the new primary"
+                )
+                set_read_only(new, "on")
+                await eventually(
+                    lambda: is_unavailable(ledger),
+                    what="the ledger is away, as no server takes writes",
+                )
         finally:
             for server in (old, new):
                 server.stop()
 
 
-def read_only(server: PostgresServer, value: str) -> None:
+def set_read_only(server: PostgresServer, value: str) -> None:
     server.execute(f"ALTER SYSTEM SET default_transaction_read_only = {value}")
     server.execute("SELECT pg_reload_conf()")
 
 
-async def kept(ledger: Ledger, server: PostgresServer) -> bool:
-    """Whether a job that is recorded now is there. No write may fail meanwhile."""
+async def writes_reach(ledger: Ledger, server: PostgresServer) -> bool:
+    """Return whether a job that is recorded now is on this server. No write may fail meanwhile."""
     await ledger.jobs.record(new_job("after"))
-    async with await Ledger.open(server.url()) as there:
-        return await there.job_reads.get("after") is not None
+    async with await Ledger.open(server.url()) as direct:
+        return await direct.job_reads.get("after") is not None
 
 
-async def refused(ledger: Ledger) -> bool:
+async def is_unavailable(ledger: Ledger) -> bool:
     try:
         await ledger.workers.beat("worker-1")
     except LedgerUnavailable:

@@ -14,7 +14,7 @@ from switchyard.services.engine.records.states import State
 from switchyard.services.pipeline.crawls.crawl_pages import make_pages
 from switchyard.services.pipeline.ledger import PipelineLedger
 from switchyard.services.pipeline.records.crawls import CrawlRecord, CrawlState, FoundPage
-from tests.support.small_steps import removed
+from tests.support.small_steps import remove_in_steps
 
 CRAWL = CrawlRecord(
     id="0b0f6c1e-6a5e-4a0e-9a39-6a1f3b1f8f11",
@@ -30,26 +30,26 @@ DAY = 86_400.0
 REGISTRY = Registry.load(["switchyard.services.pipeline.workers.ingest.crawl"])
 
 
-def pages(*paths: str, host: str = "example.org") -> list[FoundPage]:
-    urls = [f"https://{host}/{each}" for each in paths]
+def make_found_pages(*paths: str, host: str = "example.org") -> list[FoundPage]:
+    urls = [f"https://{host}/{path}" for path in paths]
     return list(make_pages(REGISTRY, PUBLIC_IDS, CRAWL.id, urls, 1, "parent", tags={}))
 
 
 @pytest.fixture
 async def crawl(ledger: Ledger) -> CrawlRecord:
-    return await PipelineLedger(ledger).crawls.start_crawl(CRAWL, pages(""), interval=1)
+    return await PipelineLedger(ledger).crawls.start_crawl(CRAWL, make_found_pages(""), interval=1)
 
 
-async def test_many_that_find_the_same_pages_claim_each_once_and_no_more_than_allowed(
+async def test_concurrent_finders_claim_each_page_once_and_no_more_than_allowed(
     ledger: Ledger, crawl: CrawlRecord
 ) -> None:
-    found_pages = [pages(*map(str, range(first, first + 20))) for first in range(0, 40, 5)]
+    batches = [make_found_pages(*map(str, range(first, first + 20))) for first in range(0, 40, 5)]
     claims = [
-        PipelineLedger(ledger).crawls.claim_pages(crawl.id, each, 2_000.0, interval=1)
-        for each in found_pages
+        PipelineLedger(ledger).crawls.claim_pages(crawl.id, batch, 2_000.0, interval=1)
+        for batch in batches
     ]
-    numbers = await asyncio.gather(*claims)
-    assert sum(numbers) == 29
+    claimed_counts = await asyncio.gather(*claims)
+    assert sum(claimed_counts) == 29
     progress = await PipelineLedger(ledger).crawls.crawl_progress(crawl.id)
     assert progress is not None
     assert progress.crawl.claimed == 30
@@ -57,7 +57,7 @@ async def test_many_that_find_the_same_pages_claim_each_once_and_no_more_than_al
     assert progress.state is CrawlState.RUNNING
     assert (
         await PipelineLedger(ledger).crawls.claim_pages(
-            crawl.id, pages("later"), 2_000.0, interval=1
+            crawl.id, make_found_pages("later"), 2_000.0, interval=1
         )
         == 0
     )
@@ -66,10 +66,14 @@ async def test_many_that_find_the_same_pages_claim_each_once_and_no_more_than_al
 async def test_pages_of_a_host_are_due_one_after_the_other(
     ledger: Ledger, crawl: CrawlRecord
 ) -> None:
-    await PipelineLedger(ledger).crawls.claim_pages(crawl.id, pages("a", "b"), 1_000.5, interval=2)
-    await PipelineLedger(ledger).crawls.claim_pages(crawl.id, pages("c"), 1_000.6, interval=2)
     await PipelineLedger(ledger).crawls.claim_pages(
-        crawl.id, pages("x", host="other.example"), 1_000.7, interval=2
+        crawl.id, make_found_pages("a", "b"), 1_000.5, interval=2
+    )
+    await PipelineLedger(ledger).crawls.claim_pages(
+        crawl.id, make_found_pages("c"), 1_000.6, interval=2
+    )
+    await PipelineLedger(ledger).crawls.claim_pages(
+        crawl.id, make_found_pages("x", host="other.example"), 1_000.7, interval=2
     )
     due = {
         each.page.url.removeprefix("https://"): each.page.due_at
@@ -82,8 +86,8 @@ async def test_pages_of_a_host_are_due_one_after_the_other(
         "example.org/c": 1_006.0,
         "other.example/x": 1_000.7,
     }
-    jobs = await ledger.job_reads.due_scheduled(1_002.0, 10)
-    assert {each.payload["url"] for each in jobs} == {
+    due_jobs = await ledger.job_reads.due_scheduled(1_002.0, 10)
+    assert {job.payload["url"] for job in due_jobs} == {
         "https://example.org/",
         "https://example.org/a",
         "https://other.example/x",
@@ -93,14 +97,16 @@ async def test_pages_of_a_host_are_due_one_after_the_other(
 async def test_a_crawl_that_is_over_claims_no_pages(ledger: Ledger, crawl: CrawlRecord) -> None:
     assert (
         await PipelineLedger(ledger).crawls.claim_pages(
-            crawl.id, pages("a"), CRAWL.deadline, interval=1
+            crawl.id, make_found_pages("a"), CRAWL.deadline, interval=1
         )
         == 0
     )
     assert await PipelineLedger(ledger).crawls.cancel_crawl(crawl.id, 1_001.0) == 1
     assert await PipelineLedger(ledger).crawls.cancel_crawl(crawl.id, 1_002.0) == 0
     assert (
-        await PipelineLedger(ledger).crawls.claim_pages(crawl.id, pages("a"), 1_003.0, interval=1)
+        await PipelineLedger(ledger).crawls.claim_pages(
+            crawl.id, make_found_pages("a"), 1_003.0, interval=1
+        )
         == 0
     )
     (page,) = (await PipelineLedger(ledger).crawls.crawl_pages(crawl.id)).items
@@ -108,20 +114,24 @@ async def test_a_crawl_that_is_over_claims_no_pages(ledger: Ledger, crawl: Crawl
     assert await PipelineLedger(ledger).crawls.cancel_crawl("none", 1.0) is None
 
 
-async def test_an_address_to_which_a_page_leads_is_its_own_or_another_pages(
+async def test_an_address_that_a_page_redirects_to_belongs_to_one_page(
     ledger: Ledger, crawl: CrawlRecord
 ) -> None:
-    await PipelineLedger(ledger).crawls.claim_pages(crawl.id, pages("a", "b"), 1_001.0, interval=1)
+    await PipelineLedger(ledger).crawls.claim_pages(
+        crawl.id, make_found_pages("a", "b"), 1_001.0, interval=1
+    )
     page = await PipelineLedger(ledger).crawls.crawl_page(crawl.id, "https://example.org/a")
     assert page is not None
-    lead = "https://example.org/new"
-    assert await PipelineLedger(ledger).crawls.claim_address(crawl.id, page, lead, "example.org")
-    assert await PipelineLedger(ledger).crawls.claim_address(crawl.id, page, lead, "example.org")
+    address = "https://example.org/new"
+    assert await PipelineLedger(ledger).crawls.claim_address(crawl.id, page, address, "example.org")
+    assert await PipelineLedger(ledger).crawls.claim_address(crawl.id, page, address, "example.org")
     assert not await PipelineLedger(ledger).crawls.claim_address(
         crawl.id, page, "https://example.org/b", "example.org"
     )
     assert (
-        await PipelineLedger(ledger).crawls.claim_pages(crawl.id, pages("new"), 1_001.0, interval=1)
+        await PipelineLedger(ledger).crawls.claim_pages(
+            crawl.id, make_found_pages("new"), 1_001.0, interval=1
+        )
         == 0
     )
     assert len((await PipelineLedger(ledger).crawls.crawl_pages(crawl.id)).items) == 3
@@ -129,44 +139,46 @@ async def test_an_address_to_which_a_page_leads_is_its_own_or_another_pages(
 
 async def test_crawls_are_listed_newest_first_in_pages(ledger: Ledger) -> None:
     for number in range(3):
-        other = replace(CRAWL, id=f"crawl-{number}", created_at=1_000.0 + number)
-        await PipelineLedger(ledger).crawls.start_crawl(other, [], interval=1)
+        record = replace(CRAWL, id=f"crawl-{number}", created_at=1_000.0 + number)
+        await PipelineLedger(ledger).crawls.start_crawl(record, [], interval=1)
     page = await PipelineLedger(ledger).crawls.list_crawls(limit=2)
     assert [each.crawl.id for each in page.items] == ["crawl-2", "crawl-1"]
     assert [each.state for each in page.items] == [CrawlState.DONE] * 2
-    rest = await PipelineLedger(ledger).crawls.list_crawls(limit=2, cursor=page.next_cursor)
-    assert [each.crawl.id for each in rest.items] == ["crawl-0"]
+    second_page = await PipelineLedger(ledger).crawls.list_crawls(limit=2, cursor=page.next_cursor)
+    assert [each.crawl.id for each in second_page.items] == ["crawl-0"]
 
 
-async def test_old_crawls_are_forgotten_but_none_of_which_a_page_may_still_be_visited(
+async def test_old_crawls_are_dropped_once_no_page_of_them_can_still_be_visited(
     ledger: Ledger, crawl: CrawlRecord
 ) -> None:
-    async def dropped(age: float) -> int:
+    async def drop_old(age: float) -> int:
         crawls = PipelineLedger(ledger).crawls
-        rows = await removed(lambda limit: crawls.drop_old_crawls(age, limit=limit), limit=7)
+        rows = await remove_in_steps(
+            lambda limit: crawls.drop_old_crawls(age, limit=limit), limit=7
+        )
         return rows["crawls"]
 
     await PipelineLedger(ledger).crawls.claim_pages(
-        crawl.id, pages(*map(str, range(20))), 2_000.0, interval=1
+        crawl.id, make_found_pages(*map(str, range(20))), 2_000.0, interval=1
     )
-    assert await dropped(DAY) == 0  # its pages wait
+    assert await drop_old(DAY) == 0  # its pages wait
     await PipelineLedger(ledger).crawls.cancel_crawl(crawl.id, 3_000.0)
-    assert await dropped(ledger.clock.time()) == 0  # it is younger than that
+    assert await drop_old(ledger.clock.time()) == 0  # it is younger than that
     (job_id, *_) = [
         each.page.job_id
         for each in (await PipelineLedger(ledger).crawls.crawl_pages(crawl.id)).items
     ]
 
-    async def died(died_at: float) -> None:
+    async def let_job_die(died_at: float) -> None:
         change = (
             update(jobs).where(jobs.c.id == job_id).values(state=State.DEAD, updated_at=died_at)
         )
         await ledger.core.database.write(lambda connection: connection.execute(change).rowcount)
 
-    await died(ledger.clock.time())
-    assert await dropped(DAY) == 0  # it can be redriven
-    await died(4_000.0)
-    assert await dropped(DAY) == 1
+    await let_job_die(ledger.clock.time())
+    assert await drop_old(DAY) == 0  # it can be redriven
+    await let_job_die(4_000.0)
+    assert await drop_old(DAY) == 1
     assert await PipelineLedger(ledger).crawls.crawl(crawl.id) is None
     assert (await PipelineLedger(ledger).crawls.crawl_pages(crawl.id)).items == ()
     assert await ledger.job_reads.get(job_id) is not None

@@ -1,4 +1,4 @@
-"""`jobctl db users`: whom the processes log in as may read and write rows, and nothing else."""
+"""`jobctl db users`: the processes' users may read and write rows, and nothing else."""
 
 import asyncio
 import json
@@ -16,6 +16,7 @@ from switchyard.services.engine.records.results import Created
 from tests.support.made import new_job
 
 Logins = dict[str, str]
+"""The URL of each role's user."""
 
 
 @pytest.fixture
@@ -26,15 +27,15 @@ def owner(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.fixture
 def prefix(owner: str) -> str:
-    """Of users that no other test has: they are the server's, not the database's."""
+    """A prefix of user names of this test alone: users belong to the server, not to a database."""
     return owner.rpartition("/")[2]
 
 
 @pytest.fixture
 def logins(owner: str, prefix: str) -> Logins:
-    """The address of each role's user, made by the command."""
-    made = json.loads(CliRunner().invoke(app, ["users", "--prefix", prefix, "--json"]).stdout)
-    return {each["name"].rpartition("_")[2]: each["url"] for each in made}
+    """The URL of each role's user, made by the command."""
+    created = json.loads(CliRunner().invoke(app, ["users", "--prefix", prefix, "--json"]).stdout)
+    return {user["name"].rpartition("_")[2]: user["url"] for user in created}
 
 
 async def execute(url: str, statement: str) -> None:
@@ -69,12 +70,12 @@ async def test_the_application_works_with_the_ledger_and_the_reader_sees_it(
         ("reader", "DROP TABLE jobs"),
     ],
 )
-async def test_it_may_not(logins: Logins, role: str, statement: str) -> None:
+async def test_a_role_may_run_no_other_statement(logins: Logins, role: str, statement: str) -> None:
     with pytest.raises(LedgerError, match=r"permission denied|must be owner"):
         await execute(logins[role], statement)
 
 
-async def test_a_table_of_a_later_upgrade_is_theirs_without_another_command(
+async def test_the_roles_may_use_a_table_of_a_later_upgrade_at_once(
     owner: str, logins: Logins
 ) -> None:
     await execute(owner, "CREATE TABLE later (id bigserial PRIMARY KEY, word text)")
@@ -88,9 +89,9 @@ def test_passwords_are_kept_renewed_or_given(
     logins: Logins, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def run(*options: str) -> str:
-        done = CliRunner().invoke(app, ["users", "--prefix", prefix, *options])
-        assert done.exit_code == 0, done.output
-        return done.output
+        result = CliRunner().invoke(app, ["users", "--prefix", prefix, *options])
+        assert result.exit_code == 0, result.output
+        return result.output
 
     assert "it keeps its password" in run()
     asyncio.run(execute(logins["reader"], "SELECT 1"))
@@ -99,26 +100,28 @@ def test_passwords_are_kept_renewed_or_given(
         asyncio.run(execute(logins["reader"], "SELECT 1"))
     monkeypatch.setenv("JOBS_READER_PASSWORD", 'it\'s %1 "given" $1 :x')
     assert "given" not in run()
-    where = logins["reader"].rpartition("@")[2]
+    server_address = logins["reader"].rpartition("@")[2]
     password = "it%27s%20%251%20%22given%22%20%241%20%3Ax"
-    asyncio.run(execute(f"postgresql+asyncpg://{prefix}_reader:{password}@{where}", "SELECT 1"))
+    asyncio.run(
+        execute(f"postgresql+asyncpg://{prefix}_reader:{password}@{server_address}", "SELECT 1")
+    )
 
 
 async def test_no_statement_has_a_password_in_it(
     owner: str, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sent: list[str] = []
+    statements: list[str] = []
     run = users._run_quoted
 
-    def noting(connection: Connection, *given: str) -> None:
-        sent.extend(given)
-        run(connection, *given)
+    def record_statement(connection: Connection, *parts: str) -> None:
+        statements.extend(parts)
+        run(connection, *parts)
 
-    monkeypatch.setattr(users, "_run_quoted", noting)
-    (made, _) = await users.make_database_users(owner, prefix)
-    assert made.password
-    assert any("ROLE %I" in each for each in sent)
-    assert not any(made.password in each for each in sent)
+    monkeypatch.setattr(users, "_run_quoted", record_statement)
+    (user, _) = await users.make_database_users(owner, prefix)
+    assert user.password
+    assert any("ROLE %I" in statement for statement in statements)
+    assert not any(user.password in statement for statement in statements)
     with pytest.raises(LedgerError, match="printable ASCII"):
         await users.make_database_users(owner, prefix, passwords={"reader": "größer"})
 
@@ -127,12 +130,12 @@ def test_whoever_does_not_own_the_tables_is_told_who_does(
     logins: Logins, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JOBS_DATABASE_URL", logins["application"])
-    done = CliRunner().invoke(app, ["users", "--prefix", prefix])
-    assert done.exit_code != 0
-    assert "the ledger's tables belong to 'test'" in str(done.exception)
+    result = CliRunner().invoke(app, ["users", "--prefix", prefix])
+    assert result.exit_code != 0
+    assert "the ledger's tables belong to 'test'" in str(result.exception)
 
 
-def test_an_empty_database_and_a_file_say_what_is_missing(
+def test_an_empty_database_and_sqlite_say_what_is_missing(
     empty_postgres_url: str, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JOBS_DATABASE_URL", empty_postgres_url)

@@ -11,15 +11,17 @@ from tests.support.made import NOW, letter
 HOUR = 3600.0
 
 
-def of_cause(job_id: str, message: str, **changes: object):
-    mark = cause_of("exhausted", "summarize_content", "ValueError", message, None).fingerprint
+def letter_of_cause(job_id: str, message: str, **changes: object):
+    fingerprint = cause_of(
+        "exhausted", "summarize_content", "ValueError", message, None
+    ).fingerprint
     return letter(
         job_id,
         "exhausted",
         error_type="ValueError",
         error_message=message,
         job_type="summarize_content",
-        fingerprint=mark,
+        fingerprint=fingerprint,
         **changes,
     )
 
@@ -27,8 +29,8 @@ def of_cause(job_id: str, message: str, **changes: object):
 async def test_letters_of_one_cause_are_a_group(ledger: Ledger) -> None:
     await ledger.dead_letters.index_dead(
         [
-            *(of_cause(f"a{n}", f"no page {n}", dead_at=NOW - n * HOUR) for n in range(30)),
-            *(of_cause(f"b{n}", "disk full", dead_at=NOW - 100 + n) for n in range(3)),
+            *(letter_of_cause(f"a{n}", f"no page {n}", dead_at=NOW - n * HOUR) for n in range(30)),
+            *(letter_of_cause(f"b{n}", "disk full", dead_at=NOW - 100 + n) for n in range(3)),
         ]
     )
     first, second = await ledger.dead_letters.dead_groups(now=NOW)
@@ -41,13 +43,15 @@ async def test_letters_of_one_cause_are_a_group(ledger: Ledger) -> None:
         30
     ]
 
-    wanted = DeadLetterFilter(group=first.fingerprint[:6], state="waiting")
-    assert await ledger.dead_letters.count_dead(wanted) == 30
-    assert len((await ledger.dead_letters.list_dead(wanted)).items) == 30
+    letter_filter = DeadLetterFilter(group=first.fingerprint[:6], state="waiting")
+    assert await ledger.dead_letters.count_dead(letter_filter) == 30
+    assert len((await ledger.dead_letters.list_dead(letter_filter)).items) == 30
 
 
-async def test_groups_are_of_one_state(ledger: Ledger) -> None:
-    await ledger.dead_letters.index_dead([of_cause("a", "disk full"), of_cause("b", "disk full")])
+async def test_groups_hold_the_letters_of_the_filtered_state(ledger: Ledger) -> None:
+    await ledger.dead_letters.index_dead(
+        [letter_of_cause("a", "disk full"), letter_of_cause("b", "disk full")]
+    )
     await ledger.dead_letters.mark_dead_state(["a"], DeadLetterState.PURGED, NOW)
     assert [group.count for group in await ledger.dead_letters.dead_groups()] == [1]
     assert [
@@ -65,24 +69,24 @@ async def test_groups_are_of_one_state(ledger: Ledger) -> None:
     )
 
 
-async def test_letters_of_before_there_were_groups_get_theirs(ledger: Ledger) -> None:
+async def test_letters_without_a_fingerprint_are_grouped_later(ledger: Ledger) -> None:
     await ledger.dead_letters.index_dead(
         [letter(f"old{n}", error_message=f"no page {n}") for n in range(1_100)]
     )
     assert await ledger.dead_letters.dead_groups() == []
     assert await ledger.dead_letters.group_letters(fingerprint_of) == 1_100
     assert [group.count for group in await ledger.dead_letters.dead_groups()] == [1_100]
-    assert await ledger.dead_letters.group_letters(_never) == 0
+    assert await ledger.dead_letters.group_letters(_refuse_to_group) == 0
 
 
-def _never(found: DeadLetter) -> str:
-    raise AssertionError(f"{found.id} has its group")
+def _refuse_to_group(dead_letter: DeadLetter) -> str:
+    raise AssertionError(f"{dead_letter.id} has its group")
 
 
 async def test_letters_are_filtered_by_ids_and_time(ledger: Ledger) -> None:
     await ledger.dead_letters.index_dead([letter(f"a{n}", dead_at=NOW + n) for n in range(5)])
-    many = frozenset({"a1", "a3", *(f"unknown-{n}" for n in range(40_000))})
-    assert await ledger.dead_letters.count_dead(DeadLetterFilter(ids=many)) == 2
+    ids = frozenset({"a1", "a3", *(f"unknown-{n}" for n in range(40_000))})
+    assert await ledger.dead_letters.count_dead(DeadLetterFilter(ids=ids)) == 2
     between = DeadLetterFilter(since=NOW + 1, until=NOW + 3)
     assert [each.id for each in (await ledger.dead_letters.list_dead(between)).items] == [
         "a3",
@@ -92,13 +96,13 @@ async def test_letters_are_filtered_by_ids_and_time(ledger: Ledger) -> None:
     in_order = await ledger.dead_letters.letters_in(DeadLetterFilter(), states=["waiting"], limit=2)
     assert [each.id for each in in_order] == ["a0", "a1"]
     last = in_order[-1]
-    rest = await ledger.dead_letters.letters_in(
+    following = await ledger.dead_letters.letters_in(
         DeadLetterFilter(), states=["waiting"], after=(last.dead_at, last.id)
     )
-    assert [each.id for each in rest] == ["a2", "a3", "a4"]
+    assert [each.id for each in following] == ["a2", "a3", "a4"]
 
 
 @pytest.mark.parametrize("limit", [0, 1_001])
-async def test_groups_are_not_endless(ledger: Ledger, limit: int) -> None:
+async def test_the_number_of_groups_is_bounded(ledger: Ledger, limit: int) -> None:
     with pytest.raises(ValueError, match="limit"):
         await ledger.dead_letters.dead_groups(limit=limit)

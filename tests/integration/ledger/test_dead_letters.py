@@ -19,10 +19,10 @@ async def test_a_letter_marks_its_waiting_job_dead(ledger: Ledger) -> None:
     record = await ledger.job_reads.get("job-1")
     assert record is not None
     assert (record.state, record.reason) == (State.DEAD, "expired")
-    found = await ledger.dead_letters.get_dead("job-1")
-    assert found is not None
-    assert (found.body, found.headers, found.copies) == (b'{"a":1}', {"x-death": [1]}, 1)
-    assert found.state == "waiting"
+    stored = await ledger.dead_letters.get_dead("job-1")
+    assert stored is not None
+    assert (stored.body, stored.headers, stored.copies) == (b'{"a":1}', {"x-death": [1]}, 1)
+    assert stored.state == "waiting"
 
 
 async def test_any_bytes_can_be_a_letter(ledger: Ledger) -> None:
@@ -30,17 +30,17 @@ async def test_any_bytes_can_be_a_letter(ledger: Ledger) -> None:
     await ledger.dead_letters.index_dead(
         [letter(None, "malformed", id="raw-1", body=body, error_message="a\x00\ud800")]
     )
-    found = await ledger.dead_letters.get_dead("raw-1")
-    assert found is not None
-    assert (found.body, found.job_id) == (body, None)
+    stored = await ledger.dead_letters.get_dead("raw-1")
+    assert stored is not None
+    assert (stored.body, stored.job_id) == (body, None)
 
 
 async def test_letters_of_one_id_are_counted(ledger: Ledger) -> None:
     await ledger.dead_letters.index_dead([letter(), letter(dead_at=NOW + 40)])
     await ledger.dead_letters.index_dead([letter(dead_at=NOW + 50)])
-    found = await ledger.dead_letters.get_dead("job-1")
-    assert found is not None
-    assert (found.copies, found.first_at, found.dead_at) == (3, NOW + 30, NOW + 30)
+    stored = await ledger.dead_letters.get_dead("job-1")
+    assert stored is not None
+    assert (stored.copies, stored.first_at, stored.dead_at) == (3, NOW + 30, NOW + 30)
 
 
 async def test_a_letter_that_comes_back_after_a_redrive_waits_again(ledger: Ledger) -> None:
@@ -50,9 +50,9 @@ async def test_a_letter_that_comes_back_after_a_redrive_waits_again(ledger: Ledg
         == 1
     )
     await ledger.dead_letters.index_dead([letter(redrives=1)])
-    found = await ledger.dead_letters.get_dead("job-1")
-    assert found is not None
-    assert (found.state, found.copies, found.redrives) == ("waiting", 1, 1)
+    stored = await ledger.dead_letters.get_dead("job-1")
+    assert stored is not None
+    assert (stored.state, stored.copies, stored.redrives) == ("waiting", 1, 1)
 
 
 @pytest.mark.parametrize("end", [State.SUCCEEDED, State.CANCELLED])
@@ -111,9 +111,9 @@ async def test_any_number_of_letters_can_be_marked(ledger: Ledger) -> None:
     await ledger.dead_letters.index_dead([letter("a"), letter("b")])
     ids = ["a", *(f"unknown-{n}" for n in range(40_000))]
     assert await ledger.dead_letters.mark_dead_state(ids, DeadLetterState.PURGED, NOW) == 1
-    found = await ledger.dead_letters.get_dead("b")
-    assert found is not None
-    assert found.state == "waiting"
+    stored = await ledger.dead_letters.get_dead("b")
+    assert stored is not None
+    assert stored.state == "waiting"
 
 
 async def test_dead_letters_are_listed_and_filtered(ledger: Ledger) -> None:
@@ -125,16 +125,16 @@ async def test_dead_letters_are_listed_and_filtered(ledger: Ledger) -> None:
         ]
     )
     page = await ledger.dead_letters.list_dead(limit=2)
-    assert [found.id for found in page.items] == ["c", "b"]
+    assert [row.id for row in page.items] == ["c", "b"]
     page = await ledger.dead_letters.list_dead(limit=2, cursor=page.next_cursor)
-    assert [found.id for found in page.items] == ["a"]
+    assert [row.id for row in page.items] == ["a"]
     assert page.next_cursor is None
-    for wanted, ids in [
+    for letter_filter, expected_ids in [
         (DeadLetterFilter(reason="exhausted"), ["c", "b"]),
         (DeadLetterFilter(error_type="ValueError"), ["b"]),
         (DeadLetterFilter(lane="hot"), ["a"]),
         (DeadLetterFilter(since=NOW + 3), ["c"]),
         (DeadLetterFilter(state="purged"), []),
     ]:
-        page = await ledger.dead_letters.list_dead(wanted)
-        assert [found.id for found in page.items] == ids
+        page = await ledger.dead_letters.list_dead(letter_filter)
+        assert [row.id for row in page.items] == expected_ids

@@ -61,7 +61,7 @@ async def test_stages_are_completed_once_and_in_order(ledger: Ledger) -> None:
     assert (stored.current_stage, stored.state) == ("store", "storing")
 
 
-async def test_unknown_documents(ledger: Ledger) -> None:
+async def test_an_unknown_document_is_none(ledger: Ledger) -> None:
     assert await PipelineLedger(ledger).documents.get_document("nobody") is None
     assert await PipelineLedger(ledger).documents.set_stage("nobody", "extract", "failed") is None
 
@@ -87,20 +87,22 @@ async def test_a_renewed_document_begins_again_under_its_id_and_source(ledger: L
     assert (renewed.content_hash, renewed.filename, renewed.pipeline) == ("hash-2", "v2", "p-2")
     assert (renewed.state, renewed.current_stage, renewed.completed_stages) == ("queued", None, ())
     assert await PipelineLedger(ledger).documents.get_document(first.id) == renewed
-    nobody = replace(renewed, id="nobody")
+    unknown = replace(renewed, id="nobody")
     assert (
         await PipelineLedger(ledger).documents.renew_document(
-            nobody, "hash-3", filename="v2", **fields
+            unknown, "hash-3", filename="v2", **fields
         )
         is None
     )
 
 
-@pytest.mark.parametrize("before", ["p-1", None])
-async def test_of_those_who_renew_a_document_at_once_one_does(
-    ledger: Ledger, before: str | None
+@pytest.mark.parametrize("first_pipeline", ["p-1", None])
+async def test_of_concurrent_renewals_of_a_document_one_counts(
+    ledger: Ledger, first_pipeline: str | None
 ) -> None:
-    first, _ = await PipelineLedger(ledger).documents.upsert_document("hash-1", pipeline=before)
+    first, _ = await PipelineLedger(ledger).documents.upsert_document(
+        "hash-1", pipeline=first_pipeline
+    )
     fields: dict[str, Any] = {"title": None, "media_type": None, "size_bytes": None}
     renewed = await asyncio.gather(
         *(
@@ -115,7 +117,7 @@ async def test_of_those_who_renew_a_document_at_once_one_does(
     ]
 
 
-async def test_of_those_who_take_a_source_over_one_does(ledger: Ledger) -> None:
+async def test_of_concurrent_takeovers_of_a_source_one_counts(ledger: Ledger) -> None:
     first, _ = await PipelineLedger(ledger).documents.upsert_document(
         "hash-1", source="s", pipeline="p-1"
     )
@@ -133,9 +135,9 @@ async def test_of_those_who_take_a_source_over_one_does(ledger: Ledger) -> None:
     remaining = await PipelineLedger(ledger).documents.get_document(first.id)
     assert remaining is not None
     assert remaining == replace(first, source=None, updated_at=remaining.updated_at)
-    absent = await PipelineLedger(ledger).documents.find_document("nothing has this", "s")
-    assert absent is not None
-    assert absent.id == winner
+    source_document = await PipelineLedger(ledger).documents.find_document("nothing has this", "s")
+    assert source_document is not None
+    assert source_document.id == winner
 
 
 async def test_a_document_that_another_run_has_taken_up_keeps_its_source(ledger: Ledger) -> None:

@@ -113,7 +113,7 @@ async def test_a_worker_that_stops_gives_its_jobs_back(ledger: Ledger) -> None:
     assert await ledger.jobs.finish(finish(job_id="job-3", claim_id="claim-3"))
 
 
-async def test_cancelling(ledger: Ledger) -> None:
+async def test_a_cancel_answers_by_the_state_of_the_job(ledger: Ledger) -> None:
     assert await ledger.jobs.cancel("job-1", NOW) == NoSuchJob()
     await ledger.jobs.record(new_job())
     await ledger.jobs.claim(claim())

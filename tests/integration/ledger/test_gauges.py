@@ -3,7 +3,7 @@ from switchyard.services.engine.records.states import State
 from tests.support.made import NOW, claim, finish, letter, new_job
 
 
-async def test_what_is_open_is_counted_by_lane_and_the_oldest_found(ledger: Ledger) -> None:
+async def test_open_jobs_are_counted_by_lane_and_state_and_the_oldest_found(ledger: Ledger) -> None:
     for number in range(3):
         await ledger.jobs.record(new_job(f"job-{number}", now=NOW + number))
     await ledger.jobs.record(new_job("later", lane="backfill", run_at=NOW + 900))
@@ -20,7 +20,7 @@ async def test_what_is_open_is_counted_by_lane_and_the_oldest_found(ledger: Ledg
     assert gauges.oldest_pending == NOW
 
 
-async def test_what_has_ended_is_not_counted(ledger: Ledger) -> None:
+async def test_ended_jobs_are_not_counted(ledger: Ledger) -> None:
     await ledger.jobs.record(new_job())
     await ledger.jobs.claim(claim())
     await ledger.jobs.finish(finish(State.SUCCEEDED))
@@ -41,7 +41,7 @@ async def test_dead_letters_are_counted_by_cause_also_without_a_lane(ledger: Led
     assert gauges.dead == {("hot", "exhausted"): 2, ("", "malformed"): 1}
 
 
-async def test_what_each_kind_of_worker_has_to_do(ledger: Ledger) -> None:
+async def test_the_load_of_a_host_is_counted_by_worker_kind(ledger: Ledger) -> None:
     for number in range(7):
         await ledger.jobs.record(new_job(f"job-{number}", now=NOW))
     await ledger.jobs.mark_queued(["job-0"], NOW + 7)

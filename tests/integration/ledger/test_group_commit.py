@@ -49,8 +49,8 @@ async def test_a_cancelled_caller_does_not_break_its_batch(ledger: Ledger) -> No
     assert await ledger.jobs.record(new_job("job-99")) == Created("job-99")
 
 
-async def test_all_kinds_of_writes_of_one_job_in_one_transaction(ledger: Ledger) -> None:
-    # Submitted in the wrong order on purpose: the transaction puts it right.
+async def test_writes_of_one_job_are_put_in_order_within_a_transaction(ledger: Ledger) -> None:
+    # Submitted in the wrong order on purpose.
     finished, claimed, _, recorded = await asyncio.gather(
         ledger.jobs.finish(finish()),
         ledger.jobs.claim(claim()),
@@ -69,20 +69,24 @@ async def test_a_new_job_and_its_confirm_take_one_statement_each(ledger: Ledger)
     await ledger.jobs.record(new_job("job-0"))  # measures the clock, too
     statements: list[str] = []
 
-    def note(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+    def record_statement(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
         statements.append(statement.split()[0])
 
-    event.listen(Engine, "before_cursor_execute", note)
+    event.listen(Engine, "before_cursor_execute", record_statement)
     try:
         await ledger.jobs.record(new_job("job-1"))
         await ledger.jobs.mark_queued(["job-1"], NOW)
         assert await ledger.jobs.record(new_job("job-1")) == Existing("job-1", State.QUEUED)
     finally:
-        event.remove(Engine, "before_cursor_execute", note)
-    assert [each for each in statements if each != "BEGIN"][:3] == ["INSERT", "UPDATE", "INSERT"]
+        event.remove(Engine, "before_cursor_execute", record_statement)
+    assert [statement for statement in statements if statement != "BEGIN"][:3] == [
+        "INSERT",
+        "UPDATE",
+        "INSERT",
+    ]
 
 
-async def test_a_batch_of_new_and_known_jobs_and_confirms(ledger: Ledger) -> None:
+async def test_a_batch_may_mix_new_and_known_jobs_and_confirms(ledger: Ledger) -> None:
     await ledger.jobs.record_many([new_job("job-1"), new_job("job-2")])
     known, _, new = await asyncio.gather(
         ledger.jobs.record(new_job("job-1")),
@@ -94,7 +98,7 @@ async def test_a_batch_of_new_and_known_jobs_and_confirms(ledger: Ledger) -> Non
     assert counts == {"hot": {State.PENDING: 2, State.QUEUED: 1}}
 
 
-async def test_more_operations_than_a_batch_holds(ledger: Ledger) -> None:
+async def test_more_operations_than_a_batch_holds_are_all_written(ledger: Ledger) -> None:
     answers = await ledger.jobs.record_many([new_job(f"job-{n}") for n in range(1_201)])
     assert answers == [Created(f"job-{n}") for n in range(1_201)]
     assert await ledger.job_reads.counts() == {"hot": {State.PENDING: 1_201}}
@@ -117,14 +121,14 @@ async def test_a_closed_ledger_has_written_what_waited_and_takes_no_more(
         await ledger.jobs.record(new_job("job-2"))
 
 
-@pytest.mark.parametrize("recorded", [True, False], ids=["recorded", "foreign"])
+@pytest.mark.parametrize("is_recorded", [True, False], ids=["recorded", "unrecorded"])
 async def test_processes_on_one_database_share_out_the_jobs(
-    ledger: Ledger, database_url: str, recorded: bool
+    ledger: Ledger, database_url: str, is_recorded: bool
 ) -> None:
-    if recorded:
+    if is_recorded:
         await ledger.jobs.record_many([new_job(f"job-{n}") for n in range(300)])
     runner = commands()
-    done = await asyncio.gather(
+    processes = await asyncio.gather(
         *(
             asyncio.to_thread(
                 runner.run,
@@ -138,7 +142,7 @@ async def test_processes_on_one_database_share_out_the_jobs(
             for n in range(3)
         )
     )
-    assert [each.stderr for each in done if each.returncode] == []
-    outputs = [each.stdout.split() for each in done]
+    assert [process.stderr for process in processes if process.returncode] == []
+    outputs = [process.stdout.split() for process in processes]
     claimed = sorted(int(job) for output in outputs for job in output)
     assert claimed == list(range(300))

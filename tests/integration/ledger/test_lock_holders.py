@@ -1,4 +1,4 @@
-"""Who has locked a ledger of SQLite, as the doctor tells it."""
+"""The doctor names the process that has locked an SQLite ledger."""
 
 import asyncio
 import os
@@ -19,7 +19,7 @@ from switchyard.services.engine.monitoring.checks.doctor_context import DoctorCo
 from switchyard.services.engine.monitoring.checks.ledger import ledger
 from tests.support.ledgers import make_ledger
 
-LOCK = """
+LOCK_SCRIPT = """
 import sqlite3, sys
 held = sqlite3.connect(sys.argv[1], isolation_level=None)
 held.execute("BEGIN IMMEDIATE")
@@ -29,15 +29,15 @@ sys.stdin.read()
 
 
 @pytest.fixture
-async def file(sqlite_url: str) -> Path:
+async def ledger_file(sqlite_url: str) -> Path:
     await make_ledger(sqlite_url)
     return Path(sqlite_url.partition(":///")[2])
 
 
 @pytest.fixture
-def holder(file: Path) -> Iterator[subprocess.Popen[bytes]]:
+def holder(ledger_file: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A process that has locked the ledger."""
-    command = [sys.executable, "-c", LOCK, str(file)]
+    command = [sys.executable, "-c", LOCK_SCRIPT, str(ledger_file)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"held\n"
@@ -45,25 +45,25 @@ def holder(file: Path) -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
-async def test_a_process_that_was_stopped_while_it_held_the_lock_is_let_go_on(
+async def test_for_a_stopped_holder_of_the_lock_the_remedy_is_kill_cont(
     sqlite_url: str, holder: subprocess.Popen[bytes]
 ) -> None:
     context = DoctorContext(Settings(database_url=sqlite_url), Registry())
-    (found,) = await ledger(context)
-    assert found.finding is Finding.LEDGER_LOCKED
-    assert f"`kill {holder.pid}` only where it hangs" in found.remedy
+    (result,) = await ledger(context)
+    assert result.finding is Finding.LEDGER_LOCKED
+    assert f"`kill {holder.pid}` only where it hangs" in result.remedy
     holder.send_signal(signal.SIGSTOP)
     await asyncio.to_thread(os.waitpid, holder.pid, os.WUNTRACED)
-    (found,) = await ledger(context)
-    assert f"process {holder.pid} (" in found.remedy
-    assert f"was stopped by a signal: `kill -CONT {holder.pid}` lets it go on" in found.remedy
-    assert f"`kill {holder.pid}`" not in found.remedy
+    (result,) = await ledger(context)
+    assert f"process {holder.pid} (" in result.remedy
+    assert f"was stopped by a signal: `kill -CONT {holder.pid}` lets it go on" in result.remedy
+    assert f"`kill {holder.pid}`" not in result.remedy
 
 
-async def test_who_only_reads_holds_no_lock(file: Path) -> None:
-    reader = sqlite3.connect(file, isolation_level=None)
+async def test_a_reader_holds_no_lock(ledger_file: Path) -> None:
+    reader = sqlite3.connect(ledger_file, isolation_level=None)
     reader.execute("BEGIN")
     reader.execute("SELECT count(*) FROM jobs").fetchone()
-    assert find_writers(file) == []
-    assert find_writers(file.with_name("nothing")) == []
+    assert find_writers(ledger_file) == []
+    assert find_writers(ledger_file.with_name("nothing")) == []
     reader.close()

@@ -21,7 +21,7 @@ from switchyard.services.engine.scheduler.small_steps import (
     MIN_REMOVED_ON_SERVER,
     StepSize,
 )
-from tests.support.ended_jobs import ENDED, ended, known, recorded
+from tests.support.ended_jobs import ENDED, read_job_ids, record_ended_job, record_old_job
 from tests.support.made import NOW, claim, finish, letter, new_job
 
 DAY = 86_400.0
@@ -33,26 +33,26 @@ AGES = RetentionAges(
 
 
 async def test_jobs_go_when_the_age_of_their_state_or_type_is_over(ledger: Ledger) -> None:
-    await ended(ledger, "old", days=31)
-    await ended(ledger, "young", days=29)
-    await ended(ledger, "old-cancelled", state=State.CANCELLED, days=31, lane="backfill")
-    await ended(ledger, "dead", state=State.DEAD, days=364)
-    await ended(ledger, "old-dead", state=State.DEAD, days=366)
-    await ended(ledger, "page", job_type="fetch_page", days=8)
-    await ended(ledger, "dead-page", job_type="fetch_page", state=State.DEAD, days=364)
-    await ended(ledger, "for-ever", job_type="keep_me", days=10_000)
+    await record_ended_job(ledger, "old", days=31)
+    await record_ended_job(ledger, "young", days=29)
+    await record_ended_job(ledger, "old-cancelled", state=State.CANCELLED, days=31, lane="backfill")
+    await record_ended_job(ledger, "dead", state=State.DEAD, days=364)
+    await record_ended_job(ledger, "old-dead", state=State.DEAD, days=366)
+    await record_ended_job(ledger, "page", job_type="fetch_page", days=8)
+    await record_ended_job(ledger, "dead-page", job_type="fetch_page", state=State.DEAD, days=364)
+    await record_ended_job(ledger, "for-ever", job_type="keep_me", days=10_000)
     report = await Pruner(ledger, AGES).prune()
-    assert await known(ledger) == {"young", "dead", "dead-page", "for-ever"}
+    assert await read_job_ids(ledger) == {"young", "dead", "dead-page", "for-ever"}
     assert report.rows["jobs"] == report.jobs.total() == 4
 
 
 async def test_a_lane_has_an_age_of_its_own_and_a_type_in_it_keeps_its_own(ledger: Ledger) -> None:
     for lane in ("hot", "backfill", "maintenance"):
-        await ended(ledger, f"{lane}-page", job_type="fetch_page", days=8, lane=lane)
-        await ended(ledger, f"{lane}-kept", job_type="keep_me", days=100, lane=lane)
+        await record_ended_job(ledger, f"{lane}-page", job_type="fetch_page", days=8, lane=lane)
+        await record_ended_job(ledger, f"{lane}-kept", job_type="keep_me", days=100, lane=lane)
         for days in (2, 20, 40):
-            await ended(ledger, f"{lane}-{days}", days=days, lane=lane)
-        await ended(ledger, f"{lane}-dead", state=State.DEAD, days=40, lane=lane)
+            await record_ended_job(ledger, f"{lane}-{days}", days=days, lane=lane)
+        await record_ended_job(ledger, f"{lane}-dead", state=State.DEAD, days=40, lane=lane)
     ages = replace(AGES, lanes={"backfill": DAY, "maintenance": None})
     pruner = Pruner(ledger, ages)
     assert (await pruner.make_pass(dry_run=True)).rows["jobs"] == 7
@@ -61,7 +61,7 @@ async def test_a_lane_has_an_age_of_its_own_and_a_type_in_it_keeps_its_own(ledge
     kept = {
         f"{lane}-{name}" for lane in ("hot", "backfill", "maintenance") for name in ("kept", "dead")
     }
-    assert await known(ledger) == kept | {
+    assert await read_job_ids(ledger) == kept | {
         "hot-2",
         "hot-20",
         "maintenance-2",
@@ -71,26 +71,26 @@ async def test_a_lane_has_an_age_of_its_own_and_a_type_in_it_keeps_its_own(ledge
 
 
 async def test_nothing_is_removed_where_all_is_kept_for_ever(ledger: Ledger) -> None:
-    await ended(ledger, "old", days=10_000)
+    await record_ended_job(ledger, "old", days=10_000)
     ages = RetentionAges(dict.fromkeys((State.SUCCEEDED, State.CANCELLED, State.DEAD)))
     assert (await Pruner(ledger, ages).prune()).rows == Counter()
-    assert await known(ledger) == {"old"}
+    assert await read_job_ids(ledger) == {"old"}
 
 
 @pytest.mark.parametrize("state", sorted(set(State) - set(ENDED)))
 async def test_a_job_that_has_not_ended_stays_however_old(ledger: Ledger, state: State) -> None:
-    await recorded(ledger, "open", state=state, days=10_000)
+    await record_old_job(ledger, "open", state=state, days=10_000)
     await Pruner(ledger, AGES).prune()
-    assert await known(ledger) == {"open"}
+    assert await read_job_ids(ledger) == {"open"}
 
 
 async def test_a_job_goes_after_all_that_followed_from_it(ledger: Ledger) -> None:
-    await ended(ledger, "root", days=50)
-    await ended(ledger, "stage", days=45, parent_id="root", lane="maintenance")
-    await recorded(ledger, "last", state=State.QUEUED, days=40, parent_id="stage")
+    await record_ended_job(ledger, "root", days=50)
+    await record_ended_job(ledger, "stage", days=45, parent_id="root", lane="maintenance")
+    await record_old_job(ledger, "last", state=State.QUEUED, days=40, parent_id="stage")
     pruner = Pruner(ledger, AGES)
     report = await pruner.prune()
-    assert await known(ledger) == {"root", "stage", "last"}
+    assert await read_job_ids(ledger) == {"root", "stage", "last"}
     assert report.kept == {KeptFor.FOLLOWERS: 2}
     await ledger.core.database.write(
         lambda connection: connection.execute(
@@ -99,28 +99,28 @@ async def test_a_job_goes_after_all_that_followed_from_it(ledger: Ledger) -> Non
     )
     assert (await pruner.make_pass(dry_run=True)).rows["jobs"] == 3
     await pruner.prune()
-    assert await known(ledger) == set()
+    assert await read_job_ids(ledger) == set()
 
 
 async def test_a_parent_that_is_the_job_itself_keeps_nothing(ledger: Ledger) -> None:
-    await ended(ledger, "own", parent_id="own")
+    await record_ended_job(ledger, "own", parent_id="own")
     await Pruner(ledger, AGES).prune()
-    assert await known(ledger) == set()
+    assert await read_job_ids(ledger) == set()
 
 
 async def test_members_of_a_join_stay_until_the_job_that_waited_has_gone(ledger: Ledger) -> None:
-    await ended(ledger, "member", join_id="waits")
-    await recorded(ledger, "waits", state=State.DEAD, days=40, joins=Joining())
+    await record_ended_job(ledger, "member", join_id="waits")
+    await record_old_job(ledger, "waits", state=State.DEAD, days=40, joins=Joining())
     assert (await Pruner(ledger, AGES).prune()).kept == {KeptFor.JOIN: 1}
-    assert await known(ledger) == {"member", "waits"}
+    assert await read_job_ids(ledger) == {"member", "waits"}
 
 
 async def test_a_job_whose_letter_waits_is_kept_and_its_letter_too(ledger: Ledger) -> None:
-    await ended(ledger, "dead", state=State.DEAD, days=400)
+    await record_ended_job(ledger, "dead", state=State.DEAD, days=400)
     await ledger.dead_letters.index_dead([letter("dead", dead_at=NOW - 400 * DAY)])
     await age_letters(ledger, 400)
     report = await Pruner(ledger, AGES).prune()
-    assert (await known(ledger), report.kept) == ({"dead"}, {KeptFor.LETTER: 1})
+    assert (await read_job_ids(ledger), report.kept) == ({"dead"}, {KeptFor.LETTER: 1})
     await ledger.dead_letters.mark_dead_state(["dead"], DeadLetterState.DROPPED, 0.0)
     report = await Pruner(ledger, AGES).prune()
     assert report.rows == {"jobs": 1, "dead_letters": 1}
@@ -142,13 +142,13 @@ async def test_jobs_of_a_backfill_stay_until_it_has_ended_and_are_counted_after(
     operation = await ledger.bulk.create_bulk(
         "backfill-1", kind="backfill", title="all", spec={}, created_by="test"
     )
-    await ended(ledger, "item", operation_id=operation.id)
-    await ended(ledger, "stage", operation_id=operation.id, parent_id="item")
+    await record_ended_job(ledger, "item", operation_id=operation.id)
+    await record_ended_job(ledger, "stage", operation_id=operation.id, parent_id="item")
     before = await ledger.bulk_jobs.count_bulk_jobs(operation.id)
     assert (await Pruner(ledger, AGES).prune()).kept == {KeptFor.OPERATION: 2}
     await end_operation(ledger, operation.id, days=50)
     await Pruner(ledger, AGES).prune()
-    assert await known(ledger) == set()
+    assert await read_job_ids(ledger) == set()
     assert await ledger.bulk_jobs.count_bulk_jobs(operation.id) == before
     assert before == ({State.SUCCEEDED: 1}, {State.SUCCEEDED: 1})
 
@@ -159,7 +159,7 @@ async def test_what_a_redrive_sends_stays_until_it_has_ended(ledger: Ledger) -> 
     )
     assert await ledger.bulk.claim_bulk(BulkHold("me", 60.0), kinds=["redrive"]) is not None
     assert await ledger.redrives.record_plan("redrive-1", "me", {"sent": 1})
-    await ended(ledger, "sent")
+    await record_ended_job(ledger, "sent")
     assert (await Pruner(ledger, AGES).prune()).kept == {KeptFor.REDRIVE: 1}
     await end_operation(ledger, "redrive-1", days=70)
     assert (await Pruner(ledger, AGES).prune()).rows == {
@@ -171,11 +171,11 @@ async def test_what_a_redrive_sends_stays_until_it_has_ended(ledger: Ledger) -> 
 
 
 async def test_a_job_with_an_idempotency_key_is_found_by_it_for_a_week(ledger: Ledger) -> None:
-    await ended(ledger, "keyed", days=6.9, idempotency_key="key-1")
-    await ended(ledger, "old-keyed", days=7.1, idempotency_key="key-2")
+    await record_ended_job(ledger, "keyed", days=6.9, idempotency_key="key-1")
+    await record_ended_job(ledger, "old-keyed", days=7.1, idempotency_key="key-2")
     ages = RetentionAges({**AGES.states, State.SUCCEEDED: DAY})
     assert (await Pruner(ledger, ages).prune()).kept == {KeptFor.KEY: 1}
-    assert await known(ledger) == {"keyed"}
+    assert await read_job_ids(ledger) == {"keyed"}
 
 
 async def test_all_rows_of_a_job_go_with_it_in_transactions_of_a_few_attempts(
@@ -197,10 +197,10 @@ async def test_all_rows_of_a_job_go_with_it_in_transactions_of_a_few_attempts(
 
 async def test_a_dry_run_counts_the_same_and_removes_nothing(ledger: Ledger) -> None:
     for number in range(7):
-        await ended(ledger, f"job-{number}", days=40 + number)
-    await ended(ledger, "page", job_type="fetch_page", days=8)
+        await record_ended_job(ledger, f"job-{number}", days=40 + number)
+    await record_ended_job(ledger, "page", job_type="fetch_page", days=8)
     foreseen = await Pruner(ledger, AGES).make_pass(dry_run=True)
-    assert len(await known(ledger)) == 8
+    assert len(await read_job_ids(ledger)) == 8
     done = await Pruner(ledger, AGES).prune()
     assert (foreseen.jobs, foreseen.rows) == (done.jobs, done.rows)
     assert foreseen.jobs == {
@@ -212,7 +212,7 @@ async def test_a_dry_run_counts_the_same_and_removes_nothing(ledger: Ledger) -> 
 async def test_more_jobs_than_one_step_are_all_removed_past_those_that_stay(
     ledger: Ledger,
 ) -> None:
-    await ended(ledger, "job-0")
+    await record_ended_job(ledger, "job-0")
     row = await ledger.core.database.read(
         lambda connection: dict(connection.execute(select(jobs)).one()._mapping)
     )
@@ -225,22 +225,24 @@ async def test_more_jobs_than_one_step_are_all_removed_past_those_that_stay(
         lambda connection: connection.execute(jobs.insert(), many + children)
     )
     await Pruner(ledger, AGES).prune()
-    left = await known(ledger)
+    left = await read_job_ids(ledger)
     assert len([each for each in left if each.startswith("job-")]) == len(children)
 
 
 async def test_a_pass_that_removed_all_it_looked_at_is_followed_at_once(ledger: Ledger) -> None:
     pruner = Pruner(ledger, AGES)
     for name in ("old", "older"):
-        await ended(ledger, name)
+        await record_ended_job(ledger, name)
         await pruner.run()
-        assert await known(ledger) == set()
-    await ended(ledger, "parent")
-    await recorded(ledger, "open", state=State.QUEUED, days=40, parent_id="parent")
+        assert await read_job_ids(ledger) == set()
+    await record_ended_job(ledger, "parent")
+    await record_old_job(ledger, "open", state=State.QUEUED, days=40, parent_id="parent")
     await pruner.run()
-    await ended(ledger, "another")
+    await record_ended_job(ledger, "another")
     await pruner.run()
-    assert await known(ledger) == {"parent", "open", "another"}, "it rests: most would stay again"
+    assert await read_job_ids(ledger) == {"parent", "open", "another"}, (
+        "it rests: most would stay again"
+    )
 
 
 async def test_steps_stay_large_where_nobody_waits_for_them(ledger: Ledger) -> None:
@@ -260,7 +262,7 @@ async def test_a_removal_on_postgresql_waits_for_few_answers(postgres_url: str) 
 
     async with await Ledger.open(postgres_url) as ledger:
         for number in range(3):
-            await ended(ledger, f"job-{number}")
+            await record_ended_job(ledger, f"job-{number}")
         engine = ledger.core.database._engine.sync_engine  # type: ignore[attr-defined]
         event.listen(engine, "before_cursor_execute", note)
         removal = await ledger.retention.remove_jobs(AGES, [f"job-{n}" for n in range(3)])

@@ -39,7 +39,7 @@ from switchyard.services.llm.stored_answers import (
 from tests.support.eventually import eventually
 from tests.support.llm_process import asking
 from tests.support.object_stores import CONTAINER, s3_server
-from tests.support.small_steps import removed
+from tests.support.small_steps import remove_in_steps
 from tests.support.tcp_proxy import TcpProxy
 
 QUESTION = {"servers": [["http://there/v1", "m"]], "asked": {"messages": ["hello"]}}
@@ -312,9 +312,9 @@ async def test_claims_of_dead_processes_are_deleted_in_steps(
     for number in range(5):
         await records.claim_llm_answer(AnswerClaimRequest(f"k{number}", "dead", ttl=0, max_age=60))
     await records.record_llm_answer("answered", 1)
-    assert await removed(lambda limit: records.drop_dead_claims(limit=limit)) == Counter()
+    assert await remove_in_steps(lambda limit: records.drop_dead_claims(limit=limit)) == Counter()
     monkeypatch.setattr("switchyard.services.llm.ledger.llm_answers.DEAD_CLAIM_AGE", -1.0)
-    rows = await removed(lambda limit: records.drop_dead_claims(limit=limit))
+    rows = await remove_in_steps(lambda limit: records.drop_dead_claims(limit=limit))
     assert rows == {"llm_answers": 5}
 
 

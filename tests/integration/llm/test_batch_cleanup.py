@@ -10,7 +10,7 @@ from switchyard.services.llm.ledger import LlmLedger
 from switchyard.services.llm.records.llm_batches import BatchItem, ItemState
 from switchyard.services.llm.records.llm_spend import CallState, LlmCall, Requester
 from tests.support.made import new_job
-from tests.support.small_steps import removed
+from tests.support.small_steps import remove_in_steps
 
 
 async def test_abandoned_questions_are_deleted_in_steps_and_their_reservations_end(
@@ -33,12 +33,12 @@ async def test_abandoned_questions_are_deleted_in_steps_and_their_reservations_e
         freed_calls.extend(each.id for each in calls)
         return removal
 
-    assert (await removed(lambda limit: clean_up(60, limit))).total() == 0
+    assert (await remove_in_steps(lambda limit: clean_up(60, limit))).total() == 0
     await ledger.jobs.record(new_job("job-0"))
     await records.open_llm_batch(
         "batch-1", "p", max_wait=0, max_questions=1, max_bytes=1000
     )  # it takes one question
-    rows = await removed(lambda limit: clean_up(-60, limit))
+    rows = await remove_in_steps(lambda limit: clean_up(-60, limit))
     assert rows == {"llm_batch_items": 5, "llm_batch_waits": 5}
     assert len(freed_calls) == 5
     assert await ledger.core.database.read(count) == [1, 1, 1], "the question that was sent stays"

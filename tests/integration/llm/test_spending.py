@@ -36,7 +36,7 @@ from tests.support.eventually import eventually
 from tests.support.llm_server import FakeLlmServer
 from tests.support.made import claim, finish, new_job
 from tests.support.site import slow
-from tests.support.small_steps import removed
+from tests.support.small_steps import remove_in_steps
 
 PRICES = """
 [models.m]
@@ -392,7 +392,9 @@ async def test_old_calls_are_deleted(ledger: Ledger) -> None:
         await spending.settle_llm_call(call)
 
     async def dropped(max_age: float) -> Counter[str]:
-        return await removed(lambda limit: spending.drop_llm_calls(max_age=max_age, limit=limit))
+        return await remove_in_steps(
+            lambda limit: spending.drop_llm_calls(max_age=max_age, limit=limit)
+        )
 
     assert await dropped(0) == Counter(), "today's stay"
     rows = await dropped(-2 * DAY)

@@ -47,7 +47,7 @@ from tests.support.catalogue_servers import (
 )
 from tests.support.pdfs import pdf
 from tests.support.site import Behaviour, cut, fails, moved, says, throttled
-from tests.support.small_steps import removed
+from tests.support.small_steps import remove_in_steps
 
 TIDES = KnownWork(1, "On tides and their causes", 1999, "10.1000/tides", authors=("Richard Roe",))
 SEA = KnownWork(2, "The sea and its harbours", 2004, arxiv_id="1706.03762", authors=("A. Smith",))
@@ -290,7 +290,7 @@ async def test_claims_are_exclusive_end_with_their_holder_and_old_answers_are_dr
 
     async def dropped(max_age: float) -> int:
         answers = PipelineLedger(ledger).catalogue_answers
-        rows = await removed(
+        rows = await remove_in_steps(
             lambda limit: answers.drop_catalogue_answers(max_age=max_age, limit=limit), limit=1
         )
         return rows.total()

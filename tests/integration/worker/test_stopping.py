@@ -87,18 +87,18 @@ async def test_over_the_grace_a_job_goes_back_and_nothing_is_held_against_it(
 
 @pytest.mark.parametrize("step", ["raise", "permanent"])
 async def test_what_follows_from_a_handler_is_seen_through_beyond_the_grace(
-    system: System, held_publisher: TcpProxy, step: str
+    system: System, publishing_proxy: TcpProxy, step: str
 ) -> None:
     running = await system.start_worker("llm", shutdown_grace=0.1)
     await running.publishing()
-    held_publisher.pause("to_client")
+    publishing_proxy.pause("to_client")
     job_id = await system.publish("hot.scripted", {"steps": [step]}, max_attempts=1)
     await system.wait_for_letter(job_id)
     stopping = asyncio.create_task(running.stop())
     await eventually(lambda: set(running.worker.queue_states.values()) == {"away"})
     await asyncio.sleep(0.3)  # beyond the grace
     assert not stopping.done()
-    held_publisher.resume()
+    publishing_proxy.resume()
     await stopping
     record = await system.record(job_id)
     assert (record.state, record.attempts) == (State.DEAD, 1)
@@ -107,18 +107,18 @@ async def test_what_follows_from_a_handler_is_seen_through_beyond_the_grace(
 
 
 async def test_a_job_that_could_not_be_concluded_goes_back_and_counts_no_crash(
-    system: System, held_publisher: TcpProxy
+    system: System, publishing_proxy: TcpProxy
 ) -> None:
     running = await system.start_worker("llm", shutdown_grace=0.1)
     await running.publishing()
-    held_publisher.refuse()
-    held_publisher.cut()
+    publishing_proxy.refuse()
+    publishing_proxy.cut()
     job_id = await system.publish("hot.scripted", {"steps": ["raise", "done"]})
     await journal.started(job_id)
     await running.stop()
     record = await system.record(job_id)
     assert (record.state, record.attempts, record.crashes) == (State.QUEUED, 0, 0)
-    await held_publisher.accept()
+    await publishing_proxy.accept()
     await system.start_worker("llm")
     record = await system.wait_for_state(job_id, State.SUCCEEDED)
     assert (record.attempts, record.crashes, journal.runs(job_id)) == (0, 0, 2)
