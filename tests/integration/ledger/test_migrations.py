@@ -28,21 +28,21 @@ from switchyard.services.pipeline.ledger import PipelineLedger
 from tests.support.made import new_job
 
 
-def migrations() -> Config:
+def make_config() -> Config:
     config = Config()
     folder = Path(switchyard.services.engine.ledger.sql.__file__).parent / "migrations"
     config.set_main_option("script_location", str(folder))
     return config
 
 
-def revisions() -> list[str]:
-    """All migrations' numbers, the first one first."""
-    scripts = ScriptDirectory.from_config(migrations())
-    found = [each.revision for each in scripts.walk_revisions()]
-    return found[::-1]
+def list_revisions() -> list[str]:
+    """Return the numbers of all migrations, oldest first."""
+    scripts = ScriptDirectory.from_config(make_config())
+    newest_first = [script.revision for script in scripts.walk_revisions()]
+    return newest_first[::-1]
 
 
-REVISIONS = revisions()
+REVISIONS = list_revisions()
 
 
 async def test_the_migrated_tables_are_those_of_the_program(empty_database_url: str) -> None:
@@ -53,12 +53,12 @@ async def test_the_migrated_tables_are_those_of_the_program(empty_database_url: 
         PipelineLedger(ledger)
     database = await connect(empty_database_url)
 
-    def differences(connection: Connection) -> list[Any]:
+    def find_differences(connection: Connection) -> list[Any]:
         context = MigrationContext.configure(connection, opts={"compare_type": True})
         return list(compare_metadata(context, metadata))
 
     try:
-        assert await database.read(differences) == []
+        assert await database.read(find_differences) == []
     finally:
         await database.close()
 
@@ -66,15 +66,20 @@ async def test_the_migrated_tables_are_those_of_the_program(empty_database_url: 
 async def test_tables_that_grow_with_every_job_are_vacuumed_early(postgres_url: str) -> None:
     database = await connect(postgres_url)
 
-    def early(connection: Connection) -> list[str]:
-        with_settings = text(
+    def read_early_tables(connection: Connection) -> list[str]:
+        query = text(
             "SELECT relname FROM pg_class, unnest(reloptions) AS setting "
             "WHERE setting = 'autovacuum_vacuum_insert_scale_factor=0.02' ORDER BY relname"
         )
-        return list(connection.scalars(with_settings))
+        return list(connection.scalars(query))
 
     try:
-        assert await database.read(early) == ["attempts", "dead_letters", "job_tags", "jobs"]
+        assert await database.read(read_early_tables) == [
+            "attempts",
+            "dead_letters",
+            "job_tags",
+            "jobs",
+        ]
     finally:
         await database.close()
 
@@ -113,27 +118,31 @@ async def test_tables_of_an_older_version_are_refused(empty_database_url: str) -
             await ledger.check()
 
 
-@pytest.mark.parametrize(("oldest", "works"), [(SCHEMA_REVISION, True), ("9998", False)])
-async def test_newer_tables_are_used_while_they_say_that_this_program_may(
-    empty_database_url: str, oldest: str, works: bool
+@pytest.mark.parametrize(
+    ("oldest_program", "is_allowed"), [(SCHEMA_REVISION, True), ("9998", False)]
+)
+async def test_newer_tables_are_used_if_they_allow_this_program(
+    empty_database_url: str, oldest_program: str, is_allowed: bool
 ) -> None:
-    """As those of the next release, which has added a column."""
+    """The tables are those of a later release, which has added a column."""
     await upgrade(empty_database_url)
     database = await connect(empty_database_url)
 
     def migrate(connection: Connection) -> str:
-        own: str = connection.execute(text("SELECT oldest_program FROM system_id")).scalar_one()
+        own_oldest_program: str = connection.execute(
+            text("SELECT oldest_program FROM system_id")
+        ).scalar_one()
         connection.execute(text("ALTER TABLE jobs ADD COLUMN novelty TEXT"))
         connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
-        connection.execute(text("UPDATE system_id SET oldest_program = :o"), {"o": oldest})
-        return own
+        connection.execute(text("UPDATE system_id SET oldest_program = :o"), {"o": oldest_program})
+        return own_oldest_program
 
     assert await database.write(migrate) <= SCHEMA_REVISION
     await database.close()
     async with await Ledger.open(empty_database_url) as ledger:
-        if works:
+        if is_allowed:
             await ledger.check()
-            await upgrade(empty_database_url)  # an older program leaves them as they are
+            await upgrade(empty_database_url)  # an older program leaves the tables as they are
             assert await ledger.jobs.record(new_job()) == Created("job-1")
             assert await ledger.job_reads.get("job-1") is not None
         else:
@@ -143,7 +152,7 @@ async def test_newer_tables_are_used_while_they_say_that_this_program_may(
                 await upgrade(empty_database_url)
 
 
-async def test_a_file_that_is_not_there_is_no_ledger_and_stays_away(sqlite_url: str) -> None:
+async def test_a_missing_file_is_no_ledger_and_is_not_made(sqlite_url: str) -> None:
     file = Path(sqlite_url.removeprefix("sqlite+aiosqlite:///"))
     with pytest.raises(LedgerMissing, match=f"there is no ledger at {file}"):
         await Ledger.open(sqlite_url, check=True)
@@ -155,7 +164,9 @@ async def test_a_file_that_is_not_there_is_no_ledger_and_stays_away(sqlite_url: 
     assert list(file.parent.iterdir()) == []
 
 
-async def test_the_upgrade_says_where_and_whether_it_was_new(empty_database_url: str) -> None:
+async def test_an_upgrade_returns_the_location_and_whether_the_ledger_is_new(
+    empty_database_url: str,
+) -> None:
     first, second = await upgrade(empty_database_url), await upgrade(empty_database_url)
     assert (first.is_new, second.is_new) == (True, False)
     assert first.location == second.location
@@ -170,7 +181,7 @@ async def test_the_file_is_made_with_its_directory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("url", ["mysql://localhost/x", "nonsense", "sqlite+aiosqlite://"])
-async def test_an_address_that_is_not_to_be_used_is_refused(url: str) -> None:
+async def test_an_unusable_url_is_refused(url: str) -> None:
     with pytest.raises(LedgerError, match="sqlite"):
         await Ledger.open(url)
 
@@ -183,23 +194,23 @@ def test_the_program_knows_the_newest_migration() -> None:
 async def test_a_ledger_of_an_earlier_version_keeps_its_jobs(
     empty_database_url: str, versions: list[str]
 ) -> None:
-    """Of the first version; and one that had each version in turn, with a job of each."""
+    """From the first version at once, or through each version in turn, with a job of each."""
     database = await connect(empty_database_url, create=True)
-    job = text(
+    insert_job = text(
         "INSERT INTO jobs (id, job_type, lane, routing_key, worker, priority, state, source, "
         "attempts, max_attempts, redrives, crashes, created_at, updated_at, payload, metadata) "
         "VALUES (:id, 'noop', 'hot', 'hot.noop', 'llm', 5, 'queued', '', 0, 3, 0, 0, 1, 1, "
         "'{}', '{}')"
     )
 
-    def migrate(connection: Connection, to: str) -> None:
-        config = migrations()
+    def migrate(connection: Connection, version: str) -> None:
+        config = make_config()
         config.attributes["connection"] = connection
-        command.upgrade(config, to)
-        connection.execute(job, {"id": f"job-{to}"})
+        command.upgrade(config, version)
+        connection.execute(insert_job, {"id": f"job-{version}"})
 
     for version in versions:
-        await database.write(partial(migrate, to=version))
+        await database.write(partial(migrate, version=version))
     await database.close()
     await upgrade(empty_database_url)
     async with await Ledger.open(empty_database_url, check=True) as ledger:

@@ -1,16 +1,15 @@
-"""What jobs that are not over name, so that nobody cleans it away."""
+"""Names in unfinished jobs and waiting letters, which no clean-up may remove."""
 
 from __future__ import annotations
 
 import pytest
 
-from switchyard.services.engine.ledger import Ledger
-from switchyard.services.engine.ledger import referenced_keys as needed
+from switchyard.services.engine.ledger import Ledger, referenced_keys
 from switchyard.services.engine.records.states import DeadLetterState, State
 from tests.support.made import NOW, claim, finish, letter, message, new_job
 
 
-async def test_open_and_dead_jobs_name_what_is_needed_and_ended_ones_do_not(
+async def test_names_in_open_and_dead_jobs_are_needed_and_in_ended_ones_not(
     ledger: Ledger,
 ) -> None:
     await ledger.jobs.record(
@@ -21,12 +20,12 @@ async def test_open_and_dead_jobs_name_what_is_needed_and_ended_ones_do_not(
             claim(message(job_id, payload={"key": f"of-{job_id}"}), claim_id=job_id)
         )
         await ledger.jobs.finish(finish(state, job_id, job_id=job_id))
-    needed_now = await ledger.references.names_needed()
-    assert {"open", "named", "up", "dead", "of-dead"} <= needed_now
-    assert not {"done", "of-done"} & needed_now
+    needed_names = await ledger.references.names_needed()
+    assert {"open", "named", "up", "dead", "of-dead"} <= needed_names
+    assert not {"done", "of-done"} & needed_names
 
 
-async def test_what_died_longer_ago_than_letters_are_kept_is_not_needed(
+async def test_a_job_that_died_before_the_oldest_kept_letters_is_not_needed(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await ledger.jobs.claim(claim())
@@ -36,7 +35,7 @@ async def test_what_died_longer_ago_than_letters_are_kept_is_not_needed(
     assert "job-1" not in await ledger.references.names_needed()
 
 
-async def test_letters_that_wait_name_what_is_needed(ledger: Ledger) -> None:
+async def test_names_in_waiting_letters_are_needed(ledger: Ledger) -> None:
     await ledger.dead_letters.index_dead(
         [
             letter("a", body=b'{"payload": {"key": "of-a"}}'),
@@ -46,23 +45,23 @@ async def test_letters_that_wait_name_what_is_needed(ledger: Ledger) -> None:
         ]
     )
     await ledger.dead_letters.mark_dead_state(["b"], DeadLetterState.PURGED, NOW)
-    needed_now = await ledger.references.names_needed()
-    assert {"a", "of-a"} <= needed_now
-    assert "of-b" not in needed_now
+    needed_names = await ledger.references.names_needed()
+    assert {"a", "of-a"} <= needed_names
+    assert "of-b" not in needed_names
 
 
-async def test_all_pages_are_read_and_later_ones_alone_where_that_is_asked(
+async def test_names_are_read_from_all_pages_or_from_jobs_since_a_time(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(needed, "_PAGE", 2)
-    made = [
+    monkeypatch.setattr(referenced_keys, "_PAGE", 2)
+    new_jobs = [
         new_job(message(f"job-{n}", payload={"key": f"key-{n}"}), now=NOW + n) for n in range(5)
     ]
-    for job in made:
+    for job in new_jobs:
         await ledger.jobs.record(job)
     await ledger.dead_letters.index_dead([letter(f"letter-{n}") for n in range(5)])
-    everything = await ledger.references.names_needed()
-    assert {f"key-{n}" for n in range(5)} | {f"letter-{n}" for n in range(5)} <= everything
+    all_names = await ledger.references.names_needed()
+    assert {f"key-{n}" for n in range(5)} | {f"letter-{n}" for n in range(5)} <= all_names
     latest = max([(await ledger.job_reads.get(f"job-{n}")).created_at for n in range(5)])  # type: ignore[union-attr]
     assert "key-4" in await ledger.references.names_needed(since=latest)
     assert await ledger.references.names_needed(since=latest + 1) == set()

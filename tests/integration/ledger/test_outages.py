@@ -64,7 +64,7 @@ async def test_a_server_that_does_not_answer_is_unavailable(
         assert await ledger.jobs.claim(claim()) == Claimed(crashes=0)
 
 
-FREEZES_IN_A_TRANSACTION = """
+FREEZING_SCRIPT = """
 import asyncio, os, signal, sys
 from sqlalchemy import text
 from switchyard.services.engine.ledger.sql import database, postgres_servers
@@ -87,13 +87,13 @@ asyncio.run(main())
 """
 
 
-async def test_a_process_frozen_in_a_transaction_keeps_nobody_from_its_rows(
+async def test_a_process_frozen_in_a_transaction_does_not_keep_rows_locked(
     postgres_url: str,
 ) -> None:
     async with await Ledger.open(postgres_url) as ledger:
         await ledger.jobs.record(new_job())
         frozen = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-c", FREEZES_IN_A_TRANSACTION, postgres_url),
+            *(sys.executable, "-c", FREEZING_SCRIPT, postgres_url),
             stdout=asyncio.subprocess.PIPE,
         )
         try:
@@ -102,7 +102,7 @@ async def test_a_process_frozen_in_a_transaction_keeps_nobody_from_its_rows(
             async with asyncio.timeout(10):
                 assert await ledger.jobs.claim(claim()) == Claimed(crashes=0)
                 frozen.send_signal(signal.SIGCONT)
-                assert await frozen.wait() == 0  # what it had begun, it has done anew
+                assert await frozen.wait() == 0  # it has repeated its transaction
             record = await ledger.job_reads.get("job-1")
             assert record is not None
             assert record.worker == "woken"
@@ -117,10 +117,10 @@ async def test_a_locked_file_is_unavailable_and_then_works_again(
 ) -> None:
     monkeypatch.setattr(database_module, "BUSY_TIMEOUT", 0.2)
     await make_ledger(sqlite_url)
-    other = sqlite3.connect(sqlite_url.partition(":///")[2], isolation_level=None)
+    writer = sqlite3.connect(sqlite_url.partition(":///")[2], isolation_level=None)
     async with await Ledger.open(sqlite_url) as ledger:
         await ledger.jobs.record(new_job())
-        other.execute("BEGIN IMMEDIATE")
+        writer.execute("BEGIN IMMEDIATE")
         answers = await asyncio.gather(
             ledger.jobs.claim(claim()), ledger.jobs.record(new_job("job-2")), return_exceptions=True
         )
@@ -129,36 +129,36 @@ async def test_a_locked_file_is_unavailable_and_then_works_again(
         record = await ledger.job_reads.get("job-1")  # a writer does not keep readers out
         assert record is not None
         assert record.state is State.PENDING
-        other.execute("ROLLBACK")
+        writer.execute("ROLLBACK")
         assert await ledger.jobs.claim(claim()) == Claimed(crashes=0)
-    other.close()
+    writer.close()
 
 
-async def test_who_waits_for_an_answer_gets_a_turn_between_others_that_write_all_the_time(
+async def test_a_fail_fast_ledger_gets_its_turn_beside_a_process_that_keeps_writing(
     sqlite_url: str,
 ) -> None:
-    """A busy machine makes each transaction long, and the pauses between them stay short."""
+    """As on a busy machine: the other transactions are long, and the pauses between them short."""
     await make_ledger(sqlite_url)
-    written = 0
+    write_count = 0
     stopped = Event()
 
-    def write_on_and_on() -> None:
-        nonlocal written
-        with closing(sqlite3.connect(sqlite_url.partition(":///")[2])) as other:
-            other.isolation_level = None
+    def keep_writing() -> None:
+        nonlocal write_count
+        with closing(sqlite3.connect(sqlite_url.partition(":///")[2])) as writer:
+            writer.isolation_level = None
             while not stopped.is_set():
-                other.execute("BEGIN IMMEDIATE")
-                other.execute("UPDATE system_id SET generation = generation + 1")
+                writer.execute("BEGIN IMMEDIATE")
+                writer.execute("UPDATE system_id SET generation = generation + 1")
                 stopped.wait(0.1)
-                other.execute("COMMIT")
-                written += 1
+                writer.execute("COMMIT")
+                write_count += 1
                 stopped.wait(0.003)
 
     async with await Ledger.open(sqlite_url, fail_fast=True) as ledger:
         await ledger.jobs.record(new_job("first"))
-        writing = asyncio.create_task(asyncio.to_thread(write_on_and_on))
+        writing = asyncio.create_task(asyncio.to_thread(keep_writing))
         try:
-            await eventually(lambda: written)
+            await eventually(lambda: write_count)
             for number in range(8):
                 await ledger.jobs.record(new_job(f"job-{number}"))
         finally:
@@ -196,12 +196,14 @@ async def test_a_full_disk_is_unavailable_and_then_works_again(
     async with await Ledger.open(sqlite_url) as ledger:
         await ledger.jobs.record(new_job())
         # SQLite says "database or disk is full" for its own limit, too.
-        pages = "PRAGMA max_page_count = {}"
-        await ledger.core.database.write(lambda c: c.exec_driver_sql(pages.format(1)).all())
+        page_limit = "PRAGMA max_page_count = {}"
+        await ledger.core.database.write(lambda c: c.exec_driver_sql(page_limit.format(1)).all())
         large = {"t": "x" * 900_000}
         with pytest.raises(LedgerUnavailable, match="full"):
             await ledger.jobs.record(new_job(message("large", payload=large)))
-        await ledger.core.database.write(lambda c: c.exec_driver_sql(pages.format(10**9)).all())
+        await ledger.core.database.write(
+            lambda c: c.exec_driver_sql(page_limit.format(10**9)).all()
+        )
         job = new_job(message("large", payload=large))
         assert await ledger.jobs.record(job) == Created("large")
 

@@ -26,9 +26,9 @@ async def test_rows_are_looked_up_by_keys_and_not_by_reading_all(postgres_url: s
         )
         assert await ledger.bulk.claim_bulk(BulkHold("me", 60.0), kinds=["redrive"]) is not None
         assert await ledger.redrives.record_plan("redrive-1", "me", dict.fromkeys(letters, 1))
-        wanted = [*letters[:200], "unknown"]
-        assert await ledger.redrives.planned_redrives("redrive-1", wanted) == dict.fromkeys(
-            wanted[:-1], 1
+        keys = [*letters[:200], "unknown"]
+        assert await ledger.redrives.planned_redrives("redrive-1", keys) == dict.fromkeys(
+            keys[:-1], 1
         )
     query = select_by_keys(
         "postgresql",
@@ -41,11 +41,13 @@ async def test_rows_are_looked_up_by_keys_and_not_by_reading_all(postgres_url: s
     async with engine.connect() as connection:
         answer = await connection.execute(
             text(f"EXPLAIN (ANALYZE, FORMAT JSON) {query}"),
-            {"operation": "redrive-1", **keys_parameter("postgresql", wanted)},
+            {"operation": "redrive-1", **keys_parameter("postgresql", keys)},
         )
-        [explained] = answer.scalar_one()
+        [explanation] = answer.scalar_one()
     await engine.dispose()
-    assert [node for node in nodes(explained["Plan"]) if "Rows Removed by Filter" in node] == []
+    assert [
+        node for node in walk_nodes(explanation["Plan"]) if "Rows Removed by Filter" in node
+    ] == []
 
 
 @pytest.mark.postgres
@@ -66,17 +68,17 @@ async def test_pruning_looks_up_what_keeps_a_job_and_reads_no_table_whole(
 
         def explain(connection: Any, _cursor: Any, statement: str, values: Any, *_: Any) -> None:
             if statement.startswith("SELECT jobs.id, jobs.created_at"):
-                explained = connection.exec_driver_sql(f"EXPLAIN (VERBOSE) {statement}", values)
-                plans.append("\n".join(explained.scalars()))
+                explanation = connection.exec_driver_sql(f"EXPLAIN (VERBOSE) {statement}", values)
+                plans.append("\n".join(explanation.scalars()))
 
         event.listen(Engine, "after_cursor_execute", explain)
         try:
-            found = await ledger.retention.examine(
+            examination = await ledger.retention.examine(
                 ages, State.SUCCEEDED, "hot", before=None, limit=100
             )
         finally:
             event.remove(Engine, "after_cursor_execute", explain)
-    assert found.removable
+    assert examination.removable
     [plan] = plans
     assert "SubPlan" in plan
     assert "hashed SubPlan" not in plan
@@ -87,7 +89,7 @@ def _make_letters_wait(connection: Connection) -> None:
     connection.execute(text("ANALYZE dead_letters, redriven_letters, bulk_operations"))
 
 
-def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def walk_nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
     yield plan
-    for each in plan.get("Plans", []):
-        yield from nodes(each)
+    for child in plan.get("Plans", []):
+        yield from walk_nodes(child)

@@ -10,32 +10,32 @@ from switchyard.services.engine.records.results import Created, Existing
 from switchyard.services.engine.records.states import State
 from tests.support.made import NOW, claim, finish, message, new_job
 
-NOBODY = [f"nobody-{number}" for number in range(OWN_STATEMENT_THRESHOLD)]
-HOW_MANY = pytest.mark.parametrize("others", [[], NOBODY], ids=["few", "many"])
-"""Few and many are marked in different ways."""
+UNKNOWN_IDS = [f"nobody-{number}" for number in range(OWN_STATEMENT_THRESHOLD)]
+FEW_AND_MANY = pytest.mark.parametrize("other_ids", [[], UNKNOWN_IDS], ids=["few", "many"])
+"""Few ids are marked by another statement than many."""
 
 
-@HOW_MANY
+@FEW_AND_MANY
 async def test_a_new_job_is_pending_and_a_confirmed_one_queued(
-    ledger: Ledger, others: list[str]
+    ledger: Ledger, other_ids: list[str]
 ) -> None:
     assert await ledger.jobs.record(new_job()) == Created("job-1")
     assert await ledger.jobs.record(new_job()) == Existing("job-1", State.PENDING)
-    await ledger.jobs.mark_queued(["job-1", *others], NOW + 1)
+    await ledger.jobs.mark_queued(["job-1", *other_ids], NOW + 1)
     record = await ledger.job_reads.get("job-1")
     assert record is not None
     assert (record.state, record.queued_at) == (State.QUEUED, NOW + 1)
 
 
-@HOW_MANY
+@FEW_AND_MANY
 async def test_a_late_confirm_leaves_a_claimed_or_finished_job_alone(
-    ledger: Ledger, others: list[str]
+    ledger: Ledger, other_ids: list[str]
 ) -> None:
     await ledger.jobs.record_many([new_job("job-1"), new_job("job-2")])
     await ledger.jobs.claim(claim("job-1", "c1"))
     await ledger.jobs.claim(claim("job-2", "c2"))
     await ledger.jobs.finish(finish(job_id="job-2", claim_id="c2"))
-    await ledger.jobs.mark_queued(["job-1", "job-2", *others], NOW)
+    await ledger.jobs.mark_queued(["job-1", "job-2", *other_ids], NOW)
     first, second = await ledger.job_reads.get("job-1"), await ledger.job_reads.get("job-2")
     assert first is not None
     assert second is not None
@@ -53,16 +53,16 @@ async def test_a_job_without_room_in_its_lane_is_dead_as_overflowed(ledger: Ledg
 
 async def test_one_idempotency_key_makes_one_job(ledger: Ledger) -> None:
     await ledger.jobs.record(new_job(idempotency_key="k"))
-    again = new_job(message("job-2"), idempotency_key="k")
-    assert await ledger.jobs.record(again) == Existing("job-1", State.PENDING)
+    repeated = new_job(message("job-2"), idempotency_key="k")
+    assert await ledger.jobs.record(repeated) == Existing("job-1", State.PENDING)
     assert await ledger.job_reads.get("job-2") is None
 
 
 async def test_the_order_of_payload_fields_does_not_make_another_job(ledger: Ledger) -> None:
     first, second = {"a": 1, "b": 2}, {"b": 2, "a": 1}
     await ledger.jobs.record(new_job(message(payload=first), idempotency_key="k"))
-    again = new_job(message("job-2", payload=second), idempotency_key="k")
-    assert await ledger.jobs.record(again) == Existing("job-1", State.PENDING)
+    repeated = new_job(message("job-2", payload=second), idempotency_key="k")
+    assert await ledger.jobs.record(repeated) == Existing("job-1", State.PENDING)
 
 
 async def test_an_idempotency_key_with_another_payload_is_a_conflict(ledger: Ledger) -> None:
@@ -76,8 +76,8 @@ async def test_an_idempotency_key_with_another_payload_is_a_conflict(ledger: Led
 async def test_fifty_concurrent_records_of_one_key_make_one_job(ledger: Ledger) -> None:
     jobs = [new_job(message(f"job-{n}"), idempotency_key="k") for n in range(50)]
     answers = await asyncio.gather(*(ledger.jobs.record(job) for job in jobs))
-    (made,) = [answer for answer in answers if isinstance(answer, Created)]
-    assert {answer.job_id for answer in answers} == {made.job_id}
+    (created,) = [answer for answer in answers if isinstance(answer, Created)]
+    assert {answer.job_id for answer in answers} == {created.job_id}
 
 
 async def test_a_batch_answers_in_order_with_a_conflict_in_its_place(ledger: Ledger) -> None:

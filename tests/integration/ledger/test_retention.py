@@ -1,4 +1,4 @@
-"""What has ended and is old enough is removed, and nothing that anybody needs."""
+"""Jobs that ended long enough ago are removed, unless they are still needed."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ async def test_a_lane_has_an_age_of_its_own_and_a_type_in_it_keeps_its_own(ledge
     assert (await pruner.make_pass(dry_run=True)).rows["jobs"] == 7
     assert await ledger.retention.overdue(ages, by=0.0, sample=100) == 7
     await pruner.prune()
-    kept = {
+    kept_ids = {
         f"{lane}-{name}" for lane in ("hot", "backfill", "maintenance") for name in ("kept", "dead")
     }
-    assert await read_job_ids(ledger) == kept | {
+    assert await read_job_ids(ledger) == kept_ids | {
         "hot-2",
         "hot-20",
         "maintenance-2",
@@ -118,7 +118,7 @@ async def test_members_of_a_join_stay_until_the_job_that_waited_has_gone(ledger:
 async def test_a_job_whose_letter_waits_is_kept_and_its_letter_too(ledger: Ledger) -> None:
     await record_ended_job(ledger, "dead", state=State.DEAD, days=400)
     await ledger.dead_letters.index_dead([letter("dead", dead_at=NOW - 400 * DAY)])
-    await age_letters(ledger, 400)
+    await make_letters_old(ledger, 400)
     report = await Pruner(ledger, AGES).prune()
     assert (await read_job_ids(ledger), report.kept) == ({"dead"}, {KeptFor.LETTER: 1})
     await ledger.dead_letters.mark_dead_state(["dead"], DeadLetterState.DROPPED, 0.0)
@@ -130,7 +130,7 @@ async def test_a_job_whose_letter_waits_is_kept_and_its_letter_too(ledger: Ledge
 async def test_letters_without_a_job_go_once_they_do_not_wait(ledger: Ledger) -> None:
     await ledger.dead_letters.index_dead([letter(None, id="raw-1"), letter(None, id="raw-2")])
     await ledger.dead_letters.mark_dead_state(["raw-1"], DeadLetterState.PURGED, 0.0)
-    await age_letters(ledger, 400)
+    await make_letters_old(ledger, 400)
     assert (await Pruner(ledger, AGES).make_pass(dry_run=True)).rows == {"dead_letters": 1}
     assert (await Pruner(ledger, AGES).prune()).rows == {"dead_letters": 1}
     assert await ledger.dead_letters.get_dead("raw-2") is not None
@@ -184,7 +184,7 @@ async def test_all_rows_of_a_job_go_with_it_in_transactions_of_a_few_attempts(
     await ledger.jobs.record(new_job())
     await ledger.jobs.claim(claim())
     await ledger.jobs.finish(finish(State.DEAD, outcome=AttemptOutcome.DEAD))
-    await ended_long_ago(ledger)
+    await make_jobs_old(ledger)
     row = {"job_id": "job-1", "redrive": 0, "attempt": 1, "finished_at": 0.0, "outcome": "snooze"}
     await ledger.core.database.write(
         lambda connection: connection.execute(attempts.insert(), [row] * 50)
@@ -192,18 +192,18 @@ async def test_all_rows_of_a_job_go_with_it_in_transactions_of_a_few_attempts(
     pruner = Pruner(ledger, AGES)
     report = await pruner.prune()
     assert report.rows == {"jobs": 1, "attempts": 51}
-    assert await rows_left(ledger) == {}
+    assert await count_remaining_rows(ledger) == {}
 
 
 async def test_a_dry_run_counts_the_same_and_removes_nothing(ledger: Ledger) -> None:
     for number in range(7):
         await record_ended_job(ledger, f"job-{number}", days=40 + number)
     await record_ended_job(ledger, "page", job_type="fetch_page", days=8)
-    foreseen = await Pruner(ledger, AGES).make_pass(dry_run=True)
+    dry_run = await Pruner(ledger, AGES).make_pass(dry_run=True)
     assert len(await read_job_ids(ledger)) == 8
-    done = await Pruner(ledger, AGES).prune()
-    assert (foreseen.jobs, foreseen.rows) == (done.jobs, done.rows)
-    assert foreseen.jobs == {
+    report = await Pruner(ledger, AGES).prune()
+    assert (dry_run.jobs, dry_run.rows) == (report.jobs, report.rows)
+    assert dry_run.jobs == {
         (State.SUCCEEDED, "summarize_content"): 7,
         (State.SUCCEEDED, "fetch_page"): 1,
     }
@@ -216,17 +216,17 @@ async def test_more_jobs_than_one_step_are_all_removed_past_those_that_stay(
     row = await ledger.core.database.read(
         lambda connection: dict(connection.execute(select(jobs)).one()._mapping)
     )
-    many = [row | {"id": f"job-{number}"} for number in range(1, 240)]
+    more_jobs = [row | {"id": f"job-{number}"} for number in range(1, 240)]
     children = [
         row | {"id": f"child-{number}", "parent_id": f"job-{number}", "state": State.QUEUED.value}
         for number in range(0, 240, 3)
     ]
     await ledger.core.database.write(
-        lambda connection: connection.execute(jobs.insert(), many + children)
+        lambda connection: connection.execute(jobs.insert(), more_jobs + children)
     )
     await Pruner(ledger, AGES).prune()
-    left = await read_job_ids(ledger)
-    assert len([each for each in left if each.startswith("job-")]) == len(children)
+    remaining = await read_job_ids(ledger)
+    assert len([job_id for job_id in remaining if job_id.startswith("job-")]) == len(children)
 
 
 async def test_a_pass_that_removed_all_it_looked_at_is_followed_at_once(ledger: Ledger) -> None:
@@ -246,41 +246,41 @@ async def test_a_pass_that_removed_all_it_looked_at_is_followed_at_once(ledger: 
 
 
 async def test_steps_stay_large_where_nobody_waits_for_them(ledger: Ledger) -> None:
-    """Each is followed by a rest, so a busy server would never come to the end of small ones."""
-    removing = Pruner(ledger, AGES)._removing.size
-    removing.adapt(10.0)
+    """Each step is followed by a rest, so a busy server would never get done with small ones."""
+    step_size = Pruner(ledger, AGES)._removing.size
+    step_size.adapt(10.0)
     is_server = ledger.core.database.dialect == "postgresql"
-    assert removing.rows == (MIN_REMOVED_ON_SERVER if is_server else MIN_REMOVED)
+    assert step_size.rows == (MIN_REMOVED_ON_SERVER if is_server else MIN_REMOVED)
 
 
 async def test_a_removal_on_postgresql_waits_for_few_answers(postgres_url: str) -> None:
-    """A busy machine keeps each waiting, within the transaction."""
+    """On a busy machine the transaction waits long for each answer."""
     statements: list[str] = []
 
-    def note(_connection: object, _cursor: object, statement: str, *_: object) -> None:
+    def record_statement(_connection: object, _cursor: object, statement: str, *_: object) -> None:
         statements.append(statement.split()[0])
 
     async with await Ledger.open(postgres_url) as ledger:
         for number in range(3):
             await record_ended_job(ledger, f"job-{number}")
         engine = ledger.core.database._engine.sync_engine  # type: ignore[attr-defined]
-        event.listen(engine, "before_cursor_execute", note)
+        event.listen(engine, "before_cursor_execute", record_statement)
         removal = await ledger.retention.remove_jobs(AGES, [f"job-{n}" for n in range(3)])
         assert removal.rows["jobs"] == 3
     assert statements == ["SELECT", "WITH"]
 
 
 def test_a_step_that_took_too_long_makes_the_next_one_smaller() -> None:
-    size = StepSize()
-    first = size.rows
-    size.adapt(0.2)
-    assert MIN_REMOVED <= size.rows <= first // 5
-    size.adapt(10.0)
-    assert size.rows == MIN_REMOVED
+    step_size = StepSize()
+    first_size = step_size.rows
+    step_size.adapt(0.2)
+    assert MIN_REMOVED <= step_size.rows <= first_size // 5
+    step_size.adapt(10.0)
+    assert step_size.rows == MIN_REMOVED
     for _ in range(100):
-        size.adapt(0.001)
-    assert (size.rows, size.longest) == (MAX_STEP, 10.0)
-    assert (size.steps, size.too_long) == (102, 2)
+        step_size.adapt(0.001)
+    assert (step_size.rows, step_size.longest) == (MAX_STEP, 10.0)
+    assert (step_size.steps, step_size.too_long) == (102, 2)
 
 
 async def end_operation(ledger: Ledger, operation_id: str, *, days: float) -> None:
@@ -292,26 +292,26 @@ async def end_operation(ledger: Ledger, operation_id: str, *, days: float) -> No
     await ledger.core.database.write(lambda connection: connection.execute(statement, values))
 
 
-async def ended_long_ago(ledger: Ledger) -> None:
+async def make_jobs_old(ledger: Ledger) -> None:
     statement = text("UPDATE jobs SET created_at = 1, finished_at = 1, updated_at = 1")
     await ledger.core.database.write(lambda connection: connection.execute(statement))
 
 
-async def age_letters(ledger: Ledger, days: float) -> None:
+async def make_letters_old(ledger: Ledger, days: float) -> None:
     at = ledger.clock.time() - days * DAY
     statement = text("UPDATE dead_letters SET dead_at = :at, updated_at = :at")
     await ledger.core.database.write(lambda connection: connection.execute(statement, {"at": at}))
 
 
-async def rows_left(ledger: Ledger) -> dict[str, int]:
-    """Rows by table, but those that every ledger has, of the wings that were imported."""
+async def count_remaining_rows(ledger: Ledger) -> dict[str, int]:
+    """Return the number of rows by table, without empty tables and those that are never empty."""
 
     def count(connection: Connection) -> dict[str, int]:
-        numbers = {
+        row_counts = {
             table.name: connection.scalar(select(func.count()).select_from(table)) or 0
             for table in metadata.sorted_tables
             if table.name not in {"system_id", "graph_counters"}
         }
-        return {name: number for name, number in numbers.items() if number}
+        return {name: number for name, number in row_counts.items() if number}
 
     return await ledger.core.database.read(count)
