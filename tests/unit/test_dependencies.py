@@ -57,7 +57,11 @@ CLIENT_MODULES = {
     "langchain_openai": "langchain-openai",
 }
 """The same of those for `make test-clients` alone."""
-SERVER_MODULES = {"llama_cpp": "llama-cpp-python", "xllamacpp": "xllamacpp"}
+SERVER_MODULES = {
+    "llama_cpp": "llama-cpp-python",
+    "transformers": "transformers",
+    "xllamacpp": "xllamacpp",
+}
 """And for `make test-llm` alone."""
 ELSEWHERE = BENCH_MODULES | CLIENT_MODULES | SERVER_MODULES
 APART = {*CLIENT_MODULES.values(), *SERVER_MODULES.values()}
