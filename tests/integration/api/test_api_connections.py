@@ -1,4 +1,4 @@
-"""What a connection may do before there is a request: hostile senders, spoken to over TCP."""
+"""Limits of connections against hostile clients, which speak plain TCP."""
 
 import asyncio
 import socket
@@ -23,12 +23,12 @@ CHUNKED = (
 
 @pytest.fixture
 def api(shared_api: RunningApi) -> RunningApi:
-    """One for all tests that need no settings of their own."""
+    """Return the API that tests without settings of their own share."""
     return shared_api
 
 
 class Sender:
-    """A client that sends what it likes."""
+    """A client that sends any bytes."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
@@ -38,22 +38,22 @@ class Sender:
         url = httpx.URL(api.url)
         return cls(*await asyncio.open_connection(url.host, url.port))
 
-    async def pour(self, first: bytes, more: bytes, most: int) -> int:
-        """Send `more` again and again after `first`; how many bytes were taken before the
-        connection was closed, or `most`."""
+    async def pour(self, first: bytes, repeated: bytes, max_bytes: int) -> int:
+        """Send `first`, then `repeated` again and again; return how many bytes were taken before
+        the connection was closed, or `max_bytes`."""
         sent = 0
         try:
             self.writer.write(first)
-            while sent < most:
-                self.writer.write(more)
+            while sent < max_bytes:
+                self.writer.write(repeated)
                 await self.writer.drain()
-                sent += len(more)
+                sent += len(repeated)
         except ConnectionError:
             pass
         return sent
 
     async def answer(self) -> bytes:
-        """All that comes, to the end of the connection."""
+        """Return all that the server sends until it closes the connection."""
         try:
             return await asyncio.wait_for(self.reader.read(), 10)
         except ConnectionError:
@@ -63,7 +63,7 @@ class Sender:
 
 
 @pytest.mark.parametrize(
-    ("first", "more"),
+    ("first", "repeated"),
     [
         (b"GET /", b"x" * 65536),
         (GET + b"X-Long: ", b"x" * 65536),
@@ -74,15 +74,16 @@ class Sender:
     ids=["address", "one header", "many headers", "chunk extension", "trailer"],
 )
 async def test_a_header_without_an_end_is_refused_soon(
-    api: RunningApi, first: bytes, more: bytes
+    api: RunningApi, first: bytes, repeated: bytes
 ) -> None:
     sender = await Sender.to(api)
-    assert await sender.pour(first, more, 64 * MEGABYTE) < 32 * MEGABYTE  # buffers on the way
+    # 32 MB are more than the buffers on the way hold.
+    assert await sender.pour(first, repeated, 64 * MEGABYTE) < 32 * MEGABYTE
     sender.writer.close()
     assert (await api.client.get("/health/live")).is_success
 
 
-async def test_a_header_that_is_too_long_is_told_so(api: RunningApi) -> None:
+async def test_a_header_that_is_too_long_is_refused_with_431(api: RunningApi) -> None:
     sender = await Sender.to(api)
     sender.writer.write(GET + b"X-Long: " + b"x" * connections.MAX_HEADER_BYTES)
     assert (await sender.answer()).startswith(b"HTTP/1.1 431 ")
@@ -95,7 +96,7 @@ async def test_too_many_headers_are_refused(api: RunningApi) -> None:
 
 
 @pytest.mark.parametrize("name", [b"Idempotency-Key", b"content-type"])
-async def test_a_header_that_would_count_once_comes_once(api: RunningApi, name: bytes) -> None:
+async def test_a_repeated_header_of_one_value_is_refused(api: RunningApi, name: bytes) -> None:
     for values, status in (((b"a",), 200), ((b"a", b"a"), 400), ((b"a", b"b"), 400)):
         sender = await Sender.to(api)
         lines = b"".join(b"%b: %b\r\n" % (name, value) for value in values)
@@ -142,7 +143,7 @@ async def test_long_bodies_in_small_chunks_are_taken(system: System, api: Runnin
 
 
 @pytest.mark.parametrize("sent", [b"", b"\r\n\r\n", b"GET", GET, GET + b"X-Half: "], ids=repr)
-async def test_who_does_not_send_a_header_in_time_is_given_up(
+async def test_a_client_that_does_not_send_its_header_in_time_gets_408(
     api: RunningApi, monkeypatch: pytest.MonkeyPatch, sent: bytes
 ) -> None:
     monkeypatch.setattr(connections, "HEADER_SECONDS", 0.3)
@@ -151,7 +152,7 @@ async def test_who_does_not_send_a_header_in_time_is_given_up(
     assert (await sender.answer()).startswith(b"HTTP/1.1 408 ")
 
 
-async def test_who_drips_on_an_open_connection_is_given_up(
+async def test_a_client_that_drips_bytes_on_an_idle_connection_is_disconnected(
     api: RunningApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "HEADER_SECONDS", 0.5)
@@ -166,7 +167,7 @@ async def test_who_drips_on_an_open_connection_is_given_up(
 
     dripping = asyncio.create_task(drip())
     answer = await sender.answer()  # ends only when the connection is closed
-    # What drips in after that resets the connection, at times before the answer is read.
+    # A byte after that resets the connection, sometimes before the answer is read.
     assert answer == b"" or b"HTTP/1.1 408 " in answer
     dripping.cancel()
 
@@ -198,7 +199,7 @@ async def test_a_refused_upload_is_not_read_on(system: System) -> None:
         (b"POST /documents", b"Expect: 100-continue\r\nContent-Length: 9000000000\r\n", 413),
     ],
 )
-async def test_an_answer_before_the_end_of_a_body_says_that_the_connection_is_closed(
+async def test_an_answer_before_the_end_of_a_body_announces_the_close_of_the_connection(
     api: RunningApi, request_line: bytes, headers: bytes, status: int
 ) -> None:
     sender = await Sender.to(api)
@@ -213,14 +214,14 @@ async def test_an_answer_before_the_end_of_a_body_says_that_the_connection_is_cl
     sender.writer.close()
 
 
-async def test_who_still_sends_a_refused_body_can_read_the_answer_to_its_end(
+async def test_a_client_that_still_sends_a_refused_body_can_read_the_whole_answer(
     api: RunningApi,
 ) -> None:
     url = httpx.URL(api.url)
     with socket.create_connection((url.host, url.port or 80), timeout=10) as client:
         head = b"POST /nowhere HTTP/1.1\r\nHost: localhost\r\nContent-Length: 200000\r\n\r\n"
         await asyncio.to_thread(client.sendall, head)
-        # The answer is there, and the client has not looked.
+        # The answer has arrived; the client has not read it.
         await asyncio.to_thread(client.recv, 100_000, socket.MSG_PEEK)
         for _ in range(20):
             await asyncio.to_thread(client.sendall, b"x" * 10_000)
@@ -231,7 +232,9 @@ async def test_who_still_sends_a_refused_body_can_read_the_answer_to_its_end(
     assert answer.endswith(b"}")
 
 
-async def test_a_connection_stays_open_after_a_refusal_of_what_was_read(api: RunningApi) -> None:
+async def test_a_connection_stays_open_after_a_request_that_was_read_and_refused(
+    api: RunningApi,
+) -> None:
     sender = await Sender.to(api)
     refused = b"POST /nowhere HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{}"
     for _ in range(2):
@@ -244,7 +247,7 @@ async def test_a_connection_stays_open_after_a_refusal_of_what_was_read(api: Run
     sender.writer.close()
 
 
-async def test_a_request_that_follows_in_a_pipeline_is_read_to_its_end(api: RunningApi) -> None:
+async def test_a_pipelined_request_is_read_to_its_end(api: RunningApi) -> None:
     body = b'{"routing_key": "hot.noop", "payload": {}}'
     sender = await Sender.to(api)
     sender.writer.write(
@@ -257,7 +260,7 @@ async def test_a_request_that_follows_in_a_pipeline_is_read_to_its_end(api: Runn
     assert b"HTTP/1.1 202 " in await sender.answer()
 
 
-async def test_a_stream_ends_with_its_client_also_where_requests_wait_behind_it(
+async def test_a_stream_ends_with_its_client_even_if_requests_wait_behind_it(
     system: System, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async with serving(system.settings, api_heartbeat=0.05) as api:
@@ -274,7 +277,7 @@ async def test_a_stream_ends_with_its_client_also_where_requests_wait_behind_it(
     assert "unhandled exception" not in capsys.readouterr().out
 
 
-async def test_connections_beyond_the_limit_are_closed_unheard(
+async def test_connections_beyond_the_limit_are_closed_at_once(
     system: System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "MAX_CONNECTIONS", 3)
@@ -282,7 +285,7 @@ async def test_connections_beyond_the_limit_are_closed_unheard(
         senders = [await Sender.to(api) for _ in range(8)]
         ends = [asyncio.create_task(each.reader.read()) for each in senders]
         await eventually(lambda: sum(each.done() for each in ends) == 5)
-        # The others are heard.
+        # The other connections get answers.
         for sender, end in zip(senders, ends, strict=True):
             if not end.done():
                 sender.writer.write(GET + b"Connection: close\r\n\r\n")
@@ -306,30 +309,34 @@ async def test_a_forwarded_address_is_believed_only_of_a_trusted_proxy(
     assert statuses == ([403] * 4 if trusted else [200, 200, 429, 429])
 
 
-async def test_no_address_is_answered_with_a_redirect(api: RunningApi) -> None:
+async def test_no_path_is_answered_with_a_redirect(api: RunningApi) -> None:
     answer = await api.client.get("/admin/lanes/", headers={"Host": "localhost"})
     problem(answer, 404, "not-found")
     assert "location" not in answer.headers
 
 
-async def test_a_path_is_told_its_own_methods_alone(api: RunningApi) -> None:
+async def test_the_error_for_a_method_lists_the_methods_of_the_path(api: RunningApi) -> None:
     answer = await api.client.put("/backfills/preview")
     problem(answer, 405, "method-not-allowed")
     assert answer.headers["allow"] == "POST"
 
 
-def request_for(path: str, *, key: str = "", more: bytes = b"", method: str = "GET") -> bytes:
-    """The head of a request."""
-    known = f"Authorization: Bearer {key}\r\n" if key else ""
-    return f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n{known}".encode() + more + b"\r\n"
+def request_for(path: str, *, key: str = "", headers: bytes = b"", method: str = "GET") -> bytes:
+    """Return the head of a request; `headers` are further lines."""
+    authorization = f"Authorization: Bearer {key}\r\n" if key else ""
+    return (
+        f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n{authorization}".encode()
+        + headers
+        + b"\r\n"
+    )
 
 
 def connection_count(api: RunningApi) -> int:
     return len(api.server.server_state.connections)
 
 
-def without_reading(api: RunningApi, request: bytes) -> socket.socket:
-    """Send a request, and read nothing of its answer."""
+def send_without_reading(api: RunningApi, request: bytes) -> socket.socket:
+    """Send a request, read nothing of the answer, and return the connection."""
     url = httpx.URL(api.url)
     client = socket.socket()
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -341,50 +348,50 @@ def without_reading(api: RunningApi, request: bytes) -> socket.socket:
 @pytest.mark.parametrize(
     "request_", [GET + b"\r\n" + request_for("/openapi.json"), request_for("/openapi.json")]
 )
-async def test_who_does_not_read_an_answer_is_cut_off(
+async def test_a_client_that_does_not_read_is_disconnected(
     system: System, monkeypatch: pytest.MonkeyPatch, request_: bytes
 ) -> None:
     monkeypatch.setattr(connections, "WRITE_TIMEOUT", 0.5)
     async with serving(system.settings) as api:
-        clients = [without_reading(api, request_) for _ in range(5)]
+        clients = [send_without_reading(api, request_) for _ in range(5)]
         await eventually(lambda: connection_count(api) == 5, what="the connections")
         await eventually(lambda: connection_count(api) == 0, what="their end")
         for each in clients:
             each.close()
 
 
-async def test_who_reads_too_little_is_cut_off_too(
+async def test_a_client_that_reads_too_slowly_is_disconnected(
     system: System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "WRITE_TIMEOUT", 0.5)
     monkeypatch.setattr(connections, "MIN_READ_RATE", 100_000_000)
     async with serving(system.settings) as api:
-        with without_reading(api, request_for("/openapi.json")) as client:
+        with send_without_reading(api, request_for("/openapi.json")) as client:
             await eventually(lambda: connection_count(api) == 1, what="the connection")
 
-            def is_cut_off() -> bool:
+            def is_disconnected() -> bool:
                 client.recv(10_000)
                 return connection_count(api) == 0
 
-            await eventually(is_cut_off, what="its end")
+            await eventually(is_disconnected, what="its end")
 
 
-async def test_who_reads_slowly_gets_everything(
+async def test_a_client_that_reads_steadily_gets_the_whole_answer(
     system: System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "WRITE_TIMEOUT", 1.0)
     async with serving(system.settings) as api:
         whole = (await api.client.get("/openapi.json")).content
-        closing = request_for("/openapi.json", more=b"Connection: close\r\n")
-        with without_reading(api, closing) as client:
+        closing = request_for("/openapi.json", headers=b"Connection: close\r\n")
+        with send_without_reading(api, closing) as client:
             answer = b""
             while part := await asyncio.to_thread(client.recv, 8192):
                 answer += part
-                await asyncio.sleep(0.03)  # longer in all than it may read nothing
+                await asyncio.sleep(0.03)  # in all longer than the time-out
         assert answer.endswith(whole)
 
 
-async def test_a_stream_whose_client_reads_is_not_cut_off(
+async def test_a_stream_whose_client_reads_stays_open(
     system: System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "WRITE_TIMEOUT", 0.1)
@@ -396,12 +403,12 @@ async def test_a_stream_whose_client_reads_is_not_cut_off(
         sender.writer.close()
 
 
-async def test_a_stream_whose_client_does_not_read_is_cut_off(
+async def test_a_stream_whose_client_does_not_read_is_closed(
     system: System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "WRITE_TIMEOUT", 0.5)
     async with serving(system.settings, api_heartbeat=0.001) as api:
-        with without_reading(api, request_for("/events")):
+        with send_without_reading(api, request_for("/events")):
             await eventually(lambda: api.state.streams.used == 1, what="the stream")
             await eventually(lambda: api.state.streams.used == 0, what="its end")
             assert connection_count(api) == 0
@@ -413,22 +420,24 @@ async def test_answers_that_nobody_reads_take_bounded_memory(system: System) -> 
     async with serving(system.settings, api_max_in_flight=4 * MEGABYTE) as api:
         path = f"/jobs/{job_id}"
         headers = {"Authorization": f"Bearer {keys[0]}"}
-        clients = [without_reading(api, request_for(path, key=keys[0])) for _ in range(5)]
-        # All of them first: two answers fit, and one of them must not be the request's below.
+        clients = [send_without_reading(api, request_for(path, key=keys[0])) for _ in range(5)]
+        # Wait for all five first: two answers fit, and neither may be the one requested below.
         for each in clients:
             assert await asyncio.to_thread(each.recv, 1, socket.MSG_PEEK)
-        seen: list[httpx.Response] = []
+        answers: list[httpx.Response] = []
 
         async def is_refused() -> bool:
-            seen.append(await api.client.get(path, headers=headers))
-            return seen[-1].status_code == 503
+            answers.append(await api.client.get(path, headers=headers))
+            return answers[-1].status_code == 503
 
         await eventually(is_refused, what="the refusal")
-        problem(seen[-1], 503, "overloaded")
-        assert int(seen[-1].headers["retry-after"]) >= 1
-        another = await api.client.get(path, headers={"Authorization": f"Bearer {keys[1]}"})
-        assert another.status_code == 200
-        assert len(another.content) > 900_000
+        problem(answers[-1], 503, "overloaded")
+        assert int(answers[-1].headers["retry-after"]) >= 1
+        other_key_answer = await api.client.get(
+            path, headers={"Authorization": f"Bearer {keys[1]}"}
+        )
+        assert other_key_answer.status_code == 200
+        assert len(other_key_answer.content) > 900_000
         for each in clients:
             each.close()
 
@@ -439,19 +448,25 @@ async def test_answers_that_nobody_reads_take_bounded_memory(system: System) -> 
 
 
 @pytest.mark.parametrize(
-    ("sent", "unsent"),
+    ("sent", "unsent_bytes"),
     [(b'{"payload": "' + b"x" * 60_000, 30_000), (b"[" * 2_000, 10)],
     ids=["long", "many values"],
 )
-async def test_bodies_in_flight_share_one_budget(system: System, sent: bytes, unsent: int) -> None:
+async def test_bodies_in_flight_share_one_budget(
+    system: System, sent: bytes, unsent_bytes: int
+) -> None:
     keys = [(await create_key(system.ledger, name, [Scope.PUBLISH])).key for name in "ab"]
-    about = b"Content-Type: application/json\r\nContent-Length: %d\r\n" % (len(sent) + unsent)
+    body_headers = b"Content-Type: application/json\r\nContent-Length: %d\r\n" % (
+        len(sent) + unsent_bytes
+    )
     async with serving(system.settings, api_max_in_flight=MEGABYTE) as api:
         senders = []
         for key in keys:
             for _ in range(20):
                 sender = await Sender.to(api)
-                sender.writer.write(request_for("/jobs", method="POST", key=key, more=about))
+                sender.writer.write(
+                    request_for("/jobs", method="POST", key=key, headers=body_headers)
+                )
                 sender.writer.write(sent)
                 senders.append(sender)
             head = await asyncio.wait_for(
@@ -477,13 +492,13 @@ async def test_bodies_in_flight_share_one_budget(system: System, sent: bytes, un
         await eventually(is_taken, what="room again")
 
 
-async def test_requests_that_wait_in_a_connection_are_few(api: RunningApi) -> None:
+async def test_the_number_of_pipelined_requests_is_limited(api: RunningApi) -> None:
     sender = await Sender.to(api)
     sender.writer.write(request_for("/health/live") * 3 * connections.MAX_PIPELINED)
     assert (await sender.answer()).count(b"HTTP/1.1 200 ") <= connections.MAX_PIPELINED
 
 
-async def test_one_address_does_not_take_all_connections(
+async def test_one_address_can_not_take_all_connections(
     system: System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "MAX_CONNECTIONS_PER_CLIENT", 3)
@@ -493,8 +508,8 @@ async def test_one_address_does_not_take_all_connections(
         ends = [asyncio.create_task(each.reader.read()) for each in senders]
         await eventually(lambda: sum(each.done() for each in ends) == 3)
         transport = httpx.AsyncHTTPTransport(local_address="127.0.0.9")
-        async with httpx.AsyncClient(transport=transport, base_url=url) as another:
-            assert (await another.get("/health/live")).is_success
+        async with httpx.AsyncClient(transport=transport, base_url=url) as other_client:
+            assert (await other_client.get("/health/live")).is_success
         for each in senders:
             each.writer.close()
         await eventually(lambda: connection_count(api) == 0, what="the end of all connections")
