@@ -22,7 +22,7 @@ def _chromium() -> Iterator[Browser]:
 
 @pytest.fixture
 def browser(_chromium: Browser) -> Browser:
-    """A browser that was nowhere yet."""
+    """Return the browser without pages, cookies and other state of earlier tests."""
     return cleared(_chromium)
 
 
@@ -30,7 +30,7 @@ def browser(_chromium: Browser) -> Browser:
 async def system(
     broker310: TestBroker, sqlite_url: str, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[System]:
-    """A system on SQLite, whose files are the test's own."""
+    """Yield a system on SQLite whose files are in a new directory."""
     data_dir = tmp_path_factory.mktemp("data")
     async with open_system(broker310, sqlite_url, modules=MODULES, data_dir=data_dir) as opened:
         yield opened
@@ -38,7 +38,7 @@ async def system(
 
 @pytest.fixture
 async def api(system: System) -> AsyncIterator[RunningApi]:
-    """The API of that system; nobody needs a key."""
+    """Yield the API of that system; requests need no key."""
     async with serving(system.settings) as running:
         await until_connected(running)
         yield running

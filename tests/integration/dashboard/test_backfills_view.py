@@ -23,7 +23,7 @@ INJECTION = "<img src=x onerror=\"document.title='owned'\"><script>document.titl
 BACKFILLS = "/dashboard/backfills"
 
 
-async def test_a_backfill_is_planned_started_slowed_paused_resumed_and_ended_by_clicks(
+async def test_a_backfill_is_planned_started_paused_changed_resumed_and_cancelled_by_clicks(
     system: System, api: RunningApi, browser: Browser, tmp_path: Path
 ) -> None:
     items = tmp_path / "items.jsonl"
@@ -48,7 +48,7 @@ async def test_a_backfill_is_planned_started_slowed_paused_resumed_and_ended_by_
         browser.await_address(f"{BACKFILLS}/backfill-")
         assert INJECTION in browser.text(".facts")
 
-    def steer() -> None:
+    def change_and_cancel() -> None:
         browser.await_text("of 30", "[data-region=live_backfill]")
         browser.click("form[action$='/pause'] button")
         browser.await_text("paused", "#backfill-title")
@@ -77,13 +77,13 @@ async def test_a_backfill_is_planned_started_slowed_paused_resumed_and_ended_by_
 
     await asyncio.to_thread(begin)
     async with BackfillUser(system).running():
-        await asyncio.to_thread(steer)
+        await asyncio.to_thread(change_and_cancel)
     (operation,) = (await system.ledger.bulk.list_bulk("backfill")).items
     assert (operation.state, operation.rate) == (BulkState.CANCELLED, None)
     assert operation.spec["weight"] == 2.5
 
 
-async def test_what_has_ended_a_backfill_is_said_as_trouble(
+async def test_the_error_that_ended_a_backfill_is_shown_as_a_failure(
     system: System, api: RunningApi, tmp_path: Path
 ) -> None:
     user = BackfillUser(system)
@@ -99,15 +99,15 @@ async def test_what_has_ended_a_backfill_is_said_as_trouble(
         assert INJECTION not in page
 
 
-async def test_a_plan_that_can_not_work_is_refused_and_a_reader_has_no_buttons(
+async def test_an_invalid_plan_is_refused_and_a_reader_has_no_buttons(
     system: System, api: RunningApi
 ) -> None:
     page = (await api.client.get(f"{BACKFILLS}/new?source=arxiv")).text
-    found = re.search(r'name="csrf" value="(\w+)"', page)
-    assert found is not None
+    token = re.search(r'name="csrf" value="(\w+)"', page)
+    assert token is not None
     assert 'name="f.query"' in page
-    form = {"csrf": found.group(1), "source": "file", "f.key": "x", "job_type": "noop"}
-    for wrong in (
+    form = {"csrf": token.group(1), "source": "file", "f.key": "x", "job_type": "noop"}
+    for invalid_fields in (
         {},
         {"source": "nowhere"},
         {"rate": "fast"},
@@ -116,8 +116,8 @@ async def test_a_plan_that_can_not_work_is_refused_and_a_reader_has_no_buttons(
         {"weight": "0"},
         {"f.format": "tar"},
     ):
-        refused = await api.client.post(f"{BACKFILLS}/plan", data={**form, **wrong})
-        assert refused.status_code == 422, wrong
+        refused = await api.client.post(f"{BACKFILLS}/plan", data={**form, **invalid_fields})
+        assert refused.status_code == 422, invalid_fields
     assert (await api.client.get(f"{BACKFILLS}/new?source=nowhere")).status_code == 422
     assert (await api.client.get(f"{BACKFILLS}/backfill-0000000000")).status_code == 404
     key = await create_key(system.ledger, "reader", [Scope.READ])
@@ -140,7 +140,7 @@ SCHEMA = {
     "required": ["name"],
     "$defs": {"Kind": {"enum": ["a", "b"], "type": "string"}},
 }
-WAS = {
+PAYLOAD = {
     "name": "",
     "text": None,
     "n": 2**60,
@@ -152,8 +152,8 @@ WAS = {
 }
 
 
-def test_a_form_that_nobody_has_changed_says_what_was_there() -> None:
-    fields = fields_of(SCHEMA, WAS)
+def test_an_unchanged_form_gives_the_same_payload() -> None:
+    fields = fields_of(SCHEMA, PAYLOAD)
     assert [each.kind for each in fields] == [
         "line",
         "line",
@@ -164,7 +164,9 @@ def test_a_form_that_nobody_has_changed_says_what_was_there() -> None:
         "json",
         "json",
     ]
-    assert read_fields(SCHEMA, WAS, {f"f.{each.name}": each.value for each in fields}) == WAS
+    assert (
+        read_fields(SCHEMA, PAYLOAD, {f"f.{each.name}": each.value for each in fields}) == PAYLOAD
+    )
     changed = {f"f.{each.name}": each.value for each in fields} | {
         "f.name": "x",
         "f.n": "7",
@@ -173,7 +175,7 @@ def test_a_form_that_nobody_has_changed_says_what_was_there() -> None:
         "f.parts": "[]",
         "f.others": "",
     }
-    assert read_fields(SCHEMA, WAS, changed) == {
+    assert read_fields(SCHEMA, PAYLOAD, changed) == {
         "name": "x",
         "text": None,
         "n": 7,
@@ -183,13 +185,16 @@ def test_a_form_that_nobody_has_changed_says_what_was_there() -> None:
     }
     for name, text in (("n", "many"), ("kind", "c"), ("parts", "[" * 100_000), ("others", "1")):
         with pytest.raises(Problem):
-            read_fields(SCHEMA, WAS, {f"f.{name}": text})
-    wrong = fields_of(SCHEMA, {"n": "seven", "text": "a\rb"})
-    assert [each.kind for each in wrong if each.name in ("n", "text")] == ["json", "json"]
+            read_fields(SCHEMA, PAYLOAD, {f"f.{name}": text})
+    unexpected_types = fields_of(SCHEMA, {"n": "seven", "text": "a\rb"})
+    assert [each.kind for each in unexpected_types if each.name in ("n", "text")] == [
+        "json",
+        "json",
+    ]
 
 
 @pytest.mark.parametrize("text", ["1e999", "NaN", "-Infinity", '{"a": [1e999]}'])
-def test_what_json_can_not_say_is_no_value_of_a_field(text: str) -> None:
+def test_numbers_that_are_no_json_are_refused_in_a_field(text: str) -> None:
     schema = {"properties": {"n": {"type": "number"}, "o": {"type": "object"}}}
     for name in ("n", "o"):
         with pytest.raises(Problem, match="no numbers of JSON"):
@@ -209,5 +214,5 @@ def test_what_json_can_not_say_is_no_value_of_a_field(text: str) -> None:
         {"properties": {"a": {"$ref": "#/$defs/a"}}, "$defs": {"a": {"$ref": "#/$defs/a"}}},
     ],
 )
-def test_a_schema_that_makes_no_sense_has_a_form_all_the_same(schema: dict[str, Any]) -> None:
+def test_an_invalid_schema_has_a_form_of_json_fields(schema: dict[str, Any]) -> None:
     assert [each.kind for each in fields_of(schema, {})] == ["json"]

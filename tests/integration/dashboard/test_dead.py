@@ -24,8 +24,8 @@ DEAD = "/dashboard/dead"
 
 
 @asynccontextmanager
-async def operating(system: System) -> AsyncIterator[None]:
-    """A scheduler's runner of redrives and purges."""
+async def run_bulk_operations(system: System) -> AsyncIterator[None]:
+    """Run redrives and purges, as the scheduler does."""
     redrives = RedriveHandler(system.settings, system.registry, system.ledger, lanes=system.lanes)
     runner = BulkRunner(system.ledger, [redrives, PurgeHandler(system.settings, system.ledger)])
     task = asyncio.create_task(runner.run())
@@ -36,7 +36,7 @@ async def operating(system: System) -> AsyncIterator[None]:
         await asyncio.wait_for(task, 20)
 
 
-async def test_a_group_is_counted_redriven_watched_and_what_is_left_is_purged_by_clicks(
+async def test_one_letter_of_a_group_is_redriven_and_the_others_purged_by_clicks(
     system: System, api: RunningApi, browser: Browser
 ) -> None:
     await bury_all(system, names(3, "a"), cause="disk full")
@@ -68,7 +68,7 @@ async def test_a_group_is_counted_redriven_watched_and_what_is_left_is_purged_by
         browser.await_text("2 purged", "[data-region=live_operations]")
         browser.await_text("No job is dead.", "[data-region=live_groups]")
 
-    async with operating(system):
+    async with run_bulk_operations(system):
         await asyncio.to_thread(redrive_one)
         await system.wait_until_all(["a-0000"], State.SUCCEEDED)
         await asyncio.to_thread(purge_the_rest)
@@ -76,7 +76,7 @@ async def test_a_group_is_counted_redriven_watched_and_what_is_left_is_purged_by
     assert sorted(each.id for each in purged.items) == ["a-0001", "a-0002"]
 
 
-async def test_a_letter_is_redriven_alone_and_a_redrive_is_halted_resumed_and_cancelled(
+async def test_a_redrive_of_one_letter_is_halted_resumed_and_cancelled(
     system: System, api: RunningApi
 ) -> None:
     await bury_all(system, names(2, "b"), recorded=False)
@@ -88,7 +88,7 @@ async def test_a_letter_is_redriven_alone_and_a_redrive_is_halted_resumed_and_ca
     assert "Redrive 1 letter?" in plan.text
     assert "when 20 % fail again" in plan.text
     started = await api.client.post(f"{DEAD}/redrives", data=fields)
-    where = started.headers["location"]
+    redrive_url = started.headers["location"]
     again = await api.client.post(f"{DEAD}/redrives", data=fields)
     assert (again.status_code, "takes some of the same letters" in again.text) == (409, True)
     for action, state, button in (
@@ -96,28 +96,28 @@ async def test_a_letter_is_redriven_alone_and_a_redrive_is_halted_resumed_and_ca
         ("resume", "waiting", "Halt"),
         ("cancel", "cancelled", None),
     ):
-        assert (await api.client.post(f"{where}/{action}", data=fields)).status_code == 303
-        shown = (await api.client.get(where)).text
-        assert state in shown
-        assert (f">{button}</button>" in shown) == (button is not None)
-    over = await api.client.post(f"{where}/resume", data=fields)
-    assert (over.status_code, "is over" in over.text) == (409, True)
-    for wrong in ({"limit": "0"}, {"canary": "many"}, {"halt_percent": "101"}, {"group": "x'"}):
-        refused = await api.client.post(f"{DEAD}/redrives/plan", data={**fields, **wrong})
-        assert refused.status_code == 422, wrong
-    nothing = await api.client.post(f"{DEAD}/purges", data={"csrf": token})
-    assert nothing.status_code == 422
+        assert (await api.client.post(f"{redrive_url}/{action}", data=fields)).status_code == 303
+        page_text = (await api.client.get(redrive_url)).text
+        assert state in page_text
+        assert (f">{button}</button>" in page_text) == (button is not None)
+    ended = await api.client.post(f"{redrive_url}/resume", data=fields)
+    assert (ended.status_code, "is over" in ended.text) == (409, True)
+    for invalid in ({"limit": "0"}, {"canary": "many"}, {"halt_percent": "101"}, {"group": "x'"}):
+        refused = await api.client.post(f"{DEAD}/redrives/plan", data={**fields, **invalid})
+        assert refused.status_code == 422, invalid
+    without_filter = await api.client.post(f"{DEAD}/purges", data={"csrf": token})
+    assert without_filter.status_code == 422
 
 
-async def test_what_dead_letters_say_is_text_and_only_an_admin_may_act(
+async def test_fields_of_dead_letters_are_escaped_and_only_an_admin_may_act(
     system: System, api: RunningApi
 ) -> None:
-    texts = dict.fromkeys(("job_type", "lane", "error_type", "error_message", "traceback"))
+    text_fields = dict.fromkeys(("job_type", "lane", "error_type", "error_message", "traceback"))
     await system.ledger.dead_letters.index_dead(
         [
             letter(
                 "raw-1",
-                **dict.fromkeys(texts, INJECTION),
+                **dict.fromkeys(text_fields, INJECTION),
                 routing_key=INJECTION,
                 worker=INJECTION,
                 body=INJECTION.encode(),
@@ -153,18 +153,18 @@ async def test_what_dead_letters_say_is_text_and_only_an_admin_may_act(
     fields = {"csrf": _token((await api.client.get(DEAD)).text), "group": GROUP}
     for path in ("redrives/plan", "redrives", "purges", "redrives/redrive-0000000000/cancel"):
         assert (await api.client.post(f"{DEAD}/{path}", data=fields)).status_code == 403, path
-    found = await system.ledger.dead_letters.get_dead("raw-1")
-    assert found is not None
-    assert found.state == DeadLetterState.WAITING
+    letter_record = await system.ledger.dead_letters.get_dead("raw-1")
+    assert letter_record is not None
+    assert letter_record.state == DeadLetterState.WAITING
 
 
 def _token(page: str) -> str:
-    found = re.search(r'name="csrf" value="(\w+)"', page)
-    assert found is not None
-    return found.group(1)
+    match = re.search(r'name="csrf" value="(\w+)"', page)
+    assert match is not None
+    return match.group(1)
 
 
-async def test_a_letter_is_edited_in_a_form_compared_and_sent_again_by_clicks(
+async def test_a_letter_is_edited_compared_and_redriven_by_clicks(
     system: System, api: RunningApi, browser: Browser
 ) -> None:
     payload = {"n": "seven", "text": INJECTION, "more": {"x": [1.0, INJECTION]}}
@@ -176,7 +176,7 @@ async def test_a_letter_is_edited_in_a_form_compared_and_sent_again_by_clicks(
         browser.click("a[href$='/edit']")
         assert browser.find("[name='f.text']").get_attribute("value") == INJECTION
         browser.click("form[action$='/edit'] button.primary")
-        browser.await_text("integer", "[role=alert]")  # its type does not take it
+        browser.await_text("integer", "[role=alert]")  # the job type refuses it
         number = browser.find("[name='f.n']")
         number.clear()
         number.send_keys("7")
@@ -192,16 +192,16 @@ async def test_a_letter_is_edited_in_a_form_compared_and_sent_again_by_clicks(
         browser.await_text("a number, not a word", "[data-region=live_redrive]")
         assert browser.driver.title != "owned"
         assert not browser.all("main img, main script")
-        refused = "the server responded with a status of 422"  # what its type did not take
+        refused = "the server responded with a status of 422"  # of the refused edit
         assert [each for each in browser.complaints() if refused not in each] == []
 
-    async with operating(system):
+    async with run_bulk_operations(system):
         await asyncio.to_thread(edit)
         job = await system.wait_for_state("wrong-1", State.SUCCEEDED)
     assert job.payload == {**payload, "n": 7}
 
 
-async def test_a_change_that_the_type_does_not_take_is_refused_at_the_door(
+async def test_an_edit_that_the_job_type_refuses_is_not_sent(
     system: System, api: RunningApi
 ) -> None:
     await bury(system, "wrong-2", "hot.noop", {"n": 1})
@@ -209,13 +209,13 @@ async def test_a_change_that_the_type_does_not_take_is_refused_at_the_door(
     page = (await api.client.get(f"{DEAD}/letters/wrong-2/edit")).text
     await bury(system, "odd", "hot.noop", {"text": "a\u202eb"})
     edited = await api.client.get(f"{DEAD}/letters/odd/edit")
-    assert 'name="f.text" value="a\u202eb"' in edited.text  # not changed by being looked at
+    assert 'name="f.text" value="a\u202eb"' in edited.text  # the form shows it unchanged
     form = {"csrf": _token(page)}
-    for wrong in ('{"n": "x"}', "[1]", "{", "[" * 100_000):
+    for invalid in ('{"n": "x"}', "[1]", "{", "[" * 100_000):
         sent = await api.client.post(
-            f"{DEAD}/letters/wrong-2/retry", data={**form, "payload": wrong}
+            f"{DEAD}/letters/wrong-2/retry", data={**form, "payload": invalid}
         )
-        assert sent.status_code == 422, wrong[:20]
+        assert sent.status_code == 422, invalid[:20]
     for path, status in (("raw-2/edit", 422), ("nobody/edit", 404)):
         assert (await api.client.get(f"{DEAD}/letters/{path}")).status_code == status, path
     key = await create_key(system.ledger, "reader", [Scope.READ])

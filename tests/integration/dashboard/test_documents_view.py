@@ -37,8 +37,8 @@ PNG = bytes.fromhex(
 )
 
 
-async def completed(system: System, api: RunningApi, number: int) -> Page[DocumentStatus]:
-    """Wait until the pipeline has done with so many documents."""
+async def wait_for_documents(system: System, api: RunningApi, number: int) -> Page[DocumentStatus]:
+    """Wait until the pipelines of `number` documents have ended; return the documents."""
     documents = api.server.app.state.document_services.documents
 
     async def documents_page() -> Page[DocumentStatus] | None:
@@ -49,7 +49,7 @@ async def completed(system: System, api: RunningApi, number: int) -> Page[Docume
     return await eventually(documents_page, what="the end of the pipeline")
 
 
-async def test_documents_are_dropped_read_searched_and_opened_at_the_passage(
+async def test_documents_are_uploaded_searched_and_opened_at_the_passage(
     system: System, api: RunningApi, browser: Browser, tmp_path: Path
 ) -> None:
     await system.start_worker("ingest", "llm", "embed", "link")
@@ -77,8 +77,8 @@ async def test_documents_are_dropped_read_searched_and_opened_at_the_passage(
         assert "completed" in browser.text(".documents tbody")
         browser.find("[data-search]").send_keys("moon pulls water\n")
         browser.find(".hits li:first-child mark")
-        marked = [each.text for each in browser.all(".hits li:first-child mark")]
-        assert marked == ["Moon", "pulls", "water"]
+        highlighted = [each.text for each in browser.all(".hits li:first-child mark")]
+        assert highlighted == ["Moon", "pulls", "water"]
         browser.click(".hits li:first-child a")
         browser.await_text("The Moon pulls at the water", "#passage")
         assert "/pages/2" in browser.driver.current_url  # the passage is on the second page
@@ -86,29 +86,29 @@ async def test_documents_are_dropped_read_searched_and_opened_at_the_passage(
         browser.click(".eyebrow a:nth-child(2)")
         browser.await_text("extract text", ".run tbody")
         assert len(browser.all(".run .waterfall")) == 6
-        assert browser.all("[data-region]") == []  # it has ended: nothing is read again
+        assert browser.all("[data-region]") == []  # no live part: the run has ended
         browser.open(f"{api.url}{DOCUMENTS}/search?q=tide+rises")
         browser.click(".hits li:first-child a")
         browser.find(".page-text")
         assert INJECTION in browser.text(".page-text")
         assert browser.driver.title != "owned"
         assert not browser.all("main img, main script")
-        refused = "the server responded with a status of 415"  # what the third file was answered
+        refused = "the server responded with a status of 415"  # of the third file
         assert [each for each in browser.complaints() if refused not in each] == []
 
     await asyncio.to_thread(send)
-    await completed(system, api, 2)
+    await wait_for_documents(system, api, 2)
     await asyncio.to_thread(read)
 
 
-async def test_a_page_is_shown_as_it_looks_with_the_lines_that_ocr_has_read(
+async def test_the_picture_of_a_page_is_shown_with_the_lines_that_ocr_has_read(
     system: System, api: RunningApi, browser: Browser
 ) -> None:
     await system.start_worker("ingest", "llm", "embed", "link", "ocr")
     text = "The Moon pulls at the water of the ocean."
     sent = await api.client.post("/documents", files={"file": ("a.pdf", scan(slips([text])))})
     document_id = sent.json()["document_id"]
-    await completed(system, api, 1)
+    await wait_for_documents(system, api, 1)
     page = f"{DOCUMENTS}/{document_id}/pages/1"
 
     def look() -> None:
@@ -142,13 +142,13 @@ async def test_a_page_is_shown_as_it_looks_with_the_lines_that_ocr_has_read(
     assert (await api.client.get(f"{page}/picture")).status_code == 403
 
 
-async def test_a_page_that_cannot_be_drawn_is_tried_once_and_its_text_stays(
+async def test_a_page_that_can_not_be_drawn_is_tried_once_and_its_text_is_shown(
     system: System, api: RunningApi, browser: Browser
 ) -> None:
     await system.start_worker("ingest", "llm", "embed", "link")
     sent = await api.client.post("/documents", files={"file": ("a.pdf", pdf(["They rise."]))})
     document_id = sent.json()["document_id"]
-    await completed(system, api, 1)
+    await wait_for_documents(system, api, 1)
     storage = Storage(system.settings.files_url)
     key = upload_key(document_id, "application/pdf")
     content = await storage.get_async(key)
@@ -158,7 +158,7 @@ async def test_a_page_that_cannot_be_drawn_is_tried_once_and_its_text_stays(
     assert refused.status_code == 404
     assert "can't be drawn: the PDF is corrupt" in refused.json()["detail"]
     await storage.put_async(key, content)
-    assert (await api.client.get(f"{page}/picture")).status_code == 404  # it isn't drawn again
+    assert (await api.client.get(f"{page}/picture")).status_code == 404  # the failure is remembered
 
     def look() -> None:
         browser.open(f"{api.url}{page}")
@@ -168,14 +168,14 @@ async def test_a_page_that_cannot_be_drawn_is_tried_once_and_its_text_stays(
     await asyncio.to_thread(look)
 
 
-async def test_pages_are_drawn_one_at_a_time_and_few_wait(system: System) -> None:
+async def test_pages_are_drawn_one_at_a_time_and_only_few_may_wait(system: System) -> None:
     storage = Storage(system.settings.files_url)
     await storage.put_async("pages.pdf", pdf(["They rise."] * 12))
     original = SourceFile(storage, "pages.pdf", "x", "application/pdf")
     pages = [StoredPage(original, number, f"etag-{number}") for number in range(1, 13)]
     async with PagePictures.open(system.settings) as pictures:
-        drawn = await asyncio.gather(*map(pictures.draw, pages), return_exceptions=True)
-        refused = [isinstance(each, TooManyPictures) for each in drawn]
+        results = await asyncio.gather(*map(pictures.draw, pages), return_exceptions=True)
+        refused = [isinstance(each, TooManyPictures) for each in results]
         assert refused == [False] * (MAX_WAITING_PAGES + 1) + [True] * (11 - MAX_WAITING_PAGES)
         assert (await pictures.draw(pages[-1]))[1] == "image/png"
 
@@ -190,13 +190,13 @@ async def test_a_document_is_sent_by_a_form_without_scripts_and_its_results_are_
     file = {"file": (f"{INJECTION}.md", f"# Tides\n\nThey rise. {INJECTION}".encode())}
     sent = await api.client.post(action.group(1), files=file, data={"lane": "backfill"})
     assert sent.status_code == 303, sent.text
-    where = sent.headers["location"]
+    document_url = sent.headers["location"]
     again = await api.client.post(action.group(1), files=file)
-    assert again.headers["location"] == f"{where}?known=1"
+    assert again.headers["location"] == f"{document_url}?known=1"
     forged = await api.client.post(f"{DOCUMENTS}?csrf=x", files=file)
     assert forged.status_code == 403
-    document_id = (await completed(system, api, 1)).items[0].document_id
-    assert where == f"{DOCUMENTS}/{document_id}"
+    document_id = (await wait_for_documents(system, api, 1)).items[0].document_id
+    assert document_url == f"{DOCUMENTS}/{document_id}"
 
     storage = Storage(system.settings.files_url)
     key = figure_key(document_id, content_hash(PNG), "png")
@@ -228,7 +228,7 @@ async def test_a_document_is_sent_by_a_form_without_scripts_and_its_results_are_
         cited = {"references": [{"doi": "10.1234/b", "title": INJECTION}]}
         await upsert_document(system.ledger, name, {}, f"On {INJECTION}", references=cited)
 
-    page = (await api.client.get(where)).text
+    page = (await api.client.get(document_url)).text
     for heading in ("Stages", "Summary", "Figures", "References", "Cites the same works"):
         assert heading in page, heading
     assert 'class="card graph"' in page
@@ -237,10 +237,10 @@ async def test_a_document_is_sent_by_a_form_without_scripts_and_its_results_are_
     assert "javascript:" not in page
     assert "<img src=x" not in page
     assert "<script>" not in page
-    picture = await api.client.get(f"{where}/figures/1")
+    picture = await api.client.get(f"{document_url}/figures/1")
     assert (picture.content, picture.headers["content-type"]) == (PNG, "image/png")
     assert "content-security-policy" in picture.headers
-    assert (await api.client.get(f"{where}/pages/2")).status_code == 404
+    assert (await api.client.get(f"{document_url}/pages/2")).status_code == 404
     assert (await api.client.get(f"{DOCUMENTS}/nobody")).status_code == 404
     assert (await api.client.get(f"{DOCUMENTS}?class=x")).status_code == 422
     assert "No document matches." in (await api.client.get(f"{DOCUMENTS}?state=failed")).text

@@ -17,13 +17,13 @@ JOBS = "/dashboard/jobs"
 INJECTION = "<img src=x onerror=alert(1)>"
 
 
-async def test_all_that_match_are_counted_moved_followed_and_moved_back(
+async def test_matching_jobs_are_counted_moved_and_moved_back(
     system: System, api: RunningApi
 ) -> None:
     ids = [await system.publish("hot.noop", {"n": n}, tags={"team": INJECTION}) for n in range(3)]
     await system.publish("hot.noop", source="other")
-    asked = {"tag": "", "type": "noop", "source": "user"}
-    page = (await api.client.get(JOBS, params=asked)).text
+    filters = {"tag": "", "type": "noop", "source": "user"}
+    page = (await api.client.get(JOBS, params=filters)).text
     assert INJECTION not in page
     (link,) = re.findall(rf'href="({JOBS}/act\?[^"]+)"', page)
     link = link.replace("&amp;", "&")
@@ -34,24 +34,24 @@ async def test_all_that_match_are_counted_moved_followed_and_moved_back(
     async with acting(system):
         started = await api.client.post(link, data=form)
         assert started.status_code == 303, started.text
-        place = started.headers["Location"]
+        location = started.headers["Location"]
 
-        async def completed(path: str = place) -> bool:
+        async def is_completed(path: str = location) -> bool:
             return "completed" in (await api.client.get(path)).text
 
-        await eventually(completed)
-        shown = (await api.client.get(place)).text
+        await eventually(is_completed)
+        shown = (await api.client.get(location)).text
         assert INJECTION not in shown
         assert "onerror" in shown
         assert {(await system.record(each)).lane for each in ids} == {"backfill"}
         assert "Moved" in (await api.client.get(f"{JOBS}/{ids[0]}")).text
-        assert place.rpartition("/")[2] in (await api.client.get(f"{JOBS}/actions")).text
-        undone = await api.client.post(f"{place}/undo", data={"csrf": csrf})
+        assert location.rpartition("/")[2] in (await api.client.get(f"{JOBS}/actions")).text
+        undone = await api.client.post(f"{location}/undo", data={"csrf": csrf})
 
-        async def back() -> bool:
-            return await completed(undone.headers["Location"])
+        async def is_undone() -> bool:
+            return await is_completed(undone.headers["Location"])
 
-        await eventually(back)
+        await eventually(is_undone)
         assert {await system.state(each) for each in ids} == {State.QUEUED}
         assert {(await system.record(each)).lane for each in ids} == {"hot"}
 
@@ -62,12 +62,12 @@ async def test_jobs_are_counted_once_before_somebody_acts_on_them(
     old = await system.publish("hot.noop", tags={"team": "red"})
     await system.ledger.jobs.cancel(old, system.ledger.clock.time())
     await system.publish("hot.noop", tags={"team": "red"})
-    with statements() as said:
+    with statements() as executed:
         page = (await api.client.get(f"{JOBS}/act", params={"tag": "team=red"})).text
     assert "2 jobs match" in page
     assert re.findall(r"> (Cancel|Rerun|Move) 1<", page) == ["Cancel", "Rerun", "Move"]
-    about_jobs = [each for each in said if "FROM jobs" in each]
-    assert len(about_jobs) == 2, about_jobs  # the count and the list
+    job_queries = [each for each in executed if "FROM jobs" in each]
+    assert len(job_queries) == 2, job_queries  # the count and the list
 
 
 async def test_the_new_jobs_of_a_rerun_are_found_from_its_page(
@@ -77,24 +77,24 @@ async def test_the_new_jobs_of_a_rerun_are_found_from_its_page(
     await system.ledger.jobs.cancel(old, system.ledger.clock.time())
     link = f"{JOBS}/act?source=user"
     counted = (await api.client.get(link)).text
-    assert 'value="rerun" required checked' in counted  # nothing else can be done to it
+    assert 'value="rerun" required checked' in counted  # the only possible action
     (csrf,) = set(re.findall(r'name="csrf" value="([^"]*)"', counted))
     async with acting(system):
         started = await api.client.post(link, data={"csrf": csrf, "action": "rerun"})
-        place = started.headers["Location"]
+        location = started.headers["Location"]
 
-        async def completed() -> bool:
-            return "Its new jobs" in (await api.client.get(place)).text
+        async def is_completed() -> bool:
+            return "Its new jobs" in (await api.client.get(location)).text
 
-        await eventually(completed)
+        await eventually(is_completed)
     (new_jobs,) = re.findall(
-        rf'href="({JOBS}\?operation=[^"]+)"', (await api.client.get(place)).text
+        rf'href="({JOBS}\?operation=[^"]+)"', (await api.client.get(location)).text
     )
     listed = re.findall(rf'href="{JOBS}/([0-9a-f-]{{36}})"', (await api.client.get(new_jobs)).text)
     assert [(await system.record(each)).rerun_of for each in listed] == [old]
 
 
-async def test_a_rerun_goes_on_only_after_its_canary_has_succeeded(
+async def test_a_rerun_continues_only_after_its_canary_has_succeeded(
     system: System, api: RunningApi
 ) -> None:
     for _ in range(3):
@@ -105,15 +105,15 @@ async def test_a_rerun_goes_on_only_after_its_canary_has_succeeded(
     assert re.findall(r'name="canary" value="(\d*)"', counted) == ["", "1"]  # less than all
     (csrf,) = set(re.findall(r'name="csrf" value="([^"]*)"', counted))
     form = {"csrf": csrf, "action": "rerun", "canary": "1"}
-    for wrong in ("0", "many"):
-        refused = await api.client.post(link, data={**form, "canary": wrong})
-        assert refused.status_code == 422, wrong
+    for canary in ("0", "many"):
+        refused = await api.client.post(link, data={**form, "canary": canary})
+        assert refused.status_code == 422, canary
     await system.start_worker("llm")
     async with acting(system):
-        place = (await api.client.post(link, data=form)).headers["Location"]
+        location = (await api.client.post(link, data=form)).headers["Location"]
 
         async def page_says(text: str) -> bool:
-            return text in (await api.client.get(place)).text
+            return text in (await api.client.get(location)).text
 
         await eventually(lambda: len(journal.starts) == 1, what="the canary")
         await eventually(partial(page_says, "canary: 0 of 1 have succeeded"))
@@ -123,9 +123,7 @@ async def test_a_rerun_goes_on_only_after_its_canary_has_succeeded(
     assert len(journal.starts) == 3
 
 
-async def test_who_may_only_read_sees_no_action_and_can_start_none(
-    system: System, api: RunningApi
-) -> None:
+async def test_a_reader_sees_no_action_and_can_start_none(system: System, api: RunningApi) -> None:
     await system.publish("hot.noop", source="user")
     key = await create_key(system.ledger, "reader", [Scope.READ])
     await sign_in(api, key.key)

@@ -25,7 +25,7 @@ from tests.support.system import System
 INJECTION = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
 
 
-async def published(
+async def publish_noop(
     api: RunningApi,
     payload: dict[str, object],
     lane: str = "hot",
@@ -41,8 +41,8 @@ async def published(
 async def test_a_job_is_found_cancelled_and_published_again(
     system: System, api: RunningApi, browser: Browser
 ) -> None:
-    await published(api, {}, lane="backfill")
-    job_id = await published(api, {INJECTION: INJECTION})
+    await publish_noop(api, {}, lane="backfill")
+    job_id = await publish_noop(api, {INJECTION: INJECTION})
 
     def use() -> None:
         browser.open(f"{api.url}/dashboard/jobs?lane=hot")
@@ -74,7 +74,7 @@ async def test_a_job_is_found_cancelled_and_published_again(
     assert copy.payload == {INJECTION: INJECTION}
 
 
-async def test_a_new_job_is_published_by_a_form_of_its_type_and_another_one_like_it(
+async def test_a_job_is_published_by_the_form_of_its_type_and_again_with_changes(
     system: System, api: RunningApi, browser: Browser
 ) -> None:
     await system.start_worker("llm")
@@ -104,60 +104,61 @@ async def test_a_new_job_is_published_by_a_form_of_its_type_and_another_one_like
         browser.await_text("succeeded", "#job-title")
 
     await asyncio.to_thread(publish)
-    found = (await system.ledger.job_reads.list_jobs(limit=10)).items
-    assert [(each.state, each.lane, each.tags) for each in found] == [
+    listed_jobs = (await system.ledger.job_reads.list_jobs(limit=10)).items
+    assert [(each.state, each.lane, each.tags) for each in listed_jobs] == [
         (State.SUCCEEDED, "backfill", {"team": "search"}),
         (State.DEAD, "backfill", {"team": "search"}),
     ]
 
 
-async def test_a_new_job_that_nobody_takes_is_not_published(
-    system: System, api: RunningApi
-) -> None:
+async def test_an_invalid_new_job_is_not_published(system: System, api: RunningApi) -> None:
     new = "/dashboard/jobs/new"
     page = (await api.client.get(new, params={"type": "noop"})).text
     token = page.partition('name="csrf" value="')[2].partition('"')[0]
     form = {"csrf": token, "lane": "hot", "f.n": "1"}
-    for wrong, why in (
+    for invalid, error in (
         ({"lane": "nowhere"}, "nowhere"),
         ({"priority": "-1"}, "from 0 to"),
         ({"priority": "11"}, "priority"),
         ({"tags": "no tag"}, "tag"),
         ({"f.n": "one"}, "n: "),
     ):
-        sent = await api.client.post(new, params={"type": "noop"}, data=form | wrong)
-        assert sent.status_code == 422, wrong
-        assert why in sent.text.partition('role="alert"')[2][:500], wrong
-    for nobody in ({"type": "nobodys"}, {"like": "0b0f6c1e"}):
-        assert (await api.client.get(new, params=nobody)).status_code == 404, nobody
+        sent = await api.client.post(new, params={"type": "noop"}, data=form | invalid)
+        assert sent.status_code == 422, invalid
+        assert error in sent.text.partition('role="alert"')[2][:500], invalid
+    for unknown in ({"type": "nobodys"}, {"like": "0b0f6c1e"}):
+        assert (await api.client.get(new, params=unknown)).status_code == 404, unknown
     assert (await system.ledger.job_reads.list_jobs(limit=1)).items == ()
 
 
-async def test_a_list_stays_up_to_date_and_an_id_is_found_by_its_beginning(
+async def test_a_list_stays_up_to_date_and_a_job_is_found_by_its_first_characters(
     system: System, api: RunningApi, browser: Browser
 ) -> None:
     await asyncio.to_thread(browser.open, f"{api.url}/dashboard/jobs")
     await asyncio.to_thread(browser.await_text, "No job was published yet.", "main")
-    job_id = await published(api, {})
+    job_id = await publish_noop(api, {})
     await asyncio.to_thread(browser.await_text, job_id[:8], "[data-region=live_jobs]")
-    found = await api.client.get("/dashboard/jobs", params={"id": job_id[:8]})
-    assert (found.status_code, found.headers["location"]) == (303, f"/dashboard/jobs/{job_id}")
+    redirect = await api.client.get("/dashboard/jobs", params={"id": job_id[:8]})
+    assert (redirect.status_code, redirect.headers["location"]) == (
+        303,
+        f"/dashboard/jobs/{job_id}",
+    )
     missing = await api.client.get("/dashboard/jobs", params={"id": "0b0f6c1e"})
     assert "No job has this id." in missing.text
     assert (await api.client.get("/dashboard/jobs/0b0f6c1e")).status_code == 404
 
 
-async def test_a_job_shows_what_it_writes_and_how_far_it_is_while_it_runs(
+async def test_a_running_job_shows_its_output_and_progress(
     system: System, api: RunningApi, browser: Browser
 ) -> None:
     await system.start_worker("llm")
-    hub = api.state.broker.feed
-    await eventually(hub.is_listening.is_set, what="events in the API")
+    feed = api.state.broker.feed
+    await eventually(feed.is_listening.is_set, what="events in the API")
     pieces = ["The tide 𝛑 ", INJECTION, "\u202e falls."]
     job_id = await system.publish("hot.telling", {"writes": pieces, "reports": 1})
     await journal.started(job_id)
     await asyncio.to_thread(browser.open, f"{api.url}/dashboard/jobs/{job_id}")
-    await eventually(lambda: hub.subscribers == 1, what="the page's stream")
+    await eventually(lambda: feed.subscribers == 1, what="the page's stream")
     assert not browser.find("[data-output]").is_displayed()
     journal.release(f"{job_id}/0")
     await asyncio.to_thread(browser.await_text, "The tide 𝛑", "[data-output] pre")
@@ -167,20 +168,20 @@ async def test_a_job_shows_what_it_writes_and_how_far_it_is_while_it_runs(
     await asyncio.to_thread(browser.await_text, "1 of 1", "[data-region=live_job]")
     journal.release(job_id)
     await asyncio.to_thread(browser.await_text, "succeeded", "#job-title")
-    await eventually(lambda: hub.subscribers == 0, what="the end of the stream")
+    await eventually(lambda: feed.subscribers == 0, what="the end of the stream")
     assert "falls." in browser.text("section:has(#output-title) > pre")
     assert "owned" not in browser.driver.title
     assert browser.complaints() == []
 
 
-async def test_a_job_that_is_looked_at_is_read_again_when_its_run_has_changed(
+async def test_an_open_job_is_read_again_when_its_run_has_changed(
     system: System, api: RunningApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     feeds = api.server.app.state.dashboard.feeds
     monkeypatch.setattr(feeds, "_interval", 0.05)
     calls: Counter[str] = Counter()
     for name in ("run_versions", "pipeline"):
-        monkeypatch.setattr(JobReads, name, counted(getattr(JobReads, name), calls))
+        monkeypatch.setattr(JobReads, name, count_calls(getattr(JobReads, name), calls))
     ledger = system.ledger.jobs
     await ledger.record_many([new_job("root"), new_job(message("next", pipeline="root"))])
     page = api.client.stream("GET", "/dashboard/jobs/root", headers={"accept": MEDIA_TYPE})
@@ -202,12 +203,12 @@ async def test_a_job_that_is_looked_at_is_read_again_when_its_run_has_changed(
         assert calls["pipeline"] == 3
 
 
-def counted(read: Callable[..., Any], calls: Counter[str]) -> Callable[..., Any]:
-    """The same, counted by its name."""
+def count_calls(method: Callable[..., Any], calls: Counter[str]) -> Callable[..., Any]:
+    """Wrap a method so that its calls are counted by its name."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        calls[read.__name__] += 1
-        return read(*args, **kwargs)
+        calls[method.__name__] += 1
+        return method(*args, **kwargs)
 
     return call
 
@@ -220,12 +221,12 @@ async def test_the_counts_by_state_follow_the_filter(
     await ledger.record(new_job(message("other", source="other")))
     await ledger.cancel("job-0", time.time())
 
-    async def counts(**asked: str) -> list[str]:
-        page = (await api.client.get("/dashboard/jobs", params=asked)).text
+    async def counts(**filters: str) -> list[str]:
+        page = (await api.client.get("/dashboard/jobs", params=filters)).text
         shown = page.partition('class="counts"')[2].partition("</p>")[0]
         return re.findall(r"\d+ [a-z]+|of the newest \d+", shown)
 
-    assert await counts() == ["3 pending"]  # open ones, all of them
+    assert await counts() == ["3 pending"]  # all open jobs
     assert await counts(lane="backfill") == []
     assert await counts(source="s") == ["2 pending", "1 cancelled"]
     assert await counts(source="s", state="cancelled") == ["2 pending", "1 cancelled"]
@@ -270,19 +271,21 @@ async def test_a_filter_without_an_index_reads_a_bounded_number_of_jobs_at_a_tim
     assert (listed, "newest 4 pending jobs" in html) == (["job-7", "job-6", "job-5"], True)
     monkeypatch.setattr(jobs, "PAGE_SIZE", 2)
     listed, html, _ = await page("/dashboard/jobs?source=common")
-    assert (listed, "has no index" in html) == (["job-9", "job-7"], False)  # it is full
+    assert (listed, "has no index" in html) == (["job-9", "job-7"], False)  # the page is full
     assert "among the newest 4 jobs" in html
 
 
-async def test_a_job_is_compared_with_others_of_its_type(system: System, api: RunningApi) -> None:
+async def test_the_duration_of_a_job_is_compared_with_others_of_its_type(
+    system: System, api: RunningApi
+) -> None:
     ledger = system.ledger.jobs
 
     async def run(name: str, seconds: float) -> None:
         await ledger.record(new_job(name))
-        begun = claim(name, f"claim-{name}")
-        await ledger.claim(begun)
-        end = finish(claim_id=begun.claim_id, job_id=name)
-        await ledger.finish(replace(end, now=begun.now + seconds))
+        begun_claim = claim(name, f"claim-{name}")
+        await ledger.claim(begun_claim)
+        end = finish(claim_id=begun_claim.claim_id, job_id=name)
+        await ledger.finish(replace(end, now=begun_claim.now + seconds))
 
     await ledger.record(new_job("open"))
     for number in range(1, 5):
@@ -313,7 +316,7 @@ async def test_a_dead_job_shows_its_error_with_the_traceback(
     assert INJECTION not in shown
 
 
-async def test_an_attempt_whose_worker_died_says_so(system: System, api: RunningApi) -> None:
+async def test_an_attempt_whose_worker_died_is_marked(system: System, api: RunningApi) -> None:
     await system.ledger.jobs.record(new_job())
     await system.ledger.jobs.claim(claim())
     await system.ledger.jobs.claim(claim(claim_id="claim-2", takeover_from="claim-1"))
@@ -321,13 +324,13 @@ async def test_an_attempt_whose_worker_died_says_so(system: System, api: Running
     assert ">its worker died<" in page
 
 
-async def test_buttons_are_for_those_who_may(system: System) -> None:
+async def test_a_key_without_the_scope_has_no_buttons(system: System) -> None:
     reader, publisher = "reader-of-32-characters-00000000", "publisher-of-32-characters-00000"
     keys = SecretStr(f"{reader}:read,{publisher}:publish")
     async with serving(system.settings, api_keys=keys) as api:
         await until_connected(api)
         api.client.headers["X-API-Key"] = publisher
-        job_id = await published(api, {}, source=None)
+        job_id = await publish_noop(api, {}, source=None)
         login = await api.client.post("/dashboard/login", data={"key": reader})
         assert login.status_code == 303
         page = await api.client.get(f"/dashboard/jobs/{job_id}")
@@ -341,9 +344,7 @@ async def test_buttons_are_for_those_who_may(system: System) -> None:
         assert record.state is State.QUEUED
 
 
-async def test_no_text_from_elsewhere_steers_how_a_page_reads(
-    system: System, api: RunningApi
-) -> None:
+async def test_control_characters_are_escaped_on_pages(system: System, api: RunningApi) -> None:
     source = "nightly\x1b[2J\u202egnp"
     payload = {"text": f"{source}\x85"}
     await system.ledger.jobs.record(new_job(message("odd", payload=payload, source=source)))

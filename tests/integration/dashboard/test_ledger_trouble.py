@@ -1,5 +1,5 @@
-"""A ledger that can only be read, or not even that: the page shows what it can, and says what to
-do."""
+"""The dashboard while the ledger is read-only, locked or unreachable: it shows what it can, and
+says what to do."""
 
 import asyncio
 import re
@@ -41,7 +41,7 @@ ACTIONS: tuple[tuple[str, dict[str, str]], ...] = (
 )
 
 
-async def test_a_ledger_that_takes_no_writes_is_shown_and_refuses_actions_with_what_to_do(
+async def test_a_read_only_ledger_is_shown_and_actions_are_refused_with_a_remedy(
     broker310: TestBroker, postgres_server: PostgresServer
 ) -> None:
     url = postgres_server.create_ledger()
@@ -61,12 +61,12 @@ async def test_a_ledger_that_takes_no_writes_is_shown_and_refuses_actions_with_w
         postgres_server.execute(f"ALTER DATABASE {database} SET default_transaction_read_only = on")
         postgres_server.execute(f"SELECT pg_terminate_backend(pid) {connections}")
         api.client.cookies.clear()
-        page = await sign_in(api, key.key)  # also of somebody who comes only now
+        page = await sign_in(api, key.key)  # a new session works, too
 
-        async def told() -> bool:
+        async def shows_finding() -> bool:
             return "ledger-read-only" in (await api.client.get("/dashboard")).text
 
-        await eventually(told, what="the finding")
+        await eventually(shows_finding, what="the finding")
         for path in VIEWS:
             path = path.format(job=job_id, group=group.fingerprint)
             answer = await api.client.get(f"/dashboard{path}")
@@ -84,22 +84,22 @@ async def test_a_ledger_that_takes_no_writes_is_shown_and_refuses_actions_with_w
 
 
 @contextmanager
-def locking(settings: Settings) -> Iterator[sqlite3.Connection]:
-    """Another process's connection to the file of the ledger: `BEGIN IMMEDIATE` locks it."""
+def open_second_connection(settings: Settings) -> Iterator[sqlite3.Connection]:
+    """Yield a further connection to the ledger's file; `BEGIN IMMEDIATE` there locks the ledger."""
     file = settings.ledger_url.partition(":///")[2]
-    with closing(sqlite3.connect(file, isolation_level=None, check_same_thread=False)) as other:
-        yield other
+    with closing(
+        sqlite3.connect(file, isolation_level=None, check_same_thread=False)
+    ) as connection:
+        yield connection
 
 
-async def test_an_action_that_meets_a_locked_ledger_has_done_nothing(
-    system: System, api: RunningApi
-) -> None:
+async def test_an_action_on_a_locked_ledger_does_nothing(system: System, api: RunningApi) -> None:
     job_id = await system.publish("hot.noop")
     await bury(system, "dead-1", "hot.noop", {"n": 1})
     await _add_schedule(system)
     csrf = re.findall(r'name="csrf" value="(\w+)"', (await api.client.get("/dashboard")).text)[0]
-    with locking(system.settings) as other:
-        other.execute("BEGIN IMMEDIATE")
+    with open_second_connection(system.settings) as connection:
+        connection.execute("BEGIN IMMEDIATE")
         for path, fields in ACTIONS:
             path = path.format(job=job_id)
             refused = await api.client.post(f"/dashboard{path}", data={**fields, "csrf": csrf})
@@ -107,18 +107,18 @@ async def test_an_action_that_meets_a_locked_ledger_has_done_nothing(
             assert "Nothing was done: another process holds the ledger" in refused.text, path
 
 
-async def test_an_action_whose_second_part_meets_a_locked_ledger_may_be_done_in_part(
+async def test_an_action_that_is_interrupted_by_a_lock_is_reported_as_partly_done(
     system: System, api: RunningApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await bury(system, "dead-1", "hot.noop", {"n": 1})
     csrf = re.findall(r'name="csrf" value="(\w+)"', (await api.client.get("/dashboard")).text)[0]
     database = api.state.ledger.core.database
     write = database.write
-    with locking(system.settings) as other:
+    with open_second_connection(system.settings) as connection:
 
         async def write_and_lock(body: Any) -> Any:
             result = await write(body)
-            other.execute("BEGIN IMMEDIATE")
+            connection.execute("BEGIN IMMEDIATE")
             return result
 
         monkeypatch.setattr(database, "write", write_and_lock)
@@ -130,7 +130,7 @@ async def test_an_action_whose_second_part_meets_a_locked_ledger_may_be_done_in_
     assert "Nothing was done" not in refused.text
 
 
-async def test_an_open_page_says_that_it_is_not_up_to_date_while_the_ledger_is_away(
+async def test_an_open_page_says_that_it_is_not_up_to_date_while_the_ledger_is_unreachable(
     broker310: TestBroker, postgres_server: PostgresServer, browser: Browser
 ) -> None:
     url = postgres_server.create_ledger()

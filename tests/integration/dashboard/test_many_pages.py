@@ -1,4 +1,4 @@
-"""Many pages that are open at once ask the ledger as often as one."""
+"""Many open pages query the ledger no more often than one."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -18,16 +18,18 @@ from tests.support.eventually import eventually
 from tests.support.made import message, new_job
 from tests.support.system import System
 
-MANY = 100
+STREAMS = 100
+"""Open pages."""
 READINGS = 20
+"""Readings of the page over which its queries are counted."""
 STREAM = {"accept": "text/event-stream"}
 
 
 @pytest.fixture
 async def api(system: System) -> AsyncIterator[RunningApi]:
-    """An API with room for all streams; somebody has a key."""
+    """Yield an API with room for all streams, whose requests need a key."""
     await create_key(system.ledger, "somebody", [Scope.READ])
-    async with serving(system.settings, api_max_streams=4 * MANY) as running:
+    async with serving(system.settings, api_max_streams=4 * STREAMS) as running:
         await until_connected(running)
         yield running
 
@@ -58,10 +60,10 @@ class Follower:
         await asyncio.gather(self._task, return_exceptions=True)
 
 
-async def test_a_hundred_streams_ask_the_ledger_once_and_not_one_by_one(
+async def test_a_hundred_streams_query_the_ledger_as_often_as_one(
     system: System, api: RunningApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Pages are read, and keys are checked, much more often than usual, and nothing is cached.
+    # Read pages and check keys much more often than usual, and cache nothing.
     monkeypatch.setattr(api.server.app.state.dashboard.feeds, "_interval", 0.05)
     monkeypatch.setattr(live, "REST", 0)
     monkeypatch.setattr(live, "SECONDS_FOR_EACH", 0.0)
@@ -70,21 +72,23 @@ async def test_a_hundred_streams_ask_the_ledger_once_and_not_one_by_one(
         monkeypatch.setattr(module, "CACHE_TTL", 0.0)
     key = await create_key(system.ledger, "reader", [Scope.READ])
     await sign_in(api, key.key)
-    questions: list[str] = []
-    api.state.ledger.observe(lambda kind, seconds, succeeded: questions.append(kind))
-    read: list[DashboardPage] = []
+    queries: list[str] = []
+    api.state.ledger.observe(lambda kind, seconds, succeeded: queries.append(kind))
+    readings: list[DashboardPage] = []
     build = DashboardPage.__init__
 
-    def count_page(page: DashboardPage, *given: Any, **options: Any) -> None:
-        read.append(page)
-        build(page, *given, **options)
+    def count_page(page: DashboardPage, *arguments: Any, **options: Any) -> None:
+        readings.append(page)
+        build(page, *arguments, **options)
 
     monkeypatch.setattr(DashboardPage, "__init__", count_page)
 
-    async def questions_for_each_reading() -> float:
-        asked, done = len(questions), len(read)
-        await eventually(lambda: len(read) >= done + READINGS, what="the page's readings")
-        return (len(questions) - asked) / (len(read) - done)
+    async def queries_per_reading() -> float:
+        queries_before, readings_before = len(queries), len(readings)
+        await eventually(
+            lambda: len(readings) >= readings_before + READINGS, what="the page's readings"
+        )
+        return (len(queries) - queries_before) / (len(readings) - readings_before)
 
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(
@@ -92,14 +96,15 @@ async def test_a_hundred_streams_ask_the_ledger_once_and_not_one_by_one(
     ) as client:
         followers = [Follower(client, "/dashboard/jobs")]
         await followers[0].shows("live_")
-        alone = await questions_for_each_reading()
-        followers += [Follower(client, "/dashboard/jobs") for _ in range(MANY - 1)]
+        per_reading_alone = await queries_per_reading()
+        followers += [Follower(client, "/dashboard/jobs") for _ in range(STREAMS - 1)]
         for each in followers:
             await each.shows("live_")
-        together = await questions_for_each_reading()
+        per_reading_together = await queries_per_reading()
         assert api.server.app.state.dashboard.feeds.number == 1  # one reading for all
         await system.ledger.jobs.record(new_job(message("job-of-all")))
         for each in followers:
             await each.shows("job-of-all")
             await each.stop()
-    assert together < 2 * alone, f"{alone:.1f} questions for one stream, {together:.1f} for {MANY}"
+    figures = f"{per_reading_alone:.1f} queries for one stream, {per_reading_together:.1f} for all"
+    assert per_reading_together < 2 * per_reading_alone, figures

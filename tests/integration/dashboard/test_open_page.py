@@ -1,4 +1,4 @@
-"""A page that stays open costs nothing more after many changes."""
+"""The memory of an open page, and of its API, does not grow with the number of changes."""
 
 import asyncio
 from pathlib import Path
@@ -13,13 +13,14 @@ from tests.support.eventually import eventually
 from tests.support.made import message, new_job
 from tests.support.system import System
 
-WARM, UPDATES = 100, 500
-"""Changes until all that is kept has its size, and those in which nothing may grow. Not their
-seconds but their number counts: an hour of a page that changes all the time, which is read every
-two seconds, has 1,800, and what each leaves behind shows in fewer."""
+WARM_UP_CHANGES = 100
+"""Changes until all caches have their final size."""
+CHANGES = 500
+"""Changes in which nothing may grow. A page that changes all the time has 1,800 in an hour, as it
+is read every two seconds; a leak shows in fewer."""
 MAX_GROWTH_MB = 4.0
-"""MB that the API's process may have grown by these, 8 kB for each: a change is sent as 20 to 60
-kB. A thousand changes were measured to add 2.5 MB, as memory is used in other places."""
+"""MB by which the API's process may grow meanwhile: 8 kB for each change, which is sent as 20 to 60
+kB. A thousand changes were measured to add 2.5 MB, as memory becomes fragmented."""
 READS_ALL_THE_TIME = """
 import runpy
 from switchyard.api.dashboard import live
@@ -28,8 +29,8 @@ live.REST, live.SECONDS_FOR_EACH = 0, 0.0
 live.Feeds.__init__.__kwdefaults__["interval"] = 0.01
 runpy.run_module("switchyard.cli.main", run_name="__main__")
 """
-"""`jobctl api` whose pages are read again at once, and not every two seconds."""
-COUNT = """
+"""`jobctl api` which reads its open pages again at once, instead of every two seconds."""
+COUNT_UPDATES = """
 window.updates = 0;
 new MutationObserver(() => { window.updates += 1; })
   .observe(document.querySelector("[data-region]"),
@@ -37,8 +38,8 @@ new MutationObserver(() => { window.updates += 1; })
 """
 
 
-def kept_by(browser: Browser) -> dict[str, float]:
-    """What the page holds after a collection of garbage."""
+def page_memory(browser: Browser) -> dict[str, float]:
+    """Return the page's heap size in bytes, nodes and listeners after a garbage collection."""
     browser.driver.execute_cdp_cmd("HeapProfiler.collectGarbage", {})
     metrics = browser.driver.execute_cdp_cmd("Performance.getMetrics", {})["metrics"]
     values = {each["name"]: each["value"] for each in metrics}
@@ -47,48 +48,48 @@ def kept_by(browser: Browser) -> dict[str, float]:
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-async def test_hundreds_of_changes_leave_nothing_in_the_browser_and_the_process(
+async def test_hundreds_of_changes_do_not_grow_the_browser_and_the_process(
     system: System, browser: Browser, tmp_path: Path
 ) -> None:
-    names = iter(range(1_000_000))
+    numbers = iter(range(1_000_000))
 
     async def change(number: int) -> None:
-        """Have so many more changes arrive at the page."""
-        seen = await asyncio.to_thread(browser.run, "return window.updates")
+        """Record jobs until the page has shown `number` more changes."""
+        updates_before = await asyncio.to_thread(browser.run, "return window.updates")
 
-        async def has_come() -> bool:
+        async def has_arrived() -> bool:
             for _ in range(5):
-                await system.ledger.jobs.record(new_job(message(f"job-{next(names)}")))
+                await system.ledger.jobs.record(new_job(message(f"job-{next(numbers)}")))
                 await asyncio.sleep(0)
             now = await asyncio.to_thread(browser.run, "return window.updates")
-            return bool(now >= seen + number)
+            return bool(now >= updates_before + number)
 
-        await eventually(has_come, timeout=600, what=f"{number} changes")
+        await eventually(has_arrived, timeout=600, what=f"{number} changes")
 
-    for _ in range(PAGE_SIZE):  # a page that is not full yet gets rows, and they are nodes
-        await system.ledger.jobs.record(new_job(message(f"job-{next(names)}")))
+    for _ in range(PAGE_SIZE):  # fill the page first: further rows would add nodes
+        await system.ledger.jobs.record(new_job(message(f"job-{next(numbers)}")))
     async with api_process(system.settings, tmp_path / "log", code=READS_ALL_THE_TIME) as api:
 
-        def look() -> dict[str, float]:
-            return {**kept_by(browser), "process": resident_memory(of=api.process.pid)}
+        def measure() -> dict[str, float]:
+            return {**page_memory(browser), "process": resident_memory(of=api.process.pid)}
 
         await _open(browser, api)
-        await change(WARM)
-        before = await asyncio.to_thread(look)
-        await change(UPDATES)
+        await change(WARM_UP_CHANGES)
+        before = await asyncio.to_thread(measure)
+        await change(CHANGES)
         after: dict[str, float] = {}
 
         async def is_settled() -> bool:
-            """Look at a page that has drawn its last change: until then, it holds old and new."""
-            after.update(await asyncio.to_thread(look))
+            """Measure again: a page that is drawing a change holds its old and new nodes."""
+            after.update(await asyncio.to_thread(measure))
             return after["Nodes"] < before["Nodes"] * 1.1 + 200
 
         await eventually(is_settled, what=f"a page with no more nodes than {before}")
-    told = f"{before} → {after}"
-    print(told)
-    assert after["JSHeapUsedSize"] < before["JSHeapUsedSize"] * 1.1 + 500_000, told
-    assert after["JSEventListeners"] <= before["JSEventListeners"], told
-    assert after["process"] < before["process"] + MAX_GROWTH_MB, told
+    before_and_after = f"{before} → {after}"
+    print(before_and_after)
+    assert after["JSHeapUsedSize"] < before["JSHeapUsedSize"] * 1.1 + 500_000, before_and_after
+    assert after["JSEventListeners"] <= before["JSEventListeners"], before_and_after
+    assert after["process"] < before["process"] + MAX_GROWTH_MB, before_and_after
 
 
 async def _open(browser: Browser, api: ApiProcess) -> None:
@@ -98,6 +99,6 @@ async def _open(browser: Browser, api: ApiProcess) -> None:
         browser.driver.execute_cdp_cmd("Performance.enable", {})
         browser.open(f"{api.url}/dashboard/jobs")
         browser.await_text("live", "[data-live-text]")
-        browser.run(COUNT)
+        browser.run(COUNT_UPDATES)
 
     await asyncio.to_thread(begin)

@@ -27,7 +27,7 @@ CSS = "text/css; charset=utf-8"
 INJECTION = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
 
 
-async def test_the_overview_shows_findings_lanes_and_dead_and_stays_up_to_date(
+async def test_the_overview_shows_findings_lanes_and_dead_letters_and_stays_up_to_date(
     system: System, api: RunningApi, browser: Browser
 ) -> None:
     await system.start_worker("llm")
@@ -61,7 +61,9 @@ async def test_the_overview_shows_findings_lanes_and_dead_and_stays_up_to_date(
     )
 
     def look_again() -> None:
-        browser.await_text(INJECTION[:60], "[data-region=live_dead]")  # without loading it again
+        browser.await_text(
+            INJECTION[:60], "[data-region=live_dead]"
+        )  # without loading the page again
         browser.await_text("live", "[data-live-state]")
         assert browser.driver.title == "Overview · Switchyard"
         assert not browser.all("main img, main script")
@@ -70,41 +72,39 @@ async def test_the_overview_shows_findings_lanes_and_dead_and_stays_up_to_date(
     await asyncio.to_thread(look_again)
 
 
-async def test_a_finding_is_looked_at_again_as_soon_as_somebody_has_acted(
-    system: System, api: RunningApi
-) -> None:
+async def test_a_finding_is_checked_again_after_an_action(system: System, api: RunningApi) -> None:
     pause = NewPause(PauseScope.TYPE, "noop", "a test")
-    made = await system.ledger.pauses.pause(pause)
+    recorded_pause = await system.ledger.pauses.pause(pause)
 
-    async def shown() -> bool:
-        return made.id in (await api.client.get("/dashboard")).text
+    async def is_shown() -> bool:
+        return recorded_pause.id in (await api.client.get("/dashboard")).text
 
-    await eventually(shown, what="the finding")
+    await eventually(is_shown, what="the finding")
     page = (await api.client.get("/dashboard")).text
     csrf = re.findall(r'name="csrf" value="(\w+)"', page)[0]
     form = {"csrf": csrf, "from": "overview"}
-    answer = await api.client.post(f"/dashboard/pauses/{made.id}/resume", data=form)
+    answer = await api.client.post(f"/dashboard/pauses/{recorded_pause.id}/resume", data=form)
     assert answer.status_code == 303
 
-    async def gone() -> bool:
-        return made.id not in (await api.client.get("/dashboard")).text
+    async def is_gone() -> bool:
+        return recorded_pause.id not in (await api.client.get("/dashboard")).text
 
-    await eventually(gone, what="the end of the finding", timeout=DOCTOR_INTERVAL / 2)
+    await eventually(is_gone, what="the end of the finding", timeout=DOCTOR_INTERVAL / 2)
 
 
-async def test_the_checks_run_soon_when_what_the_page_shows_has_changed_and_new_findings_come_first(
+async def test_a_change_on_the_page_triggers_the_checks_and_new_findings_come_first(
     system: System, api: RunningApi
 ) -> None:
     first = await system.ledger.pauses.pause(NewPause(PauseScope.TYPE, "noop", "a test"))
 
-    async def shown(text: str) -> bool:
+    async def is_shown(text: str) -> bool:
         return text in (await api.client.get("/dashboard")).text
 
-    await eventually(partial(shown, first.id), what="the finding")
-    assert not await shown(">new ")  # it was there when the first page was opened
+    await eventually(partial(is_shown, first.id), what="the finding")
+    assert not await is_shown(">new ")  # the finding is older than the first page
     await system.ledger.dead_letters.index_dead([letter(error_type="<b>")])
     await eventually(
-        partial(shown, '<span class="tag">dead-waiting</span> <span class="of">new '),
+        partial(is_shown, '<span class="tag">dead-waiting</span> <span class="of">new '),
         what="the new finding",
         timeout=NOTICED_INTERVAL + DOCTOR_INTERVAL / 2,
     )
@@ -113,19 +113,19 @@ async def test_the_checks_run_soon_when_what_the_page_shows_has_changed_and_new_
     assert tags[0] == "dead-waiting", "what is new comes first"
 
 
-async def test_a_finding_has_a_button_for_what_is_to_be_done_or_a_command_to_copy(
+async def test_a_finding_has_a_button_for_its_remedy_or_a_command_to_copy(
     system: System, api: RunningApi, browser: Browser
 ) -> None:
     pause = NewPause(PauseScope.TYPE, "noop", "a test", INJECTION)
-    made = await system.ledger.pauses.pause(pause)
+    recorded_pause = await system.ledger.pauses.pause(pause)
 
     def resume() -> None:
         browser.open(f"{api.url}/dashboard")
         browser.await_text("scheduler-none", "[data-region=live_findings]")
-        browser.click(".finding .copy")  # of a command that no page has
+        browser.click(".finding .copy")  # of a command without a page
         browser.find(".finding .copy.done")
         browser.await_text(INJECTION[:60], "[data-region=live_findings]")
-        browser.click(f".finding form[action$='{made.id}/resume'] button")
+        browser.click(f".finding form[action$='{recorded_pause.id}/resume'] button")
         browser.await_text("The type noop goes on.", ".notice")
         assert browser.complaints() == []
 
@@ -133,10 +133,10 @@ async def test_a_finding_has_a_button_for_what_is_to_be_done_or_a_command_to_cop
     assert (await system.ledger.pauses.active()).pauses == ()
 
 
-async def test_jobs_that_wait_for_a_retry_are_counted_as_the_page_behind_lists_them(
+async def test_the_count_of_retries_agrees_with_the_list_of_jobs(
     broker310: TestBroker, sqlite_url: str, tmp_path: Path
 ) -> None:
-    """Messages stay in the retry queues whose jobs have gone on or were cancelled meanwhile."""
+    """A message stays in its retry queue although its job was cancelled meanwhile."""
     async with (
         open_system(
             broker310, sqlite_url, modules=MODULES, data_dir=tmp_path, retry_delays=(300.0,)
@@ -154,17 +154,17 @@ async def test_jobs_that_wait_for_a_retry_are_counted_as_the_page_behind_lists_t
             page = (await api.client.get("/dashboard")).text
             return page.partition("Waiting for a retry")[2].partition("</div>")[0]
 
-        async def counted() -> bool:
+        async def shows_stale_message() -> bool:
             return "1 of them for no retry" in await tile()
 
-        await eventually(counted, what="the message of no retry")
+        await eventually(shows_stale_message, what="the message of no retry")
         assert 'class="figure">2<' in await tile()
         assert "5 min 3" in await tile()
         listed = (await api.client.get("/dashboard/jobs?state=retrying")).text
         assert [each in listed for each in ids] == [False, True, True]
 
 
-def test_what_a_remedy_says_leads_to_where_it_is_done() -> None:
+def test_commands_of_a_remedy_link_to_their_pages() -> None:
     for command, address, is_post in (
         ("resume pause-3fa9c01b22", "/dashboard/pauses/pause-3fa9c01b22/resume", True),
         ("resume pause-x", None, False),
@@ -183,11 +183,11 @@ def test_what_a_remedy_says_leads_to_where_it_is_done() -> None:
         ("db upgrade", None, False),
         ("jobs show 'unclosed", None, False),
     ):
-        found = actions_of(f"do it: `jobctl {command}`, then `make tea`")
+        actions = actions_of(f"do it: `jobctl {command}`, then `make tea`")
         expected = [] if address is None else [(address, bool(is_post))]
-        assert [(each.address, each.is_post) for each in found] == expected, command
-    many = ", ".join(f"`jobctl jobs show job-{n}`" for n in (1, 1, 2, 3, 4))
-    assert [each.address[-5:] for each in actions_of(many)] == ["job-1", "job-2", "job-3"]
+        assert [(each.address, each.is_post) for each in actions] == expected, command
+    remedy = ", ".join(f"`jobctl jobs show job-{n}`" for n in (1, 1, 2, 3, 4))
+    assert [each.address[-5:] for each in actions_of(remedy)] == ["job-1", "job-2", "job-3"]
 
 
 def test_the_worst_finding_comes_first() -> None:
@@ -198,27 +198,29 @@ def test_the_worst_finding_comes_first() -> None:
     growing = failure("dead letters", Finding.DEAD_GROWING, "", "")
     full = failure("lanes", Finding.LANE_FULL, "", "")
     disk = failure("disk", Finding.DISK_FULL, "", "")
-    found = [housekeeping, late, ok("workers", ""), paused, clock, growing, full, disk]
-    assert worst_first(found) == [disk, growing, full, late, clock, paused, housekeeping]
-    new = {paused: 200.0, clock: 100.0, housekeeping: 200.0}
-    assert worst_first(found, lambda each: new.get(each, 0.0)) == [
+    findings = [housekeeping, late, ok("workers", ""), paused, clock, growing, full, disk]
+    assert worst_first(findings) == [disk, growing, full, late, clock, paused, housekeeping]
+    new_since = {paused: 200.0, clock: 100.0, housekeeping: 200.0}
+    assert worst_first(findings, lambda each: new_since.get(each, 0.0)) == [
         *(disk, paused, housekeeping, clock),
         *(growing, full, late),
     ]
 
 
-async def test_a_page_is_used_by_the_keyboard_alone(api: RunningApi, browser: Browser) -> None:
+async def test_a_page_can_be_used_by_keyboard_alone(api: RunningApi, browser: Browser) -> None:
     def use() -> None:
         browser.open(f"{api.url}/dashboard")
         browser.find(".lanes [data-row]")
-        browser.await_text("scheduler-none", "[data-region=live_findings]")  # rows, that come later
+        browser.await_text("scheduler-none", "[data-region=live_findings]")  # these rows come later
         browser.press("j")
         first = browser.run("return document.activeElement.matches('[data-row]')")
         assert first
-        here = "return [...document.querySelectorAll('[data-row]')].indexOf(document.activeElement)"
-        assert browser.run(here) == 0
+        index_of_focus = (
+            "return [...document.querySelectorAll('[data-row]')].indexOf(document.activeElement)"
+        )
+        assert browser.run(index_of_focus) == 0
         browser.press("j", "j", "k")
-        assert browser.run(here) == 1
+        assert browser.run(index_of_focus) == 1
         browser.press("?")
         assert browser.find("dialog[open]").is_displayed()
         browser.press("\ue00c")  # Escape
@@ -231,7 +233,7 @@ async def test_a_page_is_used_by_the_keyboard_alone(api: RunningApi, browser: Br
     await asyncio.to_thread(use)
 
 
-async def test_a_page_that_is_not_looked_at_is_not_read(api: RunningApi, browser: Browser) -> None:
+async def test_a_closed_page_is_not_read_any_more(api: RunningApi, browser: Browser) -> None:
     feeds = api.server.app.state.dashboard.feeds
 
     def look() -> None:
@@ -253,10 +255,10 @@ async def test_a_page_that_is_not_looked_at_is_not_read(api: RunningApi, browser
 async def test_the_pages_are_useful_without_scripts_and_small(api: RunningApi) -> None:
     page = await api.client.get("/dashboard")
     assert page.status_code == 200
-    weight = len(page.content)
+    total_bytes = len(page.content)
     for name in ("dashboard.css", "dashboard.js", "icon.svg"):
-        weight += len((await api.client.get(f"/dashboard/static/{name}")).content)
-    assert weight < 150_000
+        total_bytes += len((await api.client.get(f"/dashboard/static/{name}")).content)
+    assert total_bytes < 150_000
     assert "backfill" in page.text
     policy = page.headers["content-security-policy"]
     assert "unsafe" not in policy
@@ -288,11 +290,11 @@ async def test_the_dead_letters_of_a_lane_are_counted_whatever_their_reasons(
     assert "hot 3<" in page.partition('">Dead letters</a></p>')[2].partition("</div>")[0]
 
 
-async def test_static_files_do_not_wait_for_pages_that_are_read(
+async def test_static_files_do_not_wait_for_pages(
     api: RunningApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app = api.server.app
-    busy = replace(app.state.dashboard, reading=asyncio.Semaphore(0))  # all readers are at work
+    busy = replace(app.state.dashboard, reading=asyncio.Semaphore(0))  # all readers are busy
     monkeypatch.setattr(app.state, "dashboard", busy)
     page = asyncio.create_task(api.client.get("/dashboard"))
     try:
@@ -306,19 +308,19 @@ async def test_static_files_do_not_wait_for_pages_that_are_read(
         page.cancel()
 
 
-async def test_a_page_is_rendered_again_only_when_its_data_have_changed(
+async def test_a_page_is_rendered_again_only_when_its_data_has_changed(
     system: System, api: RunningApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(api.server.app.state.dashboard.feeds, "_interval", 0.01)
     monkeypatch.setattr(live, "REST", 0)
     monkeypatch.setattr(live, "SECONDS_FOR_EACH", 0.0)
-    read: list[DashboardPage] = []
+    readings: list[DashboardPage] = []
     rendered: list[DashboardPage] = []
     build, render = DashboardPage.__init__, Renderer.regions
 
-    def count_page(page: DashboardPage, *given: Any, **options: Any) -> None:
-        read.append(page)
-        build(page, *given, **options)
+    def count_page(page: DashboardPage, *arguments: Any, **options: Any) -> None:
+        readings.append(page)
+        build(page, *arguments, **options)
 
     def count_rendering(renderer: Renderer, page: DashboardPage, frame: Any) -> dict[str, str]:
         rendered.append(page)
@@ -330,10 +332,10 @@ async def test_a_page_is_rendered_again_only_when_its_data_have_changed(
     async with api.client.stream("GET", "/dashboard/jobs", headers=headers) as stream:
         lines = stream.aiter_lines()
         await anext(lines)
-        await eventually(lambda: len(read) > 5, what="the page's readings")
+        await eventually(lambda: len(readings) > 5, what="the page's readings")
         assert len(rendered) == 1
         await system.ledger.jobs.record(new_job(message("job-1")))
         async for line in lines:
             if "job-1" in line:
                 break
-        assert len(rendered) <= 3  # the count of jobs may have come before the job
+        assert len(rendered) <= 3  # the count of jobs may come before the job

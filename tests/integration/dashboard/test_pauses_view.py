@@ -10,7 +10,7 @@ from tests.support.system import System
 INJECTION = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
 
 
-async def test_a_lane_and_a_type_are_paused_with_why_and_for_how_long_and_resumed_by_clicks(
+async def test_a_lane_and_a_type_are_paused_with_reason_and_duration_and_resumed_by_clicks(
     system: System, api: RunningApi, browser: Browser
 ) -> None:
     job_id = await system.publish("hot.noop", {"n": 1})
@@ -25,9 +25,9 @@ async def test_a_lane_and_a_type_are_paused_with_why_and_for_how_long_and_resume
         browser.find("#pause-lane-vlm_ocr input[name=for]").send_keys("2h")
         browser.click("#pause-lane-vlm_ocr button.primary")
         browser.await_text("The lane vlm_ocr is paused", ".notice")
-        told = browser.text(".lanes .paused")
-        assert INJECTION in told
-        assert "Ends in 1 h 59 min." in told or "Ends in 2 h." in told
+        pause_text = browser.text(".lanes .paused")
+        assert INJECTION in pause_text
+        assert "Ends in 1 h 59 min." in pause_text or "Ends in 2 h." in pause_text
 
     def pause_type() -> None:
         browser.open(f"{api.url}/dashboard/workers")
@@ -60,13 +60,13 @@ async def test_a_lane_and_a_type_are_paused_with_why_and_for_how_long_and_resume
     assert (await system.ledger.pauses.active()).pauses == ()
 
 
-async def test_a_pause_that_can_not_be_is_refused_and_a_reader_has_no_button(
+async def test_an_invalid_pause_is_refused_and_a_reader_has_no_button(
     system: System, api: RunningApi
 ) -> None:
-    found = re.search(r'name="csrf" value="(\w+)"', (await api.client.get("/dashboard")).text)
-    assert found is not None
-    form = {"csrf": found.group(1), "scope": "lane", "target": "hot"}
-    for wrong in (
+    token = re.search(r'name="csrf" value="(\w+)"', (await api.client.get("/dashboard")).text)
+    assert token is not None
+    form = {"csrf": token.group(1), "scope": "lane", "target": "hot"}
+    for invalid_fields in (
         {"target": "nowhere"},
         {"scope": "planet"},
         {"for": "soon"},
@@ -75,10 +75,10 @@ async def test_a_pause_that_can_not_be_is_refused_and_a_reader_has_no_button(
         {"reason": "x" * 501},
         {"from": "https://elsewhere.example"},
     ):
-        refused = await api.client.post("/dashboard/pauses", data={**form, **wrong})
-        assert refused.status_code == 422, wrong
-    gone = await api.client.post("/dashboard/pauses/pause-0123456789/resume", data=form)
-    assert gone.status_code == 404
+        refused = await api.client.post("/dashboard/pauses", data={**form, **invalid_fields})
+        assert refused.status_code == 422, invalid_fields
+    unknown = await api.client.post("/dashboard/pauses/pause-0123456789/resume", data=form)
+    assert unknown.status_code == 404
     key = await create_key(system.ledger, "reader", [Scope.READ])
     page = await sign_in(api, key.key)
     assert "pause-lane-hot" not in page

@@ -13,6 +13,8 @@ from tests.support.system import System
 
 @dataclass
 class Keys:
+    """One key of each scope."""
+
     admin: NewKey
     read: NewKey
     publish: NewKey
@@ -20,16 +22,16 @@ class Keys:
 
 @pytest.fixture
 async def keys(system: System) -> Keys:
-    made = [
+    new_keys = [
         await create_key(system.ledger, each.value, [each])
         for each in (Scope.ADMIN, Scope.READ, Scope.PUBLISH)
     ]
-    return Keys(*made)
+    return Keys(*new_keys)
 
 
 async def sign_in(api: RunningApi, key: str) -> str:
-    """Sign in as a form would; the page that follows. That there are keys by now may take the API
-    two seconds to notice."""
+    """Sign in as the form does, and return the overview. Repeat it, as the API may take two seconds
+    to notice that keys exist."""
 
     async def signed_in() -> str | None:
         answer = await api.client.post("/dashboard/login", data={"key": key})
@@ -42,12 +44,12 @@ async def sign_in(api: RunningApi, key: str) -> str:
 
 
 def _token(page: str) -> str:
-    found = re.search(r'name="csrf" value="(\w+)"', page)
-    assert found is not None
-    return found.group(1)
+    match = re.search(r'name="csrf" value="(\w+)"', page)
+    assert match is not None
+    return match.group(1)
 
 
-async def test_a_page_asks_for_a_key_and_leads_back_and_signing_out_ends_the_session(
+async def test_signing_in_returns_to_the_page_and_signing_out_ends_the_session(
     keys: Keys, api: RunningApi, browser: Browser
 ) -> None:
     def sign_in() -> None:
@@ -69,7 +71,7 @@ async def test_a_page_asks_for_a_key_and_leads_back_and_signing_out_ends_the_ses
             "Network.setCookie", {**_for_devtools(cookie), "url": f"{api.url}/dashboard"}
         )
         browser.open(f"{api.url}/dashboard")
-        browser.await_address("/dashboard/login")  # it is over at the server
+        browser.await_address("/dashboard/login")  # the server has ended the session
         refused = [each for each in browser.complaints() if "Content Security" in each]
         assert refused == []
 
@@ -89,7 +91,7 @@ async def test_a_revoked_key_ends_its_pages_within_two_seconds(
         lines = stream.aiter_lines()
         assert await anext(lines) == "event: region"
         await system.ledger.api_keys.revoke_api_key(keys.admin.id, system.ledger.clock.time())
-        async with asyncio.timeout(4):  # two, and two for a busy machine
+        async with asyncio.timeout(4):  # two seconds, and two for a busy machine
             async for _ in lines:
                 continue
     again = await api.client.get("/dashboard")
@@ -99,7 +101,7 @@ async def test_a_revoked_key_ends_its_pages_within_two_seconds(
     )
 
 
-async def test_a_form_needs_its_token_and_our_own_origin(keys: Keys, api: RunningApi) -> None:
+async def test_a_form_needs_its_token_and_the_same_origin(keys: Keys, api: RunningApi) -> None:
     token = _token(await sign_in(api, keys.admin.key))
 
     async def sign_out(headers: dict[str, str], **fields: str) -> int:
@@ -121,25 +123,27 @@ async def test_a_form_needs_its_token_and_our_own_origin(keys: Keys, api: Runnin
 async def test_a_key_sees_what_its_scope_allows(keys: Keys, api: RunningApi) -> None:
     page = await sign_in(api, keys.read.key)
 
-    async def found() -> bool:
+    async def hides_findings() -> bool:
         return "to read them" in (await api.client.get("/dashboard")).text
 
-    await eventually(found, what="the findings")
+    await eventually(hides_findings, what="the findings")
     page = (await api.client.get("/dashboard")).text
-    assert "scheduler-none" not in page  # the doctor's words are for who may change things
+    assert "scheduler-none" not in page  # only administrators see the doctor's findings
     await api.client.post("/dashboard/login", data={"key": keys.publish.key})
     answer = await api.client.get("/dashboard")
     assert answer.status_code == 403
     assert "this needs the scope read" in answer.text
-    fields = {"csrf": _token(answer.text)}  # whoever may see nothing can still sign out
+    fields = {"csrf": _token(answer.text)}  # a key that may see nothing can still sign out
     assert (await api.client.post("/dashboard/logout", data=fields)).status_code == 303
     assert (await api.client.get("/dashboard")).headers["location"].startswith("/dashboard/login")
 
 
-async def test_signing_in_leads_to_pages_of_ours_alone(keys: Keys, api: RunningApi) -> None:
-    for wanted in ("https://elsewhere.example", "//elsewhere.example", "/dashboardx", "/jobs"):
+async def test_signing_in_redirects_to_pages_of_the_dashboard_alone(
+    keys: Keys, api: RunningApi
+) -> None:
+    for address in ("https://elsewhere.example", "//elsewhere.example", "/dashboardx", "/jobs"):
         answer = await api.client.post(
-            "/dashboard/login", data={"key": keys.admin.key, "next": wanted}
+            "/dashboard/login", data={"key": keys.admin.key, "next": address}
         )
         assert answer.headers["location"] == "/dashboard"
 

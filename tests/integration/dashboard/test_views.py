@@ -36,7 +36,7 @@ async def _add_schedule(system: System) -> None:
     await Schedules(system.ledger, system.registry).add(entry, remote=False, created_by="a test")
 
 
-async def test_workers_are_shown_with_what_they_run_now(system: System, api: RunningApi) -> None:
+async def test_workers_are_shown_with_their_running_jobs(system: System, api: RunningApi) -> None:
     worker = await system.start_worker("llm")
     job_id = await system.publish("hot.gated", {"n": 1})
     await system.wait_for_state(job_id, State.RUNNING)
@@ -58,7 +58,7 @@ async def test_workers_are_shown_with_what_they_run_now(system: System, api: Run
     assert not await page_says(worker.worker_id)
 
 
-async def test_all_that_a_worker_runs_is_counted_and_the_first_ones_shown(
+async def test_all_jobs_of_a_worker_are_counted_and_the_first_ones_shown(
     system: System, api: RunningApi
 ) -> None:
     await system.ledger.workers.register_worker(
@@ -66,12 +66,12 @@ async def test_all_that_a_worker_runs_is_counted_and_the_first_ones_shown(
     )
     for number in range(SHOWN_JOBS + 2):
         await system.ledger.jobs.record(new_job(f"job-{number}"))
-        begun = claim(f"job-{number}", f"claim-{number}")
-        await system.ledger.jobs.claim(begun)
-    note = ProgressRequest(
-        begun.message, begun.claim_id, begun.now, ReportedProgress(0.5, "<b>half")
+        begun_claim = claim(f"job-{number}", f"claim-{number}")
+        await system.ledger.jobs.claim(begun_claim)
+    progress = ProgressRequest(
+        begun_claim.message, begun_claim.claim_id, begun_claim.now, ReportedProgress(0.5, "<b>half")
     )
-    await system.ledger.progress.save(note)
+    await system.ledger.progress.save(progress)
     page = (await api.client.get("/dashboard/workers")).text
     assert f"{SHOWN_JOBS + 2} of 9" in page
     assert "and 2 more" in page
@@ -121,7 +121,7 @@ async def test_a_schedule_whose_job_is_refused_says_why_and_leads_to_no_job(
     assert f"/dashboard/jobs/{firing.job_id}" in page
 
 
-async def test_what_a_scope_does_not_allow_has_no_button_and_is_refused(
+async def test_an_action_beyond_the_scope_has_no_button_and_is_refused(
     system: System, api: RunningApi
 ) -> None:
     await _add_schedule(system)
@@ -137,16 +137,16 @@ async def test_what_a_scope_does_not_allow_has_no_button_and_is_refused(
     assert answer.status_code == 403
 
 
-async def test_limits_are_filtered_and_models_shown_where_there_are_servers(
+async def test_limits_are_filtered_and_the_state_of_model_servers_is_shown(
     system: System, api: RunningApi
 ) -> None:
     assert "No limit was used" in (await api.client.get("/dashboard/limits")).text
     assert "No limit matches" in (await api.client.get("/dashboard/limits?name=x")).text
     assert "/dashboard/llm" not in (await api.client.get("/dashboard")).text
     changes = {"llm_base_url": "http://127.0.0.1:9/v1", "llm_model": "a-model"}
-    async with serving(system.settings, **changes) as other:
-        await until_connected(other)
-        page = (await other.client.get("/dashboard/llm")).text
+    async with serving(system.settings, **changes) as api_with_models:
+        await until_connected(api_with_models)
+        page = (await api_with_models.client.get("/dashboard/llm")).text
         assert "ready" in page
         assert "/dashboard/llm" in page
         assert "not recorded yet" in page
@@ -160,12 +160,12 @@ async def test_limits_are_filtered_and_models_shown_where_there_are_servers(
         await slots.end_llm_slot("default", "slot", lambda state, *_: replace(state, **paused))
         await history.add_minute([LlmMinute(now - now % 60, "default", 4, 3)], now)
         await system.publish("backfill.noop")
-        page = (await other.client.get("/dashboard/llm")).text
+        page = (await api_with_models.client.get("/dashboard/llm")).text
         assert "not recorded yet" not in page
         assert "UTC: 3 of 4 calls" in page
         assert "Pauses of the last day" in page
-        assert page.count("&lt;b&gt;no answer") == 2  # why it is paused, and in the list
-        page = (await other.client.get("/dashboard")).text
+        assert page.count("&lt;b&gt;no answer") == 2  # the reason of the pause, and in the list
+        page = (await api_with_models.client.get("/dashboard")).text
         assert re.search(r">0 <span class=\"of\">of 1 ready<", page)
         assert "&lt;b&gt;no answer; asked again" in page
         await slots.take_llm_slot(
@@ -173,10 +173,10 @@ async def test_limits_are_filtered_and_models_shown_where_there_are_servers(
         )
         failed = {"paused_until": 0.0, "failures": 2}
         await slots.end_llm_slot("default", "slot", lambda state, *_: replace(state, **failed))
-        page = (await other.client.get("/dashboard")).text
+        page = (await api_with_models.client.get("/dashboard")).text
         assert re.search(r">0 <span class=\"of\">of 1 ready<", page)
         assert "&lt;b&gt;no answer; 2 calls in a row have failed" in page
-        page = (await other.client.get("/dashboard/llm")).text
+        page = (await api_with_models.client.get("/dashboard/llm")).text
         row, *_ = re.findall(r'<th scope="row">default</th>(.*?)</tr>', page, re.DOTALL)
         assert "</span> fails</span>" in row, "as the overview says"
         assert "&lt;b&gt;no answer" in row
@@ -185,31 +185,31 @@ async def test_limits_are_filtered_and_models_shown_where_there_are_servers(
         key = await create_key(
             system.ledger, "shop", [Scope.PUBLISH], KeyLimits(budget_per_day=2.0)
         )
-        me = await create_key(system.ledger, "me", [Scope.ADMIN])
-        await sign_in(other, me.key)
-        by = Requester(source=f"api:{key.id}")
-        call = LlmCall("call", CallState.OPEN, by, "default", "a-model", {}, 3.0)
+        admin_key = await create_key(system.ledger, "me", [Scope.ADMIN])
+        await sign_in(api_with_models, admin_key.key)
+        requester = Requester(source=f"api:{key.id}")
+        call = LlmCall("call", CallState.OPEN, requester, "default", "a-model", {}, 3.0)
         assert isinstance(
             await repositories.spending.reserve_llm_call(call, per_day=None), NoBudgetLeft
         )
-        page = (await other.client.get("/dashboard/llm")).text
+        page = (await api_with_models.client.get("/dashboard/llm")).text
         assert _tile(page, f"Budget of the API key {key.id}") == "2.00 left of 2.00"
         assert "jobs wait</span> too little for the next call" in page
 
         for number in range(4):
             await system.ledger.jobs.record(new_job(f"job-{number}"))
             await system.ledger.jobs.claim(claim(f"job-{number}", f"claim-{number}"))
-        put_off = finish(State.RETRYING, "claim-0", job_id="job-0", error_type="LlmSaturated")
-        await system.ledger.jobs.finish(put_off)
+        retry = finish(State.RETRYING, "claim-0", job_id="job-0", error_type="LlmSaturated")
+        await system.ledger.jobs.finish(retry)
         await slots.take_llm_slot(
             "default", "slot", "a test", ttl=60, is_hot=True, first_limit=4, max_limit=4
         )
-        page = (await other.client.get("/dashboard/llm")).text
+        page = (await api_with_models.client.get("/dashboard/llm")).text
         assert _tile(page, "Waiting in workers") == "2 requests"  # the third makes a call
         assert _tile(page, "Put off") == "1 request"
 
-        async def waits() -> bool:
-            waiting = (await other.client.get("/dashboard/llm")).text
+        async def shows_waiting_request() -> bool:
+            waiting = (await api_with_models.client.get("/dashboard/llm")).text
             return re.search(r"Waiting, backfill</p><p class=\"figure\">1 ", waiting) is not None
 
-        await eventually(waits, what="the request that waits")
+        await eventually(shows_waiting_request, what="the request that waits")
