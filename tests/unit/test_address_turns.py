@@ -13,14 +13,14 @@ from switchyard.services.common.files.address_limiter import AddressLimiter, net
         ("fe80::1%eth0", "fe80::/48"),
     ],
 )
-def test_addresses_of_one_network_are_of_one_owner(address: str, owner: str) -> None:
+def test_addresses_of_one_network_have_one_owner(address: str, owner: str) -> None:
     assert network_of(address) == owner
 
 
-def test_an_address_has_so_many_turns_at_once_and_none_is_lost() -> None:
+def test_an_address_has_a_limited_number_of_turns_and_each_is_returned() -> None:
     turns = AddressLimiter(2)
     for _ in range(2):
         with turns.hold("192.0.2.7") as first, turns.hold("192.0.2.7") as second:
             assert (first, second) == (True, True)
-            with turns.hold("192.0.2.7") as third, turns.hold("192.0.2.8") as other:
-                assert (third, other) == (False, True)
+            with turns.hold("192.0.2.7") as third, turns.hold("192.0.2.8") as of_other_address:
+                assert (third, of_other_address) == (False, True)

@@ -22,18 +22,18 @@ TOOL = {"type": "function", "function": {"name": "tide", "parameters": {"type": 
 PNG = "data:image/png;base64,AAAA"
 
 
-def translated(*messages: dict[str, Any], **more: Any) -> dict[str, Any]:
-    """Return the body that is made of a chat, without its `max_tokens`."""
-    body = dict(API.request_body({"messages": messages, **more}))
+def translate(*messages: dict[str, Any], **parameters: Any) -> dict[str, Any]:
+    """Return the body of Anthropic's API for a chat, without its `max_tokens`."""
+    body = dict(API.request_body({"messages": messages, **parameters}))
     body.pop("max_tokens")
     return body
 
 
-def text(words: str) -> dict[str, str]:
+def text_block(words: str) -> dict[str, str]:
     return {"type": "text", "text": words}
 
 
-def user(content: Any = "hello") -> dict[str, Any]:
+def user_message(content: Any = "hello") -> dict[str, Any]:
     return {"role": "user", "content": content}
 
 
@@ -42,14 +42,14 @@ def test_each_api_of_the_settings_has_a_class() -> None:
 
 
 def test_a_conversation_with_tools_is_translated_into_turns() -> None:
-    body = translated(
+    body = translate(
         {"role": "system", "content": "Be short."},
-        user("High?"),
+        user_message("High?"),
         {"role": "assistant", "content": "I look.", "tool_calls": [CALL, {**CALL, "id": "c2"}]},
         {"role": "tool", "tool_call_id": "c1", "content": "high"},
         {"role": "tool", "tool_call_id": "c2", "content": ""},
-        {"role": "developer", "content": [text("Be kind.")]},
-        user([text(""), text("And now?")]),
+        {"role": "developer", "content": [text_block("Be kind.")]},
+        user_message([text_block(""), text_block("And now?")]),
         {"role": "assistant", "content": None, "refusal": "No."},
     )
     calls = [
@@ -57,22 +57,22 @@ def test_a_conversation_with_tools_is_translated_into_turns() -> None:
         for each in ("c1", "c2")
     ]
     results = [
-        {"type": "tool_result", "tool_use_id": "c1", "content": [text("high")]},
+        {"type": "tool_result", "tool_use_id": "c1", "content": [text_block("high")]},
         {"type": "tool_result", "tool_use_id": "c2"},
     ]
     assert body == {
-        "system": [text("Be short."), text("Be kind.")],
+        "system": [text_block("Be short."), text_block("Be kind.")],
         "messages": [
-            {"role": "user", "content": [text("High?")]},
-            {"role": "assistant", "content": [text("I look."), *calls]},
-            {"role": "user", "content": [*results, text("And now?")]},
-            {"role": "assistant", "content": [text("No.")]},
+            {"role": "user", "content": [text_block("High?")]},
+            {"role": "assistant", "content": [text_block("I look."), *calls]},
+            {"role": "user", "content": [*results, text_block("And now?")]},
+            {"role": "assistant", "content": [text_block("No.")]},
         ],
     }
 
 
 def test_pictures_and_documents_are_sent() -> None:
-    cached = {**text("See:"), "cache_control": {"type": "ephemeral"}}
+    cached = {**text_block("See:"), "cache_control": {"type": "ephemeral"}}
     content = [
         cached,
         {"type": "image_url", "image_url": {"url": PNG, "detail": "low"}},
@@ -81,7 +81,7 @@ def test_pictures_and_documents_are_sent() -> None:
     ]
     picture = {"type": "base64", "media_type": "image/png", "data": "AAAA"}
     document = {"type": "base64", "media_type": "application/pdf", "data": "BBBB"}
-    (turn,) = translated(user(content))["messages"]
+    (turn,) = translate(user_message(content))["messages"]
     assert turn["content"] == [
         cached,
         {"type": "image", "source": picture},
@@ -149,7 +149,7 @@ def test_pictures_and_documents_are_sent() -> None:
     ],
 )
 def test_parameters_are_translated(parameters: dict[str, Any], expected: dict[str, Any]) -> None:
-    body = translated(user(), **parameters)
+    body = translate(user_message(), **parameters)
     del body["messages"]
     assert body == expected
     assert API.refusal(parameters, None) is None
@@ -159,8 +159,10 @@ def test_parameters_are_translated(parameters: dict[str, Any], expected: dict[st
     ("parameters", "max_tokens"),
     [({}, 4096), ({"max_tokens": 9}, 9), ({"max_completion_tokens": 5, "max_tokens": None}, 5)],
 )
-def test_an_answer_has_a_limit(parameters: dict[str, Any], max_tokens: int) -> None:
-    assert API.request_body({"messages": [user()], **parameters})["max_tokens"] == max_tokens
+def test_a_request_always_has_a_token_limit(parameters: dict[str, Any], max_tokens: int) -> None:
+    assert (
+        API.request_body({"messages": [user_message()], **parameters})["max_tokens"] == max_tokens
+    )
 
 
 @pytest.mark.parametrize(
@@ -173,21 +175,21 @@ def test_an_answer_has_a_limit(parameters: dict[str, Any], max_tokens: int) -> N
         {"functions": [{}]},
     ],
 )
-def test_requests_that_the_api_does_not_have_are_refused(parameters: dict[str, Any]) -> None:
+def test_parameters_that_the_api_does_not_have_are_refused(parameters: dict[str, Any]) -> None:
     (name,) = parameters
     assert f"the parameter {name}:" in str(API.refusal(parameters, None))
 
 
 @pytest.mark.parametrize(
-    ("message", "more", "error"),
+    ("message", "parameters", "error"),
     [
         (
-            user([{"type": "input_audio", "input_audio": {}}]),
+            user_message([{"type": "input_audio", "input_audio": {}}]),
             {},
             r"messages\[0\].content\[0\].*'input_audio'",
         ),
         (
-            user([{"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}]),
+            user_message([{"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}]),
             {},
             "data:TYPE;base64",
         ),
@@ -202,16 +204,20 @@ def test_requests_that_the_api_does_not_have_are_refused(parameters: dict[str, A
             "JSON object",
         ),
         ({"role": "assistant", "content": "", "tool_calls": ["x"]}, {}, "JSON object"),
-        (user(), {"tools": [{"type": "custom"}]}, r"tools\[0\]"),
-        (user(), {"tools": [TOOL], "tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
-        (user(), {"response_format": {"type": "grammar"}}, "response_format"),
+        (user_message(), {"tools": [{"type": "custom"}]}, r"tools\[0\]"),
+        (
+            user_message(),
+            {"tools": [TOOL], "tool_choice": {"type": "allowed_tools"}},
+            "tool_choice",
+        ),
+        (user_message(), {"response_format": {"type": "grammar"}}, "response_format"),
     ],
 )
 def test_a_chat_that_the_api_can_not_express_is_refused(
-    message: dict[str, Any], more: dict[str, Any], error: str
+    message: dict[str, Any], parameters: dict[str, Any], error: str
 ) -> None:
     with pytest.raises(LlmBadRequest, match=error):
-        translated(message, **more)
+        translate(message, **parameters)
 
 
 @pytest.mark.parametrize(
@@ -222,8 +228,10 @@ def test_the_seconds_to_wait_are_read_from_the_headers(
     remaining: str, seconds: int, min_wait: float, max_wait: float
 ) -> None:
     reset = (datetime.now(UTC) + timedelta(seconds=seconds)).isoformat()
-    named = {"remaining": remaining, "reset": reset.replace("+00:00", "Z")}
-    headers = {f"anthropic-ratelimit-input-tokens-{name}": value for name, value in named.items()}
+    value_by_name = {"remaining": remaining, "reset": reset.replace("+00:00", "Z")}
+    headers = {
+        f"anthropic-ratelimit-input-tokens-{name}": value for name, value in value_by_name.items()
+    }
     assert min_wait <= API.quota_wait(headers) <= max_wait
     assert API.quota_wait(dict.fromkeys(headers, "soon")) == 0
 
@@ -237,15 +245,14 @@ def test_a_reset_is_counted_by_the_clock_of_its_server() -> None:
     assert API.quota_wait(headers) == 40
 
 
-def test_blocks_that_make_no_sense_are_passed_over() -> None:
-    """Blocks of unknown kinds are passed over, too."""
+def test_malformed_and_unknown_blocks_are_ignored() -> None:
     blocks: list[Any] = [
         None,
         1,
         {"type": ["text"]},
         {"type": "text", "text": 5},
         {"type": {}},
-        text("high"),
+        text_block("high"),
     ]
     answer = {"content": blocks, "stop_reason": ["end_turn"], "usage": [1]}
     assert API.completion_of(answer)["choices"][0]["message"]["content"] == "high"

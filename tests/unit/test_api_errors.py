@@ -1,4 +1,4 @@
-"""What the errors of the layers beneath are answered with."""
+"""Problems with which the API answers errors of the broker."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from switchyard.broker.errors import BrokerUnavailable, LaneFull
 
 
 @pytest.mark.parametrize(
-    ("error", "name", "says"),
+    ("error", "kind", "expected_text"),
     [
         (LaneFull("hot.x", dead_lettered=True), "lane-full", "waits in the dead letters"),
         (LaneFull("hot.x", dead_lettered=False), "lane-full", "nothing was done"),
@@ -17,8 +17,10 @@ from switchyard.broker.errors import BrokerUnavailable, LaneFull
         (BrokerUnavailable("gone", maybe_accepted=False), "broker-away", "nothing was done"),
     ],
 )
-def test_what_became_of_the_job_is_told(error: Exception, name: str, says: str) -> None:
+def test_a_problem_says_what_happened_to_the_job(
+    error: Exception, kind: str, expected_text: str
+) -> None:
     problem = problem_of(error)
-    assert problem.kind.name == name
-    assert says in str(problem.text)
+    assert problem.kind.name == kind
+    assert expected_text in str(problem.text)
     assert int((problem.headers or {})["Retry-After"]) >= 1

@@ -14,11 +14,11 @@ KEY = "0123456789abcdef0123456789abcdef"
 
 
 def test_a_key_of_the_settings_has_every_scope_unless_some_are_named() -> None:
-    other = KEY[::-1]
-    found = configured_keys(f" {KEY} , {other}:read+publish,")
-    assert found[hash_of(KEY)].scopes == frozenset(Scope)
-    assert found[hash_of(other)].scopes == {Scope.READ, Scope.PUBLISH}
-    assert len({principal.id for principal in found.values()}) == 2
+    other_key = KEY[::-1]
+    principals = configured_keys(f" {KEY} , {other_key}:read+publish,")
+    assert principals[hash_of(KEY)].scopes == frozenset(Scope)
+    assert principals[hash_of(other_key)].scopes == {Scope.READ, Scope.PUBLISH}
+    assert len({principal.id for principal in principals.values()}) == 2
 
 
 @pytest.mark.parametrize("text", ["short", f"{KEY}:write", f"{KEY}:", f"{KEY},short:read"])
@@ -29,7 +29,7 @@ def test_a_key_that_can_not_be_used_is_refused_without_being_named(text: str) ->
     assert "short:" not in str(caught.value)
 
 
-def test_admin_may_everything_and_others_what_they_may() -> None:
+def test_admin_has_every_scope_and_other_principals_their_own() -> None:
     admin = Principal("a", frozenset({Scope.ADMIN}))
     reader = Principal("r", frozenset({Scope.READ}))
     assert all(admin.may(scope) for scope in Scope)

@@ -12,7 +12,7 @@ def test_a_day_is_its_beginning_in_utc() -> None:
 
 
 @pytest.mark.parametrize("bad_value", ["2024-02-30", "2024-01-01T10:00", "yesterday"])
-def test_other_times_need_their_zone(bad_value: str) -> None:
+def test_times_without_a_zone_are_refused(bad_value: str) -> None:
     with pytest.raises(ValidationError):
         DocumentOptions.model_validate({"until": bad_value})
 

@@ -1,4 +1,4 @@
-"""Files as sources of backfills: every line once, and others get their turn meanwhile."""
+"""Files as sources of backfills: every line is read once, and other tasks run meanwhile."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -36,41 +36,41 @@ async def source_of(directory: Path, content: bytes, kind: FileFormat) -> FileSo
 
 
 @pytest.mark.parametrize("kind", [FileFormat.LINES, FileFormat.CSV])
-async def test_others_get_their_turn_while_a_file_of_short_lines_is_read(
+async def test_other_tasks_run_while_a_file_of_short_lines_is_read(
     tmp_path: Path, kind: FileFormat
 ) -> None:
     lines = 8 * PIECE_BYTES
     source = await source_of(tmp_path, b"x\n" * lines, kind)
-    read, noted = 0, [0]
+    lines_read, observed_counts = 0, [0]
 
-    async def another() -> None:
+    async def observe() -> None:
         while True:
-            noted.append(read)
+            observed_counts.append(lines_read)
             await asyncio.sleep(0)
 
-    other = asyncio.create_task(another())
+    observer = asyncio.create_task(observe())
     async for _ in source.items(None):
-        read += 1
-    other.cancel()
-    assert read >= lines - 1
-    longest = max(later - earlier for earlier, later in pairwise(noted))
-    assert longest <= PIECE_BYTES / 2 + 1
+        lines_read += 1
+    observer.cancel()
+    assert lines_read >= lines - 1
+    most_lines_between_turns = max(later - earlier for earlier, later in pairwise(observed_counts))
+    assert most_lines_between_turns <= PIECE_BYTES / 2 + 1
 
 
 async def test_every_line_is_read_once_wherever_a_piece_of_the_file_ends(tmp_path: Path) -> None:
     lines = [b"x" * length for length in (1, PIECE_BYTES - 3, 1, PIECE_BYTES, 3 * PIECE_BYTES, 7)]
     source = await source_of(tmp_path, b"\n".join(lines), FileFormat.LINES)
     assert await source.total() == len(lines)
-    found = [each async for each in source.items(None)]
-    assert [item_of(each) for each in found] == [line.decode() for line in lines]
-    for number, each in enumerate(found, 1):
-        rest = [item_of(other) async for other in source.items(each.cursor)]
-        assert rest == [line.decode() for line in lines[number:]]
+    items = [each async for each in source.items(None)]
+    assert [item_of(each) for each in items] == [line.decode() for line in lines]
+    for number, each in enumerate(items, 1):
+        remaining = [item_of(item) async for item in source.items(each.cursor)]
+        assert remaining == [line.decode() for line in lines[number:]]
 
 
-def item_of(found: Item | Unusable) -> Any:
-    assert isinstance(found, Item)
-    return found.values["item"]
+def item_of(item: Item | Unusable) -> Any:
+    assert isinstance(item, Item)
+    return item.values["item"]
 
 
 @pytest.mark.parametrize(("codec", "charset"), [("utf-16", None), ("gbk", "gb2312")])

@@ -28,7 +28,7 @@ def test_fields_become_the_values_of_the_item(template: Any, rendered: Any) -> N
 
 
 @pytest.mark.parametrize("template", ["{}", "a {", "} b", "{id", "{{id}"])
-def test_a_brace_that_names_no_field_is_no_text(template: str) -> None:
+def test_a_brace_without_a_field_name_is_refused(template: str) -> None:
     with pytest.raises(MissingField, match="names no field"):
         render(template, ITEM)
 

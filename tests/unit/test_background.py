@@ -10,11 +10,11 @@ from tests.support.eventually import MAX_WAIT
 
 
 @pytest.fixture
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_restart_delay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("switchyard.broker.task_supervisor.FIRST_PAUSE", 0.0)
 
 
-def new() -> TaskSupervisor:
+def new_supervisor() -> TaskSupervisor:
     return TaskSupervisor(structlog.get_logger("test"))
 
 
@@ -23,66 +23,68 @@ def new() -> TaskSupervisor:
     [ValueError("a bug"), asyncio.CancelledError(), None],
     ids=["raises", "cancelled", "ends"],
 )
-async def test_a_task_that_ends_is_told_and_started_again(end: Any, at_once: None) -> None:
-    lives = 0
-    alive = asyncio.Event()
+async def test_a_task_that_ends_is_logged_and_restarted(end: Any, no_restart_delay: None) -> None:
+    starts = 0
+    running = asyncio.Event()
 
     async def work() -> None:
-        nonlocal lives
-        lives += 1
-        if lives < 5:
+        nonlocal starts
+        starts += 1
+        if starts < 5:
             if end is not None:
                 raise end
             return
-        alive.set()
+        running.set()
         await asyncio.Event().wait()
 
-    background = new()
+    supervisor = new_supervisor()
     with capture_logs() as logs:
-        background.start("work", work)
-        await asyncio.wait_for(alive.wait(), MAX_WAIT)
-        await background.close()
-    assert lives == 5
-    told = [(each["log_level"], each["task"], each["error"]) for each in logs]
-    assert told == [("error", "work", "it returned" if end is None else repr(end))] * 4
+        supervisor.start("work", work)
+        await asyncio.wait_for(running.wait(), MAX_WAIT)
+        await supervisor.close()
+    assert starts == 5
+    log_entries = [(each["log_level"], each["task"], each["error"]) for each in logs]
+    assert log_entries == [("error", "work", "it returned" if end is None else repr(end))] * 4
 
 
-async def test_a_vital_task_that_can_not_be_kept_running_ends_its_owner(at_once: None) -> None:
-    lives = 0
+async def test_a_vital_task_that_can_not_be_kept_running_ends_its_owner(
+    no_restart_delay: None,
+) -> None:
+    starts = 0
 
     async def work() -> None:
-        nonlocal lives
-        lives += 1
+        nonlocal starts
+        starts += 1
         raise ValueError("a bug")
 
-    background = new()
-    background.start("beat", work, vital=True)
+    supervisor = new_supervisor()
+    supervisor.start("beat", work, vital=True)
     with pytest.raises(BackgroundFailed, match=r"beat has failed 3 times.*a bug") as failed:
-        await asyncio.wait_for(background.failed, MAX_WAIT)
-    assert lives == VITAL_TRIES
+        await asyncio.wait_for(supervisor.failed, MAX_WAIT)
+    assert starts == VITAL_TRIES
     assert isinstance(failed.value.__cause__, ValueError)
-    await background.close()
+    await supervisor.close()
 
 
-async def test_failures_long_ago_do_not_count(
-    at_once: None, monkeypatch: pytest.MonkeyPatch
+async def test_failures_of_long_ago_do_not_end_the_owner(
+    no_restart_delay: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("switchyard.broker.task_supervisor.BACKOFF_RESET_AFTER", 0.0)
-    lives = 0
-    enough = asyncio.Event()
+    starts = 0
+    restarted_often = asyncio.Event()
 
     async def work() -> None:
-        nonlocal lives
-        lives += 1
-        if lives > 2 * VITAL_TRIES:
-            enough.set()
+        nonlocal starts
+        starts += 1
+        if starts > 2 * VITAL_TRIES:
+            restarted_often.set()
         raise ValueError("a bug")
 
-    background = new()
-    background.start("beat", work, vital=True)
-    await asyncio.wait_for(enough.wait(), MAX_WAIT)
-    assert not background.failed.done()
-    await background.close()
+    supervisor = new_supervisor()
+    supervisor.start("beat", work, vital=True)
+    await asyncio.wait_for(restarted_often.wait(), MAX_WAIT)
+    assert not supervisor.failed.done()
+    await supervisor.close()
 
 
 async def test_tasks_end_with_their_owner() -> None:
@@ -94,8 +96,8 @@ async def test_tasks_end_with_their_owner() -> None:
         finally:
             ended.set()
 
-    background = new()
-    background.start("work", work)
+    supervisor = new_supervisor()
+    supervisor.start("work", work)
     await asyncio.sleep(0)
-    await background.close()
+    await supervisor.close()
     assert ended.is_set()

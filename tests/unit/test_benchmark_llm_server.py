@@ -15,8 +15,8 @@ from tests.support.eventually import eventually
 QUICK = Machine(at_once=2, queued=1, tokens=20, scale=50)
 
 
-def chat(text: str, **more: object) -> dict[str, object]:
-    return {"model": "m", "messages": [{"role": "user", "content": text}], **more}
+def chat(text: str, **parameters: object) -> dict[str, object]:
+    return {"model": "m", "messages": [{"role": "user", "content": text}], **parameters}
 
 
 async def test_running_requests_share_the_machine() -> None:
@@ -78,7 +78,7 @@ async def test_the_server_answers_streams_counts_and_refuses() -> None:
     assert app.counts.answered == stats["answered"]
 
 
-async def test_a_client_that_goes_away_frees_its_place() -> None:
+async def test_a_client_that_disconnects_frees_its_place() -> None:
     with serving(Machine(at_once=1, tokens=1000, scale=1)) as (url, app):
         async with httpx.AsyncClient(base_url=url) as client:
             with pytest.raises(httpx.ReadTimeout):

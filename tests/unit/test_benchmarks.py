@@ -6,19 +6,19 @@ from pathlib import Path
 
 CONTENDERS = list((Path(__file__).parents[2] / "benchmarks/contenders").glob("[!_]*.py"))
 PEERS = {"with_celery", "with_dramatiq", "with_faststream", "with_taskiq"}
-"""They need what only the benchmarks' environment has."""
+"""Contenders that import packages of the benchmarks' environment, which tests do not have."""
 WITHOUT_PYTEST = "import sys; sys.modules['pytest'] = None; sys.argv[1:] = ['--help']"
 
 
 def test_benchmarks_start_without_pytest() -> None:
     program = f"{WITHOUT_PYTEST}; import runpy; runpy.run_module('benchmarks', run_name='__main__')"
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr
-    assert "backfill-hot" in ended.stdout
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert "backfill-hot" in result.stdout
 
 
-def test_what_measures_our_own_code_finds_it() -> None:
+def test_the_other_contenders_can_be_imported() -> None:
     names = sorted(each.stem for each in CONTENDERS if each.stem not in PEERS)
     program = WITHOUT_PYTEST + "".join(f"; import benchmarks.contenders.{name}" for name in names)
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr

@@ -44,9 +44,10 @@ from switchyard.broker.wire.failures import CHANNEL_ERRORS, ChannelLoss
 from tests.support.peers import PEERS, SILENT, Peer, listening, says_nothing
 
 KEY = ("job-1", "jobs.topic", "hot.crawl")
+"""Message id, exchange and routing key of one publish."""
 
 
-# --- peers that are no broker, or not the one that is wanted ------------------------------------
+# --- peers that do not answer as a broker does --------------------------------------------------
 
 peers = pytest.mark.parametrize("peer", PEERS, ids=[peer.__name__ for peer in PEERS])
 LOOPS: dict[str, Callable[[Coroutine[Any, Any, None]], None]] = {
@@ -55,7 +56,7 @@ LOOPS: dict[str, Callable[[Coroutine[Any, Any, None]], None]] = {
 }
 loops = pytest.mark.parametrize("run", LOOPS.values(), ids=LOOPS.keys())
 TRIES = 10
-"""Some endings are a race: what comes first, the end of the stream or the first read."""
+"""Connections to each peer: whether the first read or the stream's end comes first is a race."""
 ADDRESSES = {
     "nobody listens": "amqp://user:secret@127.0.0.1:1/",
     "no such host": "amqp://user:secret@no-such-host.invalid/",
@@ -72,8 +73,8 @@ def job() -> JobMessage:
     return JobMessage(job_type="crawl", payload={})
 
 
-def assert_away(error: BrokerUnavailable) -> None:
-    """Nothing was sent, and the text is fit to be shown."""
+def assert_unavailable(error: BrokerUnavailable) -> None:
+    """Assert that nothing was sent, and that the text is one line without the password."""
     assert not error.maybe_accepted
     assert "secret" not in str(error)
     assert "\n" not in str(error)
@@ -94,7 +95,7 @@ def test_whatever_the_peer_does_the_publisher_says_that_the_broker_is_away(
 
     async def publish_often() -> None:
         for _ in range(1 if peer in SILENT else TRIES):
-            assert_away(await publish(url))
+            assert_unavailable(await publish(url))
 
     with listening(peer) as url:
         run(publish_often())
@@ -105,8 +106,8 @@ def test_whatever_the_peer_does_the_publisher_says_that_the_broker_is_away(
 def test_whatever_the_peer_does_a_channel_fails_with_an_error_that_is_known(
     peer: Peer, run: Callable[[Coroutine[Any, Any, None]], None]
 ) -> None:
-    """For consumers, the event feed, commands: those who stay connected, and try again. How long
-    they wait for one who is silent is for test_silent_broker.py."""
+    """Consumers, the event feed and commands use such a channel, and retry. Their timeouts for a
+    silent broker are tested in test_silent_broker.py."""
 
     async def open_and_call(url: str) -> None:
         async with connected(url, "test") as connection:
@@ -122,7 +123,7 @@ def test_whatever_the_peer_does_a_channel_fails_with_an_error_that_is_known(
         run(open_often())
 
 
-async def test_a_cancellation_of_our_own_is_no_broker_that_is_away() -> None:
+async def test_a_cancelled_connect_raises_no_broker_error() -> None:
     with listening(says_nothing) as url:
         connecting = asyncio.create_task(connect(url, "test"))
         await asyncio.sleep(0.1)
@@ -139,21 +140,21 @@ def test_whatever_the_peer_does_the_blocking_publisher_says_so_too(peer: Peer) -
         pytest.raises(BrokerUnavailable) as away,
     ):
         publisher.publish(job(), "hot.crawl")
-    assert_away(away.value)
+    assert_unavailable(away.value)
 
 
 def test_a_peer_that_resets_while_pika_looks_at_it_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    def gone(_: socket) -> None:
+    def raise_not_connected(_: socket) -> None:
         raise OSError(errno.ENOTCONN, "Transport endpoint is not connected")
 
-    monkeypatch.setattr(socket, "getpeername", gone)
+    monkeypatch.setattr(socket, "getpeername", raise_not_connected)
     with (
         listening(says_nothing) as url,
         BlockingPublisher(settings_of(url)) as publisher,
         pytest.raises(BrokerUnavailable, match="endpoint is not connected") as away,
     ):
         publisher.publish(job(), "hot.crawl")
-    assert_away(away.value)
+    assert_unavailable(away.value)
 
 
 @addresses
@@ -162,7 +163,7 @@ async def test_an_address_without_a_broker_is_named(url: str) -> None:
         BrokerUnavailable, match=r"can't connect to the broker at (127|no-such)"
     ) as away:
         await connect(url, "test")
-    assert_away(away.value)
+    assert_unavailable(away.value)
     with (
         BlockingPublisher(settings_of(url)) as publisher,
         pytest.raises(
@@ -170,7 +171,7 @@ async def test_an_address_without_a_broker_is_named(url: str) -> None:
         ) as away,
     ):
         publisher.publish(job(), "hot.crawl")
-    assert_away(away.value)
+    assert_unavailable(away.value)
 
 
 def test_a_publisher_without_an_address_says_what_to_set() -> None:
@@ -180,15 +181,15 @@ def test_a_publisher_without_an_address_says_what_to_set() -> None:
         Publisher(BrokerSettings(amqp_url=None))
 
 
-async def test_a_batch_looks_for_the_broker_once() -> None:
+async def test_a_batch_tries_to_connect_once() -> None:
     attempts = 0
 
-    def counts(peer: socket) -> None:
+    def count_attempt(peer: socket) -> None:
         nonlocal attempts
         attempts += 1
 
     batch = [Outgoing(job(), "hot.crawl") for _ in range(1_000)]
-    with listening(counts) as url:
+    with listening(count_attempt) as url:
         async with Publisher(settings_of(url)) as publisher:
             results = await publisher.publish_many(batch)
         assert {type(result) for result in results} == {BrokerUnavailable}
@@ -199,21 +200,23 @@ async def test_a_batch_looks_for_the_broker_once() -> None:
         assert attempts == 2
 
 
-async def test_a_stream_finds_the_broker_that_came_back(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_connection_failure_is_remembered_for_one_second(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     clock = 0.0
     monkeypatch.setattr("switchyard.broker.publish.publisher.time.monotonic", lambda: clock)
-    outage = ConnectionFailureMemo()
+    memo = ConnectionFailureMemo()
     away = BrokerUnavailable("away", maybe_accepted=False)
 
-    outage.note(away)
-    assert outage.error is away
-    outage.note(outage.error)
+    memo.note(away)
+    assert memo.error is away
+    memo.note(memo.error)
     clock = 0.99
-    assert outage.error is away
+    assert memo.error is away
     clock = 1.0
-    assert outage.error is None
-    outage.note(Unroutable("x", "y"))
-    assert outage.error is None
+    assert memo.error is None
+    memo.note(Unroutable("x", "y"))
+    assert memo.error is None
 
 
 # --- what aiormq and pika raise -----------------------------------------------------------------
@@ -236,10 +239,10 @@ AIORMQ_FAILURES = [
 async def test_every_error_of_aiormq_while_connecting_becomes_ours(
     error: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def fails(*_: object, **__: object) -> None:
+    async def fail(*_: object, **__: object) -> None:
         raise error("first", "second")
 
-    monkeypatch.setattr("aio_pika.Connection.connect", fails)
+    monkeypatch.setattr("aio_pika.Connection.connect", fail)
     async with Publisher(settings_of("amqp://localhost/")) as publisher:
         with pytest.raises(BrokerUnavailable, match=r"first|it refuses user or password"):
             await publisher.publish(job(), "hot.crawl")
@@ -268,13 +271,13 @@ async def test_every_error_of_aiormq_while_opening_a_channel_becomes_ours(
     async def connection_now(_: object) -> Connection:
         return Connection()
 
-    async def fails(*_: object, **__: object) -> None:
+    async def fail(*_: object, **__: object) -> None:
         raise failure
 
     monkeypatch.setattr(
         "switchyard.broker.wire.reconnector.Reconnector.connection_now", connection_now
     )
-    monkeypatch.setattr("switchyard.broker.publish.publisher.open_channel", fails)
+    monkeypatch.setattr("switchyard.broker.publish.publisher.open_channel", fail)
     async with Publisher(settings_of("amqp://localhost/")) as publisher:
         with pytest.raises(BrokerUnavailable, match="channel") as away:
             await publisher.publish(job(), "hot.crawl")
@@ -316,7 +319,7 @@ def test_every_error_of_pika_while_connecting_becomes_ours(
 
 
 @pytest.fixture
-def three() -> UnconfirmedPublishes[int]:
+def three_publishes() -> UnconfirmedPublishes[int]:
     """Three publishes under way, with the tags 1, 2, 3."""
     waiting: UnconfirmedPublishes[int] = UnconfirmedPublishes()
     for number in (1, 2, 3):
@@ -324,40 +327,51 @@ def three() -> UnconfirmedPublishes[int]:
     return waiting
 
 
-def outcomes(
+def outcome_types(
     ended: list[tuple[int, PublishError | None]],
 ) -> list[tuple[int, type[PublishError] | None]]:
     return [(waiter, type(error) if error else None) for waiter, error in ended]
 
 
-def test_an_ack_ends_its_own_publish(three: UnconfirmedPublishes[int]) -> None:
-    assert outcomes(three.pop_confirmed(2, multiple=False, accepted=True)) == [(2, None)]
-    assert len(three) == 2
+def test_an_ack_ends_its_own_publish(three_publishes: UnconfirmedPublishes[int]) -> None:
+    assert outcome_types(three_publishes.pop_confirmed(2, multiple=False, accepted=True)) == [
+        (2, None)
+    ]
+    assert len(three_publishes) == 2
 
 
-def test_an_ack_of_many_ends_all_up_to_its_tag(three: UnconfirmedPublishes[int]) -> None:
-    assert outcomes(three.pop_confirmed(2, multiple=True, accepted=True)) == [(1, None), (2, None)]
-    assert outcomes(three.pop_confirmed(3, multiple=True, accepted=True)) == [(3, None)]
+def test_an_ack_of_many_ends_all_up_to_its_tag(three_publishes: UnconfirmedPublishes[int]) -> None:
+    assert outcome_types(three_publishes.pop_confirmed(2, multiple=True, accepted=True)) == [
+        (1, None),
+        (2, None),
+    ]
+    assert outcome_types(three_publishes.pop_confirmed(3, multiple=True, accepted=True)) == [
+        (3, None)
+    ]
 
 
-def test_a_nack_is_a_refusal(three: UnconfirmedPublishes[int]) -> None:
-    assert outcomes(three.pop_confirmed(1, multiple=False, accepted=False)) == [(1, Refused)]
-    ended = three.pop_confirmed(3, multiple=True, accepted=False)
-    assert outcomes(ended) == [(2, Refused), (3, Refused)]
+def test_a_nack_is_a_refusal(three_publishes: UnconfirmedPublishes[int]) -> None:
+    assert outcome_types(three_publishes.pop_confirmed(1, multiple=False, accepted=False)) == [
+        (1, Refused)
+    ]
+    ended = three_publishes.pop_confirmed(3, multiple=True, accepted=False)
+    assert outcome_types(ended) == [(2, Refused), (3, Refused)]
 
 
-def test_an_answer_that_nobody_waits_for_is_left_alone(three: UnconfirmedPublishes[int]) -> None:
-    assert three.pop_confirmed(9, multiple=False, accepted=True) == []
-    three.pop_confirmed(3, multiple=True, accepted=True)
-    assert three.pop_confirmed(3, multiple=True, accepted=True) == []
-
-
-def test_what_came_back_is_unroutable_although_it_is_confirmed(
-    three: UnconfirmedPublishes[int],
+def test_a_confirm_that_nobody_waits_for_is_ignored(
+    three_publishes: UnconfirmedPublishes[int],
 ) -> None:
-    three.note_return("job-2", "jobs.topic", "hot.crawl")
-    ended = three.pop_confirmed(3, multiple=True, accepted=True)
-    assert outcomes(ended) == [(1, None), (2, Unroutable), (3, None)]
+    assert three_publishes.pop_confirmed(9, multiple=False, accepted=True) == []
+    three_publishes.pop_confirmed(3, multiple=True, accepted=True)
+    assert three_publishes.pop_confirmed(3, multiple=True, accepted=True) == []
+
+
+def test_a_returned_publish_is_unroutable_although_it_is_confirmed(
+    three_publishes: UnconfirmedPublishes[int],
+) -> None:
+    three_publishes.note_return("job-2", "jobs.topic", "hot.crawl")
+    ended = three_publishes.pop_confirmed(3, multiple=True, accepted=True)
+    assert outcome_types(ended) == [(1, None), (2, Unroutable), (3, None)]
 
 
 def test_one_job_sent_twice_and_returned_twice_is_unroutable_twice() -> None:
@@ -367,20 +381,22 @@ def test_one_job_sent_twice_and_returned_twice_is_unroutable_twice() -> None:
     waiting.note_return(*KEY)
     waiting.note_return(*KEY)
     ended = waiting.pop_confirmed(2, multiple=True, accepted=True)
-    assert outcomes(ended) == [(1, Unroutable), (2, Unroutable)]
-    assert outcomes(waiting.pop_confirmed(3, multiple=False, accepted=True)) == [(3, None)]
+    assert outcome_types(ended) == [(1, Unroutable), (2, Unroutable)]
+    assert outcome_types(waiting.pop_confirmed(3, multiple=False, accepted=True)) == [(3, None)]
 
 
-def test_a_lost_connection_leaves_open_what_was_accepted(three: UnconfirmedPublishes[int]) -> None:
-    ended = three.pop_all("CONNECTION_FORCED - node is going down")
-    assert outcomes(ended) == [
+def test_after_a_lost_connection_publishes_may_have_been_accepted(
+    three_publishes: UnconfirmedPublishes[int],
+) -> None:
+    ended = three_publishes.pop_all("CONNECTION_FORCED - node is going down")
+    assert outcome_types(ended) == [
         (1, BrokerUnavailable),
         (2, BrokerUnavailable),
         (3, BrokerUnavailable),
     ]
     assert all(isinstance(error, BrokerUnavailable) and error.maybe_accepted for _, error in ended)
     assert str(ended[0][1]).endswith("CONNECTION_FORCED - node is going down")
-    assert three.pop_all("again") == []
+    assert three_publishes.pop_all("again") == []
 
 
 def test_an_exchange_that_is_missing_is_unroutable_and_says_what_to_do() -> None:
@@ -388,28 +404,28 @@ def test_an_exchange_that_is_missing_is_unroutable_and_says_what_to_do() -> None
     waiting.add(1, *KEY)
     waiting.add(2, "job-2", "jobs.retry.5s", "hot.llm")
     ended = waiting.pop_all("NOT_FOUND - no exchange 'jobs.topic' in vhost '/'")
-    assert outcomes(ended) == [(1, Unroutable), (2, BrokerUnavailable)]
+    assert outcome_types(ended) == [(1, Unroutable), (2, BrokerUnavailable)]
     assert "jobctl topology apply" in str(ended[0][1])
 
 
-SIZES = "PRECONDITION_FAILED - message size 70001 is larger than configured max size 65536"
-TOPIC = (
+TOO_LARGE = "PRECONDITION_FAILED - message size 70001 is larger than configured max size 65536"
+TOPIC_REFUSED = (
     "ACCESS_REFUSED - access to topic 'hot.crawl' in exchange 'jobs.topic' in vhost '/' refused "
     "for user 'a'"
 )
-INTERNAL = "ACCESS_REFUSED - cannot publish to internal exchange 'jobs.topic' in vhost '/'"
+INTERNAL_EXCHANGE = "ACCESS_REFUSED - cannot publish to internal exchange 'jobs.topic' in vhost '/'"
 
 
 @pytest.mark.parametrize(
     ("reason", "size", "alone", "error", "closed_by_some_message"),
     [
-        (SIZES, 70_001, False, MessageTooLarge, None),
-        (SIZES, 65_537, False, MessageTooLarge, None),
-        (SIZES, 65_536, False, BrokerUnavailable, True),
-        (SIZES, 10, True, BrokerUnavailable, True),
-        (TOPIC, 10, False, NotPermitted, None),
-        (TOPIC.replace("crawl", "other"), 10, False, BrokerUnavailable, True),
-        (INTERNAL, 10, False, NotPermitted, None),
+        (TOO_LARGE, 70_001, False, MessageTooLarge, None),
+        (TOO_LARGE, 65_537, False, MessageTooLarge, None),
+        (TOO_LARGE, 65_536, False, BrokerUnavailable, True),
+        (TOO_LARGE, 10, True, BrokerUnavailable, True),
+        (TOPIC_REFUSED, 10, False, NotPermitted, None),
+        (TOPIC_REFUSED.replace("crawl", "other"), 10, False, BrokerUnavailable, True),
+        (INTERNAL_EXCHANGE, 10, False, NotPermitted, None),
         ("PRECONDITION_FAILED - invalid expiration 'x'", 10, True, NeverTaken, None),
         ("PRECONDITION_FAILED - invalid expiration 'x'", 10, False, BrokerUnavailable, True),
         ("SYNTAX_ERROR - no such thing", 10, True, NeverTaken, None),
@@ -426,12 +442,12 @@ INTERNAL = "ACCESS_REFUSED - cannot publish to internal exchange 'jobs.topic' in
         ("Server connection reset: ConnectionResetError()", 10, True, BrokerUnavailable, False),
     ],
 )
-def test_a_refusal_is_told_apart_from_an_outage_and_its_message_from_others(
+def test_a_channel_loss_is_classified_for_each_message(
     reason: str, size: int, alone: bool, error: type, closed_by_some_message: bool | None
 ) -> None:
-    told = ChannelLoss(reason).as_error("jobs.topic", "hot.crawl", size, alone=alone)
-    assert type(told) is error
-    assert getattr(told, "closed_by_some_message", None) is closed_by_some_message
+    raised = ChannelLoss(reason).as_error("jobs.topic", "hot.crawl", size, alone=alone)
+    assert type(raised) is error
+    assert getattr(raised, "closed_by_some_message", None) is closed_by_some_message
 
 
 @pytest.mark.parametrize(
@@ -444,7 +460,7 @@ def test_a_refusal_is_told_apart_from_an_outage_and_its_message_from_others(
         ("no_such_lane.crawl", False, False),
     ],
 )
-def test_only_the_hot_lane_keeps_what_it_refuses(
+def test_only_the_hot_lane_dead_letters_refused_jobs(
     routing_key: str, dead_lettered: bool, parked_on_quorum: bool
 ) -> None:
     refused = Outgoing(job(), routing_key)
@@ -456,7 +472,7 @@ def test_only_the_hot_lane_keeps_what_it_refuses(
 # --- the errors themselves ----------------------------------------------------------------------
 
 
-def test_a_caller_can_catch_all_that_went_wrong_with_a_publish() -> None:
+def test_publish_errors_have_one_base_class() -> None:
     for error in (Refused, LaneFull, Unroutable, Blocked, BrokerUnavailable):
         assert issubclass(error, PublishError)
     assert issubclass(PublishError, BrokerError)
@@ -464,7 +480,7 @@ def test_a_caller_can_catch_all_that_went_wrong_with_a_publish() -> None:
     assert not issubclass(MalformedMessage, PublishError)
 
 
-def test_a_full_lane_says_what_became_of_the_job() -> None:
+def test_a_full_lane_says_what_happened_to_the_job() -> None:
     assert "it waits in jobs.dead" in str(LaneFull("hot.crawl", dead_lettered=True))
     assert "publish it later" in str(LaneFull("backfill.crawl", dead_lettered=False))
 

@@ -1,4 +1,4 @@
-"""Backfills and redrives over HTTP: one implementation, and each kind sees its own only."""
+"""Backfills and redrives over HTTP: one implementation, and each kind lists its own only."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,8 +16,8 @@ KINDS = {"backfill": "/backfills", "redrive": "/admin/dead/redrives"}
 
 
 @asynccontextmanager
-async def two_of_each(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
-    """The API without a broker, and two operations of each kind in its ledger."""
+async def serve_operations(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
+    """Serve the API without a broker, with two operations of each kind in its ledger."""
     settings = Settings(data_dir=tmp_path, amqp_url=None)
     await make_ledger(settings.ledger_url)
     async with await Ledger.open(settings.ledger_url) as ledger:
@@ -37,23 +37,23 @@ async def two_of_each(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_an_operation_is_listed_paused_limited_and_resumed(kind: str, tmp_path: Path) -> None:
-    path, one = KINDS[kind], f"{kind}-{'a' * 10}"
-    async with two_of_each(tmp_path) as client:
+    path, operation_id = KINDS[kind], f"{kind}-{'a' * 10}"
+    async with serve_operations(tmp_path) as client:
         page = (await client.get(path, params={"limit": 1})).json()
         assert [each["id"] for each in page[f"{kind}s"]] == [f"{kind}-{'b' * 10}"]
         page = (await client.get(path, params={"cursor": page["next_cursor"]})).json()
-        assert [each["id"] for each in page[f"{kind}s"]] == [one]
-        paused = await client.post(f"{path}/{one}/pause")
+        assert [each["id"] for each in page[f"{kind}s"]] == [operation_id]
+        paused = await client.post(f"{path}/{operation_id}/pause")
         assert (paused.status_code, paused.json()["state"]) == (200, "paused")
         listed = (await client.get(path, params={"state": "paused"})).json()[f"{kind}s"]
-        assert [each["id"] for each in listed] == [one]
-        limited = await client.patch(f"{path}/{one}", json={"rate": 7})
+        assert [each["id"] for each in listed] == [operation_id]
+        limited = await client.patch(f"{path}/{operation_id}", json={"rate": 7})
         assert (limited.json()["rate"], limited.json()["state"]) == (7, "paused")
-        resumed = await client.post(f"{path}/{one}/resume")
+        resumed = await client.post(f"{path}/{operation_id}/resume")
         assert resumed.json()["state"] == "waiting"
-        cancelled = await client.post(f"{path}/{one}/cancel")
+        cancelled = await client.post(f"{path}/{operation_id}/cancel")
         assert cancelled.json()["state"] == "cancelled"
-        refused = await client.post(f"{path}/{one}/resume")
+        refused = await client.post(f"{path}/{operation_id}/resume")
         assert (refused.status_code, refused.json()["type"].rpartition("/")[2]) == (
             409,
             "wrong-state",
@@ -61,13 +61,13 @@ async def test_an_operation_is_listed_paused_limited_and_resumed(kind: str, tmp_
 
 
 async def test_an_operation_of_another_kind_is_unknown(tmp_path: Path) -> None:
-    async with two_of_each(tmp_path) as client:
-        other = f"/backfills/redrive-{'a' * 10}"
+    async with serve_operations(tmp_path) as client:
+        foreign_path = f"/backfills/redrive-{'a' * 10}"
         for answer in (
-            await client.get(other),
-            await client.post(f"{other}/pause"),
-            await client.post(f"{other}/resume"),
-            await client.patch(other, json={"rate": 1}),
+            await client.get(foreign_path),
+            await client.post(f"{foreign_path}/pause"),
+            await client.post(f"{foreign_path}/resume"),
+            await client.patch(foreign_path, json={"rate": 1}),
         ):
             assert answer.status_code == 404
         assert (await client.get(f"/admin/dead/redrives/redrive-{'a' * 10}")).json()[

@@ -1,4 +1,4 @@
-"""Causes: what varies from letter to letter does not make a group, what matters does."""
+"""Causes of dead letters: numbers, ids and paths do not tell causes apart, other words do."""
 
 import pytest
 from hypothesis import given
@@ -25,7 +25,7 @@ RuntimeError: it failed
 
 
 @pytest.mark.parametrize(
-    ("one", "another", "text"),
+    ("message", "variant", "normalised"),
     [
         ("no page 17 of 33", "no page 4 of 9", "no page <n> of <n>"),
         ("took 2.5 s", "took 1,000 s", "took <n> s"),
@@ -52,12 +52,12 @@ RuntimeError: it failed
         ("two\nlines", "two   lines", "two lines"),
     ],
 )
-def test_what_varies_is_a_placeholder(one: str, another: str, text: str) -> None:
-    assert normalise(one) == normalise(another) == text
+def test_varying_values_become_placeholders(message: str, variant: str, normalised: str) -> None:
+    assert normalise(message) == normalise(variant) == normalised
 
 
 @pytest.mark.parametrize(
-    ("one", "another"),
+    ("message", "other_message"),
     [
         ("HTTP 503 from https://a.example/", "HTTP 404 from https://a.example/"),
         ("status 500", "status 502"),
@@ -65,8 +65,8 @@ def test_what_varies_is_a_placeholder(one: str, another: str, text: str) -> None
         ("expected list", "expected dict"),
     ],
 )
-def test_what_matters_is_kept(one: str, another: str) -> None:
-    assert normalise(one) != normalise(another)
+def test_messages_of_different_meaning_stay_different(message: str, other_message: str) -> None:
+    assert normalise(message) != normalise(other_message)
 
 
 def test_location_is_the_innermost_frame_of_the_jobs_own_code() -> None:
@@ -81,25 +81,25 @@ def test_another_line_is_the_same_cause_and_another_function_is_not() -> None:
     def cause(traceback: str) -> Cause:
         return cause_of("exhausted", "fetch", "RuntimeError", "it failed", traceback)
 
-    here = cause(TRACEBACK.format(line=12))
-    assert cause(TRACEBACK.format(line=99)).fingerprint == here.fingerprint
-    elsewhere = TRACEBACK.format(line=12).replace("in fetch", "in store")
-    assert cause(elsewhere).fingerprint != here.fingerprint
+    original = cause(TRACEBACK.format(line=12))
+    assert cause(TRACEBACK.format(line=99)).fingerprint == original.fingerprint
+    other_function = TRACEBACK.format(line=12).replace("in fetch", "in store")
+    assert cause(other_function).fingerprint != original.fingerprint
 
 
 @pytest.mark.parametrize("field", range(5))
-def test_each_part_counts(field: int) -> None:
+def test_each_part_changes_the_fingerprint(field: int) -> None:
     parts = ["exhausted", "fetch", "RuntimeError", "it failed", TRACEBACK]
-    other = parts.copy()
-    other[field] = "permanent" if field < 4 else ""
-    assert cause_of(*parts).fingerprint != cause_of(*other).fingerprint
+    changed_parts = parts.copy()
+    changed_parts[field] = "permanent" if field < 4 else ""
+    assert cause_of(*parts).fingerprint != cause_of(*changed_parts).fingerprint
 
 
 @given(st.text(max_size=300), st.text(max_size=100))
 def test_any_text_has_a_fingerprint_of_one_form(message: str, traceback: str) -> None:
-    mark = cause_of("exhausted", None, None, message, traceback).fingerprint
-    assert len(mark) == FINGERPRINT_LENGTH
-    assert set(mark) <= set("0123456789abcdef")
+    fingerprint = cause_of("exhausted", None, None, message, traceback).fingerprint
+    assert len(fingerprint) == FINGERPRINT_LENGTH
+    assert set(fingerprint) <= set("0123456789abcdef")
     assert normalise(normalise(message)) is not None
 
 
@@ -108,10 +108,10 @@ def test_a_long_message_is_read_quickly() -> None:
         assert len(normalise(text)) <= 300
 
 
-@pytest.mark.parametrize("machinery", ["execution", "child", "runner"])
-def test_what_calls_every_handler_is_no_place(machinery: str) -> None:
+@pytest.mark.parametrize("module", ["execution", "child", "runner"])
+def test_a_frame_of_the_job_runtime_is_no_location(module: str) -> None:
     library = 'File "/usr/lib/python3.11/json/decoder.py", line 337, in decode\n'
     traceback = (
-        f'File "/srv/switchyard/services/engine/runtime/{machinery}.py", line 1, in run\n{library}'
+        f'File "/srv/switchyard/services/engine/runtime/{module}.py", line 1, in run\n{library}'
     )
     assert location_of(traceback) == "json/decoder.py:decode"

@@ -1,4 +1,4 @@
-"""What `make test-changed` runs, and what CONTRIBUTING.md says of it."""
+"""Which tests `make test-changed` runs, and that the names in CONTRIBUTING.md exist."""
 
 import re
 from pathlib import Path
@@ -11,23 +11,23 @@ THIS = Path(__file__)
 
 
 def test_a_module_touches_the_tests_that_import_it_or_what_imports_it() -> None:
-    found = touched(["src/switchyard/services/engine/jobs/retry.py"])
-    assert ROOT / "tests/unit/test_retry.py" in found
-    assert ROOT / "tests/integration/test_execution.py" in found  # through the worker
-    assert ROOT / "tests/unit/test_causes.py" not in found
+    tests = touched(["src/switchyard/services/engine/jobs/retry.py"])
+    assert ROOT / "tests/unit/test_retry.py" in tests
+    assert ROOT / "tests/integration/test_execution.py" in tests  # through the worker
+    assert ROOT / "tests/unit/test_causes.py" not in tests
 
 
 def test_a_program_that_a_test_runs_is_touched_by_what_it_imports() -> None:
-    found = touched(["src/switchyard/services/engine/backfill/handler.py"])
-    assert ROOT / "tests/chaos/test_backfill_killed.py" in found
+    tests = touched(["src/switchyard/services/engine/backfill/handler.py"])
+    assert ROOT / "tests/chaos/test_backfill_killed.py" in tests
 
 
 def test_a_test_touches_itself_and_a_conftest_all_below() -> None:
     assert touched(["tests/unit/test_changed.py"]) == [THIS]
-    unit = THIS.parent / "test_dependencies.py"
-    assert touched([str(unit.relative_to(ROOT))]) == [unit]
-    below = touched(["tests/acceptance/conftest.py"])
-    assert {test.parent.name for test in below} == {"acceptance"}
+    other_test = THIS.parent / "test_dependencies.py"
+    assert touched([str(other_test.relative_to(ROOT))]) == [other_test]
+    acceptance_tests = touched(["tests/acceptance/conftest.py"])
+    assert {test.parent.name for test in acceptance_tests} == {"acceptance"}
 
 
 def test_another_file_touches_the_tests_that_name_it() -> None:
@@ -35,16 +35,16 @@ def test_another_file_touches_the_tests_that_name_it() -> None:
     assert ROOT / "tests/acceptance/test_examples.py" in touched(["examples/check_link.py"])
 
 
-def test_what_the_page_for_contributors_names_is_there() -> None:
+def test_the_paths_and_targets_in_contributing_md_exist() -> None:
     page = (ROOT / "CONTRIBUTING.md").read_text()
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert set(re.findall(r"\bmake ([a-z-]+)", page)) <= set(targets)
     paths = re.findall(r"`((?:tests|src|docs|requirements)/[\w/.]*)`|\]\(([^)#]+)", page)
-    named = {either for pair in paths for either in pair if either}
-    assert {"tests/unit", "docs/architecture.md"} <= named
-    assert [each for each in sorted(named) if not (ROOT / each).exists()] == []
+    named_paths = {either for pair in paths for either in pair if either}
+    assert {"tests/unit", "docs/architecture.md"} <= named_paths
+    assert [each for each in sorted(named_paths) if not (ROOT / each).exists()] == []
 
 
-def test_a_base_that_is_not_there_is_told() -> None:
+def test_a_missing_base_branch_is_an_error() -> None:
     with pytest.raises(LookupError, match="no-such-branch"):
         changed_files("no-such-branch")

@@ -52,7 +52,7 @@ def test_a_label_means_what_it_means_to_browsers(label: str, data: bytes, text: 
     assert charset.decode(data) == text
 
 
-def test_every_label_of_the_standard_can_be_read_with() -> None:
+def test_every_label_of_the_standard_decodes_bytes() -> None:
     for label in LABELS:
         charset = charset_named(label.upper())
         assert charset is not None
@@ -83,7 +83,7 @@ def test_labels_that_browsers_do_not_know_name_nothing(label: str) -> None:
         codecs.BOM_UTF16_BE + "€ 5".encode("utf-16-be"),
     ],
 )
-def test_a_byte_order_mark_comes_before_what_is_declared(data: bytes) -> None:
+def test_a_byte_order_mark_overrides_the_declared_charset(data: bytes) -> None:
     assert decode(data, charset_named("iso-8859-1")) == "€ 5"
 
 
@@ -134,12 +134,12 @@ PAGES = {
 }
 
 
-@pytest.mark.parametrize("named", PAGES)
-def test_a_page_is_read_by_the_charset_that_is_named(named: str) -> None:
-    text, codec, meta, charset = PAGES[named]
+@pytest.mark.parametrize("case", PAGES)
+def test_a_page_is_read_by_the_charset_that_is_named(case: str) -> None:
+    text, codec, meta, charset = PAGES[case]
     html = f"<html><head>{meta}<title>T</title></head><body><p>{text}</p></body></html>"
-    read = read_page(html.encode(codec), "http://example.org/", charset)
-    assert text in read.text
+    page_text = read_page(html.encode(codec), "http://example.org/", charset)
+    assert text in page_text.text
 
 
 TEXTS = {
@@ -158,11 +158,11 @@ TEXTS = {
     "utf-16-le": "Погода und “Café”, 5 €, 朱镕基 are here.",
     "utf-16-be": "Погода und “Café”, 5 €, 朱镕基 are here.",
 }
-"""By the charset, of Python, in which they are."""
-LABELS_OF_OTHERS = (None, "utf-8", "iso-8859-1", "koi8-r", "shift_jis", "utf-16")
+"""Texts by Python's name of the charset in which each is encoded."""
+DECLARED_LABELS = (None, "utf-8", "iso-8859-1", "koi8-r", "shift_jis", "utf-16")
 
 
-@pytest.mark.parametrize("label", LABELS_OF_OTHERS)
+@pytest.mark.parametrize("label", DECLARED_LABELS)
 @pytest.mark.parametrize("codec", TEXTS)
 @pytest.mark.parametrize("form", ["<html><body><p>{}</p></body></html>", "{}"])
 def test_a_text_is_read_in_its_own_charset_whatever_it_is_declared_to_be_in(
@@ -212,7 +212,7 @@ def test_a_charset_that_is_named_rightly_is_believed(label: str, codec: str, tex
         (None, "iso-8859-1", "utf-8"),
     ],
 )
-def test_of_a_header_and_a_meta_that_contradict_each_other_the_right_one_counts(
+def test_if_header_and_meta_differ_the_right_one_is_used(
     header: str | None, meta: str, codec: str
 ) -> None:
     head = f"<meta charset={meta}><title>T</title>"
@@ -220,16 +220,16 @@ def test_of_a_header_and_a_meta_that_contradict_each_other_the_right_one_counts(
     assert TEXTS[codec] in read_page(html.encode(codec), "http://example.org/", header).text
 
 
-def test_an_answer_in_utf_8_is_read_so_whatever_its_server_says() -> None:
-    kind = {"content-type": "application/json; charset=iso-8859-1"}
-    answer = SourceResponse("Hub", "http://hub", 200, kind, '{"title": "5 €"}'.encode())
+def test_an_answer_in_utf_8_is_read_as_such_whatever_its_header_says() -> None:
+    headers = {"content-type": "application/json; charset=iso-8859-1"}
+    answer = SourceResponse("Hub", "http://hub", 200, headers, '{"title": "5 €"}'.encode())
     assert answer.json() == {"title": "5 €"}
     assert decode("Größe €".encode()[:-1], Charset("windows-1252")) == "Größe \ufffd"
 
 
 @pytest.mark.parametrize("ascii_before", [0, 10, 20_000])
 @pytest.mark.parametrize("codec", ["utf-8", "koi8-r", "gb18030"])
-async def test_a_file_with_a_wrong_charset_becomes_utf_8_by_its_own(
+async def test_a_file_declared_in_a_wrong_charset_is_converted_from_its_own(
     codec: str, ascii_before: int
 ) -> None:
     text = "a" * ascii_before + " " + TEXTS[codec] * 20
@@ -245,21 +245,21 @@ async def test_a_file_with_a_wrong_charset_becomes_utf_8_by_its_own(
 
 
 def test_binary_data_gets_no_charset() -> None:
-    chance = random.Random(1)
-    noise = bytes(chance.randrange(0x80, 0x100) for _ in range(3_000))
+    rng = random.Random(1)
+    noise = bytes(rng.randrange(0x80, 0x100) for _ in range(3_000))
     assert choose_charset(noise) is None
 
 
 def test_answers_and_feeds_are_read_by_their_charset() -> None:
     body = '{"title": "it’s 5 €"}'.encode("cp1252")
-    kind = {"content-type": "application/json; charset=iso-8859-1"}
-    answer = SourceResponse("Hub", "http://hub", 200, kind, body)
+    headers = {"content-type": "application/json; charset=iso-8859-1"}
+    answer = SourceResponse("Hub", "http://hub", 200, headers, body)
     assert answer.json() == {"title": "it’s 5 €"}
     assert "it’s" in answer.text()
     feed = '<?xml version="1.0" encoding="gb2312"?><t>朱镕基</t>'.encode("gbk")
     assert xml_tree(feed, "Feed").text == "朱镕基"
-    other = '<?xml version="1.0" encoding="utf-8"?><t>5 €</t>'.encode("cp1252")
-    assert xml_tree(other, "Feed", Charset("windows-1252")).text == "5 €"
+    mislabelled_feed = '<?xml version="1.0" encoding="utf-8"?><t>5 €</t>'.encode("cp1252")
+    assert xml_tree(mislabelled_feed, "Feed", Charset("windows-1252")).text == "5 €"
 
 
 @pytest.mark.parametrize("size", [1, 3, 5000])

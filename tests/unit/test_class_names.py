@@ -1,4 +1,4 @@
-"""One name, one class: whoever reads a name needs no import line to know what is meant."""
+"""Names of classes are unique in the package, so a reader need not look up the import."""
 
 import re
 from collections import defaultdict
@@ -11,9 +11,9 @@ CLASS = re.compile(r"^ *class ([A-Za-z]\w*)[(:]", re.MULTILINE)
 
 
 def test_no_two_modules_define_a_class_of_the_same_name() -> None:
-    homes: dict[str, list[str]] = defaultdict(list)
+    modules_by_class: dict[str, list[str]] = defaultdict(list)
     for path in sorted(SOURCES.rglob("*.py")):
         for name in CLASS.findall(path.read_text()):
-            homes[name].append(str(path.relative_to(SOURCES)))
-    assert "JobMessage" in homes, "the sources were not found"
-    assert {name: where for name, where in homes.items() if len(where) > 1} == {}
+            modules_by_class[name].append(str(path.relative_to(SOURCES)))
+    assert "JobMessage" in modules_by_class, "the sources were not found"
+    assert {name: modules for name, modules in modules_by_class.items() if len(modules) > 1} == {}

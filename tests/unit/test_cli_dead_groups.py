@@ -13,7 +13,7 @@ from switchyard.services.engine.records.results import DeadGroup, DeadLetter
 MESSAGE = "the model server refused the prompt: too long"
 
 
-def a_group() -> DeadGroup:
+def make_group() -> DeadGroup:
     now = time.time()
     sample = DeadLetter(
         id="01J",
@@ -40,16 +40,16 @@ def a_group() -> DeadGroup:
     return DeadGroup("ab12cd34", 1_234, now - 7_200, now - 60, tuple(range(24)), sample)
 
 
-def shown(width: int) -> list[str]:
+def draw(width: int) -> list[str]:
     screen = Console(width=width, file=io.StringIO(), force_terminal=False)
-    screen.print(groups_table([view_group(a_group())], width))
+    screen.print(groups_table([view_group(make_group())], width))
     assert isinstance(screen.file, io.StringIO)
     return screen.file.getvalue().splitlines()
 
 
 @pytest.mark.parametrize("width", [80, 100])
-def test_a_narrow_terminal_has_room_for_the_cause(width: int) -> None:
-    head, line = shown(width)
+def test_a_narrow_terminal_shows_the_start_of_the_cause(width: int) -> None:
+    head, line = draw(width)
     assert head.split() == ["GROUP", "COUNT", "LAST", "CAUSE"]
     assert "ab12cd34" in line
     assert "1,234" in line
@@ -58,7 +58,7 @@ def test_a_narrow_terminal_has_room_for_the_cause(width: int) -> None:
 
 
 def test_a_wide_terminal_shows_everything() -> None:
-    head, line = shown(160)
+    head, line = draw(160)
     assert head.split() == ["GROUP", "COUNT", "FIRST", "LAST", "24", "H", "JOB", "REASON", "ERROR"]
     assert "▁" in line
     assert MESSAGE in line

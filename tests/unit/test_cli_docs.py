@@ -1,4 +1,4 @@
-"""docs/cli.md and docs/settings.md name everything that there is."""
+"""docs/cli.md and docs/settings.md describe every command, option and setting."""
 
 import re
 from pathlib import Path
@@ -12,26 +12,26 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 def _leaves(command, path=("jobctl",)):
-    inner = getattr(command, "commands", None)
-    if inner is None:
+    subcommands = getattr(command, "commands", None)
+    if subcommands is None:
         yield " ".join(path), command
-    for name, each in (inner or {}).items():
+    for name, each in (subcommands or {}).items():
         yield from _leaves(each, (*path, name))
 
 
 COMMANDS = dict(_leaves(command_tree()))
 
 
-def _parts() -> tuple[str, dict[str, str]]:
-    """Return what stands before the commands, and the sections by their titles."""
+def _split_cli_page() -> tuple[str, dict[str, str]]:
+    """Return the text before the first section, and the sections by their titles."""
     parts = re.split(r"^## (.+)$", (DOCS / "cli.md").read_text(), flags=re.MULTILINE)
     return parts[0], dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
 def _documentation_of(name: str) -> str:
-    """Return a command's section, and what describes options of several commands: the list before
-    all commands, and the sections that this one links to."""
-    introduction, sections = _parts()
+    """Return a command's section, with the texts for options of several commands: the introduction
+    and the sections that the command's section links to."""
+    introduction, sections = _split_cli_page()
     linked = re.findall(r"\(#([\w-]+)\)", sections[name])
     titles = {title.lower().replace(" ", "-"): title for title in sections}
     return "".join(
@@ -55,12 +55,12 @@ def test_every_command_and_option_is_documented(name: str) -> None:
     assert [option for option in options if f"`{option}" not in documentation] == []
 
 
-def test_no_command_is_documented_that_there_is_not() -> None:
-    _, sections = _parts()
+def test_every_documented_command_exists() -> None:
+    _, sections = _split_cli_page()
     assert set(sections) == {*COMMANDS, "Options of every backfill"}
 
 
-def test_settings_page_is_that_of_the_settings() -> None:
+def test_the_settings_page_is_up_to_date() -> None:
     assert (DOCS / "settings.md").read_text() == page(), (
         "make it anew: python -m switchyard.cli.system.settings_page > docs/settings.md"
     )

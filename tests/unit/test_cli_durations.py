@@ -25,7 +25,7 @@ def test_durations_are_read(text: str, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "s", "10x", "-5s", "5 m", "1e3s", "ten", "inf", "nan"])
-def test_what_is_no_duration_is_refused(text: str) -> None:
+def test_an_invalid_duration_is_refused(text: str) -> None:
     with pytest.raises(WrongUsage, match="is not a duration"):
         parse_duration(text)
 
@@ -42,7 +42,7 @@ def test_durations_are_shown_with_two_units_or_one(seconds: float, long: str, sh
     assert duration_text(seconds, units=1) == short
 
 
-def test_ages_look_back_and_ahead() -> None:
+def test_ages_of_past_and_future_times() -> None:
     assert age(None) == ""
     reset_age_clock()
     set_age_clock(lambda: 160)
@@ -50,7 +50,7 @@ def test_ages_look_back_and_ahead() -> None:
     assert age(220) == "in 1 min"
 
 
-def test_a_command_begins_by_the_clock_of_its_own_host() -> None:
+def test_a_reset_age_clock_is_that_of_the_host() -> None:
     reset_age_clock()
     set_age_clock(lambda: 160)
     reset_age_clock()

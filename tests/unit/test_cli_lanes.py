@@ -9,10 +9,10 @@ from switchyard.services.engine.monitoring.lane_report import LaneReport, LanesR
 from switchyard.services.engine.records.states import State
 
 
-def test_jobs_are_counted_in_every_state() -> None:
+def test_the_number_of_jobs_in_each_state_is_shown() -> None:
     jobs = {state.value: number for number, state in enumerate(State, 1)}
-    drawn = Console(file=io.StringIO(), width=200)
-    drawn.print(lanes_table(LanesReport((LaneReport("hot", 5, (), jobs),), None)))
-    assert isinstance(drawn.file, io.StringIO)
-    shown = drawn.file.getvalue()
-    assert all(f"{number} {state}" in shown for state, number in jobs.items())
+    console = Console(file=io.StringIO(), width=200)
+    console.print(lanes_table(LanesReport((LaneReport("hot", 5, (), jobs),), None)))
+    assert isinstance(console.file, io.StringIO)
+    output = console.file.getvalue()
+    assert all(f"{number} {state}" in output for state, number in jobs.items())

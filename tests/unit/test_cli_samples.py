@@ -1,4 +1,4 @@
-"""`jobctl samples generate` writes files, and the truth about them where that is wanted."""
+"""`jobctl samples generate` writes files, and with `--truth` their true content beside them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes forked from one that has loaded what they share: `jobctl up` and `demo` have them."""
+"""Processes of `jobctl up` and `demo`, forked from one that has loaded the shared modules."""
 
 import json
 import subprocess
@@ -10,7 +10,7 @@ import pytest
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing is forked")
 
-BEGIN = """
+PROGRAM_START = """
 import fcntl, json, os, signal, socket, sys, time
 from pathlib import Path
 from switchyard.cli.system import spawner as module
@@ -33,21 +33,21 @@ unheard = dict(environment, JOBS_AMQP_URL=f"amqp://127.0.0.1:{waiting.getsocknam
 """
 
 
-def forked(folder: Path, program: str) -> Any:
-    """What the program prints, which has a `spawner`."""
-    done = subprocess.run(
-        [sys.executable, "-c", BEGIN + program, str(folder)],
+def run_program(folder: Path, program: str) -> Any:
+    """Return the JSON that a program prints after PROGRAM_START, which makes a `spawner`."""
+    result = subprocess.run(
+        [sys.executable, "-c", PROGRAM_START + program, str(folder)],
         capture_output=True,
         text=True,
         timeout=100,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)
 
 
 def test_a_forked_command_has_its_own_environment_log_group_and_exit_code(tmp_path: Path) -> None:
-    found = forked(
+    printed = run_program(
         tmp_path,
         """
 child = spawner.start(("no-such-command",), dict(environment, COLUMNS="200"), folder / "log")
@@ -57,16 +57,16 @@ other = spawner.start(("worker", "ingest"), environment, folder / "log")
 print(json.dumps([group, code, child.poll(), other.wait(60), (folder / "log").read_text()]))
 """,
     )
-    group, code, again, without_broker, log = found
+    group, code, polled_code, without_broker, log = printed
     assert group
-    assert code == again == 2
+    assert code == polled_code == 2
     assert "No such command 'no-such-command'" in log
     assert without_broker != 0
     assert "no broker: set JOBS_AMQP_URL" in log
 
 
-def test_a_command_that_runs_is_looked_at_without_asking_what_forked_it(tmp_path: Path) -> None:
-    code_while_it_runs, asked, code = forked(
+def test_polling_a_running_command_sends_the_spawner_no_request(tmp_path: Path) -> None:
+    code_while_it_runs, requests, code = run_program(
         tmp_path,
         """
 child = spawner.start(("worker", "ingest"), unheard, folder / "log")
@@ -79,26 +79,26 @@ print(json.dumps([found, asked, child.wait(60)]))
 """,
     )
     assert code_while_it_runs is None
-    assert asked == 0
+    assert requests == 0
     assert code == -9
 
 
 def test_ps_shows_the_command_that_a_fork_runs(tmp_path: Path) -> None:
-    shown = forked(
+    arguments = run_program(
         tmp_path,
         """
 child = spawner.start(("worker", "ingest"), unheard, folder / "log")
 shown = Path(f"/proc/{child.pid}/cmdline")
-until(lambda: b"spawner" not in shown.read_bytes())  # as what it was forked from is shown
+until(lambda: b"spawner" not in shown.read_bytes())
 print(json.dumps(shown.read_bytes().rstrip(b"\\0").decode().split("\\0")))
 os.killpg(child.pid, signal.SIGKILL)
 """,
     )
-    assert shown == ["jobctl", "worker", "ingest"]
+    assert arguments == ["jobctl", "worker", "ingest"]
 
 
-def test_one_that_is_killed_is_started_again_and_hurts_no_other(tmp_path: Path) -> None:
-    found = forked(
+def test_a_killed_process_is_restarted_and_others_go_on(tmp_path: Path) -> None:
+    printed = run_program(
         tmp_path,
         """
 supervisor = Supervisor(folder, unheard, spawner)
@@ -115,18 +115,18 @@ print(json.dumps([news, two.process.poll(), one.process.pid != first, one.proces
 supervisor.stop(0)
 """,
     )
-    news, other, is_new, again = found
+    news, code_of_other, is_new, code_after_restart = printed
     assert "one ended (SIGKILL)" in news[0]
     assert news[1] == "one runs again"
-    assert other is None
+    assert code_of_other is None
     assert is_new
-    assert again is None
+    assert code_after_restart is None
 
 
-def test_without_the_spawner_its_children_go_on_and_others_are_started_all_the_same(
+def test_after_the_spawner_died_its_children_go_on_and_others_can_be_started(
     tmp_path: Path,
 ) -> None:
-    found = forked(
+    printed = run_program(
         tmp_path,
         """
 supervisor = Supervisor(folder, unheard, spawner)
@@ -144,11 +144,11 @@ print(json.dumps([before, code, "Usage: jobctl" in two.log.read_text()]))
 supervisor.stop(0)
 """,
     )
-    assert found == [None, 0, True]
+    assert printed == [None, 0, True]
 
 
-def test_what_is_forked_holds_no_lock_and_ends_with_its_parent(tmp_path: Path) -> None:
-    pid = forked(
+def test_the_spawner_holds_no_lock_of_its_parent_and_ends_with_it(tmp_path: Path) -> None:
+    pid = run_program(
         tmp_path,
         """
 lock.close()
@@ -157,13 +157,15 @@ with (folder / "lock").open("w") as other:
 print(spawner.pid)
 """,
     )
-    while Path(f"/proc/{pid}").exists():  # its end follows ours: the limit is the test's
+    while Path(
+        f"/proc/{pid}"
+    ).exists():  # it ends after the program did; the test's time limit bounds the loop
         pass
 
 
 def test_nothing_is_forked_from_a_process_with_threads(tmp_path: Path) -> None:
     assert (
-        forked(
+        run_program(
             tmp_path,
             """
 import threading
@@ -178,7 +180,7 @@ end.set()
     )
 
 
-LOADED = """
+SHARED_MODULES_PROGRAM = """
 import json, os, sys
 from switchyard.cli.system.spawner import load_shared_modules
 load_shared_modules(postgres=bool(sys.argv[1]), api=bool(sys.argv[2]))
@@ -192,8 +194,8 @@ print(json.dumps([sorted(sys.modules), threads, schemas, sorted(read)]))
 """
 
 
-def test_what_is_run_apart_leaves_nothing_behind_but_its_errors(tmp_path: Path) -> None:
-    is_apart, ran, said = forked(
+def test_work_in_a_fork_runs_in_another_process_and_raises_its_errors(tmp_path: Path) -> None:
+    is_apart, runs, error = run_program(
         tmp_path,
         """
 from switchyard.cli.system.local_system import run_in_fork
@@ -214,35 +216,36 @@ except ValueError as error:
 """,
     )
     assert is_apart
-    assert ran == 3  # that which fails is run again, where its error is shown
-    assert said == "the ledger is of another version"
+    assert runs == 3  # a failed call is repeated in this process, where its error is raised
+    assert error == "the ledger is of another version"
 
 
 @pytest.mark.parametrize(("ledger", "api"), [("", "api"), ("postgresql", "")])
-def test_what_is_shared_is_loaded_without_a_thread_and_without_heavy_libraries(
-    ledger: str, api: str
-) -> None:
-    """A library that starts a thread at its import can't be forked from."""
-    done = subprocess.run(
-        [sys.executable, "-c", LOADED, ledger, api], capture_output=True, text=True, check=True
+def test_shared_modules_start_no_thread_and_load_no_heavy_library(ledger: str, api: str) -> None:
+    """A process with threads can't be forked safely."""
+    result = subprocess.run(
+        [sys.executable, "-c", SHARED_MODULES_PROGRAM, ledger, api],
+        capture_output=True,
+        text=True,
+        check=True,
     )
-    modules, threads, schemas, options = json.loads(done.stdout)
+    modules, threads, schemas, options = json.loads(result.stdout)
     assert threads == 1
     heavy = {"lancedb", "numpy", "pyarrow", "openai", "pymupdf", "rich", "pygments", "trio"}
     assert not heavy.intersection(modules)
-    of_postgresql = {"asyncpg", "sqlalchemy.ext.asyncio", "sqlalchemy.orm"}
-    assert of_postgresql.intersection(modules) == (of_postgresql if ledger else set())
+    postgresql_modules = {"asyncpg", "sqlalchemy.ext.asyncio", "sqlalchemy.orm"}
+    assert postgresql_modules.intersection(modules) == (postgresql_modules if ledger else set())
     assert {
         "switchyard.services.engine.runtime.worker",
         "switchyard.services.engine.scheduler.scheduler",
         "switchyard.services.pipeline.workers.stages",
-        # What each of several processes would load with its first use of the ledger, or as a duty.
+        # Modules that every process would load with its first use of the ledger, or for a duty.
         "switchyard.services.llm.ledger.llm_tables",
         "switchyard.services.pipeline.ledger.graph_writes",
         "switchyard.services.pipeline.operations",
         "switchyard.services.pipeline.sources.backfill_stored",
     } <= set(modules)
-    of_the_api = {"fastapi", "switchyard.api.server"}
-    assert of_the_api.intersection(modules) == (of_the_api if api else set())
+    api_modules = {"fastapi", "switchyard.api.server"}
+    assert api_modules.intersection(modules) == (api_modules if api else set())
     assert schemas > 20  # of the built-in job types
-    assert {"kinds", "concurrency"} <= set(options)  # or each process would work them out
+    assert {"kinds", "concurrency"} <= set(options)  # otherwise each process would compute them

@@ -1,4 +1,4 @@
-"""Child processes: restarted with backoff, stopped for good."""
+"""Child processes of `jobctl up` are restarted with a backoff, until they are stopped."""
 
 import errno
 import os
@@ -16,12 +16,12 @@ from switchyard.cli.system.supervisor import MIN_BACKOFF, Child, Supervisor
 
 @pytest.fixture
 def supervisor(tmp_path: Path):
-    made = Supervisor(tmp_path / "logs", os.environ)
-    yield made
-    made.stop(0)
+    instance = Supervisor(tmp_path / "logs", os.environ)
+    yield instance
+    instance.stop(0)
 
 
-def until_dead(supervisor: Supervisor) -> Child:
+def await_death(supervisor: Supervisor) -> Child:
     deadline = time.monotonic() + 20
     while not supervisor.newly_dead():
         assert time.monotonic() < deadline
@@ -31,7 +31,7 @@ def until_dead(supervisor: Supervisor) -> Child:
 
 def test_a_child_that_ends_is_started_again_after_its_backoff(supervisor: Supervisor) -> None:
     supervisor.start("short", "no-such-command")
-    child = until_dead(supervisor)
+    child = await_death(supervisor)
     assert "No such command" in child.tail
     (news,) = supervisor.restart_dead()
     assert f"short ended (exit code 2); starting it again in {MIN_BACKOFF:g} s" in news
@@ -39,20 +39,20 @@ def test_a_child_that_ends_is_started_again_after_its_backoff(supervisor: Superv
     assert child.restart_at is not None
     child.restart_at = time.monotonic()
     assert supervisor.restart_dead() == ["short runs again"]
-    until_dead(supervisor)
+    await_death(supervisor)
     assert f"again in {2 * MIN_BACKOFF:g} s" in supervisor.restart_dead()[0]
 
 
-@pytest.mark.parametrize("what", ["process", "reaper"])
-def test_a_child_that_can_not_be_started_just_now_is_started_later(
-    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch, what: str
+@pytest.mark.parametrize("failing_step", ["process", "reaper"])
+def test_a_child_that_can_not_be_started_now_is_started_later(
+    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch, failing_step: str
 ) -> None:
-    def refused(*_: Any, **__: Any) -> Any:
+    def refuse(*_: Any, **__: Any) -> Any:
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
-    name = "subprocess.Popen" if what == "process" else "end_with_this_process"
+    function = "subprocess.Popen" if failing_step == "process" else "end_with_this_process"
     with monkeypatch.context() as patched:
-        patched.setattr(f"switchyard.cli.system.supervisor.{name}", refused)
+        patched.setattr(f"switchyard.cli.system.supervisor.{function}", refuse)
         supervisor.start("unlucky", "--help")
         child = supervisor.children[0]
         assert child.process is None or child.process.poll() is not None
@@ -65,7 +65,7 @@ def test_a_child_that_can_not_be_started_just_now_is_started_later(
 
 
 class FailingNode:
-    """A broker that has ended, and starts at the second try."""
+    """A broker that has ended, and whose second restart succeeds."""
 
     is_running = False
     tries = 0
@@ -81,21 +81,21 @@ def test_a_broker_that_does_not_start_at_once_is_tried_again(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     node: Any = FailingNode()
-    keeper = NodeWatchdog(node)
+    watchdog = NodeWatchdog(node)
     now = time.monotonic()
-    keeper.restart_if_ended(now)
+    watchdog.restart_if_ended(now)
     assert "ready in 90 s; again in 30 s" in capsys.readouterr().err
-    keeper.restart_if_ended(now + 20)
+    watchdog.restart_if_ended(now + 20)
     assert node.tries == 1
-    keeper.restart_if_ended(now + 60)
+    watchdog.restart_if_ended(now + 60)
     assert node.is_running
-    keeper.restart_if_ended(now + 61)
+    watchdog.restart_if_ended(now + 61)
     assert node.tries == 2
 
 
-def test_stop_kills_what_does_not_listen(supervisor: Supervisor) -> None:
+def test_stop_forgets_the_process_of_a_dead_child(supervisor: Supervisor) -> None:
     supervisor.start("deaf", "no-such-command")
-    until_dead(supervisor)
+    await_death(supervisor)
     child = supervisor.children[0]
     process = child.process
     assert process is not None
@@ -104,16 +104,16 @@ def test_stop_kills_what_does_not_listen(supervisor: Supervisor) -> None:
     assert child.reaper is None
 
 
-def test_sigkill_is_named_in_the_news(supervisor: Supervisor) -> None:
+def test_the_message_names_the_signal_that_killed_a_child(supervisor: Supervisor) -> None:
     supervisor.start("killed", "--help")
     process = supervisor.children[0].process
     assert process is not None
     process.send_signal(signal.SIGKILL)
-    until_dead(supervisor)
+    await_death(supervisor)
     assert "killed ended (SIGKILL)" in supervisor.restart_dead()[0]
 
 
-def test_a_child_that_retires_is_not_started_again_and_forgotten(supervisor: Supervisor) -> None:
+def test_a_retired_child_is_not_restarted_but_forgotten(supervisor: Supervisor) -> None:
     supervisor.start("old", "--help")
     supervisor.retire("old")
     process = supervisor.children[0].process

@@ -1,4 +1,4 @@
-"""The API's client without a service: what it imports, reads and refuses."""
+"""The API's client without a server: its imports, its event reader, and the calls it refuses."""
 
 import json
 import subprocess
@@ -27,25 +27,29 @@ from switchyard.api.client.operations import Listing, Operations
 from switchyard.api.client.sse import EventReader, ReconnectBackoff
 from switchyard.services.common.settings import Settings
 
-SUBJECT = "switchyard.api.client.calls."
-PROBE = "import json, sys; import switchyard.api.client; print(json.dumps(sorted(sys.modules)))"
+CALLS_PACKAGE = "switchyard.api.client.calls."
+MODULES_PROGRAM = (
+    "import json, sys; import switchyard.api.client; print(json.dumps(sorted(sys.modules)))"
+)
 
 
-def test_the_client_imports_a_subject_with_its_first_call() -> None:
-    probe = (
+def test_the_client_imports_the_module_of_a_call_with_its_first_use() -> None:
+    program = (
         "import json, sys; from switchyard import Client; before = sorted(sys.modules)\n"
         "Client('http://127.0.0.1:9').ready; print(json.dumps([before, sorted(sys.modules)]))"
     )
-    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, check=True)
-    before, after = json.loads(done.stdout)
-    assert not [name for name in before if name.startswith(SUBJECT)]
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    before, after = json.loads(result.stdout)
+    assert not [name for name in before if name.startswith(CALLS_PACKAGE)]
     assert "switchyard.api.models.jobs" not in before
-    assert [name for name in after if name.startswith(SUBJECT)] == [SUBJECT + "service"]
+    assert [name for name in after if name.startswith(CALLS_PACKAGE)] == [CALLS_PACKAGE + "service"]
 
 
 def test_the_client_imports_nothing_heavy() -> None:
-    done = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, check=True)
-    modules = json.loads(done.stdout)
+    result = subprocess.run(
+        [sys.executable, "-c", MODULES_PROGRAM], capture_output=True, text=True, check=True
+    )
+    modules = json.loads(result.stdout)
     heavy = (
         "aio_pika", "aiormq", "fastapi", "lancedb", "numpy", "obstore", "openai", "pika", "pyarrow",
         "pydantic_settings", "pymupdf", "sqlalchemy", "starlette", "structlog", "uvicorn",
@@ -53,8 +57,8 @@ def test_the_client_imports_nothing_heavy() -> None:
     assert [name for name in heavy if name in modules] == []
 
 
-def test_the_client_calls_where_the_settings_say_by_default() -> None:
-    """`jobctl` leaves address and key to the client, and docs/settings.md tells the default."""
+def test_the_clients_default_address_is_that_of_the_settings() -> None:
+    """`jobctl` leaves the address to the client, and docs/settings.md documents the default."""
     assert Settings.model_fields["api_url"].default == DEFAULT_URL
 
 
@@ -66,7 +70,7 @@ def test_each_listing_has_its_single_pages_beside_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("lines", "found"),
+    ("lines", "expected"),
     [
         (["event: dead", 'data: {"n": 1}', "id: 5", ""], ("dead", {"n": 1}, "5")),
         (["id:5", "event:dead", 'data:{"n": 1}', ""], ("dead", {"n": 1}, "5")),
@@ -76,13 +80,13 @@ def test_each_listing_has_its_single_pages_beside_it() -> None:
         (["event: dead", 'data: {"n": 1}'], None),
     ],
 )
-def test_events_are_read_from_lines(lines: list[str], found: tuple | None) -> None:
+def test_events_are_read_from_lines(lines: list[str], expected: tuple | None) -> None:
     reader = EventReader()
     events = [event for event in map(reader.feed, lines) if event is not None]
-    assert [(each.name, each.data, each.id) for each in events] == ([found] if found else [])
+    assert [(each.name, each.data, each.id) for each in events] == ([expected] if expected else [])
 
 
-def test_the_last_id_outlives_what_was_cut_off() -> None:
+def test_a_partial_event_does_not_change_the_last_id() -> None:
     reader = EventReader()
     for line in ("id: 1", "data: {}", "", "event: end", "data: {}", "", "id: 2", "data: {"):
         reader.feed(line)
@@ -91,7 +95,7 @@ def test_the_last_id_outlives_what_was_cut_off() -> None:
     assert reader.feed("") is None
 
 
-def test_a_stream_is_opened_again_with_growing_pauses_and_not_for_ever() -> None:
+def test_a_stream_is_reopened_with_growing_pauses_a_limited_number_of_times() -> None:
     backoff = ReconnectBackoff(max_failures=3)
     with pytest.raises(ApiUnavailable):
         backoff.pause(ApiUnavailable("never there"))
@@ -110,7 +114,7 @@ def test_a_stream_is_opened_again_with_growing_pauses_and_not_for_ever() -> None
 @pytest.mark.parametrize(
     ("status", "error"), [(403, Forbidden), (400, Invalid), (502, Unavailable)]
 )
-def test_an_answer_of_a_proxy_in_between_is_an_error_too(
+def test_an_error_page_of_a_proxy_becomes_the_error_of_its_status(
     status: int, error: type[Exception]
 ) -> None:
     answer = httpx.Response(
@@ -119,20 +123,20 @@ def test_an_answer_of_a_proxy_in_between_is_an_error_too(
         headers={"Retry-After": "Wed, 21 Oct 2026 07:28:00 GMT"},
         request=httpx.Request("GET", "http://api.example/jobs"),
     )
-    made = error_of(answer)
-    assert type(made) is error
-    assert (made.status, made.kind, made.retry_after) == (status, None, None)
-    assert str(made).startswith(f"api.example answered {status}")
+    api_error = error_of(answer)
+    assert type(api_error) is error
+    assert (api_error.status, api_error.kind, api_error.retry_after) == (status, None, None)
+    assert str(api_error).startswith(f"api.example answered {status}")
 
 
 @pytest.mark.parametrize("address", ["api.example:80", "ftp://api.example", "http://"])
-def test_an_address_that_is_none_is_refused(address: str) -> None:
+def test_an_invalid_address_is_refused(address: str) -> None:
     with pytest.raises(ValueError, match="is not the address of an API"):
         Client(address)
 
 
 @pytest.mark.parametrize("key", ["secret\nkey", "sekrét"])
-def test_a_key_that_can_not_be_sent_is_refused_and_not_told(key: str) -> None:
+def test_a_key_that_can_not_be_sent_is_refused_and_not_shown(key: str) -> None:
     with pytest.raises(ValueError, match="API key") as caught:
         Client("http://api.example", key)
     assert key not in str(caught.value)
@@ -160,15 +164,15 @@ def test_a_header_that_can_not_be_sent_is_named() -> None:
         client.publish("hot.link_content", idempotency_key="Schlüssel")
 
 
-def test_a_redirect_says_where_to() -> None:
+def test_the_error_for_a_redirect_names_its_target() -> None:
     answer = httpx.Response(
         301,
         headers={"Location": "https://api.example/jobs"},
         request=httpx.Request("GET", "http://api.example/jobs"),
     )
-    made = error_of(answer)
-    assert type(made) is UnexpectedResponse
-    assert "https://api.example/jobs" in str(made)
+    api_error = error_of(answer)
+    assert type(api_error) is UnexpectedResponse
+    assert "https://api.example/jobs" in str(api_error)
 
 
 @pytest.mark.parametrize(
@@ -179,7 +183,7 @@ def test_a_redirect_says_where_to() -> None:
         ("text/event-stream", "data: 1\n\n"),
     ],
 )
-async def test_what_is_no_stream_of_events_is_not_followed_for_ever(kind: str, body: str) -> None:
+async def test_a_response_that_is_no_event_stream_is_an_error(kind: str, body: str) -> None:
     def answer(_: httpx.Request) -> httpx.Response:
         return httpx.Response(200, headers={"Content-Type": kind}, text=body)
 
@@ -194,7 +198,7 @@ async def test_what_is_no_stream_of_events_is_not_followed_for_ever(kind: str, b
             await anext(client_async.events())
 
 
-TYPED = """
+TYPED_PROGRAM = """
 import asyncio
 from contextlib import aclosing, closing
 from switchyard.api.client import AsyncClient, Client
@@ -212,35 +216,35 @@ async def main() -> None:
 
 
 @pytest.mark.long  # mypy reads pydantic, httpx and all of the client
-def test_programs_that_close_and_run_beside_are_well_typed(tmp_path: Path) -> None:
+def test_programs_that_close_streams_and_run_tasks_are_well_typed(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
-    program.write_text(TYPED)
+    program.write_text(TYPED_PROGRAM)
     command = [sys.executable, "-m", "mypy", "--strict", str(program)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout
 
 
 @pytest.mark.parametrize("since", ["1h", timedelta(hours=1), "2026-01-02T03:04:05Z"])
 def test_times_are_taken_as_moments_and_as_durations(since: str | timedelta) -> None:
-    at = datetime.fromisoformat(jobs.jobs_page.call(since=since).query["since"])
+    parsed_since = datetime.fromisoformat(jobs.jobs_page.call(since=since).query["since"])
     expected = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
     if since != "2026-01-02T03:04:05Z":
         expected = datetime.now(UTC) - timedelta(hours=1)
-    assert abs(at - expected) < timedelta(minutes=1)
-    later = datetime.fromisoformat(jobs.publish.call("hot.x", run_at="1h").json["run_at"])
-    assert later > datetime.now(UTC) + timedelta(minutes=59)
+    assert abs(parsed_since - expected) < timedelta(minutes=1)
+    run_at = datetime.fromisoformat(jobs.publish.call("hot.x", run_at="1h").json["run_at"])
+    assert run_at > datetime.now(UTC) + timedelta(minutes=59)
     assert llm.llm_spend.call(since="2026-01-02").query["since"] == "2026-01-02"
 
 
 @pytest.mark.parametrize("since", ["yesterday", "2026-01-02T03:04:05", 5, "9" * 99])
-def test_what_is_no_time_is_refused_with_the_argument_and_what_to_give(since: Any) -> None:
+def test_an_invalid_time_is_refused_with_the_arguments_name_and_form(since: Any) -> None:
     for call in (jobs.jobs_page.call, llm.llm_spend.call):
         with pytest.raises(ValueError, match=r"since is .*: give a .* or a duration"):
             call(since=since)
 
 
 @pytest.mark.parametrize("name", [".", "..", "../admin/keys", "a/b?c#d", "…"])
-def test_no_id_leads_to_another_path(name: str) -> None:
+def test_an_id_can_not_lead_to_another_path(name: str) -> None:
     url = httpx.URL(f"http://host/jobs/{in_path(name)}/status")
     segments = url.raw_path.decode().split("/")
     assert segments[:2] + segments[3:] == ["", "jobs", "status"]

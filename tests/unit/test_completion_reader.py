@@ -1,4 +1,4 @@
-"""Streams of model servers are read by their events, however they come in."""
+"""Answers of model servers are read event by event, however their bytes are split."""
 
 from collections.abc import AsyncIterator, Sequence
 
@@ -31,22 +31,22 @@ async def events_of(parts: Sequence[bytes]) -> list[bytes]:
 @pytest.mark.parametrize("size", [1, 2, 3, 1000])
 async def test_an_event_is_the_same_wherever_it_is_cut(stream: str, size: int) -> None:
     body = stream.encode()
-    parts = [body[at : at + size] for at in range(0, len(body), size)]
+    parts = [body[start : start + size] for start in range(0, len(body), size)]
     assert await events_of(parts) == ['{"a": "é"}'.encode(), b"[1]"]
 
 
-async def test_a_last_event_that_is_cut_within_a_character_is_dropped() -> None:
+async def test_a_last_event_that_ends_within_a_character_is_dropped() -> None:
     assert await events_of(["data: [1]\n\ndata: {é".encode()[:-1]]) == [b"[1]"]
 
 
-def test_a_part_whose_type_is_no_text_is_passed_over() -> None:
+def test_a_part_whose_type_is_no_string_is_ignored() -> None:
     parts = [{"type": {}, "text": "?"}, {"type": ["text"], "text": "?"}]
     message = {"content": [*parts, {"type": "text", "text": "high"}]}
     choice = {"index": 0, "message": message, "finish_reason": "stop"}
     assert CompletionReader("m").read_whole({"choices": [choice]}).text == "high"
 
 
-async def test_an_error_whose_type_is_no_text_cuts_the_answer() -> None:
+async def test_an_error_whose_type_is_no_string_cuts_the_answer() -> None:
     response = httpx.Response(
         200,
         headers={"content-type": "text/event-stream"},
@@ -56,12 +56,12 @@ async def test_an_error_whose_type_is_no_text_cuts_the_answer() -> None:
         await CompletionReader("m").read(response)
 
 
-@pytest.mark.parametrize("streams", [True, False])
-async def test_bytes_that_are_not_utf_8_are_replaced(streams: bool) -> None:
+@pytest.mark.parametrize("is_stream", [True, False])
+async def test_bytes_that_are_not_utf_8_are_replaced(is_stream: bool) -> None:
     part = b'{"content": "caf\xc3 au lait"}'
     choice = b'{"index": 0, "finish_reason": "stop", "%b": %b}'
-    body = b'{"choices": [%b]}' % (choice % (b"delta" if streams else b"message", part))
-    kind = "text/event-stream" if streams else "application/json"
-    content = b"data: %b\n\ndata: [DONE]\n\n" % body if streams else body
-    response = httpx.Response(200, headers={"content-type": kind}, content=content)
+    body = b'{"choices": [%b]}' % (choice % (b"delta" if is_stream else b"message", part))
+    content_type = "text/event-stream" if is_stream else "application/json"
+    content = b"data: %b\n\ndata: [DONE]\n\n" % body if is_stream else body
+    response = httpx.Response(200, headers={"content-type": content_type}, content=content)
     assert (await CompletionReader("m").read(response)).text == "caf\ufffd au lait"

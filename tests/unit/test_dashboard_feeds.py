@@ -13,44 +13,45 @@ from switchyard.api.dashboard.readings import Reading
 NOW = 1_790_000_000.0
 
 
-async def test_how_long_ago_something_was_is_no_change() -> None:
+async def test_a_page_whose_ages_alone_changed_sends_no_event() -> None:
+    # Seconds of the event, which the page shows, and of its reading; the last is read first.
     readings = [(2, 5), (1, 4), (1, 3), (0, 2), (0, 1)]
 
     async def read() -> dict[str, str]:
-        at, after = readings.pop() if len(readings) > 1 else readings[0]
-        return {"live_it": ago(NOW + at, NOW + 60 + after) + since(NOW, NOW + after)}
+        event_at, read_at = readings.pop() if len(readings) > 1 else readings[0]
+        return {"live_it": ago(NOW + event_at, NOW + 60 + read_at) + since(NOW, NOW + read_at)}
 
     async with aclosing(Feeds(interval=0.0).follow("it", read, await read())) as events:
-        seen = [(await anext(events)).decode() for _ in range(3)]
-    for second, event in enumerate(seen):
+        received = [(await anext(events)).decode() for _ in range(3)]
+    for second, event in enumerate(received):
         assert f"T14:13:2{second}" in event
-        assert "data-ago>1 min " in event  # for who has no script
+        assert "data-ago>1 min " in event  # shown where no script runs
 
 
-async def test_a_page_that_takes_long_to_read_rests_ten_times_as_long(
+async def test_after_a_long_reading_a_page_rests_ten_times_as_long(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    at, costs, asked = [0.0], [0.01, 3.0, 60.0, 0.0], []
-    monkeypatch.setattr(f"{live.__name__}.time", SimpleNamespace(monotonic=lambda: at[0]))
-    over = asyncio.Event()
+    clock, read_seconds, rests = [0.0], [0.01, 3.0, 60.0, 0.0], []
+    monkeypatch.setattr(f"{live.__name__}.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    all_read = asyncio.Event()
 
-    def until(rest: float, _: float) -> float:
-        asked.append(rest)
+    def record_rest(rest: float, _: float) -> float:
+        rests.append(rest)
         return 0.0
 
-    monkeypatch.setattr(live, "_until_together", until)
+    monkeypatch.setattr(live, "_until_together", record_rest)
 
     async def read() -> dict[str, str]:
-        at[0] += costs.pop(0)
-        if not costs:
-            over.set()
+        clock[0] += read_seconds.pop(0)
+        if not read_seconds:
+            all_read.set()
             await asyncio.Event().wait()
         return {}
 
     async with aclosing(Feeds(interval=2.0).follow("it", read, {"live_it": ""})) as events:
         await anext(events)
-        await over.wait()
-    assert asked == [2.0, 2.0, 30.0, live.MAX_REST]
+        await all_read.wait()
+    assert rests == [2.0, 2.0, 30.0, live.MAX_REST]
 
 
 def test_pages_are_read_at_the_same_moments(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,11 +63,11 @@ def test_pages_are_read_at_the_same_moments(monkeypatch: pytest.MonkeyPatch) -> 
             assert rest - 1 <= wait <= rest + 1.01
 
 
-async def test_what_nobody_has_looked_at_for_a_while_is_read_before_it_is_shown(
+async def test_an_old_value_is_read_again_before_it_is_shown(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    at, values = [100.0], [1, 2, 3]
-    clocks = SimpleNamespace(monotonic=lambda: at[0], time=lambda: at[0])
+    clock, values = [100.0], [1, 2, 3]
+    clocks = SimpleNamespace(monotonic=lambda: clock[0], time=lambda: clock[0])
     monkeypatch.setattr(f"{readings.__name__}.time", clocks)
     is_answered = asyncio.Event()
     is_answered.set()
@@ -77,21 +78,21 @@ async def test_what_nobody_has_looked_at_for_a_while_is_read_before_it_is_shown(
 
     reading = Reading(ask, 1.0)
     assert await reading.look() == 1
-    at[0] += 5
-    assert await reading.look() == 1  # beside it, the next one is asked for
+    clock[0] += 5
+    assert await reading.look() == 1  # meanwhile, the next value is read
     await asyncio.sleep(0)
     assert await reading.look() == 2
-    at[0] += 1.0 + readings.MAX_AGE + 0.1
+    clock[0] += 1.0 + readings.MAX_AGE + 0.1
     monkeypatch.setattr(readings, "FIRST_TIMEOUT", 0.01)
     is_answered.clear()
-    assert await reading.look() is None  # rather than what was half a minute ago
+    assert await reading.look() is None  # not the old value
     is_answered.set()
     await asyncio.sleep(0)
     assert await reading.look() == 3
     await reading.close()
 
 
-def test_an_age_has_one_unit_and_what_is_to_come_has_two() -> None:
+def test_an_age_has_one_unit_and_a_time_to_come_has_two() -> None:
     def text(at: float) -> str:
         return ago(NOW + at, NOW).partition("data-ago>")[2].removesuffix("</time>")
 

@@ -1,4 +1,4 @@
-"""What is imported is declared in pyproject.toml, and what is declared is imported."""
+"""Imported packages are declared in pyproject.toml, and declared packages are imported."""
 
 import ast
 import re
@@ -42,7 +42,7 @@ NOT_IMPORTED = {
     "tzdata": "time zones, which zoneinfo finds there",
     "wordllama": "two of its files are read",
 }
-"""And why it is declared all the same."""
+"""Declared distributions that no file imports, each with the reason for declaring it."""
 BENCH_MODULES = {
     "celery": "celery",
     "dramatiq": "dramatiq",
@@ -50,21 +50,21 @@ BENCH_MODULES = {
     "kombu": "celery",
     "taskiq_aio_pika": "taskiq-aio-pika",
 }
-"""By module, the distribution that brings it: they are installed for benchmarks alone."""
+"""Distributions by module, of those installed for benchmarks alone."""
 CLIENT_MODULES = {
     "instructor": "instructor",
     "langchain_core": "langchain-openai",
     "langchain_openai": "langchain-openai",
 }
-"""The same of those for `make test-clients` alone."""
+"""Distributions by module, of those installed for `make test-clients` alone."""
 SERVER_MODULES = {
     "llama_cpp": "llama-cpp-python",
     "transformers": "transformers",
     "xllamacpp": "xllamacpp",
 }
-"""And for `make test-llm` alone."""
-ELSEWHERE = BENCH_MODULES | CLIENT_MODULES | SERVER_MODULES
-APART = {*CLIENT_MODULES.values(), *SERVER_MODULES.values()}
+"""Distributions by module, of those installed for `make test-llm` alone."""
+NOT_IN_DEV = BENCH_MODULES | CLIENT_MODULES | SERVER_MODULES
+OF_SEPARATE_TESTS = {*CLIENT_MODULES.values(), *SERVER_MODULES.values()}
 
 
 def _names(requirements: Iterable[str]) -> set[str]:
@@ -83,7 +83,7 @@ DEV = _names(PROJECT["optional-dependencies"]["dev"])
 BENCH = _names(PROJECT["optional-dependencies"]["bench"])
 
 
-def _imported(tree: ast.Module) -> Iterator[str]:
+def _imported_modules(tree: ast.Module) -> Iterator[str]:
     for node in statements(tree.body):
         if isinstance(node, ast.Import):
             yield from (each.name for each in node.names)
@@ -91,58 +91,61 @@ def _imported(tree: ast.Module) -> Iterator[str]:
             yield node.module
 
 
-def _of_opentelemetry(module: str) -> str:
-    """Its distributions share one namespace, where no file says whose it is."""
+def _opentelemetry_distribution(module: str) -> str:
+    """Return the distribution of a module of OpenTelemetry, whose distributions share a
+    namespace."""
     return "opentelemetry-sdk" if module.startswith("opentelemetry.sdk") else "opentelemetry-api"
 
 
 @cache
-def distributions_of(folder: str) -> frozenset[str]:
-    """Those whose modules any file in the folder imports, or the module where none is known."""
-    known = packages_distributions()
-    names = {
+def imported_distributions(folder: str) -> frozenset[str]:
+    """Return the distributions whose modules the files in a folder import."""
+    distributions_by_module = packages_distributions()
+    imported = {
         name
         for path in (ROOT / folder).rglob("*.py")
-        for name in _imported(ast.parse(path.read_text()))
+        for name in _imported_modules(ast.parse(path.read_text()))
     }
-    shared = {name for name in names if name.startswith("opentelemetry.")}
-    modules = {name.partition(".")[0] for name in names - shared}
-    found = {_of_opentelemetry(name) for name in shared}
+    of_opentelemetry = {name for name in imported if name.startswith("opentelemetry.")}
+    modules = {name.partition(".")[0] for name in imported - of_opentelemetry}
+    distributions = {_opentelemetry_distribution(name) for name in of_opentelemetry}
     for module in modules - OURS - sys.stdlib_module_names:
-        found |= _names([ELSEWHERE[module]] if module in ELSEWHERE else known[module])
-    return frozenset(found)
+        distributions |= _names(
+            [NOT_IN_DEV[module]] if module in NOT_IN_DEV else distributions_by_module[module]
+        )
+    return frozenset(distributions)
 
 
 @pytest.mark.parametrize(
     ("folder", "declared"),
     [
         ("src", RUNTIME | OCR | TRACING),
-        ("tests", RUNTIME | OCR | TRACING | DEV | APART),
+        ("tests", RUNTIME | OCR | TRACING | DEV | OF_SEPARATE_TESTS),
         ("benchmarks", RUNTIME | OCR | TRACING | DEV | BENCH),
     ],
 )
-def test_what_is_imported_is_declared(folder: str, declared: set[str]) -> None:
-    assert distributions_of(folder) - declared == set()
+def test_imported_distributions_are_declared(folder: str, declared: set[str]) -> None:
+    assert imported_distributions(folder) - declared == set()
 
 
-def test_what_is_declared_is_imported() -> None:
-    tests, benchmarks = distributions_of("tests"), distributions_of("benchmarks")
-    unused = (RUNTIME | OCR | TRACING) - distributions_of("src")
+def test_declared_distributions_are_imported() -> None:
+    tests, benchmarks = imported_distributions("tests"), imported_distributions("benchmarks")
+    unused = (RUNTIME | OCR | TRACING) - imported_distributions("src")
     unused |= DEV - tests
-    unused |= BENCH - benchmarks - distributions_of("tests/support")  # which they use
+    unused |= BENCH - benchmarks - imported_distributions("tests/support")  # which benchmarks use
     assert unused == NOT_IMPORTED.keys()
 
 
 @pytest.mark.parametrize(
-    ("target", "file"),
+    ("target", "requirements"),
     [("demo", "runtime"), ("up", "runtime"), ("check", "dev"), ("test", "dev"), ("bench", "bench")],
 )
-def test_make_installs_what_a_target_needs_and_no_more(
-    target: str, file: str, tmp_path: Path
+def test_make_installs_the_requirements_of_a_target_only(
+    target: str, requirements: str, tmp_path: Path
 ) -> None:
     command = ["make", "--dry-run", target, f"VENV={tmp_path}/new"]
     printed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    assert set(re.findall(r"requirements/(\w+)\.txt$", printed, re.M)) == {file}
+    assert set(re.findall(r"requirements/(\w+)\.txt$", printed, re.M)) == {requirements}
 
 
 def test_a_command_whose_extra_is_missing_says_what_to_install() -> None:
@@ -156,12 +159,12 @@ def test_a_command_whose_extra_is_missing_says_what_to_install() -> None:
 
 @pytest.mark.parametrize("extra", MODULES_OF_EXTRAS)
 def test_the_modules_of_an_extra_are_those_of_its_distributions(extra: str) -> None:
-    known = packages_distributions()
-    of_modules = {
+    distributions_by_module = packages_distributions()
+    owning_distributions = {
         name.lower().replace("_", "-")
         for module in MODULES_OF_EXTRAS[extra]
-        for name in known.get(module, [])
+        for name in distributions_by_module.get(module, [])
     }
-    others = {each for name, names in EXTRAS.items() if name != extra for each in names}
+    of_other_extras = {each for name, names in EXTRAS.items() if name != extra for each in names}
     declared = _names(PROJECT["optional-dependencies"][extra])
-    assert of_modules >= declared - others - CORE
+    assert owning_distributions >= declared - of_other_extras - CORE

@@ -1,4 +1,4 @@
-"""Python that the documentation prints can be copied as it stands."""
+"""The Python code in the documentation can be copied as it is."""
 
 import re
 import subprocess
@@ -10,15 +10,15 @@ import pytest
 from tests.support.docs import PAGES, ROOT
 
 BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
-WITH_CODE = [page for page in PAGES if BLOCK.search(page.read_text())]
+PAGES_WITH_CODE = [page for page in PAGES if BLOCK.search(page.read_text())]
 
 
-@pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: str(page.relative_to(ROOT)))
-def test_the_code_of_a_page_is_whole(page: Path) -> None:
-    """It compiles, and each name in it is defined by it, or further up on its page."""
+@pytest.mark.parametrize("page", PAGES_WITH_CODE, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_code_of_a_page_is_complete(page: Path) -> None:
+    """It compiles, and defines each name that it uses, perhaps further up on its page."""
     source = "\n\n".join(BLOCK.findall(page.read_text()))
     compile(source, str(page), "exec")
-    checked = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F821", "-"],
         input=source,
         text=True,
@@ -26,4 +26,4 @@ def test_the_code_of_a_page_is_whole(page: Path) -> None:
         timeout=60,
         check=False,
     )
-    assert checked.returncode == 0, checked.stdout + checked.stderr
+    assert result.returncode == 0, result.stdout + result.stderr

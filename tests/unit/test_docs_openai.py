@@ -1,5 +1,5 @@
-"""docs/openai.md, "What is passed on": each parameter and each path that the package `openai` knows
-stands in its table, and is dealt with as the table says."""
+"""docs/openai.md, "What is passed on": its table has each parameter and path that the package
+`openai` knows, and each is treated as the table says."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ READERS: Mapping[str, tuple[Any, Callable[[Any], dict[str, Any]]]] = {
         lambda payload: endpoint_requests.ResponsesRequest.model_validate(payload).body(),
     ),
 }
-"""By endpoint, what reads a request's body, and the body that a job's payload is sent as."""
+"""By endpoint: the model of its requests, and what turns a job's payload into the server's body."""
 VALUES: Mapping[str, Any] = {
     "messages": [{"role": "user", "content": "x"}],
     "input": "x",
@@ -66,15 +66,15 @@ VALUES: Mapping[str, Any] = {
     "background": True,
     "model": "m",
 }
-"""What parameters are that can't be anything."""
-ODD = {"odd": [1, "x"]}
-CALL = re.compile(
+"""Valid values of those parameters that can't have any value."""
+ANY_VALUE = {"odd": [1, "x"]}
+RESOURCE_CALL = re.compile(
     r'_(get|post|delete|get_api_list)\(\s*(?:path_template\(|f)?\s*"(/[^"?]*)', re.MULTILINE
 )
 METHODS = {"get": "GET", "get_api_list": "GET", "post": "POST", "delete": "DELETE"}
 
 
-def rows() -> Iterator[tuple[str, str, str]]:
+def table_rows() -> Iterator[tuple[str, str, str]]:
     """Return the endpoint, the parameters and the treatment of each row of the table."""
     page = (ROOT / "docs" / "openai.md").read_text()
     section = page.partition("## What is passed on\n")[2].partition("\n## ")[0]
@@ -86,40 +86,40 @@ def rows() -> Iterator[tuple[str, str, str]]:
             yield endpoint, names, treatment
 
 
-def treatments(url: str) -> dict[str, str]:
+def treatment_by_name(url: str) -> dict[str, str]:
     """Return the treatment of each parameter of an endpoint, by the table."""
-    named: dict[str, str] = {}
-    for endpoint, names, treatment in rows():
+    treatments: dict[str, str] = {}
+    for endpoint, names, treatment in table_rows():
         if endpoint in ("all", f"`{url}`"):
-            named |= dict.fromkeys(re.findall(r"`([a-z_]+)`", names), treatment)
-    return named
+            treatments |= dict.fromkeys(re.findall(r"`([a-z_]+)`", names), treatment)
+    return treatments
 
 
-def sent(url: str, name: str) -> tuple[Any, dict[str, Any]]:
+def send_parameter(url: str, name: str) -> tuple[Any, dict[str, Any]]:
     """Return the value of a parameter in a request, and the body that a server gets."""
     input_name = ENDPOINTS[url].input_name
-    request_body = {"model": "m", input_name: VALUES[input_name], name: VALUES.get(name, ODD)}
-    reads, body_of = READERS[url]
-    body = reads.model_validate(request_body)
-    named = {"model": body.model, input_name: request_body[input_name], **(body.model_extra or {})}
-    return request_body[name], body_of(ENDPOINTS[url].payload(named))
+    request_body = {"model": "m", input_name: VALUES[input_name], name: VALUES.get(name, ANY_VALUE)}
+    body_model, body_of = READERS[url]
+    body = body_model.model_validate(request_body)
+    fields = {"model": body.model, input_name: request_body[input_name], **(body.model_extra or {})}
+    return request_body[name], body_of(ENDPOINTS[url].payload(fields))
 
 
 @pytest.mark.parametrize("url", PARAMETERS)
 def test_the_table_names_every_parameter_of_the_package(url: str) -> None:
-    assert PARAMETERS[url] <= treatments(url).keys()
+    assert PARAMETERS[url] <= treatment_by_name(url).keys()
 
 
 @pytest.mark.parametrize("url", READERS)
-def test_every_parameter_is_dealt_with_as_the_table_says(url: str) -> None:
-    treatment_by_name = treatments(url)
+def test_every_parameter_is_treated_as_the_table_says(url: str) -> None:
+    expected_treatments = treatment_by_name(url)
     for name in {*PARAMETERS[url], "unheard_of"}:
-        treatment = treatment_by_name.get(name, "passed on")
+        treatment = expected_treatments.get(name, "passed on")
         if treatment.startswith("refused"):
             with pytest.raises(ValidationError):
-                sent(url, name)
+                send_parameter(url, name)
             continue
-        value, body = sent(url, name)
+        value, body = send_parameter(url, name)
         is_passed_on = treatment.startswith("passed on")
         assert is_passed_on or treatment.startswith("answered here"), (name, treatment)
         assert (body.get(name) == value) is is_passed_on, name
@@ -127,12 +127,12 @@ def test_every_parameter_is_dealt_with_as_the_table_says(url: str) -> None:
 
 def test_the_table_names_every_path_of_the_package() -> None:
     folder = Path(openai.__file__).parent / "resources"
-    known = {
+    package_paths = {
         (METHODS[method], f"/v1{re.sub(r'{[^}]*}', '{}', path)}")
         for file in folder.rglob("*.py")
-        for method, path in CALL.findall(file.read_text())
+        for method, path in RESOURCE_CALL.findall(file.read_text())
     }
-    assert len(known) > 100, "the package has changed: the paths are not found"
+    assert len(package_paths) > 100, "the package has changed: the paths are not found"
     served = {
         (method, re.sub(r"{[^}]*}", "{}", route.path))
         for router in (openai_endpoints.router, openai_batch_endpoints.router)
@@ -142,13 +142,13 @@ def test_the_table_names_every_path_of_the_package() -> None:
     }
     refused = {
         re.sub(r"{[^}]*}", "{}", path)
-        for _, names, treatment in rows()
+        for _, names, treatment in table_rows()
         if treatment.startswith("refused")
         for path in CODE.findall(names)
     }
     resources = {path.split("/")[2] for _, path in served}
     missing = set()
-    for method, path in known - served:
+    for method, path in package_paths - served:
         first = path.split("/")[2]
         if first in resources:
             if path not in refused and f"{method} {path}" not in refused:

@@ -1,4 +1,4 @@
-"""The state of a document follows from its jobs, also while one stage has many of them."""
+"""The state of a document is derived from its jobs, also while one stage has several."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DOCUMENT = Document(
 )
 
 
-def job(job_type: str, state: State) -> JobSummary:
+def make_job(job_type: str, state: State) -> JobSummary:
     return JobSummary(
         id=job_type,
         job_type=job_type,
@@ -61,36 +61,39 @@ def job(job_type: str, state: State) -> JobSummary:
     )
 
 
-BEFORE = [
-    job("ingest_document", State.SUCCEEDED),
-    job("extract_text", State.SUCCEEDED),
-    job("await_ocr", State.SUCCEEDED),
-    job("ocr_pdf", State.SUCCEEDED),  # it has published one `ocr_pages` for each part
+READING_JOBS = [
+    make_job("ingest_document", State.SUCCEEDED),
+    make_job("extract_text", State.SUCCEEDED),
+    make_job("await_ocr", State.SUCCEEDED),
+    make_job("ocr_pdf", State.SUCCEEDED),  # it has published one `ocr_pages` for each part
 ]
 
 
-def state_of(*jobs: JobSummary) -> tuple[str, str | None, tuple[str, ...]]:
+def summarize(*jobs: JobSummary) -> tuple[str, str | None, tuple[str, ...]]:
     status = status_of("a", DOCUMENT, jobs)
     return status.state, status.current_stage, status.completed_stages
 
 
-def test_a_long_scan_is_being_read_until_its_pages_are_put_together():
-    joining = job("ocr_pdf", State.JOINING)
+def test_a_long_scan_is_recognizing_until_its_pages_are_joined():
+    joining = make_job("ocr_pdf", State.JOINING)
     for state in (State.QUEUED, State.RUNNING, State.RETRYING, State.SUCCEEDED):
-        assert state_of(*BEFORE, job("ocr_pages", state), joining) == (
+        assert summarize(*READING_JOBS, make_job("ocr_pages", state), joining) == (
             "recognizing",
             "ocr_pdf",
             ("ingest_document", "extract_text"),
         )
-    waits = state_of(*BEFORE[:-1], job("ocr_pdf", State.QUEUED))
-    assert waits[:2] == ("needs_ocr", "ocr_pdf")
+    waiting = summarize(*READING_JOBS[:-1], make_job("ocr_pdf", State.QUEUED))
+    assert waiting[:2] == ("needs_ocr", "ocr_pdf")
 
 
-def test_a_document_has_not_failed_where_another_job_reads_the_pages_of_one_that_died():
-    dead, joining = job("ocr_pages", State.DEAD), job("ocr_pdf", State.JOINING)
-    assert state_of(*BEFORE, dead, joining)[0] == "recognizing"
-    merged, next_stage = job("ocr_pdf", State.SUCCEEDED), job("summarize_content", State.RUNNING)
-    state, stage, completed = state_of(*BEFORE, dead, merged, next_stage)
+def test_a_dead_job_for_pages_does_not_fail_a_document_that_is_being_joined():
+    dead, joining = make_job("ocr_pages", State.DEAD), make_job("ocr_pdf", State.JOINING)
+    assert summarize(*READING_JOBS, dead, joining)[0] == "recognizing"
+    merged, next_stage = (
+        make_job("ocr_pdf", State.SUCCEEDED),
+        make_job("summarize_content", State.RUNNING),
+    )
+    state, stage, completed = summarize(*READING_JOBS, dead, merged, next_stage)
     assert (state, stage, completed[-1]) == ("summarizing", "summarize_content", "ocr_pdf")
-    failed = state_of(*BEFORE, dead, replace(joining, state=State.DEAD))
+    failed = summarize(*READING_JOBS, dead, replace(joining, state=State.DEAD))
     assert failed[:2] == ("failed", "ocr_pdf")

@@ -1,6 +1,6 @@
-"""Every error has a kind, and every kind says what it means over HTTP and on the command line.
+"""Every error has a kind, and every kind has an HTTP problem and an exit code.
 
-A new exception class that nobody has placed is found here, and not by a user who gets a traceback.
+So a new exception class without a kind fails here, instead of giving a user a traceback.
 """
 
 import ast
@@ -54,8 +54,8 @@ from switchyard.services.engine.records.errors import (
 )
 from switchyard.services.pipeline.documents.document_service import UnknownDocument
 
-FAMILIES = {SwitchyardError, LedgerError, StorageError}
-"""What the errors of one room share, whatever their kinds: caught, and never raised."""
+COMMON_BASES = {SwitchyardError, LedgerError, StorageError}
+"""Common bases of errors of different kinds: they are caught, and never raised."""
 OTHER_ROOTS = (BrokerError, ApiError, CommandFailed, Problem)
 """Trees of their own: the broker's, the HTTP client's, the command line's, and HTTP answers."""
 SIGNALS = {
@@ -75,30 +75,31 @@ SIGNALS = {
     "services.common.toml_file.InvalidToml": "becomes the error of the setting that names the file",
     "services.pipeline.workers.stages.ContentReplaced": "ends a stage of a replaced document",
 }
-"""Never seen by a caller of their module, or meant to be seen as the defect that they are."""
+"""Exceptions without a kind, with the reason: callers of their module never see them, or should
+see the traceback of a defect."""
 
 
-def modules() -> Iterator[str]:
+def module_names() -> Iterator[str]:
     for module in pkgutil.walk_packages(switchyard.__path__, "switchyard."):
         if ".migrations." not in module.name:  # run by alembic, which is what they import
             yield module.name
 
 
-def exceptions() -> dict[str, type[BaseException]]:
-    found = {}
-    for name in modules():
+def exceptions_by_name() -> dict[str, type[BaseException]]:
+    exceptions = {}
+    for name in module_names():
         for _, each in inspect.getmembers(importlib.import_module(name), inspect.isclass):
             if issubclass(each, BaseException) and each.__module__ == name:
-                found[f"{name}.{each.__name__}".removeprefix("switchyard.")] = each
-    return found
+                exceptions[f"{name}.{each.__name__}".removeprefix("switchyard.")] = each
+    return exceptions
 
 
-EXCEPTIONS = exceptions()
+EXCEPTIONS = exceptions_by_name()
 OURS = {name: each for name, each in EXCEPTIONS.items() if issubclass(each, SwitchyardError)}
 
 
 @pytest.mark.parametrize("name", EXCEPTIONS)
-def test_every_error_has_its_place_in_a_tree(name: str) -> None:
+def test_every_error_has_a_root_or_is_a_listed_signal(name: str) -> None:
     error = EXCEPTIONS[name]
     has_root = issubclass(error, (SwitchyardError, *OTHER_ROOTS))
     assert has_root != (name in SIGNALS), (
@@ -106,23 +107,25 @@ def test_every_error_has_its_place_in_a_tree(name: str) -> None:
     )
 
 
-def test_signals_are_listed_only_while_they_exist() -> None:
+def test_every_listed_signal_exists() -> None:
     assert sorted(set(SIGNALS) - set(EXCEPTIONS)) == []
 
 
 @pytest.mark.parametrize("name", OURS)
 def test_every_error_is_of_exactly_one_kind(name: str) -> None:
     kinds = [kind.__name__ for kind in KINDS if issubclass(OURS[name], kind)]
-    assert len(kinds) == (0 if OURS[name] in FAMILIES else 1), kinds
+    assert len(kinds) == (0 if OURS[name] in COMMON_BASES else 1), kinds
 
 
-def test_what_has_no_kind_is_never_raised() -> None:
-    names = {family.__name__ for family in FAMILIES} | {kind.__name__ for kind in KINDS}
-    made = re.compile(rf"\braise ({'|'.join(names)})\(")
+def test_bases_and_kinds_themselves_are_never_raised() -> None:
+    names = {base.__name__ for base in COMMON_BASES} | {kind.__name__ for kind in KINDS}
+    raise_pattern = re.compile(rf"\braise ({'|'.join(names)})\(")
     raised = [
         f"{file}:{node.lineno}"
         for file in Path(*switchyard.__path__).rglob("*.py")
-        if made.search(text := file.read_text())  # or to parse them all takes seconds
+        if raise_pattern.search(
+            text := file.read_text()
+        )  # a quick test, because parsing every file takes seconds
         for node in ast.walk(ast.parse(text))
         if isinstance(node, ast.Raise)
         and isinstance(node.exc, ast.Call)
@@ -131,7 +134,7 @@ def test_what_has_no_kind_is_never_raised() -> None:
     assert raised == []
 
 
-def test_every_kind_is_explained_in_the_tree_that_the_module_opens_with() -> None:
+def test_every_kind_is_in_the_tree_of_the_modules_docstring() -> None:
     tree = importlib.import_module("switchyard.services.common.errors").__doc__ or ""
     assert [kind.__name__ for kind in KINDS if f"─ {kind.__name__} " not in tree] == []
 
@@ -149,14 +152,14 @@ def test_every_kind_is_mapped_once_to_a_problem_and_once_to_an_exit_code(
 @pytest.mark.parametrize("name", [name for name in EXCEPTIONS if name.startswith("broker.errors.")])
 def test_every_error_of_the_broker_is_mapped_as_well(name: str) -> None:
     error = EXCEPTIONS[name]
-    made = error.__new__(error)
-    assert isinstance(made, BrokerError)
-    made.dead_lettered = made.maybe_accepted = False  # type: ignore[attr-defined]
-    made.routing_key = "hot.summarize"  # type: ignore[attr-defined]
-    # What the broker never takes is for the client to change; with all else it comes again.
-    never = {"broker.errors.MessageTooLarge": 413, "broker.errors.NeverTaken": 422}
-    assert problem_of(made).kind.status == never.get(name, 503)
-    assert exit_code_of(made) == 1
+    error_instance = error.__new__(error)
+    assert isinstance(error_instance, BrokerError)
+    error_instance.dead_lettered = error_instance.maybe_accepted = False  # type: ignore[attr-defined]
+    error_instance.routing_key = "hot.summarize"  # type: ignore[attr-defined]
+    # A client must change a message that the broker never takes; the other errors may be retried.
+    client_errors = {"broker.errors.MessageTooLarge": 413, "broker.errors.NeverTaken": 422}
+    assert problem_of(error_instance).kind.status == client_errors.get(name, 503)
+    assert exit_code_of(error_instance) == 1
 
 
 @pytest.mark.parametrize(
@@ -192,7 +195,7 @@ def test_every_error_of_the_broker_is_mapped_as_well(name: str) -> None:
         (ValueError("why"), "internal-error"),
     ],
 )
-def test_what_an_error_is_answered_with(error: Exception, problem: str) -> None:
+def test_an_error_becomes_its_problem(error: Exception, problem: str) -> None:
     assert problem_of(error).kind.name == problem
 
 
@@ -212,17 +215,17 @@ def test_hosts_paths_and_statements_stay_in_the_log(error: Exception) -> None:
     assert str(error) not in str(problem_of(error).text)
 
 
-def test_what_can_be_asked_again_says_when() -> None:
+def test_a_retryable_error_has_a_retry_after() -> None:
     assert int((problem_of(RetryableError("why")).headers or {})["Retry-After"]) >= 1
 
 
-def test_what_was_typed_wrongly_is_exit_code_2_and_a_bug_of_ours_has_none() -> None:
+def test_wrong_usage_has_exit_code_2_and_an_unknown_error_none() -> None:
     assert exit_code_of(WrongUsage("why")) == 2
     assert exit_code_of(CommandFailed("why")) == 1
     assert exit_code_of(ValueError("why")) is None
 
 
-def test_an_error_of_a_family_is_of_its_own_kind() -> None:
+def test_an_error_with_a_common_base_has_its_own_kind() -> None:
     for error in (LedgerUnavailable("x"), SchemaOutdated("x"), RowRejected("x"), FileTooLarge("x")):
         assert kind_of(error) in KINDS
     assert kind_of(LedgerError("x")) is None

@@ -10,20 +10,20 @@ from switchyard.api.http.event_stream import AdmissionWatch, EventStream
 from switchyard.api.http.problems import Problem
 
 
-async def failing() -> AsyncGenerator[bytes, None]:
+async def fail() -> AsyncGenerator[bytes, None]:
     raise ValueError("no page")
     yield b""
 
 
-async def test_a_stream_that_fails_ends_at_once_though_a_cancellation_is_forgotten() -> None:
-    asked = []
+async def test_a_failed_stream_ends_at_once_although_its_receiver_ignores_a_cancellation() -> None:
+    calls = []
 
     async def receive() -> Message:
-        asked.append("receive")
+        calls.append("receive")
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
-            if len(asked) > 1:
+            if len(calls) > 1:
                 raise
         return {"type": "http.request"}
 
@@ -32,12 +32,12 @@ async def test_a_stream_that_fails_ends_at_once_though_a_cancellation_is_forgott
 
     with pytest.raises(ValueError, match="no page"):
         async with asyncio.timeout(10):
-            await EventStream(failing())({"type": "http", "state": {}}, receive, send)
-    assert asked == ["receive", "receive"]
+            await EventStream(fail())({"type": "http", "state": {}}, receive, send)
+    assert calls == ["receive", "receive"]
 
 
 @dataclass
-class Counted:
+class CountingAdmission:
     """An admission that counts how often it is checked."""
 
     identity: Hashable
@@ -51,7 +51,7 @@ class Counted:
         if not self.is_valid:
             raise Problem("unauthorized", "the API key is unknown or revoked")
 
-    async def once_more(self) -> None:
+    async def await_next_check(self) -> None:
         self.checked.clear()
         await self.checked.wait()
 
@@ -62,41 +62,39 @@ def quick_checks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("quick_checks")
-async def test_streams_of_one_key_are_checked_once_for_all_and_end_together() -> None:
-    watch, other = AdmissionWatch(), Counted("another key")
-    shared = [Counted("a key") for _ in range(100)]
+async def test_streams_of_one_key_share_their_checks_and_end_together() -> None:
+    watch, other_admission = AdmissionWatch(), CountingAdmission("another key")
+    admissions = [CountingAdmission("a key") for _ in range(100)]
     async with asyncio.timeout(10):
-        waiting = [asyncio.create_task(watch.wait_for_refusal(each)) for each in shared]
-        unaffected = asyncio.create_task(watch.wait_for_refusal(other))
-        await shared[0].once_more()
-        assert not any(each.checks for each in shared[1:])
-        shared[0].is_valid = False
-        await asyncio.gather(*waiting)
-        await other.once_more()
+        tasks = [asyncio.create_task(watch.wait_for_refusal(each)) for each in admissions]
+        unaffected = asyncio.create_task(watch.wait_for_refusal(other_admission))
+        await admissions[0].await_next_check()
+        assert not any(each.checks for each in admissions[1:])
+        admissions[0].is_valid = False
+        await asyncio.gather(*tasks)
+        await other_admission.await_next_check()
         assert not unaffected.done()
-        again = Counted("a key")
-        joined = asyncio.create_task(watch.wait_for_refusal(again))
-        await again.once_more()
-        assert not joined.done()
-        for each in (joined, unaffected):
+        later_admission = CountingAdmission("a key")
+        later_task = asyncio.create_task(watch.wait_for_refusal(later_admission))
+        await later_admission.await_next_check()
+        assert not later_task.done()
+        for each in (later_task, unaffected):
             each.cancel()
-        await asyncio.gather(joined, unaffected, return_exceptions=True)
+        await asyncio.gather(later_task, unaffected, return_exceptions=True)
 
 
 @pytest.mark.usefixtures("quick_checks")
-async def test_checks_go_on_for_the_others_when_the_first_stream_ends_and_stop_with_the_last() -> (
-    None
-):
-    watch, first, second = AdmissionWatch(), Counted("a key"), Counted("a key")
+async def test_checks_go_on_until_the_last_stream_of_a_key_ends() -> None:
+    watch, first, second = AdmissionWatch(), CountingAdmission("a key"), CountingAdmission("a key")
     async with asyncio.timeout(10):
-        waiting = [asyncio.create_task(watch.wait_for_refusal(each)) for each in (first, second)]
-        await first.once_more()
-        waiting[0].cancel()
-        await asyncio.gather(waiting[0], return_exceptions=True)
-        await first.once_more()
-        waiting[1].cancel()
-        await asyncio.gather(waiting[1], return_exceptions=True)
+        tasks = [asyncio.create_task(watch.wait_for_refusal(each)) for each in (first, second)]
+        await first.await_next_check()
+        tasks[0].cancel()
+        await asyncio.gather(tasks[0], return_exceptions=True)
+        await first.await_next_check()
+        tasks[1].cancel()
+        await asyncio.gather(tasks[1], return_exceptions=True)
     checks = first.checks
-    everything = asyncio.all_tasks() - {asyncio.current_task()}
-    assert not everything
+    remaining_tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    assert not remaining_tasks
     assert (first.checks, second.checks) == (checks, 0)

@@ -1,4 +1,4 @@
-"""The account of a fault run finds what is wrong: else its silence would say nothing."""
+"""The account of a fault run finds every kind of fault; otherwise an empty one proves nothing."""
 
 from types import SimpleNamespace
 from typing import Any, cast
@@ -16,11 +16,11 @@ from tests.support.fault_run.report import story, table
 
 
 def effects_of(*steps: tuple[str, str, float]) -> list[Effect]:
-    """Of one job's first attempt: what, where, when."""
-    return [Effect("job", what, 1, worker, at) for what, worker, at in steps]
+    """Return the effects of one job's first attempt, from (step, worker, time)."""
+    return [Effect("job", step, 1, worker, at) for step, worker, at in steps]
 
 
-def test_traces_of_two_workers_become_a_run_each_with_its_own_end() -> None:
+def test_effects_on_two_workers_become_one_run_each() -> None:
     traces = effects_of(
         ("started", "a", 1), ("started", "b", 2), ("done", "b", 3), ("done", "a", 4)
     )
@@ -32,84 +32,105 @@ def test_traces_of_two_workers_become_a_run_each_with_its_own_end() -> None:
     [
         ([("started", "a", 1), ("done", "a", 2), ("started", "b", 3), ("done", "b", 4)], 0),
         ([("started", "a", 1), ("started", "b", 2), ("done", "a", 3), ("done", "b", 4)], 1),
-        # The first was killed: who knows when.
+        # The first was killed, at an unknown time.
         ([("started", "a", 1), ("started", "b", 2), ("done", "b", 4)], 0),
         # On one worker, as after a connection that was cut.
         ([("started", "a", 1), ("started", "a", 2), ("done", "a", 3), ("done", "a", 4)], 1),
     ],
     ids=["one-after-the-other", "at-once", "first-killed", "twice-on-one-worker"],
 )
-def test_overlap_is_a_run_that_begins_before_an_earlier_one_has_ended(
+def test_a_run_that_begins_before_an_earlier_one_ended_is_an_overlap(
     steps: list[tuple[str, str, float]], count: int
 ) -> None:
     assert len(overlaps(runs_of(effects_of(*steps))["job"])) == count
 
 
-GOOD: dict[str, Any] = {"state": "succeeded", "payload": "{}", "job_type": "fault_task"}
-ENDED = [("queued", "running"), ("running", "succeeded")]
-RAN = [("started", "a", 1), ("done", "a", 2)]
-TWICE = [("started", "a", 1), ("started", "b", 2), ("done", "a", 3), ("done", "b", 4)]
+SUCCEEDED_ROW: dict[str, Any] = {"state": "succeeded", "payload": "{}", "job_type": "fault_task"}
+NORMAL_CHANGES = [("queued", "running"), ("running", "succeeded")]
+ONE_RUN = [("started", "a", 1), ("done", "a", 2)]
+OVERLAPPING_RUNS = [("started", "a", 1), ("started", "b", 2), ("done", "a", 3), ("done", "b", 4)]
 
 
 @pytest.mark.parametrize(
-    ("row", "changes", "letters", "steps", "taken_at", "wrong"),
+    ("row", "changes", "letters", "steps", "taken_at", "expected_fault"),
     [
-        ({}, ENDED, 0, RAN, None, None),
-        (None, ENDED, 0, RAN, None, "lost"),
-        ({"state": "queued"}, [], 0, RAN, None, "not ended"),
-        ({"state": "cancelled"}, [("queued", "cancelled")], 0, RAN, None, "not ended"),
-        ({"state": "dead"}, [("running", "dead")], 1, RAN, None, "wrongly dead"),
-        ({"payload": '{"dies": "permanent"}'}, ENDED, 0, RAN, None, "wrongly alive"),
-        ({}, [*ENDED, ("succeeded", "running"), *ENDED[1:]], 0, RAN, None, "ended twice"),
-        ({}, ENDED, 0, RAN[:1], None, "never run"),
-        ({}, ENDED, 1, RAN, None, "letters"),
-        ({}, ENDED, 0, TWICE, None, "overlap"),
-        ({}, ENDED, 0, TWICE, 2.0, None),
-        ({}, ENDED, 0, TWICE, 3.0, "overlap"),  # too late: both ran, and nobody knew
+        ({}, NORMAL_CHANGES, 0, ONE_RUN, None, None),
+        (None, NORMAL_CHANGES, 0, ONE_RUN, None, "lost"),
+        ({"state": "queued"}, [], 0, ONE_RUN, None, "not ended"),
+        ({"state": "cancelled"}, [("queued", "cancelled")], 0, ONE_RUN, None, "not ended"),
+        ({"state": "dead"}, [("running", "dead")], 1, ONE_RUN, None, "wrongly dead"),
+        ({"payload": '{"dies": "permanent"}'}, NORMAL_CHANGES, 0, ONE_RUN, None, "wrongly alive"),
+        (
+            {},
+            [*NORMAL_CHANGES, ("succeeded", "running"), *NORMAL_CHANGES[1:]],
+            0,
+            ONE_RUN,
+            None,
+            "ended twice",
+        ),
+        ({}, NORMAL_CHANGES, 0, ONE_RUN[:1], None, "never run"),
+        ({}, NORMAL_CHANGES, 1, ONE_RUN, None, "letters"),
+        ({}, NORMAL_CHANGES, 0, OVERLAPPING_RUNS, None, "overlap"),
+        ({}, NORMAL_CHANGES, 0, OVERLAPPING_RUNS, 2.0, None),
+        (
+            {},
+            NORMAL_CHANGES,
+            0,
+            OVERLAPPING_RUNS,
+            3.0,
+            "overlap",
+        ),  # taken over only after the second run ended: an overlap
     ],
 )
-def test_account_of_one_job_names_what_is_wrong(
+def test_the_account_of_one_job_names_its_fault(
     row: dict[str, str] | None,
     changes: list[tuple[str, str]],
     letters: int,
     steps: list[tuple[str, str, float]],
     taken_at: float | None,
-    wrong: str | None,
+    expected_fault: str | None,
 ) -> None:
-    told = Chronicle(began=0.0, began_at=0.0)
+    chronicle = Chronicle(began=0.0, began_at=0.0)
     account = Account(runs=runs_of(effects_of(*steps)))
     if row is not None:
-        whole = GOOD | {"id": "job", "reason": None, "error_message": None} | row
-        account.rows["job"] = SimpleNamespace(**whole)
+        columns = SUCCEEDED_ROW | {"id": "job", "reason": None, "error_message": None} | row
+        account.rows["job"] = SimpleNamespace(**columns)
     if taken_at is not None:
-        line = SimpleNamespace(outcome="crashed", worker_id="a", finished_at=taken_at)
-        account.lines["job"].append(line)
-    judge(account, "http", "job", changes, letters, told)
-    assert [text.partition(" (")[0] for text in account.faulty["job"]] == ([wrong] if wrong else [])
+        attempt = SimpleNamespace(outcome="crashed", worker_id="a", finished_at=taken_at)
+        account.lines["job"].append(attempt)
+    judge(account, "http", "job", changes, letters, chronicle)
+    assert [text.partition(" (")[0] for text in account.faulty["job"]] == (
+        [expected_fault] if expected_fault else []
+    )
 
 
 def test_letters_of_one_death_count_once_and_those_of_two_twice() -> None:
-    def letter(job_id: str, attempts: int, **headers: str) -> QueuedDeadLetter:
+    def make_letter(job_id: str, attempts: int, **headers: str) -> QueuedDeadLetter:
         metadata = Metadata(attempts=attempts)
         message = JobMessage(job_id=job_id, job_type="noop", payload={}, metadata=metadata)
         delivery = cast("Delivery", SimpleNamespace(body=message.encode()))
         return QueuedDeadLetter(delivery, *examine(headers, "hot.noop", message.encode()))
 
-    # The second of "other" died once more: nothing excuses that.
-    letters = [letter("job", 3), letter("job", 3), letter("other", 3), letter("other", 2)]
+    # The two letters of "other" have different attempts: two deaths.
+    letters = [
+        make_letter("job", 3),
+        make_letter("job", 3),
+        make_letter("other", 3),
+        make_letter("other", 2),
+    ]
     assert deaths_in(letters) == {"job": 1, "other": 2}
 
 
-def test_report_counts_what_is_wrong_by_door_and_tells_what_happened_around_the_job() -> None:
-    told = Chronicle(began=0.0)
-    told.events = [(1.5, "fault kill begins"), (60.0, "fault pause begins")]
+def test_the_report_counts_faults_by_door_and_tells_the_story_of_the_job() -> None:
+    chronicle = Chronicle(began=0.0)
+    chronicle.events = [(1.5, "fault kill begins"), (60.0, "fault pause begins")]
     account = Account(runs=runs_of(effects_of(("started", "a", 1), ("done", "a", 2))))
     account.doors["http"]["accepted"] = 3
     account.blame("http", "job", "lost", "the ledger does not know it")
 
     assert not account.is_good
     assert table(account).splitlines()[-1].split()[:5] == ["all", "3", "·", "·", "1"]
-    text = "\n".join(story(account, told, []))
+    text = "\n".join(story(account, chronicle, []))
     assert "WRONG job job: lost (the ledger does not know it)" in text
     assert text.index("attempt 1 begins on a") < text.index("fault kill") < text.index(": done")
     assert "pause" not in text

@@ -1,4 +1,4 @@
-"""Every field and parameter of the HTTP API says what it is."""
+"""Every field and parameter of the HTTP API has a description."""
 
 import subprocess
 import sys
@@ -17,8 +17,8 @@ def document() -> dict[str, Any]:
     return create_app().openapi()
 
 
-def silent(document: dict[str, Any]) -> Iterator[str]:
-    """Fields as `Model.field`, and parameters as `get /path name`, without a description."""
+def undescribed(document: dict[str, Any]) -> Iterator[str]:
+    """Yield fields without a description as `Model.field`, and parameters as `get /path name`."""
     for model, schema in document["components"]["schemas"].items():
         for name, field in schema.get("properties", {}).items():
             if not field.get("description"):
@@ -31,21 +31,21 @@ def silent(document: dict[str, Any]) -> Iterator[str]:
 
 
 def test_the_document_is_made_without_a_warning() -> None:
-    """In a process of its own: pydantic warns once, where a model is built for the first time."""
+    """Run in a new process, because pydantic warns only when it first builds a model."""
     program = "from switchyard.api.app import create_app; create_app().openapi()"
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, check=False
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (result.returncode, result.stderr) == (0, "")
 
 
-def test_no_field_and_no_parameter_is_without_a_description(document: dict[str, Any]) -> None:
-    assert list(silent(document)) == []
+def test_every_field_and_parameter_has_a_description(document: dict[str, Any]) -> None:
+    assert list(undescribed(document)) == []
 
 
-def test_no_description_is_left_of_a_field_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_description_is_of_an_existing_field(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(openapi, "fill_in", lambda document: None)
-    needed = set(silent(create_app().openapi()))
+    needed = set(undescribed(create_app().openapi()))
     by_name = {each.replace(" ", ".").rsplit(".", 1)[-1] for each in needed - set(OF_MODEL)}
 
     assert set(OF_MODEL) - needed == set()

@@ -1,4 +1,4 @@
-"""Header tables and property bytes, whatever is in them: read, or refused in one way."""
+"""Header tables and property bytes: any bytes are read, or refused with the same error."""
 
 import asyncio
 import struct
@@ -67,8 +67,8 @@ properties = st.one_of(
 
 
 @given(st.dictionaries(names, values, max_size=5))
-def test_a_table_is_read_as_pamqp_reads_it(written: dict[str, Any]) -> None:
-    raw = b"xyz" + encode.field_table(written)
+def test_a_table_is_read_as_pamqp_reads_it(entries: dict[str, Any]) -> None:
+    raw = b"xyz" + encode.field_table(entries)
     assert read_table(raw, 3) == (decode.field_table(raw[3:])[1], len(raw))
 
 
@@ -105,13 +105,13 @@ def test_every_type_is_read() -> None:
         (b"", "cut off"),
     ],
 )
-def test_what_is_wrong_is_told(raw: bytes, why: str) -> None:
+def test_an_unreadable_table_is_refused_with_the_reason(raw: bytes, why: str) -> None:
     with pytest.raises(UnreadableTable, match=why):
         read_table(raw, 0)
 
 
-def test_the_largest_table_is_read_at_once() -> None:
-    """pamqp takes seconds for each of these: it copies the rest for every value."""
+def test_the_largest_table_is_read_quickly() -> None:
+    """pamqp takes seconds for each of these: it copies the remaining bytes for every value."""
     size = FRAME_MAX - 100
     began = time.process_time()
     read_table(table((b"a", b"A" + struct.pack(">I", size) + b"V" * size)), 0)
@@ -126,7 +126,7 @@ def test_any_bytes_are_a_table_or_refused(raw: bytes) -> None:
 
 
 class Sink:
-    """Takes what a channel takes, and keeps it."""
+    """Takes the frames of a channel, and keeps its messages."""
 
     def __init__(self) -> None:
         self.assembler = Assembler()
@@ -140,22 +140,22 @@ class Sink:
         return True
 
 
-def frame(kind: int, payload: bytes) -> bytes:
+def encode_frame(kind: int, payload: bytes) -> bytes:
     return struct.pack(">BHI", kind, 1, len(payload)) + payload + b"\xce"
 
 
-def delivered(exchange: bytes, key: bytes, raw: bytes, body: bytes, tag: int) -> bytes:
-    """The frames of a delivery, or with tag 0 of a returned message."""
+def delivery_frames(exchange: bytes, key: bytes, raw: bytes, body: bytes, tag: int) -> bytes:
+    """Return the frames of a delivery, or with tag 0 those of a returned message."""
     if tag:
         method = struct.pack(">HH", BASIC, DELIVER) + short(b"me") + struct.pack(">Q?", tag, True)
     else:
         method = struct.pack(">HHH", BASIC, RETURN, 312) + short(b"\xff")
-    frames = frame(METHOD, method + short(exchange) + short(key))
-    frames += frame(HEADER, struct.pack(">HHQ", BASIC, 0, len(body)) + raw)
-    return frames + (frame(3, body) if body else b"")
+    frames = encode_frame(METHOD, method + short(exchange) + short(key))
+    frames += encode_frame(HEADER, struct.pack(">HHQ", BASIC, 0, len(body)) + raw)
+    return frames + (encode_frame(3, body) if body else b"")
 
 
-async def fed(stream: bytes) -> list[Incoming]:
+async def read_messages(stream: bytes) -> list[Incoming]:
     tap, sink = FrameTap(asyncio.get_running_loop()), Sink()
     tap.attach(1, sink)
     tap.feed_data(stream)
@@ -178,10 +178,10 @@ def delivery_of(message: Incoming) -> Delivery:
         max_size=4,
     )
 )
-def test_whatever_its_properties_a_message_comes_in_and_can_go_out_again(
+def test_a_message_with_any_properties_is_received_and_can_be_sent_again(
     sent: list[tuple[bytes, bytes, bytes, bytes, int]],
 ) -> None:
-    messages = asyncio.run(fed(b"".join(delivered(*each) for each in sent)))
+    messages = asyncio.run(read_messages(b"".join(delivery_frames(*each) for each in sent)))
     assert [(each.delivery_tag, each.body) for each in messages] == [
         (tag, body) for *_, body, tag in sent
     ]
@@ -194,34 +194,36 @@ def test_whatever_its_properties_a_message_comes_in_and_can_go_out_again(
 
 
 @pytest.mark.parametrize("raw", HOSTILE.values(), ids=HOSTILE)
-async def test_properties_that_cannot_be_read_are_kept_as_they_came(raw: bytes) -> None:
-    [message] = await fed(delivered(b"", b"hot.noop", raw, b"{}", 7))
+async def test_unreadable_properties_are_kept_unchanged(raw: bytes) -> None:
+    [message] = await read_messages(delivery_frames(b"", b"hot.noop", raw, b"{}", 7))
     assert (message.delivery_tag, message.body, message.properties) == (7, b"{}", raw)
     assert message.unreadable
     assert message.headers == {}
 
 
-async def test_the_largest_properties_that_cannot_be_read_fit_into_a_dead_letter() -> None:
+async def test_the_largest_unreadable_properties_fit_into_a_dead_letter() -> None:
     size = FRAME_MAX - 100
     raw = with_headers((b"a", b"x" + struct.pack(">I", size) + bytes(size)), (b"\xff" * 255, b"V"))
-    [message] = await fed(delivered(b"", b"k" * 255, raw, b"", 1))
+    [message] = await read_messages(delivery_frames(b"", b"k" * 255, raw, b"", 1))
     assert message.unreadable
     envelope = Envelope(b"", "id", headers=unreadable_properties(delivery_of(message)).headers())
     encode_publish(1, "jobs.dlx", message.routing_key, envelope, FRAME_MAX)
 
 
-async def test_names_and_ids_that_are_no_text_become_no_longer() -> None:
-    [message] = await fed(delivered(b"\xff" * 255, b"\xe2\x82" * 127, BAD_ID, b"", 1))
+async def test_replacing_invalid_bytes_does_not_lengthen_names_and_ids() -> None:
+    [message] = await read_messages(
+        delivery_frames(b"\xff" * 255, b"\xe2\x82" * 127, BAD_ID, b"", 1)
+    )
     assert message.exchange == message.message_id == "?" * 255
     assert len(message.routing_key.encode()) <= 255
     assert not message.unreadable
-    [message] = await fed(delivered(b"", "\ufffd".encode(), b"\0\0", b"", 1))
+    [message] = await read_messages(delivery_frames(b"", "\ufffd".encode(), b"\0\0", b"", 1))
     assert message.routing_key == "\ufffd"
 
 
 @pytest.mark.parametrize("payload", [b"", b"\0\x3c", b"\0\x3c\0\x3c\xff"])
-async def test_a_frame_against_the_protocol_is_a_lost_connection(payload: bytes) -> None:
+async def test_an_invalid_frame_is_a_lost_connection(payload: bytes) -> None:
     tap = FrameTap(asyncio.get_running_loop())
     tap.attach(1, Sink())
     with pytest.raises(AMQPConnectionError, match="can't be read"):
-        tap.feed_data(frame(METHOD, payload + b"\0"))
+        tap.feed_data(encode_frame(METHOD, payload + b"\0"))
