@@ -1,4 +1,4 @@
-"""Second requests: only for what is late, within their budget, and the loser is broken off."""
+"""Hedged requests: sent only for late calls, within a budget, and the slower one is cancelled."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -11,22 +11,22 @@ from switchyard.services.engine.jobs.output_stream import OutputStream
 from switchyard.services.llm.hedges import MAX_BURST, MIN_CALLS, Hedges
 from tests.support.eventually import MAX_WAIT, eventually
 
-Run = Callable[[OutputStream], Coroutine[Any, Any, str]]
+SendRequest = Callable[[OutputStream], Coroutine[Any, Any, str]]
 
 
-class Runs:
-    """Requests that a test lets begin and end."""
+class ControlledRequests:
+    """Requests whose answers begin when the test says so."""
 
     def __init__(self) -> None:
         self.begin: dict[str, asyncio.Event] = {}
-        self.asked: list[str] = []
+        self.sent: list[str] = []
         self.cancelled: list[str] = []
 
-    def run(self, name: str, error: Exception | None = None) -> Run:
+    def make(self, name: str, error: Exception | None = None) -> SendRequest:
         begin = self.begin[name] = asyncio.Event()
 
-        async def ask(output: OutputStream) -> str:
-            self.asked.append(name)
+        async def send(output: OutputStream) -> str:
+            self.sent.append(name)
             output.begin()
             try:
                 await begin.wait()
@@ -39,140 +39,151 @@ class Runs:
                 raise
             return name
 
-        return ask
+        return send
 
 
 @pytest.fixture
-def runs() -> Runs:
-    return Runs()
+def requests() -> ControlledRequests:
+    return ControlledRequests()
 
 
-def hedges(share: float = 0.5, calls: int = 10) -> Hedges:
-    made = Hedges(share)
+def make_hedges(share: float = 0.5, calls: int = 10) -> Hedges:
+    hedges = Hedges(share)
     for _ in range(MIN_CALLS):
-        made.observe_latency(0.01)
+        hedges.observe_latency(0.01)
     for _ in range(calls):
-        made.next_hedge_delay()
-    return made
+        hedges.next_hedge_delay()
+    return hedges
 
 
 async def race(
-    made: Hedges,
-    runs: Runs,
+    hedges: Hedges,
+    requests: ControlledRequests,
     delay: float = 0.01,
     *,
     first_fails: Exception | None = None,
     second_fails: Exception | None = None,
 ) -> str:
-    first, second = runs.run("first", first_fails), runs.run("second", second_fails)
-    return await asyncio.wait_for(made.race(delay, None, first, second), MAX_WAIT)
+    first, second = requests.make("first", first_fails), requests.make("second", second_fails)
+    return await asyncio.wait_for(hedges.race(delay, None, first, second), MAX_WAIT)
 
 
-async def wait_until_asked(runs: Runs, *names: str) -> None:
-    await eventually(lambda: runs.asked == list(names))
+async def await_sent(requests: ControlledRequests, *names: str) -> None:
+    await eventually(lambda: requests.sent == list(names))
 
 
-async def test_a_request_that_begins_in_time_is_sent_once(runs: Runs) -> None:
-    racing = asyncio.create_task(race(hedges(), runs, delay=10))
-    await wait_until_asked(runs, "first")
-    runs.begin["first"].set()
+async def test_a_request_that_begins_in_time_is_sent_once(requests: ControlledRequests) -> None:
+    racing = asyncio.create_task(race(make_hedges(), requests, delay=10))
+    await await_sent(requests, "first")
+    requests.begin["first"].set()
     assert await racing == "first"
-    assert runs.asked == ["first"]
+    assert requests.sent == ["first"]
 
 
 async def test_the_request_that_begins_first_is_read_and_the_other_cancelled(
-    runs: Runs,
+    requests: ControlledRequests,
 ) -> None:
-    made = hedges()
-    racing = asyncio.create_task(race(made, runs))
-    await wait_until_asked(runs, "first", "second")
-    runs.begin["second"].set()
+    hedges = make_hedges()
+    racing = asyncio.create_task(race(hedges, requests))
+    await await_sent(requests, "first", "second")
+    requests.begin["second"].set()
     assert await racing == "second"
-    assert runs.cancelled == ["first"]
-    assert made.counts == {"won": 1, "lost": 0, "failed": 0}
+    assert requests.cancelled == ["first"]
+    assert hedges.counts == {"won": 1, "lost": 0, "failed": 0}
 
 
-async def test_the_first_request_can_still_win(runs: Runs) -> None:
-    made = hedges()
-    racing = asyncio.create_task(race(made, runs))
-    await wait_until_asked(runs, "first", "second")
-    runs.begin["first"].set()
+async def test_the_first_request_can_still_win(requests: ControlledRequests) -> None:
+    hedges = make_hedges()
+    racing = asyncio.create_task(race(hedges, requests))
+    await await_sent(requests, "first", "second")
+    requests.begin["first"].set()
     assert await racing == "first"
-    assert runs.cancelled == ["second"]
-    assert made.counts == {"won": 0, "lost": 1, "failed": 0}
+    assert requests.cancelled == ["second"]
+    assert hedges.counts == {"won": 0, "lost": 1, "failed": 0}
 
 
-async def test_a_failed_request_leaves_the_answer_to_the_other(runs: Runs) -> None:
-    made = hedges()
-    racing = asyncio.create_task(race(made, runs, second_fails=TemporarilyUnavailable("no room")))
-    await wait_until_asked(runs, "first", "second")
-    runs.begin["second"].set()
+async def test_a_failed_request_leaves_the_answer_to_the_other(
+    requests: ControlledRequests,
+) -> None:
+    hedges = make_hedges()
+    racing = asyncio.create_task(
+        race(hedges, requests, second_fails=TemporarilyUnavailable("no room"))
+    )
+    await await_sent(requests, "first", "second")
+    requests.begin["second"].set()
     await asyncio.sleep(0)
-    runs.begin["first"].set()
+    requests.begin["first"].set()
     assert await racing == "first"
-    assert made.counts == {"won": 0, "lost": 0, "failed": 1}
+    assert hedges.counts == {"won": 0, "lost": 0, "failed": 1}
 
 
-async def test_when_both_fail_the_error_of_the_first_is_raised(runs: Runs) -> None:
-    one, other = TemporarilyUnavailable("the first"), TemporarilyUnavailable("the second")
-    racing = asyncio.create_task(race(hedges(), runs, first_fails=one, second_fails=other))
-    await wait_until_asked(runs, "first", "second")
-    runs.begin["second"].set()
+async def test_when_both_fail_the_error_of_the_first_is_raised(
+    requests: ControlledRequests,
+) -> None:
+    first_error, second_error = (
+        TemporarilyUnavailable("the first"),
+        TemporarilyUnavailable("the second"),
+    )
+    racing = asyncio.create_task(
+        race(make_hedges(), requests, first_fails=first_error, second_fails=second_error)
+    )
+    await await_sent(requests, "first", "second")
+    requests.begin["second"].set()
     await asyncio.sleep(0)
-    runs.begin["first"].set()
+    requests.begin["first"].set()
     with pytest.raises(TemporarilyUnavailable, match="the first"):
         await racing
 
 
-async def test_cancelling_the_race_cancels_both(runs: Runs) -> None:
-    racing = asyncio.create_task(race(hedges(), runs))
-    await wait_until_asked(runs, "first", "second")
+async def test_cancelling_the_race_cancels_both(requests: ControlledRequests) -> None:
+    racing = asyncio.create_task(race(make_hedges(), requests))
+    await await_sent(requests, "first", "second")
     racing.cancel()
     await asyncio.gather(racing, return_exceptions=True)
-    assert sorted(runs.cancelled) == ["first", "second"]
+    assert sorted(requests.cancelled) == ["first", "second"]
 
 
 def test_second_requests_stay_within_their_share_of_the_calls() -> None:
-    made = hedges(share=0.125, calls=0)
+    hedges = make_hedges(share=0.125, calls=0)
     second_requests = 0
     for _ in range(100):
-        made.next_hedge_delay()
-        second_requests += made.take_second_request()
+        hedges.next_hedge_delay()
+        second_requests += hedges.take_second_request()
     assert second_requests == 12
     for _ in range(1000):
-        made.next_hedge_delay()
-    assert sum(made.take_second_request() for _ in range(100)) == int(MAX_BURST)
+        hedges.next_hedge_delay()
+    assert sum(hedges.take_second_request() for _ in range(100)) == int(MAX_BURST)
 
 
 def test_no_call_is_late_when_hedging_is_off_or_too_few_latencies_are_known() -> None:
-    off = hedges(share=0)
-    assert off.next_hedge_delay() is None
-    new = Hedges(0.5)
+    without_hedging = make_hedges(share=0)
+    assert without_hedging.next_hedge_delay() is None
+    new_hedges = Hedges(0.5)
     for _ in range(MIN_CALLS - 1):
-        new.observe_latency(1.0)
-    assert new.next_hedge_delay() is None
-    new.observe_latency(9.0)
-    assert new.next_hedge_delay() == 1.0
+        new_hedges.observe_latency(1.0)
+    assert new_hedges.next_hedge_delay() is None
+    new_hedges.observe_latency(9.0)
+    assert new_hedges.next_hedge_delay() == 1.0
 
 
 @pytest.mark.parametrize("winner", [0, 1])
 async def test_the_loser_is_cancelled_while_the_winner_still_writes(winner: int) -> None:
-    begin, broken_off = asyncio.Event(), asyncio.Event()
+    begin, cancelled = asyncio.Event(), asyncio.Event()
 
-    def run(number: int) -> Run:
-        async def ask(output: OutputStream) -> str:
+    def make_request(number: int) -> SendRequest:
+        async def send(output: OutputStream) -> str:
             if number != winner:
                 try:
                     await asyncio.Event().wait()
                 finally:
-                    broken_off.set()
+                    cancelled.set()
             await begin.wait()
             output.write("it begins")
-            await broken_off.wait()  # it ends only then
+            await cancelled.wait()  # the winner ends only after the loser was cancelled
             return str(number)
 
-        return ask
+        return send
 
     asyncio.get_running_loop().call_later(0.05, begin.set)
-    racing = hedges().race(0.01, None, run(0), run(1))
+    racing = make_hedges().race(0.01, None, make_request(0), make_request(1))
     assert await asyncio.wait_for(racing, MAX_WAIT) == str(winner)

@@ -1,4 +1,4 @@
-"""Jobs without a broker go the workers' way: claim, run, decide, record, and on to the next."""
+"""Jobs without a broker take the workers' steps: claim, run, decide, record, then the next job."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ async def second(payload: Payload, ctx: JobContext) -> Outcome:
 
 
 @job("fanning", worker="llm", lanes=("hot",), timeout=20)
-async def fanning(payload: Payload, ctx: JobContext) -> Outcome:
+async def fan_out(payload: Payload, ctx: JobContext) -> Outcome:
     return Next([Job("first", {}), Job("second", {"fail": 1})], then=Job("gathering", {}))
 
 
 @job("gathering", worker="llm", lanes=("hot",), timeout=20)
-async def gathering(payload: Payload, ctx: JobContext) -> Outcome:
-    note(ctx)
+async def gather_states(payload: Payload, ctx: JobContext) -> Outcome:
+    record_run(ctx)
     return Done({"found": [each.state async for each in ctx.joined()]})
 
 
@@ -79,14 +79,14 @@ async def confused(payload: Payload, ctx: JobContext) -> Outcome:
 
 @job("waiting", worker="llm", lanes=("hot",), timeout=20)
 async def waiting(payload: Payload, ctx: JobContext) -> Outcome:
-    note(ctx)
+    record_run(ctx)
     await eventually((ctx.settings.data_dir / payload.until).exists)
     return Done()
 
 
 @job("unstoppable", worker="llm", lanes=("hot",), timeout=20)
 async def unstoppable(payload: Payload, ctx: JobContext) -> Outcome:
-    note(ctx)
+    record_run(ctx)
     with suppress(asyncio.CancelledError):
         await asyncio.Event().wait()
     return Next([Job("noted", {})])
@@ -94,11 +94,11 @@ async def unstoppable(payload: Payload, ctx: JobContext) -> Outcome:
 
 @job("noted", worker="llm", lanes=("hot",), timeout=20)
 async def noted(payload: Payload, ctx: JobContext) -> Outcome:
-    note(ctx)
+    record_run(ctx)
     return Done()
 
 
-def note(ctx: JobContext) -> None:
+def record_run(ctx: JobContext) -> None:
     with (ctx.settings.data_dir / "runs").open("a") as runs:
         runs.write(f"{ctx.job_id}\n")
 
@@ -111,8 +111,8 @@ def settings(tmp_path: Path) -> Settings:
 @pytest.fixture
 async def ledger(settings: Settings) -> AsyncIterator[Ledger]:
     await make_ledger(settings.ledger_url)
-    async with await Ledger.open(settings.ledger_url) as opened:
-        yield opened
+    async with await Ledger.open(settings.ledger_url) as open_ledger:
+        yield open_ledger
 
 
 @pytest.fixture
@@ -124,30 +124,32 @@ def registry() -> Registry:
 async def runner(
     settings: Settings, registry: Registry, ledger: Ledger
 ) -> AsyncIterator[InlineRunner]:
-    async with InlineRunner(settings, registry, ledger, max_wait=0.5) as opened:
-        yield opened
+    async with InlineRunner(settings, registry, ledger, max_wait=0.5) as open_runner:
+        yield open_runner
 
 
-async def finished(runner: InlineRunner, job_type: str, payload: dict | None = None) -> str:
+async def run_to_end(runner: InlineRunner, job_type: str, payload: dict | None = None) -> str:
     published = await runner.publish(JobRequest(f"hot.{job_type}", payload or {}))
     await asyncio.wait_for(runner.finish(published.job_id), 20)
     return published.job_id
 
 
-async def test_a_job_that_waits_for_others_runs_last_and_once(
+async def test_a_job_that_joins_others_runs_last_and_once(
     runner: InlineRunner, ledger: Ledger, settings: Settings
 ) -> None:
-    job_id = await finished(runner, "fanning")
+    job_id = await run_to_end(runner, "fanning")
     ids = await ledger.system.job_ids()
-    then = await ledger.job_reads.get(job_id_of(ids, job_id, "gathering", THEN))
-    assert then is not None
-    # Those two, and the two that followed from the first of them.
-    assert then.result == {"found": ["succeeded"] * 4}
-    assert (settings.data_dir / "runs").read_text().split() == [then.id]
+    joining_job = await ledger.job_reads.get(job_id_of(ids, job_id, "gathering", THEN))
+    assert joining_job is not None
+    # The two jobs it waits for, and the two that followed from the first of them.
+    assert joining_job.result == {"found": ["succeeded"] * 4}
+    assert (settings.data_dir / "runs").read_text().split() == [joining_job.id]
 
 
-async def test_a_job_and_all_that_follow_run_and_are_recorded(runner: InlineRunner, ledger: Ledger):
-    job_id = await finished(runner, "first")
+async def test_a_job_and_all_its_follow_ups_run_and_are_recorded(
+    runner: InlineRunner, ledger: Ledger
+):
+    job_id = await run_to_end(runner, "first")
     jobs = await ledger.job_reads.pipeline(job_id)
     assert [(each.job_type, each.state, each.attempts) for each in jobs] == [
         ("first", State.SUCCEEDED, 0),
@@ -172,7 +174,7 @@ async def test_a_job_and_all_that_follow_run_and_are_recorded(runner: InlineRunn
         ("deadly", {}, "crashed", "ProcessCrashed", 2),
     ],
 )
-async def test_what_keeps_failing_is_dead_with_the_workers_reason(
+async def test_a_job_that_keeps_failing_is_dead_with_the_workers_reason(
     runner: InlineRunner,
     ledger: Ledger,
     job_type: str,
@@ -181,34 +183,34 @@ async def test_what_keeps_failing_is_dead_with_the_workers_reason(
     error_type: str,
     attempts: int,
 ):
-    record = await ledger.job_reads.get(await finished(runner, job_type, payload))
+    record = await ledger.job_reads.get(await run_to_end(runner, job_type, payload))
     assert record is not None
     assert (record.state, record.reason) == (State.DEAD, reason)
     assert (record.error_type, record.attempts) == (error_type, attempts)
 
 
-async def test_a_retry_that_asks_for_more_patience_than_there_is_is_given_up(
+async def test_a_retry_later_than_max_wait_is_given_up(
     settings: Settings, registry: Registry, ledger: Ledger
 ):
     async with InlineRunner(settings, registry, ledger, max_wait=0.005) as runner:
-        record = await ledger.job_reads.get(await finished(runner, "second", {"fail": 1}))
+        record = await ledger.job_reads.get(await run_to_end(runner, "second", {"fail": 1}))
     assert record is not None
     assert (record.state, record.reason, record.attempts) == (State.DEAD, "exhausted", 1)
 
 
-async def test_the_same_job_again_runs_once(
+async def test_a_job_published_again_runs_once(
     runner: InlineRunner, ledger: Ledger, settings: Settings
 ):
     request = JobRequest("hot.waiting", {"until": "go"}, job_id="same")
     published = [await runner.publish(request) for _ in range(3)]
     assert [each.duplicate for each in published] == [False, True, True]
-    both = asyncio.gather(runner.finish("same"), runner.finish("same"))
+    both_calls = asyncio.gather(runner.finish("same"), runner.finish("same"))
     (settings.data_dir / "go").touch()
-    await asyncio.wait_for(both, 20)
+    await asyncio.wait_for(both_calls, 20)
     assert (settings.data_dir / "runs").read_text() == "same\n"
 
 
-async def test_it_runs_on_when_the_one_who_waits_has_gone(
+async def test_a_job_runs_on_when_its_caller_is_cancelled(
     runner: InlineRunner, ledger: Ledger, settings: Settings
 ):
     await runner.publish(JobRequest("hot.waiting", {"until": "go"}, job_id="left"))
@@ -222,7 +224,7 @@ async def test_it_runs_on_when_the_one_who_waits_has_gone(
     assert (settings.data_dir / "runs").read_text() == "left\n"
 
 
-async def test_what_a_process_left_undone_the_next_one_finishes(
+async def test_the_next_process_finishes_what_the_last_one_left(
     settings: Settings, registry: Registry, ledger: Ledger
 ):
     async with InlineRunner(settings, registry, ledger) as runner:
@@ -235,7 +237,7 @@ async def test_what_a_process_left_undone_the_next_one_finishes(
     assert await ledger.job_reads.states(["cut"]) == {"cut": State.SUCCEEDED}
 
 
-async def test_a_closed_runner_begins_nothing_that_a_caller_still_waits_for(
+async def test_a_closed_runner_starts_no_job_for_a_caller(
     settings: Settings, registry: Registry, ledger: Ledger
 ):
     async with InlineRunner(settings, registry, ledger) as runner:
@@ -248,7 +250,7 @@ async def test_a_closed_runner_begins_nothing_that_a_caller_still_waits_for(
     assert await ledger.job_reads.states(["late"]) == {"late": State.RUNNING}
 
 
-async def test_a_job_that_ends_as_the_runner_closes_is_the_last_of_its_pipeline(
+async def test_after_a_job_that_ends_as_the_runner_closes_no_other_starts(
     settings: Settings, registry: Registry, ledger: Ledger
 ):
     async with InlineRunner(settings, registry, ledger) as runner:
@@ -261,17 +263,17 @@ async def test_a_job_that_ends_as_the_runner_closes_is_the_last_of_its_pipeline(
     assert len((settings.data_dir / "runs").read_text().splitlines()) == 2
 
 
-async def test_a_job_that_took_its_process_along_time_and_again_is_not_started_again(
+async def test_a_job_that_killed_its_process_often_is_not_started_again(
     settings: Settings, registry: Registry, ledger: Ledger, runner: InlineRunner
 ):
-    new = prepare(registry, JobRequest("hot.second", {}, job_id="killer"))
-    await ledger.jobs.record(new)
-    held = None
+    new_job = prepare(registry, JobRequest("hot.second", {}, job_id="killer"))
+    await ledger.jobs.record(new_job)
+    last_claim = None
     for claim in [f"{number}/1" for number in range(MAX_DEATHS)]:
         await ledger.jobs.claim(
-            ClaimRequest(new.message, "hot", "llm", "hot.second", claim, claim, 1.0, held)
+            ClaimRequest(new_job.message, "hot", "llm", "hot.second", claim, claim, 1.0, last_claim)
         )
-        held = claim
+        last_claim = claim
     await asyncio.wait_for(runner.finish("killer"), 20)
     record = await ledger.job_reads.get("killer")
     assert record is not None
@@ -280,8 +282,8 @@ async def test_a_job_that_took_its_process_along_time_and_again_is_not_started_a
 
 async def test_whatever_a_handler_raises_ends_its_attempt(runner: InlineRunner, ledger: Ledger):
     routes = ("raise_here", "raise_in_limit", "answer_badly", "follow_badly")
-    wanted = [JobRequest(f"hot.{route}", {"name": name}) for route in routes for name in HOSTILE]
-    published = [(await runner.publish(each)).job_id for each in wanted]
+    requests = [JobRequest(f"hot.{route}", {"name": name}) for route in routes for name in HOSTILE]
+    published = [(await runner.publish(each)).job_id for each in requests]
     async with asyncio.timeout(60):
         for job_id in published:
             await runner.finish(job_id)
@@ -293,12 +295,12 @@ async def test_a_job_whose_end_can_not_be_recorded_is_dead(
 ):
     finish = ledger.jobs.finish
 
-    async def finish_failed(request: FinishRequest) -> AttemptFinished | None:
+    async def fail_success(request: FinishRequest) -> AttemptFinished | None:
         if request.state is State.SUCCEEDED:
             raise exception("panic")
         return await finish(request)
 
-    monkeypatch.setattr(ledger.jobs, "finish", finish_failed)
+    monkeypatch.setattr(ledger.jobs, "finish", fail_success)
     published = await runner.publish(JobRequest("hot.second", {}))
     await asyncio.wait_for(runner.finish(published.job_id), 20)
     record = await ledger.job_reads.get(published.job_id)
@@ -306,7 +308,7 @@ async def test_a_job_whose_end_can_not_be_recorded_is_dead(
     assert (record.state, record.error_type) == (State.DEAD, "InvalidOutcome")
 
 
-async def test_nothing_is_recorded_of_a_job_that_can_not_be_run(
+async def test_a_job_that_can_not_be_run_is_refused_and_not_recorded(
     runner: InlineRunner, ledger: Ledger
 ):
     with pytest.raises(InvalidJob, match="JOBS_AMQP_URL"):
@@ -316,11 +318,9 @@ async def test_nothing_is_recorded_of_a_job_that_can_not_be_run(
     assert (await ledger.job_reads.list_jobs()).items == ()
 
 
-async def test_a_job_whose_time_is_over_is_not_run(
-    runner: InlineRunner, ledger: Ledger, settings: Settings
-):
-    late = ledger.clock.now() - timedelta(seconds=1)
-    published = await runner.publish(JobRequest("hot.waiting", {}, expires_at=late))
+async def test_an_expired_job_is_not_run(runner: InlineRunner, ledger: Ledger, settings: Settings):
+    expires_at = ledger.clock.now() - timedelta(seconds=1)
+    published = await runner.publish(JobRequest("hot.waiting", {}, expires_at=expires_at))
     await asyncio.wait_for(runner.finish(published.job_id), 20)
     record = await ledger.job_reads.get(published.job_id)
     assert record is not None

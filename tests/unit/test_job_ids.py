@@ -1,4 +1,4 @@
-"""Ids of jobs to come: the same each time, and nobody else can work them out."""
+"""Derived job ids: the same each time, and unpredictable without the system's key."""
 
 from collections.abc import Callable
 from uuid import UUID
@@ -20,7 +20,7 @@ REGISTRY = Registry.load()
 CRAWL = "6b0f2f1e-5f6f-4d7e-9e0a-6f1b7c2d9e11"
 
 
-def keyed_request(ids: JobIds) -> str:
+def id_of_keyed_request(ids: JobIds) -> str:
     request = JobRequest(
         "backfill.crawl_page",
         {"crawl_id": CRAWL, "url": "http://example.org/"},
@@ -29,13 +29,13 @@ def keyed_request(ids: JobIds) -> str:
     return prepare(REGISTRY, request, ids=ids).message.job_id
 
 
-def crawled_page(ids: JobIds) -> str:
+def id_of_crawled_page(ids: JobIds) -> str:
     (page,) = make_pages(REGISTRY, ids, CRAWL, ["http://example.org/"], 0, None, tags={})
     return page.job.message.job_id
 
 
 @pytest.mark.parametrize(
-    "made_by",
+    "make_id",
     [
         lambda ids: job_id_of(ids, "parent", "embed", 0),
         lambda ids: item_job_id(ids, "backfill-1", "2401.00001"),
@@ -45,19 +45,19 @@ def crawled_page(ids: JobIds) -> str:
         lambda ids: schedules.job_id_of(ids, "nightly", 1_800_000_000.0),
         lambda ids: job_id_for(ids, "webhook:github/delivery", "noop", {}),
         lambda ids: run_id(ids, "document"),
-        keyed_request,
-        crawled_page,
+        id_of_keyed_request,
+        id_of_crawled_page,
     ],
 )
-def test_an_id_is_the_same_each_time_and_of_its_system_alone(
-    made_by: Callable[[JobIds], str],
+def test_an_id_is_the_same_each_time_and_differs_between_systems(
+    make_id: Callable[[JobIds], str],
 ) -> None:
     ids = JobIds(b"a" * 32)
-    made = made_by(ids)
-    assert made_by(JobIds(ids.key)) == made
-    assert str(UUID(made)) == made
-    assert len({made, made_by(JobIds(b"b" * 32)), made_by(PUBLIC_IDS)}) == 3
+    job_id = make_id(ids)
+    assert make_id(JobIds(ids.key)) == job_id
+    assert str(UUID(job_id)) == job_id
+    assert len({job_id, make_id(JobIds(b"b" * 32)), make_id(PUBLIC_IDS)}) == 3
 
 
-def test_the_key_is_in_no_text() -> None:
+def test_the_key_is_not_in_the_repr() -> None:
     assert "aaa" not in f"{JobIds(b'a' * 32)!r}"

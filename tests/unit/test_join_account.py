@@ -1,4 +1,5 @@
-"""The account of a join under kills finds what is wrong: else its silence would say nothing."""
+"""The account of a join under kills finds every kind of fault; otherwise an empty one proves
+nothing."""
 
 from types import SimpleNamespace
 from typing import Any, cast
@@ -9,49 +10,53 @@ from switchyard.services.engine.records.results import JobRecord
 from switchyard.services.engine.records.states import State
 from tests.support.join_run.account import Change, faults_of
 
-LET_GO: Change = ("then", "joining", "pending")
+RELEASED: Change = ("then", "joining", "pending")
 RAN: Change = ("then", "running", "succeeded")
 
 
-def a_then(states: dict[str, int], *, numbers: int, **more: Any) -> JobRecord:
-    """It waited for three; `numbers` of the results that it found differ."""
-    result = {"states": states, "numbers": list(range(numbers))}
+def joining_job(states: dict[str, int], *, result_count: int, **fields: Any) -> JobRecord:
+    """Return a job that joined three others, and found `numbers` different results."""
+    result = {"states": states, "numbers": list(range(result_count))}
     values = {"id": "then", "state": State.SUCCEEDED, "reason": None, "error_message": None}
-    return cast("JobRecord", SimpleNamespace(**values | {"result": result} | more))
+    return cast("JobRecord", SimpleNamespace(**values | {"result": result} | fields))
 
 
-GOOD = a_then({"succeeded": 3}, numbers=3)
+FAULTLESS = joining_job({"succeeded": 3}, result_count=3)
 
 
 @pytest.mark.parametrize(
-    ("then", "changes"),
+    ("joining", "changes"),
     [
-        (GOOD, [LET_GO, RAN]),
-        (a_then({"succeeded": 2, "dead": 1}, numbers=2), [LET_GO, RAN]),
-        (GOOD, [LET_GO, RAN, ("other", "joining", "pending")]),
-        (a_then({}, numbers=0, state=State.DEAD, reason="crashed"), [LET_GO]),
+        (FAULTLESS, [RELEASED, RAN]),
+        (joining_job({"succeeded": 2, "dead": 1}, result_count=2), [RELEASED, RAN]),
+        (FAULTLESS, [RELEASED, RAN, ("other", "joining", "pending")]),
+        (joining_job({}, result_count=0, state=State.DEAD, reason="crashed"), [RELEASED]),
     ],
     ids=["all-succeeded", "one-was-spent", "another-join", "it-was-spent-itself"],
 )
-def test_a_join_that_ended_once_after_all_has_no_fault(
-    then: JobRecord, changes: list[Change]
+def test_a_join_that_ended_once_after_all_jobs_has_no_fault(
+    joining: JobRecord, changes: list[Change]
 ) -> None:
-    assert faults_of(then, changes, 3) == []
+    assert faults_of(joining, changes, 3) == []
 
 
 @pytest.mark.parametrize(
-    ("then", "changes", "said"),
+    ("joining", "changes", "fault"),
     [
-        (GOOD, [LET_GO, LET_GO, RAN], "let go 2 times"),
-        (GOOD, [RAN], "let go 0 times"),
-        (GOOD, [LET_GO, RAN, RAN], "succeeded 2 times"),
-        (a_then({"succeeded": 2, "running": 1}, numbers=2), [LET_GO, RAN], "early"),
-        (a_then({"succeeded": 2}, numbers=2), [LET_GO, RAN], "found 2 of 3"),
-        (a_then({"succeeded": 3}, numbers=2), [LET_GO, RAN], "results are missing"),
-        (a_then({}, numbers=0, state=State.DEAD, error_message="odd"), [LET_GO], "dead: odd"),
+        (FAULTLESS, [RELEASED, RELEASED, RAN], "let go 2 times"),
+        (FAULTLESS, [RAN], "let go 0 times"),
+        (FAULTLESS, [RELEASED, RAN, RAN], "succeeded 2 times"),
+        (joining_job({"succeeded": 2, "running": 1}, result_count=2), [RELEASED, RAN], "early"),
+        (joining_job({"succeeded": 2}, result_count=2), [RELEASED, RAN], "found 2 of 3"),
+        (joining_job({"succeeded": 3}, result_count=2), [RELEASED, RAN], "results are missing"),
+        (
+            joining_job({}, result_count=0, state=State.DEAD, error_message="odd"),
+            [RELEASED],
+            "dead: odd",
+        ),
     ],
 )
-def test_what_is_wrong_with_a_join_is_said(
-    then: JobRecord, changes: list[Change], said: str
+def test_the_fault_of_a_join_is_named(
+    joining: JobRecord, changes: list[Change], fault: str
 ) -> None:
-    assert said in "; ".join(faults_of(then, changes, 3))
+    assert fault in "; ".join(faults_of(joining, changes, 3))

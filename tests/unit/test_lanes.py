@@ -1,4 +1,4 @@
-"""Lanes, and the names that follow from them."""
+"""Lanes, and the names of their routing keys, queues and retry levels."""
 
 import pytest
 from hypothesis import given
@@ -31,19 +31,19 @@ def test_lanes_are_those_of_requirement_t1() -> None:
     assert [lane.name for lane in LANES if lane.dead_letters_overflow] == ["hot"]
 
 
-def test_lanes_come_most_urgent_first() -> None:
+def test_lanes_are_ordered_by_urgency() -> None:
     priorities = [lane.default_priority for lane in LANES]
     assert priorities == sorted(priorities, reverse=True)
 
 
 @given(parts, parts)
-def test_a_routing_key_is_lane_and_job_type(lane: str, job_type: str) -> None:
+def test_a_routing_key_is_split_into_lane_and_job_type(lane: str, job_type: str) -> None:
     assert split_routing_key(f"{lane}.{job_type}") == (lane, job_type)
     assert lane_of(f"{lane}.{job_type}") == lane
 
 
 @pytest.mark.parametrize("key", ["", ".", "hot", "hot.", ".crawl", "hot.crawl.now", "hot..crawl"])
-def test_anything_else_is_no_routing_key(key: str) -> None:
+def test_an_invalid_routing_key_is_refused(key: str) -> None:
     with pytest.raises(ValueError, match=r"<lane>\.<job_type>"):
         split_routing_key(key)
 

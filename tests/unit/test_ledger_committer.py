@@ -23,8 +23,8 @@ class Write:
         return self.job_id
 
 
-class Commits:
-    """Remembers batches; holds the first one until it is let go."""
+class RecordedCommits:
+    """Records the batches that are committed; none ends before `go_on` is set."""
 
     def __init__(self) -> None:
         self.batches: list[list[str]] = []
@@ -41,20 +41,20 @@ class Commits:
         return names
 
 
-async def test_what_comes_during_a_commit_goes_into_the_next() -> None:
-    commits = Commits()
+async def test_operations_during_a_commit_go_into_the_next_one() -> None:
+    commits = RecordedCommits()
     committer = GroupCommitter(commits, max_batch=3)
     first = asyncio.create_task(committer.submit(Write("a")))
     await commits.started.wait()
-    later = [asyncio.create_task(committer.submit(Write(name))) for name in "bcdef"]
+    later_writes = [asyncio.create_task(committer.submit(Write(name))) for name in "bcdef"]
     await asyncio.sleep(0)
     commits.go_on.set()
-    assert await asyncio.gather(first, *later) == list("abcdef")
+    assert await asyncio.gather(first, *later_writes) == list("abcdef")
     assert commits.batches == [["a"], ["b", "c", "d"], ["e", "f"]]
 
 
-async def test_a_bad_operation_fails_alone() -> None:
-    commits = Commits()
+async def test_a_rejected_operation_fails_alone() -> None:
+    commits = RecordedCommits()
     commits.go_on.set()
     committer = GroupCommitter(commits)
     answers = await committer.submit_many([Write("a"), Write("bad"), Write("c")])
@@ -62,22 +62,22 @@ async def test_a_bad_operation_fails_alone() -> None:
     assert isinstance(answers[1], RowRejected)
 
 
-async def test_a_database_that_is_away_fails_all_and_is_asked_once() -> None:
-    asked: list[int] = []
+async def test_an_unreachable_database_fails_all_operations_and_is_tried_once() -> None:
+    batch_sizes: list[int] = []
 
-    async def away(operations: Sequence[Any]) -> list[str]:
-        asked.append(len(operations))
+    async def fail(operations: Sequence[Any]) -> list[str]:
+        batch_sizes.append(len(operations))
         raise LedgerUnavailable("away")
 
-    committer = GroupCommitter(away)
+    committer = GroupCommitter(fail)
     answers = await committer.submit_many([Write("a"), Write("b")])
     assert [type(answer) for answer in answers] == [LedgerUnavailable, LedgerUnavailable]
     assert answers[0] is not answers[1]
-    assert asked == [2]
+    assert batch_sizes == [2]
 
 
 async def test_a_cancelled_caller_leaves_the_others_their_answers() -> None:
-    commits = Commits()
+    commits = RecordedCommits()
     committer = GroupCommitter(commits)
     tasks = [asyncio.create_task(committer.submit(Write(name))) for name in "abc"]
     await commits.started.wait()
@@ -88,8 +88,8 @@ async def test_a_cancelled_caller_leaves_the_others_their_answers() -> None:
     assert [answers[0], answers[2]] == ["a", "c"]
 
 
-async def test_closing_waits_for_what_is_under_way() -> None:
-    commits = Commits()
+async def test_closing_waits_for_running_commits() -> None:
+    commits = RecordedCommits()
     committer = GroupCommitter(commits)
     task = asyncio.create_task(committer.submit(Write("a")))
     await commits.started.wait()
@@ -101,15 +101,15 @@ async def test_closing_waits_for_what_is_under_way() -> None:
     assert await task == "a"
 
 
-async def test_a_fault_that_nobody_foresaw_reaches_its_caller() -> None:
-    async def broken(operations: Sequence[Any]) -> list[str]:
+async def test_an_unexpected_error_reaches_the_caller() -> None:
+    async def fail(operations: Sequence[Any]) -> list[str]:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        await GroupCommitter(broken).submit(Write("a"))
+        await GroupCommitter(fail).submit(Write("a"))
 
 
-async def test_nobody_waits_for_ever_when_the_answers_are_too_few() -> None:
+async def test_an_operation_without_a_result_fails_instead_of_waiting() -> None:
     async def commit(operations: Sequence[Any]) -> list[str]:
         return []
 
@@ -118,23 +118,23 @@ async def test_nobody_waits_for_ever_when_the_answers_are_too_few() -> None:
         await asyncio.wait_for(committer.submit(Write("a")), MAX_WAIT)
 
 
-async def test_what_nobody_waits_for_goes_with_the_next_operation() -> None:
-    commits = Commits()
+async def test_an_operation_submitted_soon_goes_with_the_next_one() -> None:
+    commits = RecordedCommits()
     commits.go_on.set()
     committer = GroupCommitter(commits)
-    soon = committer.submit_soon(Write("soon"))
+    soon_result = committer.submit_soon(Write("soon"))
     assert await committer.submit(Write("a")) == "a"
-    assert await soon == "soon"
+    assert await soon_result == "soon"
     assert commits.batches == [["soon", "a"]]
 
 
-async def test_what_nobody_waits_for_is_committed_alone_or_at_the_end() -> None:
-    commits = Commits()
+async def test_an_operation_submitted_soon_is_committed_alone_or_on_closing() -> None:
+    commits = RecordedCommits()
     commits.go_on.set()
     committer = GroupCommitter(commits)
     assert await asyncio.wait_for(committer.submit_soon(Write("alone")), MAX_WAIT) == "alone"
-    last = committer.submit_soon(Write("last"))
+    last_result = committer.submit_soon(Write("last"))
     await committer.close()
-    assert await last == "last"
+    assert await last_result == "last"
     with pytest.raises(LedgerClosed):
         await committer.submit_soon(Write("late"))

@@ -1,4 +1,4 @@
-"""The claim's rules as one table."""
+"""The rules for claims, revocations and changed copies of a job, as tables."""
 
 import pytest
 
@@ -49,7 +49,7 @@ def request(
 
 
 @pytest.mark.parametrize(
-    ("known", "asked", "answer"),
+    ("job_row", "claim_request", "result"),
     [
         (None, request(), Claimed(0)),
         (None, request(2, 1), Claimed(0)),
@@ -86,12 +86,14 @@ def request(
         (row(State.QUEUED), request(takeover_from="claim-1"), Claimed(0)),
     ],
 )
-def test_who_may_run_a_job(known: JobRow | None, asked: ClaimRequest, answer: ClaimResult) -> None:
-    assert decide_claim(known, asked) == answer
+def test_the_result_of_a_claim(
+    job_row: JobRow | None, claim_request: ClaimRequest, result: ClaimResult
+) -> None:
+    assert decide_claim(job_row, claim_request) == result
 
 
 @pytest.mark.parametrize("state", list(State))
-def test_the_rules_keep_to_the_table_of_transitions(state: State) -> None:
+def test_the_rules_allow_only_transitions_of_the_table(state: State) -> None:
     if isinstance(decide_claim(row(state), request(1, takeover_from="claim-1")), Claimed):
         assert State.RUNNING in TRANSITIONS[state]
     if may_queue(row(state)) or may_redrive(row(state), 1):
@@ -101,71 +103,71 @@ def test_the_rules_keep_to_the_table_of_transitions(state: State) -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "holder", "receipt", "may"),
+    ("state", "holder", "receipt", "is_allowed"),
     [
         (State.PENDING, "mine", "mine", True),
         (State.PENDING, "mine", "another's", False),
         (State.PENDING, "mine", "", False),
         (State.PENDING, "mine", None, False),
-        (State.PENDING, None, "mine", False),  # somebody else was told of it
+        (State.PENDING, None, "mine", False),  # another request was answered with it
         (State.PENDING, None, None, False),
         *((state, "mine", "mine", state in REVOCABLE) for state in State),
     ],
 )
-def test_who_may_take_a_record_back(
-    state: State, holder: str | None, receipt: str | None, may: bool
+def test_only_the_holder_of_the_receipt_may_revoke_a_record(
+    state: State, holder: str | None, receipt: str | None, is_allowed: bool
 ) -> None:
-    known = JobRow("job-1", state, 0, 0, 0, claim_id=holder)
-    assert is_revocable_by(known, receipt) is may
-    assert is_revocable(known) is (state in REVOCABLE and holder is not None)
+    job_row = JobRow("job-1", state, 0, 0, 0, claim_id=holder)
+    assert is_revocable_by(job_row, receipt) is is_allowed
+    assert is_revocable(job_row) is (state in REVOCABLE and holder is not None)
 
 
 RECORDED = JobContent("summarize", '{"a":1,"b":[null]}')
 OTHER = JobContent("summarize", '{"a":2,"b":[null]}')
 EDITED = JobContent("summarize", '{"a":3}')
-KNOWN = ContentHistory(RECORDED)
-ONCE_EDITED = ContentHistory(RECORDED, [EditedContent(1, RECORDED, EDITED, undone=False)])
-RECORDED_EDIT = ContentHistory(EDITED, [EditedContent(1, RECORDED, EDITED, undone=False)])
-UNDONE = ContentHistory(RECORDED, [EditedContent(1, RECORDED, EDITED, undone=True)])
+UNEDITED = ContentHistory(RECORDED)
+EDIT_NOT_RECORDED = ContentHistory(RECORDED, [EditedContent(1, RECORDED, EDITED, undone=False)])
+EDIT_RECORDED = ContentHistory(EDITED, [EditedContent(1, RECORDED, EDITED, undone=False)])
+UNDONE_EDIT = ContentHistory(RECORDED, [EditedContent(1, RECORDED, EDITED, undone=True)])
 
 
 @pytest.mark.parametrize(
-    ("work", "known", "foreign"),
+    ("content", "history", "expected"),
     [
-        (OTHER, None, False),  # nobody has that id
-        (RECORDED, KNOWN, False),  # a retry, a plain redrive
+        (OTHER, None, False),  # the id is new
+        (RECORDED, UNEDITED, False),  # a retry, a plain redrive
         (
             JobContent("summarize", '{"b": [NaN], "a": 1}'),
-            KNOWN,
+            UNEDITED,
             False,
-        ),  # the same, written otherwise
-        (JobContent("summarize", '{"a":1,"b":[null],"c":null}'), KNOWN, True),
-        (JobContent("translate", RECORDED.payload), KNOWN, True),
-        (OTHER, KNOWN, True),
-        (EDITED, KNOWN, True),
-        (EDITED, ONCE_EDITED, False),  # its copy is faster than its record
-        (RECORDED, RECORDED_EDIT, False),  # a late copy of what it was
-        (EDITED, UNDONE, False),  # a late copy, skipped by its generation
-        (OTHER, RECORDED_EDIT, True),
+        ),  # the same payload in other JSON
+        (JobContent("summarize", '{"a":1,"b":[null],"c":null}'), UNEDITED, True),
+        (JobContent("translate", RECORDED.payload), UNEDITED, True),
+        (OTHER, UNEDITED, True),
+        (EDITED, UNEDITED, True),
+        (EDITED, EDIT_NOT_RECORDED, False),  # the copy arrives before the record is written
+        (RECORDED, EDIT_RECORDED, False),  # a late copy from before the edit
+        (EDITED, UNDONE_EDIT, False),  # a late copy, skipped by its generation
+        (OTHER, EDIT_RECORDED, True),
     ],
 )
-def test_a_message_is_foreign_if_its_work_was_never_that_of_its_id(
-    work: JobContent, known: ContentHistory | None, foreign: bool
+def test_a_message_is_foreign_if_the_job_never_had_its_content(
+    content: JobContent, history: ContentHistory | None, expected: bool
 ) -> None:
-    assert is_foreign(work, 0, 0.0, known) is foreign
+    assert is_foreign(content, 0, 0.0, history) is expected
 
 
 @pytest.mark.parametrize(
-    ("work", "redrives", "known", "answer"),
+    ("content", "redrives", "history", "expected"),
     [
-        (RECORDED, 0, KNOWN, False),
-        (RECORDED, 9, KNOWN, False),  # a redrive that changes nothing, or claims to be one
-        (EDITED, 1, ONCE_EDITED, True),
-        (EDITED, 1, RECORDED_EDIT, True),  # with another lane or priority, perhaps
-        (EDITED, 2, RECORDED_EDIT, False),  # and redriven once more
+        (RECORDED, 0, UNEDITED, False),
+        (RECORDED, 9, UNEDITED, False),  # a redrive that changes nothing, or a false count
+        (EDITED, 1, EDIT_NOT_RECORDED, True),
+        (EDITED, 1, EDIT_RECORDED, True),  # the lane or priority may have changed
+        (EDITED, 2, EDIT_RECORDED, False),  # redriven again, without another change
     ],
 )
-def test_only_what_a_redrive_has_made_of_a_job_is_written_into_its_record(
-    work: JobContent, redrives: int, known: ContentHistory, answer: bool
+def test_only_content_changed_by_a_redrive_updates_the_record(
+    content: JobContent, redrives: int, history: ContentHistory, expected: bool
 ) -> None:
-    assert must_update_record(request(redrives), work, row(State.DEAD), known) is answer
+    assert must_update_record(request(redrives), content, row(State.DEAD), history) is expected

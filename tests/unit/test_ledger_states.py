@@ -1,11 +1,11 @@
 from switchyard.services.engine.records.states import ENDINGS, FINISHED, TRANSITIONS, WAITING, State
 
 
-def test_every_state_says_what_may_follow() -> None:
+def test_every_state_has_its_transitions() -> None:
     assert set(TRANSITIONS) == set(State)
 
 
-def test_every_state_waits_runs_or_has_finished() -> None:
+def test_every_state_is_waiting_running_joining_or_finished() -> None:
     assert WAITING | FINISHED | {State.RUNNING, State.JOINING} == set(State)
     assert not WAITING & FINISHED
 
@@ -15,11 +15,11 @@ def test_nothing_follows_success_or_cancellation() -> None:
     assert not TRANSITIONS[State.CANCELLED]
 
 
-def test_a_job_that_joins_others_is_let_go_or_called_off() -> None:
+def test_a_joining_job_can_be_released_or_cancelled() -> None:
     assert TRANSITIONS[State.JOINING] == {State.PENDING, State.CANCELLED}
 
 
-def test_every_waiting_state_may_be_run_cancelled_and_given_up() -> None:
+def test_a_waiting_job_can_be_run_cancelled_or_dead() -> None:
     for state in WAITING:
         assert TRANSITIONS[state] >= {State.RUNNING, State.CANCELLED, State.DEAD}
 

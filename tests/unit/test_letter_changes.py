@@ -1,4 +1,4 @@
-"""What a redrive changes, which letters it means, and how both are written down."""
+"""Changes and filters of redrives, their JSON, and the lines of exported letters."""
 
 import json
 from typing import Any
@@ -26,7 +26,7 @@ from switchyard.services.engine.redrive.spec import RedriveSpec, title_of
 REGISTRY = Registry.load(["tests.support.jobs"])
 
 
-def stored(payload: dict[str, Any] | None = None, **info: Any) -> StoredLetter:
+def stored_letter(payload: dict[str, Any] | None = None, **info: Any) -> StoredLetter:
     message = JobMessage(
         job_id="job-1",
         job_type="noop",
@@ -44,7 +44,7 @@ def stored(payload: dict[str, Any] | None = None, **info: Any) -> StoredLetter:
 @pytest.mark.parametrize(
     ("target", "patch", "result"),
     [
-        # Of RFC 7396, appendix A.
+        # From RFC 7396, appendix A.
         ({"a": "b"}, {"a": "c"}, {"a": "c"}),
         ({"a": "b"}, {"b": "c"}, {"a": "b", "b": "c"}),
         ({"a": "b"}, {"a": None}, {}),
@@ -61,11 +61,11 @@ def stored(payload: dict[str, Any] | None = None, **info: Any) -> StoredLetter:
         ({}, {"a": {"bb": {"ccc": None}}}, {"a": {"bb": {}}}),
     ],
 )
-def test_merge_patch_is_that_of_the_rfc(target: Any, patch: Any, result: Any) -> None:
+def test_merge_patch_follows_the_rfc(target: Any, patch: Any, result: Any) -> None:
     assert merge_patch(target, patch) == result
 
 
-def test_each_way_to_change_a_job() -> None:
+def test_each_kind_of_change_is_applied() -> None:
     for change, payload in (
         (Change(payload={"n": 9}), {"n": 9}),
         (Change(merge={"text": None, "n": 3}), {"n": 3}),
@@ -76,14 +76,14 @@ def test_each_way_to_change_a_job() -> None:
             {"n": 10, "text": "b"},
         ),
     ):
-        message, routing_key = make_copy(stored(), change, REGISTRY)
+        message, routing_key = make_copy(stored_letter(), change, REGISTRY)
         assert (message.payload, routing_key) == (payload, "hot.noop")
         assert message.generation == (3, 0)
         assert message.metadata.model_extra == {"edited_from": "job-1/2"}
-    message, _ = make_copy(stored(), Change(priority=9, max_attempts=7), REGISTRY)
+    message, _ = make_copy(stored_letter(), Change(priority=9, max_attempts=7), REGISTRY)
     assert (message.priority, message.metadata.max_attempts) == (9, 7)
     assert message.payload == {"n": 1, "text": "a"}
-    message, _ = make_copy(stored(), Change(), REGISTRY)
+    message, _ = make_copy(stored_letter(), Change(), REGISTRY)
     assert message.metadata.model_extra == {}
 
 
@@ -101,16 +101,16 @@ def test_each_way_to_change_a_job() -> None:
         (Change(jq="." * 3_000), "more than 2000 characters"),
     ],
 )
-def test_change_that_makes_no_valid_payload_is_refused(change: Change, complaint: str) -> None:
+def test_a_change_to_an_invalid_payload_is_refused(change: Change, complaint: str) -> None:
     with pytest.raises(InvalidRedrive, match=complaint.replace("(", r"\(")):
-        make_copy(stored(), change, REGISTRY)
+        make_copy(stored_letter(), change, REGISTRY)
 
 
 @pytest.mark.parametrize(
     ("expression", "complaint"),
     [("def f: f; f", "more than 0.3 s"), ("[range(1e10)]", "MiB"), ("{n: [range(1e9)]}", "MiB")],
 )
-def test_an_expression_without_an_end_is_stopped(
+def test_an_endless_expression_is_stopped(
     expression: str, complaint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if complaint == "MiB":
@@ -119,13 +119,13 @@ def test_an_expression_without_an_end_is_stopped(
     else:
         monkeypatch.setattr(jq_program, "APPLY_TIMEOUT", 0.3)
     with pytest.raises(ExpressionStopped, match=complaint):
-        make_copy(stored(), Change(jq=expression), REGISTRY)
+        make_copy(stored_letter(), Change(jq=expression), REGISTRY)
 
 
 def test_an_expression_reads_nothing_but_the_payload(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JOBS_API_KEY", "secret")
     for expression in ("{text: (env | tostring)}", "{text: ($ENV | tostring)}"):
-        message, _ = make_copy(stored(), Change(jq=expression), REGISTRY)
+        message, _ = make_copy(stored_letter(), Change(jq=expression), REGISTRY)
         assert "secret" not in message.payload["text"]
 
 
@@ -140,17 +140,17 @@ def test_an_expression_is_applied_again_after_its_process_has_ended(
     assert program.results({"n": 2}) == [{"n": 3}]
 
 
-def test_difference_shows_only_what_changed() -> None:
+def test_the_difference_shows_only_changed_lines() -> None:
     lines = difference({"n": 1, "text": "a"}, {"text": "a", "n": 2})
     assert [line for line in lines if line[0] in "+-"][2:] == ['-  "n": 1,', '+  "n": 2,']
     assert difference({"a": 1, "b": 2}, {"b": 2, "a": 1}) == []
 
 
-# --- what is meant ----------------------------------------------------------------------------
+# --- filters ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "overlap"),
+    ("first", "second", "overlap"),
     [
         ({}, {}, True),
         ({"lane": "hot"}, {"lane": "backfill"}, False),
@@ -166,17 +166,17 @@ def test_difference_shows_only_what_changed() -> None:
     ],
 )
 def test_filters_overlap_unless_a_field_tells_them_apart(
-    one: dict[str, Any], other: dict[str, Any], overlap: bool
+    first: dict[str, Any], second: dict[str, Any], overlap: bool
 ) -> None:
-    assert LetterFilter(**one).overlaps(LetterFilter(**other)) is overlap
-    assert LetterFilter(**other).overlaps(LetterFilter(**one)) is overlap
+    assert LetterFilter(**first).overlaps(LetterFilter(**second)) is overlap
+    assert LetterFilter(**second).overlaps(LetterFilter(**first)) is overlap
 
 
-def test_group_is_found_in_a_letter_by_its_beginning() -> None:
-    letter = stored(message="no page 7")
-    mark = cause_of_letter(letter).fingerprint
-    assert cause_of_letter(stored(message="no page 12")).fingerprint == mark
-    for group, matches in ((mark, True), (mark[:4], True), ("0" * 10, False)):
+def test_a_filter_by_group_matches_the_start_of_the_fingerprint() -> None:
+    letter = stored_letter(message="no page 7")
+    fingerprint = cause_of_letter(letter).fingerprint
+    assert cause_of_letter(stored_letter(message="no page 12")).fingerprint == fingerprint
+    for group, matches in ((fingerprint, True), (fingerprint[:4], True), ("0" * 10, False)):
         assert LetterFilter(group=group).matches(letter, now()) is matches
 
 
@@ -195,7 +195,7 @@ def test_group_is_found_in_a_letter_by_its_beginning() -> None:
         RedriveSpec(LetterFilter(lane="hot"), Change(payload={}, priority=0, to="hot.noop")),
     ],
 )
-def test_what_is_written_down_is_what_is_read(spec: RedriveSpec) -> None:
+def test_a_redrive_is_read_back_from_its_json(spec: RedriveSpec) -> None:
     assert RedriveSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
     assert title_of(spec)
 
@@ -203,7 +203,7 @@ def test_what_is_written_down_is_what_is_read(spec: RedriveSpec) -> None:
 # --- files ------------------------------------------------------------------------------------
 
 
-def indexed(body: bytes, **headers: Any) -> DeadLetter:
+def indexed_letter(body: bytes, **headers: Any) -> DeadLetter:
     return DeadLetter(
         id="job-1",
         job_id="job-1",
@@ -228,13 +228,13 @@ def indexed(body: bytes, **headers: Any) -> DeadLetter:
     )
 
 
-@pytest.mark.parametrize("body", [stored().body, b"\xff\x00", b"", "ü\n\u2028".encode()])
-def test_line_is_read_back_as_the_same_letter(body: bytes) -> None:
-    line = to_line(indexed(body))
+@pytest.mark.parametrize("body", [stored_letter().body, b"\xff\x00", b"", "ü\n\u2028".encode()])
+def test_an_exported_line_is_read_back_as_the_same_letter(body: bytes) -> None:
+    line = to_line(indexed_letter(body))
     assert "\n" not in line
-    found = parse_line(line)
-    assert found.body == body
-    assert found.info == DeadLetterInfo(
+    parsed = parse_line(line)
+    assert parsed.body == body
+    assert parsed.info == DeadLetterInfo(
         Reason.EXHAUSTED,
         "hot.noop",
         queue="hot.llm",
@@ -245,7 +245,7 @@ def test_line_is_read_back_as_the_same_letter(body: bytes) -> None:
         worker="w-1",
         dead_at="2027-01-15T08:00:00.250000+00:00",
     )
-    assert found.id == ("job-1" if body == stored().body else found.id)
+    assert parsed.id == ("job-1" if body == stored_letter().body else parsed.id)
 
 
 @pytest.mark.parametrize(
@@ -261,8 +261,10 @@ def test_line_is_read_back_as_the_same_letter(body: bytes) -> None:
         ({"body": "x" * 1_100_000}, "more than"),
     ],
 )
-def test_line_that_is_no_letter_says_why(changes: dict[str, Any], complaint: str) -> None:
-    line = json.loads(to_line(indexed(stored().body))) | changes
+def test_an_invalid_line_is_refused_with_the_reason(
+    changes: dict[str, Any], complaint: str
+) -> None:
+    line = json.loads(to_line(indexed_letter(stored_letter().body))) | changes
     with pytest.raises(InvalidLine, match=complaint):
         parse_line(json.dumps(line))
     with pytest.raises(InvalidLine, match="not JSON"):
@@ -281,17 +283,19 @@ def test_line_that_is_no_letter_says_why(changes: dict[str, Any], complaint: str
         ({"attempts": 2**64}, "attempts must be 0 to"),
     ],
 )
-def test_line_that_no_message_could_carry_says_why(changes: dict[str, Any], complaint: str) -> None:
-    line = json.loads(to_line(indexed(stored().body))) | changes
+def test_a_line_with_too_large_headers_is_refused_with_the_reason(
+    changes: dict[str, Any], complaint: str
+) -> None:
+    line = json.loads(to_line(indexed_letter(stored_letter().body))) | changes
     with pytest.raises(InvalidLine, match=complaint):
         parse_line(json.dumps(line))
 
 
-def test_a_letter_whose_properties_could_not_be_read_is_no_job_wherever_it_is() -> None:
-    letter = stored(properties="AAA=", message="they can't be read")
+def test_a_letter_with_unreadable_properties_holds_no_job_also_after_an_export() -> None:
+    letter = stored_letter(properties="AAA=", message="they can't be read")
     assert letter.message is None
     with pytest.raises(InvalidRedrive, match="they can't be read: export it"):
         make_copy(letter, Change(), REGISTRY)
-    again = parse_line(to_line(indexed(letter.body, **{PROPERTIES_HEADER: "AAA="})))
-    assert (again.message, again.info.properties) == (None, "AAA=")
-    assert again.id.startswith("raw-")
+    parsed = parse_line(to_line(indexed_letter(letter.body, **{PROPERTIES_HEADER: "AAA="})))
+    assert (parsed.message, parsed.info.properties) == (None, "AAA=")
+    assert parsed.id.startswith("raw-")

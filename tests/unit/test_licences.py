@@ -1,4 +1,4 @@
-"""What runs is known: its licences, and a bill of materials."""
+"""Licences of the installed distributions, and the bill of materials."""
 
 import json
 import subprocess
@@ -12,20 +12,22 @@ from tests.support.sbom import COPYLEFT, ROOT, installed, licences_of, name_of
 NOTE = (ROOT / "README.md").read_text().partition("## Licence note")[2].partition("\n## ")[0]
 
 
-def test_the_licence_note_names_every_part_under_a_copyleft_licence() -> None:
-    copyleft = {name for name, about in installed().items() if COPYLEFT.search(licences_of(about))}
-    assert {"pymupdf", "certifi"} <= copyleft  # else the metadata are not read
-    named = {name_of(word.strip(".,()`[]")) for word in NOTE.split()}
-    assert copyleft - named == set()
+def test_the_licence_note_names_every_distribution_with_a_copyleft_licence() -> None:
+    copyleft = {
+        name for name, metadata in installed().items() if COPYLEFT.search(licences_of(metadata))
+    }
+    assert {"pymupdf", "certifi"} <= copyleft  # otherwise the metadata was not read
+    named_in_note = {name_of(word.strip(".,()`[]")) for word in NOTE.split()}
+    assert copyleft - named_in_note == set()
 
 
-def test_every_part_says_what_its_licence_is() -> None:
-    assert [name for name, about in installed().items() if not licences_of(about)] == []
+def test_every_distribution_states_its_licence() -> None:
+    assert [name for name, metadata in installed().items() if not licences_of(metadata)] == []
 
 
 @pytest.mark.long
 @pytest.mark.timeout(120)
-def test_the_bill_of_materials_lists_what_runs_and_nothing_else(tmp_path: Path) -> None:
+def test_the_bill_of_materials_lists_the_installed_distributions(tmp_path: Path) -> None:
     target = tmp_path / "new" / "sbom.json"
     command = [sys.executable, "-m", "tests.support.sbom", str(target)]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
@@ -39,8 +41,8 @@ def test_the_bill_of_materials_lists_what_runs_and_nothing_else(tmp_path: Path) 
     assert all(each["version"] and each.get("licenses") for each in components.values())
     assert "AFFERO" in str(components["pymupdf"]["licenses"])
     assert components["pika"]["purl"].startswith("pkg:pypi/pika@")
-    needs = {each["ref"]: each.get("dependsOn", []) for each in bill["dependencies"]}
-    assert components["pika"]["bom-ref"] in needs["root-component"]
+    dependencies = {each["ref"]: each.get("dependsOn", []) for each in bill["dependencies"]}
+    assert components["pika"]["bom-ref"] in dependencies["root-component"]
     refs = {each["bom-ref"] for each in components.values()}
-    assert {ref for each in needs.values() for ref in each} <= refs
+    assert {ref for each in dependencies.values() for ref in each} <= refs
     assert str(ROOT) not in text

@@ -1,4 +1,4 @@
-"""Translate every error of the `openai` package, and read a server's rate limits."""
+"""Errors of the `openai` package are translated, and a server's rate limits are read."""
 
 from __future__ import annotations
 
@@ -24,34 +24,35 @@ from switchyard.services.llm.model_api import ModelApi
 from switchyard.services.llm.records.llm_servers import WAIT_FOR_SERVER
 
 REQUEST: Any = type("Request", (), {"url": "http://there/v1"})()
-PERMANENT = {400, 401, 403, 404, 405, 410, 413, 415, 422, 451}
+# HTTP statuses by what they mean for the job that asked.
+PERMANENT_STATUSES = {400, 401, 403, 404, 405, 410, 413, 415, 422, 451}
 WAIT_STATUSES = {402, 429, 503, 529}
-AGAIN = {408, 409, 425, 500, 501, 502, 504, 507, 599}
+RETRY_STATUSES = {408, 409, 425, 500, 501, 502, 504, 507, 599}
 
 
-def response(status: int, **headers: str) -> Any:
-    """As much of the HTTP client's answer as the SDK's errors look at."""
-    named = {name.replace("_", "-"): value for name, value in headers.items()}
-    fields = {"status_code": status, "headers": named, "request": REQUEST}
+def fake_response(status: int, **headers: str) -> Any:
+    """Return a response with only those attributes that the SDK's errors read."""
+    http_headers = {name.replace("_", "-"): value for name, value in headers.items()}
+    fields = {"status_code": status, "headers": http_headers, "request": REQUEST}
     return type("Response", (), fields)()
 
 
 def status_error(
     kind: type[openai.APIStatusError], status: int, **headers: str
 ) -> openai.APIStatusError:
-    return kind("no luck", response=response(status, **headers), body={"message": "no luck"})
+    return kind("no luck", response=fake_response(status, **headers), body={"message": "no luck"})
 
 
-def classes() -> Iterator[type[openai.OpenAIError]]:
+def error_classes() -> Iterator[type[openai.OpenAIError]]:
     """Yield all error classes of the package."""
-    waiting = [openai.OpenAIError]
-    while waiting:
-        each = waiting.pop()
+    unvisited = [openai.OpenAIError]
+    while unvisited:
+        each = unvisited.pop()
         yield each
-        waiting.extend(each.__subclasses__())
+        unvisited.extend(each.__subclasses__())
 
 
-def made(kind: type[openai.OpenAIError]) -> openai.OpenAIError:
+def make_error(kind: type[openai.OpenAIError]) -> openai.OpenAIError:
     """Make an error of a class without its constructor."""
     error = kind.__new__(kind)
     Exception.__init__(error, "no luck")
@@ -59,27 +60,27 @@ def made(kind: type[openai.OpenAIError]) -> openai.OpenAIError:
     if isinstance(error, openai.APIStatusError):
         status = getattr(kind, "status_code", None)
         fixed = status if isinstance(status, int) else 500
-        error.__dict__.update(status_code=fixed, response=response(fixed))
+        error.__dict__.update(status_code=fixed, response=fake_response(fixed))
     return error
 
 
-@pytest.mark.parametrize("kind", list(classes()), ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", list(error_classes()), ids=lambda kind: kind.__name__)
 def test_every_error_class_of_the_package_is_mapped(kind: type[openai.OpenAIError]) -> None:
-    meaning = translate(made(kind))
+    meaning = translate(make_error(kind))
     assert isinstance(meaning, LlmUnavailable | InvalidLlmResponse | LlmRefused)
     assert isinstance(meaning, RetryableError) != isinstance(meaning, PermanentError)
     assert "LLM server" in str(meaning) or "model" in str(meaning)
 
 
-@pytest.mark.parametrize("status", sorted(PERMANENT | WAIT_STATUSES | AGAIN))
-def test_every_status_has_one_meaning(status: int) -> None:
+@pytest.mark.parametrize("status", sorted(PERMANENT_STATUSES | WAIT_STATUSES | RETRY_STATUSES))
+def test_every_http_status_is_permanent_waits_or_is_retried(status: int) -> None:
     meaning = translate(status_error(openai.APIStatusError, status))
-    assert isinstance(meaning, LlmRefused) == (status in PERMANENT)
+    assert isinstance(meaning, LlmRefused) == (status in PERMANENT_STATUSES)
     assert isinstance(meaning, LlmLimited) == (status in WAIT_STATUSES)
-    assert (isinstance(meaning, RetryableError) and meaning.counts) == (status in AGAIN)
+    assert (isinstance(meaning, RetryableError) and meaning.counts) == (status in RETRY_STATUSES)
 
 
-def test_only_server_specific_refusals_are_asked_elsewhere() -> None:
+def test_only_some_refusals_are_server_specific() -> None:
     refusals = [translate(status_error(openai.APIStatusError, each)) for each in (400, 401, 404)]
     assert [each.is_server_specific for each in refusals if isinstance(each, LlmRefused)] == [
         False,
@@ -106,7 +107,7 @@ def test_a_server_whose_account_is_empty_is_paused_for_long() -> None:
         ("TooManyRedirects", LlmRefused),
     ],
 )
-def test_whether_the_server_was_reached_decides_about_the_attempt(
+def test_a_connection_error_counts_as_an_attempt_if_the_server_was_reached(
     cause: str, expected: type[Exception]
 ) -> None:
     error = openai.APIConnectionError(request=REQUEST)
@@ -137,19 +138,21 @@ def test_a_timeout_of_the_sdk_is_an_llm_timeout() -> None:
         ({"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "1" * 5000}, 0),
     ],
 )
-def test_the_rest_of_a_rate_limit_is_read_from_the_headers(
+def test_the_wait_for_a_rate_limit_is_read_from_the_headers(
     headers: dict[str, str], wait: float
 ) -> None:
     assert ModelApi().quota_wait(headers) == wait
 
 
 def test_the_ledger_knows_the_errors_of_requests_that_wait_for_a_server() -> None:
-    waiting = {each.__name__ for each in LlmUnavailable.__subclasses__() if not each("").counts}
-    assert waiting == set(WAIT_FOR_SERVER)
+    waiting_errors = {
+        each.__name__ for each in LlmUnavailable.__subclasses__() if not each("").counts
+    }
+    assert waiting_errors == set(WAIT_FOR_SERVER)
 
 
 @pytest.mark.parametrize(
-    ("check", "answer", "words"),
+    ("check", "answer", "quote"),
     [
         (
             check_embeddings,
@@ -165,7 +168,7 @@ def test_the_ledger_knows_the_errors_of_requests_that_wait_for_a_server() -> Non
         (check_completions, {"choices": [{"text": "a"}, {"text": None}]}, '{"text": null}'),
     ],
 )
-def test_an_unusable_answer_is_quoted(check: Any, answer: Any, words: str) -> None:
+def test_an_unusable_answer_is_quoted(check: Any, answer: Any, quote: str) -> None:
     with pytest.raises(InvalidLlmResponse) as caught:
         check(answer, 2)
-    assert words in str(caught.value)
+    assert quote in str(caught.value)

@@ -1,4 +1,4 @@
-"""A model's reasoning is separated from its answer, whatever marks it has for that."""
+"""A model's reasoning is separated from its answer, for all marks that models use."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ HARMONY = (
     "<|channel|>analysis<|message|>The user asks.<|end|>"
     "<|start|>assistant<|channel|>final<|message|>Water.<|return|>"
 )
-ONLY_THE_ANSWER = [
+# Texts whose answer is "Water.", texts without reasoning, and texts with nothing else.
+REASONING_AND_ANSWER = [
     "Water.",
     "<think>Hmm.</think>Water.",
     "\n<think>\nHmm.\n</think>\n\nWater.",
@@ -51,7 +52,7 @@ ONLY_THE_ANSWER = [
     "Water.\n<think>Is it? Yes.</think>\n",
     "Water.\n<think>Is it? I",
 ]
-WHOLE_ANSWERS = [
+ANSWER_ALONE = [
     "Models write <think>…</think> before they answer.",
     "The mark `</think>` ends it.",
     'It ends with "</think>", as a rule.',
@@ -66,7 +67,7 @@ WHOLE_ANSWERS = [
     "see `",
     "[1] Water. [2",
 ]
-NO_ANSWERS = [
+REASONING_ALONE = [
     "",
     " \n",
     "<think>Hmm.</think>",
@@ -80,36 +81,36 @@ NO_ANSWERS = [
 ]
 
 
-def read(text: str, size: int) -> tuple[str, str]:
-    """Read a text in pieces of this size; return the answer, and what was streamed of it."""
-    told: list[str] = []
-    reader = ThoughtFilter(told.append, told.clear)
-    for at in range(0, len(text), size):
-        reader.take(text[at : at + size])
-    return reader.end(), "".join(told)
+def read_in_pieces(text: str, size: int) -> tuple[str, str]:
+    """Read a text in pieces of this size; return the answer, and the text that was streamed."""
+    streamed: list[str] = []
+    reader = ThoughtFilter(streamed.append, streamed.clear)
+    for start in range(0, len(text), size):
+        reader.take(text[start : start + size])
+    return reader.end(), "".join(streamed)
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 10_000])
-@pytest.mark.parametrize("text", ONLY_THE_ANSWER)
-def test_reasoning_is_no_part_of_the_answer(text: str, size: int) -> None:
-    answer, told = read(text, size)
-    assert answer == told.strip() == "Water."
+@pytest.mark.parametrize("text", REASONING_AND_ANSWER)
+def test_reasoning_is_removed_from_the_answer(text: str, size: int) -> None:
+    answer, streamed = read_in_pieces(text, size)
+    assert answer == streamed.strip() == "Water."
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 10_000])
-@pytest.mark.parametrize("text", WHOLE_ANSWERS)
-def test_an_answer_that_speaks_of_such_marks_stays_whole(text: str, size: int) -> None:
-    assert read(text, size) == (text, text)
+@pytest.mark.parametrize("text", ANSWER_ALONE)
+def test_an_answer_that_mentions_the_marks_is_unchanged(text: str, size: int) -> None:
+    assert read_in_pieces(text, size) == (text, text)
 
 
 @pytest.mark.parametrize("size", [1, 10_000])
-@pytest.mark.parametrize("text", NO_ANSWERS)
+@pytest.mark.parametrize("text", REASONING_ALONE)
 def test_reasoning_alone_is_no_answer(text: str, size: int) -> None:
-    assert read(text, size) == ("", "")
+    assert read_in_pieces(text, size) == ("", "")
 
 
-@pytest.mark.parametrize("text", [*ONLY_THE_ANSWER, *WHOLE_ANSWERS])
-def test_what_was_read_once_stays_as_it_is(text: str) -> None:
+@pytest.mark.parametrize("text", [*REASONING_AND_ANSWER, *ANSWER_ALONE])
+def test_filtering_twice_changes_nothing_more(text: str) -> None:
     assert without_thoughts(without_thoughts(text)) == without_thoughts(text)
 
 
@@ -128,7 +129,7 @@ def test_what_was_read_once_stays_as_it_is(text: str) -> None:
         "analysis",
     ],
 )
-def test_no_text_takes_long(part: str, size: int) -> None:
+def test_any_text_is_read_quickly(part: str, size: int) -> None:
     began = time.process_time()
-    read((part * 200_000)[:200_000], size)
+    read_in_pieces((part * 200_000)[:200_000], size)
     assert time.process_time() - began < 2.5

@@ -87,7 +87,7 @@ ENTRY = {
 }
 
 
-def test_a_field_is_local_wherever_within_it_the_mark_stands() -> None:
+def test_a_field_is_local_if_any_part_of_its_type_is_marked() -> None:
     assert set(local_fields(Everything)) == set(Everything.model_fields) - {"plain"}
     assert local_fields(Everything)["of_a_marked_type"] == "send the file"
     assert set(local_fields(Part)) == {"file", "parts"}
@@ -110,19 +110,19 @@ def test_a_field_is_local_wherever_within_it_the_mark_stands() -> None:
         {"plain": "/a"},
     ],
 )
-def test_nothing_from_outside_sets_one_under_any_name(payload: dict[str, Any]) -> None:
+def test_a_remote_payload_can_not_set_a_local_field_by_any_name(payload: dict[str, Any]) -> None:
     EVERYTHING.validate(payload)
     with pytest.raises(RemoteFieldForbidden, match="can't be set from outside"):
         EVERYTHING.validate_remote(payload)
 
 
 @pytest.mark.parametrize("payload", [{}, {"plain": "a"}, {"marked": None, "plain": "a"}])
-def test_everything_else_may_come_from_outside(payload: dict[str, Any]) -> None:
+def test_a_remote_payload_may_set_other_fields(payload: dict[str, Any]) -> None:
     EVERYTHING.validate_remote(payload)
 
 
 @pytest.mark.parametrize(
-    ("payload", "vouched", "passes"),
+    ("payload", "vouched", "is_allowed"),
     [
         ({"marked": "/a"}, {"marked": "/a"}, True),
         ({"marked": "/a", "plain": "b"}, {"marked": "/a", "plain": 7}, True),
@@ -135,15 +135,17 @@ def test_everything_else_may_come_from_outside(payload: dict[str, Any]) -> None:
         ({"plain": "/a"}, {"plain": "/a"}, False),
     ],
 )
-def test_what_was_there_before_passes(payload: Any, vouched: Any, passes: bool) -> None:
-    if passes:
+def test_a_vouched_value_may_stay_in_a_local_field(
+    payload: Any, vouched: Any, is_allowed: bool
+) -> None:
+    if is_allowed:
         EVERYTHING.validate_remote(payload, vouched)
         return
     with pytest.raises(RemoteFieldForbidden):
         EVERYTHING.validate_remote(payload, vouched)
 
 
-def test_a_payload_whose_fields_nobody_can_see_is_not_declared() -> None:
+def test_a_payload_without_a_json_schema_can_not_be_declared() -> None:
     class Opaque(BaseModel):
         model_config = ConfigDict(arbitrary_types_allowed=True)
 
@@ -157,7 +159,7 @@ def test_a_payload_whose_fields_nobody_can_see_is_not_declared() -> None:
         Registry([opaque.__job_type__])  # type: ignore[attr-defined]
 
 
-# --- the pipeline's own -----------------------------------------------------------------------
+# --- local fields of the pipeline's jobs ------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -169,7 +171,7 @@ def test_a_payload_whose_fields_nobody_can_see_is_not_declared() -> None:
         ("ingest_arxiv", {"id": "1605.08386", "entry": ENTRY}, "entry"),
     ],
 )
-def test_what_names_a_file_or_an_address_is_local(
+def test_fields_of_files_and_entries_are_local(
     job_type: str, payload: dict[str, Any], field: str
 ) -> None:
     request = JobRequest(f"hot.{job_type}", payload)
@@ -193,7 +195,7 @@ def test_what_names_a_file_or_an_address_is_local(
         f"/{UPLOAD}",
     ],
 )
-def test_a_worker_takes_no_key_but_that_of_a_waiting_upload(job_type: str, key: str) -> None:
+def test_a_worker_accepts_only_the_key_of_an_incoming_upload(job_type: str, key: str) -> None:
     with pytest.raises(InvalidPayload, match="key"):
         REGISTRY.get(job_type).validate({"key": key})
 
@@ -201,26 +203,26 @@ def test_a_worker_takes_no_key_but_that_of_a_waiting_upload(job_type: str, key: 
 # --- backfills --------------------------------------------------------------------------------
 
 
-def plan(source: type[Source], **spec: Any) -> Plan:
-    wanted = BackfillSpec.model_validate({"source": source.name, **spec})
-    return Plan.from_spec("backfill-1", wanted, source, REGISTRY, PUBLIC_IDS)
+def make_plan(source: type[Source], **spec: Any) -> Plan:
+    backfill = BackfillSpec.model_validate({"source": source.name, **spec})
+    return Plan.from_spec("backfill-1", backfill, source, REGISTRY, PUBLIC_IDS)
 
 
-def test_a_server_of_the_settings_vouches_for_its_items_and_a_file_does_not() -> None:
+def test_the_settings_server_vouches_for_its_items_but_a_file_does_not() -> None:
     item = Item("1", {"id": ENTRY["id"], "entry": ENTRY}, {})
-    assert plan(ArxivSource).job(item).message.payload["entry"] == ENTRY
-    templated = plan(ArxivSource, payload={"id": "{id}", "entry": "{entry}", "force": True})
+    assert make_plan(ArxivSource).job(item).message.payload["entry"] == ENTRY
+    templated = make_plan(ArxivSource, payload={"id": "{id}", "entry": "{entry}", "force": True})
     assert templated.job(item).message.payload["force"] is True
-    false = plan(ArxivSource, payload={"id": "{id}", "entry": {**ENTRY, "title": "{id}"}})
+    forged = make_plan(ArxivSource, payload={"id": "{id}", "entry": {**ENTRY, "title": "{id}"}})
     with pytest.raises(RemoteFieldForbidden):
-        false.job(item)
+        forged.job(item)
     with pytest.raises(RemoteFieldForbidden):
-        plan(FileSource, job_type="ingest_arxiv").job(item)
-    local = plan(FileSource, job_type="ingest_arxiv", remote=False)
+        make_plan(FileSource, job_type="ingest_arxiv").job(item)
+    local = make_plan(FileSource, job_type="ingest_arxiv", remote=False)
     assert local.job(item).message.payload["entry"] == ENTRY
 
 
-def test_a_backfill_whose_origin_is_not_known_is_from_outside() -> None:
+def test_a_backfill_or_redrive_of_unknown_origin_counts_as_remote() -> None:
     assert BackfillSpec(source="file").remote
     assert RedriveSpec.from_json({"filter": {}, "change": {}}).remote
     local = RedriveSpec(LetterFilter(), remote=False)
@@ -230,14 +232,14 @@ def test_a_backfill_whose_origin_is_not_known_is_from_outside() -> None:
 # --- redrives ---------------------------------------------------------------------------------
 
 
-def letter(job_type: str, payload: dict[str, Any]) -> StoredLetter:
+def make_letter(job_type: str, payload: dict[str, Any]) -> StoredLetter:
     message = JobMessage(job_id="job-1", job_type=job_type, payload=payload)
     info = DeadLetterInfo(Reason.EXHAUSTED, f"hot.{job_type}")
     return StoredLetter("job-1", message.encode(), info)
 
 
 @pytest.mark.parametrize(
-    ("change", "passes"),
+    ("change", "is_allowed"),
     [
         (Change(), True),
         (Change(priority=3), True),
@@ -252,32 +254,30 @@ def letter(job_type: str, payload: dict[str, Any]) -> StoredLetter:
         (Change(jq='.marked = "/b"'), False),
     ],
 )
-def test_a_redrive_from_outside_leaves_local_fields_as_they_are(
-    change: Change, passes: bool
-) -> None:
-    dead = letter("everything", {"marked": "/a", "plain": "b"})
-    make_copy(dead, change, REGISTRY)
-    if passes:
-        make_copy(dead, change, REGISTRY, remote=True)
+def test_a_remote_redrive_can_not_change_local_fields(change: Change, is_allowed: bool) -> None:
+    letter = make_letter("everything", {"marked": "/a", "plain": "b"})
+    make_copy(letter, change, REGISTRY)
+    if is_allowed:
+        make_copy(letter, change, REGISTRY, remote=True)
         return
     with pytest.raises(InvalidRedrive, match="can't be set from outside"):
-        make_copy(dead, change, REGISTRY, remote=True)
+        make_copy(letter, change, REGISTRY, remote=True)
 
 
-def test_another_type_does_not_make_a_harmless_field_a_path() -> None:
-    dead = letter("noop", {"file": "/etc/passwd"})
+def test_a_remote_redrive_to_another_type_can_not_fill_its_local_field() -> None:
+    letter = make_letter("noop", {"file": "/etc/passwd"})
     with pytest.raises(InvalidRedrive, match="file can't be set from outside"):
-        make_copy(dead, Change(to="hot.other"), REGISTRY, remote=True)
+        make_copy(letter, Change(to="hot.other"), REGISTRY, remote=True)
 
 
-def test_a_payload_that_was_not_valid_is_mended_from_outside() -> None:
-    dead = letter("ingest_document", {"path": "/a", "filename": 7})
-    message, _ = make_copy(dead, Change(merge={"filename": "a"}), REGISTRY, remote=True)
+def test_a_remote_redrive_may_correct_an_invalid_payload() -> None:
+    letter = make_letter("ingest_document", {"path": "/a", "filename": 7})
+    message, _ = make_copy(letter, Change(merge={"filename": "a"}), REGISTRY, remote=True)
     assert message.payload == {"path": "/a", "filename": "a"}
 
 
 @pytest.mark.parametrize(
-    ("which", "change", "hint"),
+    ("filters", "change", "hint"),
     [
         ({}, {"merge": {"path": "/b"}}, "name the job_type in the filter"),
         ({"job_type": "ingest_document"}, {"merge": {"path": "/b"}}, "POST /documents"),
@@ -286,14 +286,16 @@ def test_a_payload_that_was_not_valid_is_mended_from_outside() -> None:
         ({"job_type": "everything"}, {"merge": {"file": "/b"}}, "renamed"),
     ],
 )
-def test_a_change_that_names_one_is_refused_at_once(which: Any, change: Any, hint: str) -> None:
-    spec = RedriveSpec(LetterFilter(**which), Change(**change))
+def test_a_change_of_a_local_field_is_refused_when_it_is_requested(
+    filters: Any, change: Any, hint: str
+) -> None:
+    spec = RedriveSpec(LetterFilter(**filters), Change(**change))
     with pytest.raises(InvalidRequest, match=hint):
         spec.check_remote(REGISTRY)
 
 
 @pytest.mark.parametrize(
-    ("which", "change"),
+    ("filters", "change"),
     [
         ({}, {}),
         ({}, {"merge": {"path": None, "title": "T"}}),
@@ -302,5 +304,5 @@ def test_a_change_that_names_one_is_refused_at_once(which: Any, change: Any, hin
         ({"job_type": "unknown"}, {"merge": {"path": "/b"}}),
     ],
 )
-def test_a_change_of_other_fields_is_not(which: Any, change: Any) -> None:
-    RedriveSpec(LetterFilter(**which), Change(**change)).check_remote(REGISTRY)
+def test_a_change_of_other_fields_is_allowed(filters: Any, change: Any) -> None:
+    RedriveSpec(LetterFilter(**filters), Change(**change)).check_remote(REGISTRY)

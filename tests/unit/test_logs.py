@@ -1,4 +1,4 @@
-"""To log never fails, wherever the lines go."""
+"""Logging never fails: not on a full disk, a closed pipe or repeated warnings."""
 
 import io
 import logging
@@ -11,11 +11,11 @@ import structlog
 
 from switchyard.services.common.logs import REPEAT_INTERVAL, LogStream, Repeats
 
-LOGS = """
+LOGGING_PROGRAM = """
 import logging, os, sys
 import structlog
 from switchyard.services.common.logs import configure
-if len(sys.argv) > 1:  # a reader that has gone
+if len(sys.argv) > 1:  # standard error is a pipe without a reader
     reading, writing = os.pipe()
     os.close(reading)
     os.dup2(writing, 2)
@@ -33,22 +33,27 @@ print("still here")
 
 def test_a_full_disk_costs_lines_and_nothing_else() -> None:
     with Path("/dev/full").open("w") as full:
-        done = subprocess.run(
-            [sys.executable, "-c", LOGS], stdout=subprocess.PIPE, stderr=full, check=False
+        result = subprocess.run(
+            [sys.executable, "-c", LOGGING_PROGRAM],
+            stdout=subprocess.PIPE,
+            stderr=full,
+            check=False,
         )
-    assert done.stdout == b"still here\n"
+    assert result.stdout == b"still here\n"
 
 
-def test_so_does_a_reader_that_has_gone() -> None:
-    done = subprocess.run([sys.executable, "-c", LOGS, "gone"], stdout=subprocess.PIPE, check=False)
-    assert done.stdout == b"still here\n"
+def test_a_closed_pipe_costs_lines_and_nothing_else() -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", LOGGING_PROGRAM, "gone"], stdout=subprocess.PIPE, check=False
+    )
+    assert result.stdout == b"still here\n"
 
 
-def test_the_same_warning_is_one_line_in_some_seconds_and_tells_how_often_it_came() -> None:
+def test_a_repeated_warning_is_logged_once_an_interval_with_its_number() -> None:
     now = 100.0
     repeats = Repeats(lambda: now)
 
-    def said(level: str = "warning", **fields: str) -> dict[str, object] | None:
+    def log(level: str = "warning", **fields: str) -> dict[str, object] | None:
         try:
             return dict(
                 repeats(None, level, {"event": "ledger unreachable", "level": level, **fields})
@@ -56,21 +61,21 @@ def test_the_same_warning_is_one_line_in_some_seconds_and_tells_how_often_it_cam
         except structlog.DropEvent:
             return None
 
-    assert said(error="a") == {"event": "ledger unreachable", "level": "warning", "error": "a"}
-    assert [said(error="a"), said(error="a")] == [None, None]
-    assert said(error="b") is not None
-    assert [said("info"), said("info")].count(None) == 0
-    assert [said(exc_info="True"), said(exc_info="True")].count(None) == 0
+    assert log(error="a") == {"event": "ledger unreachable", "level": "warning", "error": "a"}
+    assert [log(error="a"), log(error="a")] == [None, None]
+    assert log(error="b") is not None
+    assert [log("info"), log("info")].count(None) == 0
+    assert [log(exc_info="True"), log(exc_info="True")].count(None) == 0
     now += REPEAT_INTERVAL
-    told = said(error="a")
-    assert told is not None
-    assert told["times"] == 3
-    assert said(error="a") is None
+    repeated = log(error="a")
+    assert repeated is not None
+    assert repeated["times"] == 3
+    assert log(error="a") is None
     now += REPEAT_INTERVAL
-    assert said(error="c") is not None
+    assert log(error="c") is not None
 
 
-def test_lines_are_remembered_up_to_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_limited_number_of_lines_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("switchyard.services.common.logs.MAX_REMEMBERED", 3)
     repeats = Repeats(lambda: 1.0)
     for number in range(10):
@@ -78,7 +83,7 @@ def test_lines_are_remembered_up_to_a_number(monkeypatch: pytest.MonkeyPatch) ->
     assert len(repeats._last_logged) <= 3
 
 
-def test_what_was_lost_is_told_once_there_is_room() -> None:
+def test_the_number_of_lost_lines_is_logged_once_there_is_room() -> None:
     class Disk(io.StringIO):
         is_full = False
 

@@ -18,7 +18,7 @@ from switchyard.services.engine.monitoring.loop_watch import (
 from switchyard.services.engine.records.results import LoopBlock
 from tests.support.eventually import eventually
 
-SCRIPT = """
+STACKS_PROGRAM = """
 import gc, threading, time
 
 from switchyard.services.common.thread_stack import stack_of
@@ -26,7 +26,7 @@ from switchyard.services.common.thread_stack import stack_of
 
 class Odd:
     def __init__(self):
-        self.itself = self  # garbage that only a collection finds
+        self.itself = self  # a cycle, which only a collection frees
 
     def __del__(self):
         time.sleep(0.0001)  # lets another thread run
@@ -53,28 +53,32 @@ print("went on")
 """
 
 
-def test_whoever_looks_at_a_thread_does_not_stop_those_that_start_one() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=60, check=False
+def test_reading_stacks_does_not_keep_other_threads_from_starting() -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", STACKS_PROGRAM],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
-    assert (done.returncode, done.stdout) == (0, "went on\n"), done.stderr
+    assert (result.returncode, result.stdout) == (0, "went on\n"), result.stderr
 
 
-def test_the_stack_of_a_thread_begins_with_what_runs_and_ends_where_it_began() -> None:
-    waits, reached = threading.Event(), threading.Event()
+def test_the_stack_of_a_thread_starts_with_its_innermost_frame() -> None:
+    may_end, is_running = threading.Event(), threading.Event()
 
     def outer() -> None:
         inner()
 
     def inner() -> None:
-        reached.set()
-        waits.wait()
+        is_running.set()
+        may_end.wait()
 
     thread = threading.Thread(target=outer)
     thread.start()
-    reached.wait()
+    is_running.wait()
     names = [frame.f_code.co_name for frame in stack_of(thread.ident or 0)]
-    waits.set()
+    may_end.set()
     thread.join()
     assert names[names.index("inner") :] == [
         "inner",
@@ -87,54 +91,54 @@ def test_the_stack_of_a_thread_begins_with_what_runs_and_ends_where_it_began() -
     assert stack_of(threading.get_ident())[0].f_code.co_name == "stack_of"
 
 
-async def test_a_loop_that_runs_coroutines_shows_frames_alone() -> None:
-    """Walked along `f_back` in Python, a stack had a dict in it, once in thousands of tests."""
+async def test_the_stack_of_a_busy_loop_holds_frames_only() -> None:
+    """When `f_back` was followed in Python, one stack in thousands of tests held a dict."""
     loop_thread = threading.get_ident()
 
-    def look() -> list[object]:
+    def read_stacks() -> list[object]:
         return [each for _ in range(2_000) for each in stack_of(loop_thread)]
 
-    async def deep(levels: int) -> None:
+    async def await_deeply(levels: int) -> None:
         if levels:
-            await deep(levels - 1)
+            await await_deeply(levels - 1)
         else:
             await asyncio.sleep(0)
 
-    looking = asyncio.create_task(asyncio.to_thread(look))
-    while not looking.done():
-        await deep(30)
-    assert {type(each) for each in await looking} == {FrameType}
+    reading = asyncio.create_task(asyncio.to_thread(read_stacks))
+    while not reading.done():
+        await await_deeply(30)
+    assert {type(each) for each in await reading} == {FrameType}
 
 
 @pytest.fixture
-def looks(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """When the watch looked at the loop."""
+def stack_reads(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Return the times at which the watch read the loop's stack."""
     times: list[float] = []
 
-    def look(thread: int) -> list[FrameType]:
+    def record_read(thread: int) -> list[FrameType]:
         times.append(time.monotonic())
         return stack_of(thread)
 
-    monkeypatch.setattr(loop_watch, "stack_of", look)
+    monkeypatch.setattr(loop_watch, "stack_of", record_read)
     return times
 
 
-async def test_a_loop_that_waits_is_looked_at_rarely_and_a_block_is_seen_all_the_same(
-    looks: list[float],
+async def test_an_idle_loop_is_watched_rarely_but_a_block_is_found(
+    stack_reads: list[float],
 ) -> None:
-    noted: list[LoopBlock] = []
+    blocks: list[LoopBlock] = []
 
-    async def note(block: LoopBlock) -> None:
-        noted.append(block)
+    async def record_block(block: LoopBlock) -> None:
+        blocks.append(block)
 
-    async with LoopWatch("worker-1", note).watching():
-        await eventually(lambda: looks)
-        await eventually(lambda: len(looks) > 1)
-        # Directly behind a look, when the next one is as far away as can be.
+    async with LoopWatch("worker-1", record_block).watching():
+        await eventually(lambda: stack_reads)
+        await eventually(lambda: len(stack_reads) > 1)
+        # Right after one reading, when the next one is furthest away.
         time.sleep(BLOCKED_AFTER + TICK_INTERVAL + 0.1)  # noqa: ASYNC251
-        await eventually(lambda: noted)
-    assert looks[1] - looks[0] > IDLE_TICK_INTERVAL - 0.01
-    (block,) = noted
+        await eventually(lambda: blocks)
+    assert stack_reads[1] - stack_reads[0] > IDLE_TICK_INTERVAL - 0.01
+    (block,) = blocks
     assert block.ended
     assert BLOCKED_AFTER + TICK_INTERVAL < block.seconds < BLOCKED_AFTER + TICK_INTERVAL + 1
     assert __name__.rpartition(".")[2] in block.place

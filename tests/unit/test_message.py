@@ -1,4 +1,4 @@
-"""The message: what survives a round trip, and what is refused."""
+"""Messages of jobs: their encoding and decoding, and the malformed ones that are refused."""
 
 import json
 from datetime import UTC, datetime, timedelta
@@ -27,8 +27,8 @@ times = st.datetimes(
 )  # fmt: skip
 
 
-def not_in(model: type[JobMessage] | type[Metadata]) -> st.SearchStrategy[dict[str, Any]]:
-    """Fields that this version does not know."""
+def unknown_fields(model: type[JobMessage] | type[Metadata]) -> st.SearchStrategy[dict[str, Any]]:
+    """Return a strategy for fields that a model of this version does not have."""
     return st.dictionaries(
         text.filter(lambda name: name not in model.model_fields), json_values, max_size=4
     )
@@ -47,24 +47,24 @@ def test_a_message_survives_its_encoding(
     assert JobMessage.decode(message.encode()) == message
 
 
-@given(json_objects, not_in(JobMessage), not_in(Metadata))
-def test_what_another_publisher_added_survives_a_retry(
-    payload: dict[str, Any], more: dict[str, Any], more_metadata: dict[str, Any]
+@given(json_objects, unknown_fields(JobMessage), unknown_fields(Metadata))
+def test_unknown_fields_survive_a_retry(
+    payload: dict[str, Any], unknown: dict[str, Any], unknown_metadata: dict[str, Any]
 ) -> None:
-    metadata = {"created_at": "2026-01-02T03:04:05Z", "source": "arxiv", **more_metadata}
-    sent = {"job_id": "a", "job_type": "b", "payload": payload, "metadata": metadata, **more}
+    metadata = {"created_at": "2026-01-02T03:04:05Z", "source": "arxiv", **unknown_metadata}
+    sent = {"job_id": "a", "job_type": "b", "payload": payload, "metadata": metadata, **unknown}
 
     retried = JobMessage.decode(json.dumps(sent).encode()).with_metadata(attempts=2)
 
-    arrived = json.loads(retried.encode())
-    assert arrived["payload"] == payload
-    assert {name: arrived[name] for name in more} == more
-    assert {name: arrived["metadata"][name] for name in more_metadata} == more_metadata
-    assert arrived["metadata"]["attempts"] == 2
-    assert arrived["metadata"]["created_at"] == "2026-01-02T03:04:05Z"
+    decoded = json.loads(retried.encode())
+    assert decoded["payload"] == payload
+    assert {name: decoded[name] for name in unknown} == unknown
+    assert {name: decoded["metadata"][name] for name in unknown_metadata} == unknown_metadata
+    assert decoded["metadata"]["attempts"] == 2
+    assert decoded["metadata"]["created_at"] == "2026-01-02T03:04:05Z"
 
 
-def test_the_smallest_message_of_a_foreign_publisher_is_a_job() -> None:
+def test_a_message_with_type_and_payload_alone_is_a_job() -> None:
     message = JobMessage.decode(b'{"job_type": "crawl", "payload": {}}')
     assert message.priority == 0
     assert message.metadata.max_attempts == 3
@@ -89,7 +89,7 @@ def test_copies_of_a_job_are_ordered_by_redrives_then_attempts() -> None:
 @pytest.mark.parametrize(
     "job_id", ["", "-a", "a b", "a/b", "../a", "é", "a" * 129, "a\n"]
 )  # fmt: skip
-def test_an_id_that_could_not_be_part_of_a_path_is_refused(job_id: str) -> None:
+def test_an_id_that_can_not_be_part_of_a_path_is_refused(job_id: str) -> None:
     with pytest.raises(MalformedMessage):
         JobMessage.decode(json.dumps({"job_id": job_id, "job_type": "a", "payload": {}}).encode())
 
@@ -122,7 +122,7 @@ MALFORMED = {
 
 
 @pytest.mark.parametrize("body", MALFORMED.values(), ids=MALFORMED.keys())
-def test_what_is_no_job_is_refused_in_one_line_without_its_values(body: bytes) -> None:
+def test_a_malformed_message_is_refused_in_one_line_without_its_values(body: bytes) -> None:
     with pytest.raises(MalformedMessage) as refused:
         JobMessage.decode(body)
     assert str(refused.value)
@@ -161,7 +161,7 @@ def test_a_message_is_immutable() -> None:
 
 @pytest.mark.parametrize("field", ["created_at", "queued_at", "expires_at", "not_before"])
 @pytest.mark.parametrize(
-    ("moment", "is_taken"),
+    ("moment", "is_accepted"),
     [
         ("0001-01-01T00:00:00Z", True),
         ("0001-01-01T00:00:00-23:59", True),
@@ -172,13 +172,15 @@ def test_a_message_is_immutable() -> None:
         ("2026-01-05T09:00:00", False),
     ],
 )
-def test_a_time_is_taken_if_every_zone_has_it(field: str, moment: str, is_taken: bool) -> None:
+def test_a_time_is_accepted_if_it_exists_in_every_zone(
+    field: str, moment: str, is_accepted: bool
+) -> None:
     metadata = {"created_at": "2026-01-05T09:00:00Z", field: moment}
     body = json.dumps({"job_id": "a", "job_type": "b", "payload": {}, "metadata": metadata})
-    if is_taken:
-        taken = getattr(JobMessage.decode(body.encode()).metadata, field)
-        assert to_datetime(taken.timestamp()) == taken
-        assert format_local(taken.timestamp())
+    if is_accepted:
+        parsed = getattr(JobMessage.decode(body.encode()).metadata, field)
+        assert to_datetime(parsed.timestamp()) == parsed
+        assert format_local(parsed.timestamp())
     else:
         with pytest.raises(MalformedMessage, match=field):
             JobMessage.decode(body.encode())

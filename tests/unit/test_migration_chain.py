@@ -1,5 +1,5 @@
-"""Migrations are one chain, each named by its number: two that were made at the same time are seen
-here at once, without a database."""
+"""Migrations are one chain, each named by its number. Two with the same number fail here, without
+a database."""
 
 import re
 from pathlib import Path
@@ -19,22 +19,26 @@ def test_each_migration_follows_the_one_before() -> None:
     assert numbers == [f"{first + n:04}" for n in range(len(names))], "two have one number"
     for name, number in zip(names, numbers, strict=True):
         code = (VERSIONS / name).read_text()
-        before = None if number == numbers[0] else f"{int(number) - 1:04}"
+        previous = None if number == numbers[0] else f"{int(number) - 1:04}"
         assert re.findall(r'^revision = "(\d+)"', code, re.MULTILINE) == [number], name
-        found = re.findall(r'^down_revision = (?:"(\d+)"|None)', code, re.MULTILINE)
-        assert found == [before or ""], name
+        down_revisions = re.findall(r'^down_revision = (?:"(\d+)"|None)', code, re.MULTILINE)
+        assert down_revisions == [previous or ""], name
     assert numbers[-1] == SCHEMA_REVISION
 
 
-TAKES_AWAY = re.compile(r"drop_|rename_|alter_column|DROP |RENAME |ALTER (?!TABLE \S+ SET \()")
-FIRST_OF_THE_RULE = "0034"
+CONTRACTING_CODE = re.compile(
+    r"drop_|rename_|alter_column|DROP |RENAME |ALTER (?!TABLE \S+ SET \()"
+)
+FIRST_CHECKED_REVISION = "0034"
 
 
-def takes_away(code: str) -> bool:
-    """Whether an older program may miss what a migration changes: docs/architecture.md."""
+def contracts(code: str) -> bool:
+    """Return whether a migration may break an older program: docs/architecture.md."""
     added = re.findall(r"add_column\((?:[^()]|\([^()]*\))*\)", code)
-    unfilled = [each for each in added if "nullable=False" in each and "server_def" not in each]
-    return bool(TAKES_AWAY.search(code) or unfilled)
+    without_default = [
+        each for each in added if "nullable=False" in each and "server_def" not in each
+    ]
+    return bool(CONTRACTING_CODE.search(code) or without_default)
 
 
 @pytest.mark.parametrize(
@@ -49,16 +53,16 @@ def takes_away(code: str) -> bool:
         ('op.execute("ALTER TABLE jobs SET (fillfactor = 90)")', False),
     ],
 )
-def test_what_takes_away_is_known(code: str, expected: bool) -> None:
-    assert takes_away(code) is expected
+def test_a_contracting_migration_is_recognised(code: str, expected: bool) -> None:
+    assert contracts(code) is expected
 
 
-def test_a_migration_that_takes_away_names_the_oldest_program_that_may_stay() -> None:
+def test_a_contracting_migration_names_the_oldest_program() -> None:
     for path in VERSIONS.glob("v*.py"):
         code = path.read_text()
-        named = re.findall(r'^oldest_program = "(\d{4})"', code, re.MULTILINE)
-        assert all(oldest <= path.name[1:5] for oldest in named), path.name
-        if path.name[1:5] >= FIRST_OF_THE_RULE and takes_away(code):
-            assert named, (
-                f"{path.name} takes away: docs/architecture.md#changing-tables-in-two-steps"
+        oldest_programs = re.findall(r'^oldest_program = "(\d{4})"', code, re.MULTILINE)
+        assert all(oldest <= path.name[1:5] for oldest in oldest_programs), path.name
+        if path.name[1:5] >= FIRST_CHECKED_REVISION and contracts(code):
+            assert oldest_programs, (
+                f"{path.name} contracts: see docs/architecture.md#changing-tables-in-two-steps"
             )

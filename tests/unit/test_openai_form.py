@@ -18,7 +18,7 @@ from switchyard.services.llm.openai_form import BATCH_URLS, ENDPOINTS, answer_of
         ("/v1/responses", "response"),
     ],
 )
-def test_each_endpoint_answers_with_an_object_of_its_own_kind(url: str, kind: str) -> None:
+def test_each_endpoint_answers_with_its_kind_of_object(url: str, kind: str) -> None:
     result = LlmResult("job-1", LlmStatus.COMPLETED, {"model": "m", "completion": {}})
     answer = answer_of(url, {}, result)
     assert answer["object"] == kind
@@ -26,6 +26,6 @@ def test_each_endpoint_answers_with_an_object_of_its_own_kind(url: str, kind: st
     assert ("created" in answer) == ("completions" in url)
 
 
-def test_every_endpoint_is_tested_above_and_may_be_that_of_a_batch() -> None:
+def test_all_four_endpoints_may_be_used_in_a_batch() -> None:
     assert len(ENDPOINTS) == 4
     assert get_args(BatchBody.model_fields["endpoint"].annotation) == BATCH_URLS

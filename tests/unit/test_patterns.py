@@ -1,4 +1,4 @@
-"""No error shows a regular expression: patterns are said in words at every door."""
+"""Errors describe patterns of fields in words, and never show a regular expression."""
 
 import ast
 import re
@@ -17,8 +17,8 @@ from switchyard.services.engine.backfill.files import INPUT_PREFIX
 SOURCES = Path(switchyard.__file__).parent
 
 
-def fields_patterns() -> Iterator[tuple[str, str]]:
-    """Where a field or parameter has a pattern, and as what it is written there."""
+def patterns_of_fields() -> Iterator[tuple[str, str]]:
+    """Yield the module and the source text of the pattern of each field and parameter."""
     for path in SOURCES.rglob("*.py"):
         text = path.read_text()
         if (
@@ -26,39 +26,39 @@ def fields_patterns() -> Iterator[tuple[str, str]]:
             or path.is_relative_to(SOURCES / "broker" / "topology")
             or path.is_relative_to(SOURCES / "broker" / "management")
         ):
-            continue  # a policy's pattern is the broker's
+            continue  # policies have patterns of the broker's own
         for call in ast.walk(ast.parse(text)):
             for keyword in call.keywords if isinstance(call, ast.Call) else ():
                 if keyword.arg == "pattern":
                     yield str(path.relative_to(SOURCES)), ast.unparse(keyword.value)
 
 
-def test_every_field_with_a_pattern_has_one_that_is_said_in_words() -> None:
-    others = {
-        (place, written)
-        for place, written in fields_patterns()
-        if getattr(patterns, written.removeprefix("patterns."), None)
+def test_every_pattern_of_a_field_is_described_in_words() -> None:
+    without_words = {
+        (module, source)
+        for module, source in patterns_of_fields()
+        if getattr(patterns, source.removeprefix("patterns."), None)
         not in patterns.ALLOWED_IN_WORDS
     }
 
-    assert others == {("api/engine/bulk.py", "self.id_pattern")}
+    assert without_words == {("api/engine/bulk.py", "self.id_pattern")}
 
 
-def test_each_pattern_is_one_and_is_said() -> None:
-    declared = [
+def test_each_pattern_is_valid_and_described() -> None:
+    values = [
         value
         for name, value in vars(patterns).items()
         if name.isupper() and value != patterns._NAME
     ]
-    named = [each for each in declared if isinstance(each, str)]
+    all_patterns = [each for each in values if isinstance(each, str)]
 
-    assert sorted(named) == sorted(patterns.ALLOWED_IN_WORDS)
-    for each in named:
+    assert sorted(all_patterns) == sorted(patterns.ALLOWED_IN_WORDS)
+    for each in all_patterns:
         re.compile(each)
         assert each not in patterns.ALLOWED_IN_WORDS[each]
 
 
-def test_keys_in_the_storage_begin_as_those_that_are_made() -> None:
+def test_the_patterns_of_keys_begin_with_the_prefixes_in_use() -> None:
     assert patterns.INCOMING_KEY.startswith(f"^{INCOMING}")
     assert patterns.INPUT_KEY.startswith(f"^{INPUT_PREFIX}/")
 
@@ -68,7 +68,7 @@ class Person(BaseModel):
     shirt: str = Field(default="xl", pattern="^x+l$")
 
 
-def test_what_is_allowed_is_said_rather_than_how_it_is_checked() -> None:
+def test_the_error_describes_the_allowed_values_in_words() -> None:
     with pytest.raises(ValidationError) as failed:
         Person(name="Foo")
 
@@ -78,7 +78,7 @@ def test_what_is_allowed_is_said_rather_than_how_it_is_checked() -> None:
     )
 
 
-def test_a_pattern_of_somebody_elses_own_is_shown_as_it_is() -> None:
+def test_a_pattern_of_another_program_is_shown_unchanged() -> None:
     with pytest.raises(ValidationError) as failed:
         Person(shirt="m")
 
@@ -86,10 +86,11 @@ def test_a_pattern_of_somebody_elses_own_is_shown_as_it_is() -> None:
 
 
 WIDE_AND_COUNTED = re.compile(r"((?<!\\)\.|\\[wWsSdD]|\[(\^|[^\]]*\\[wWsSdD])[^\]]*\])\{")
-"""Repeated so many times: any character, or one of all scripts."""
+"""Finds a counted repetition of any character, or of characters of all scripts."""
 
 
-def test_what_a_pattern_counts_is_ascii_as_all_else_takes_megabytes_to_compile() -> None:
+def test_only_ascii_is_repeated_a_counted_number_of_times_in_a_pattern() -> None:
+    # A counted repetition of larger classes takes megabytes to compile.
     for wide in (r"^(a|/.{1,4000})$", r"^[A-Za-z0-9][\w.-]{0,95}$", r"^[^\x00]{1,9}$", r"\d{4}"):
         assert WIDE_AND_COUNTED.search(wide), wide
     for pattern in patterns.ALLOWED_IN_WORDS:

@@ -1,15 +1,15 @@
-"""How full a queue is, as plain values."""
+"""The pressure of a queue by its waiting jobs and its former pressure."""
 
 import pytest
 
 from switchyard.services.engine.monitoring.pressure_thresholds import PressureThresholds
 from switchyard.services.engine.records.states import Pressure
 
-MARKS = PressureThresholds(ok_below=250, slow_at=500, full_at=1000)
+THRESHOLDS = PressureThresholds(ok_below=250, slow_at=500, full_at=1000)
 
 
 @pytest.mark.parametrize(
-    ("waiting", "before", "now"),
+    ("waiting", "before", "expected"),
     [
         (249, Pressure.OK, Pressure.OK),
         (499, Pressure.OK, Pressure.OK),
@@ -23,7 +23,7 @@ MARKS = PressureThresholds(ok_below=250, slow_at=500, full_at=1000)
         (249, Pressure.FULL, Pressure.OK),
     ],
 )
-def test_a_slow_queue_is_ok_again_only_when_it_is_well_below(
-    waiting: int, before: Pressure, now: Pressure
+def test_a_slow_queue_is_ok_again_only_well_below_the_threshold(
+    waiting: int, before: Pressure, expected: Pressure
 ) -> None:
-    assert MARKS.pressure(waiting, before) is now
+    assert THRESHOLDS.pressure(waiting, before) is expected

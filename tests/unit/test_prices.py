@@ -1,4 +1,4 @@
-"""What models cost: the file of prices, and what a call comes to."""
+"""Prices of models: their file, the cost of a call, and its estimate."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from switchyard.services.common.prices import ModelPrice, ModelPrices
 from switchyard.services.common.settings import Settings
 from switchyard.services.llm.budget_account import max_usage_of
 
-FILE = """
+PRICES_FILE = """
 currency = "EUR"
 [models."large-2"]
 input = 2.5
@@ -21,7 +21,7 @@ output = 10
 
 
 def test_cached_tokens_have_a_price_of_their_own(tmp_path: Path) -> None:
-    (tmp_path / "prices.toml").write_text(FILE)
+    (tmp_path / "prices.toml").write_text(PRICES_FILE)
     prices = ModelPrices.load(tmp_path / "prices.toml")
     price = prices.of("unheard-of", "large-2")
     assert price is not None
@@ -38,7 +38,7 @@ def test_a_server_can_not_claim_more_cached_tokens_than_there_are() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "why"),
+    ("text", "error"),
     [
         ("[models.a]\ninput = -1\noutput = 1", "models.a.input"),
         ("[models.a]\ninput = 1", "models.a.output"),
@@ -48,14 +48,14 @@ def test_a_server_can_not_claim_more_cached_tokens_than_there_are() -> None:
         (None, "there is no file"),
     ],
 )
-def test_a_wrong_file_is_refused_where_it_is_set(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None, why: str
+def test_an_invalid_file_is_refused_with_the_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None, error: str
 ) -> None:
     path = tmp_path / "prices.toml"
     if text is not None:
         path.write_text(text)
     monkeypatch.setenv("JOBS_LLM_PRICES", str(path))
-    with pytest.raises(ValidationError, match=why):
+    with pytest.raises(ValidationError, match=error):
         Settings()
 
 
@@ -65,7 +65,7 @@ def test_a_budget_without_prices_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
         Settings()
 
 
-def test_an_estimate_is_an_upper_bound_and_a_picture_is_no_text() -> None:
+def test_an_estimate_is_an_upper_bound_and_ignores_the_bytes_of_pictures() -> None:
     words = "the quick brown fox jumps over the lazy dog " * 100  # 900 tokens
     chat = {"messages": [{"role": "user", "content": words}], "max_tokens": 70}
     usage = max_usage_of(chat)

@@ -1,4 +1,4 @@
-"""What would steer a terminal is shown: in texts, in JSON, in tables and in logs."""
+"""Control sequences for terminals are made visible in texts, JSON, tables and logs."""
 
 import json
 import sys
@@ -10,7 +10,7 @@ from switchyard.services.common.printable import printable, printable_json, prin
 from tests.support.commands import ROOT
 from tests.support.terminals import STEERING, in_terminal, steering_in
 
-LOGS = """
+LOGGING_PROGRAM = """
 import logging, sys
 import structlog
 from switchyard.services.common.logs import configure
@@ -33,7 +33,7 @@ def test_plain_text_stays_as_it_is() -> None:
         assert printable(text) == text
 
 
-def test_steering_is_shown_and_nothing_is_lost() -> None:
+def test_control_sequences_are_shown_and_nothing_is_lost() -> None:
     assert printable("a\x1b[2J\x9b\x7f\r\u202eb\nc\td\ud800") == (
         "a\\x1b[2J\\x9b\\x7f\\x0d\\u202eb\nc\td\\ud800"
     )
@@ -42,14 +42,16 @@ def test_steering_is_shown_and_nothing_is_lost() -> None:
 
 
 @pytest.mark.parametrize("value", [STEERING, {STEERING: [STEERING]}, "\\\x7f", "\ud800"])
-def test_json_means_what_it_meant(value: object) -> None:
-    shown = printable_json(json.dumps(value, ensure_ascii=False))
-    assert steering_in(shown) == []
-    assert json.loads(shown) == value
-    shown.encode()
+def test_printable_json_has_the_same_value(value: object) -> None:
+    output = printable_json(json.dumps(value, ensure_ascii=False))
+    assert steering_in(output) == []
+    assert json.loads(output) == value
+    output.encode()
 
 
-def test_whatever_prints(capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_function_that_prints_shows_control_sequences(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     rows = table("A", "B")
     add_row(rows, cell(STEERING), STEERING)
     console().print(rows)
@@ -57,9 +59,9 @@ def test_whatever_prints(capsys: pytest.CaptureFixture[str]) -> None:
     print_rows([(STEERING, STEERING)])
     echo(STEERING)
     print_json({"a": STEERING})
-    shown = capsys.readouterr().out
-    assert steering_in(shown) == []
-    assert shown.count("x1b]52;c;b3duZWQ=") == 6
+    output = capsys.readouterr().out
+    assert steering_in(output) == []
+    assert output.count("x1b]52;c;b3duZWQ=") == 6
 
 
 def test_no_line_ends_in_spaces(capsys: pytest.CaptureFixture[str]) -> None:
@@ -80,9 +82,9 @@ def test_no_line_ends_in_spaces(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("form", ["console", "json"])
-def test_logs_on_a_terminal(form: str) -> None:
+def test_logs_on_a_terminal_hold_no_control_sequence(form: str) -> None:
     code, text = in_terminal(
-        [sys.executable, "-c", LOGS, form], env={"PYTHONPATH": str(ROOT)}, cwd=ROOT
+        [sys.executable, "-c", LOGGING_PROGRAM, form], env={"PYTHONPATH": str(ROOT)}, cwd=ROOT
     )
     assert code == 0, text
     assert steering_in(text) == []

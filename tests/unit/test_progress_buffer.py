@@ -1,5 +1,5 @@
-"""What a handler says of its run, before anybody records it; and the page on which a process says
-it."""
+"""The progress and checkpoints that a handler reports: the buffer before they are recorded, and the
+shared memory by which a child process hands them over."""
 
 import os
 import threading
@@ -18,7 +18,7 @@ from switchyard.services.engine.jobs.progress_buffer import (
 from switchyard.services.engine.records.progress import ReportedProgress
 from switchyard.services.engine.runtime.shared_memory import SIZE, open_shared_progress, writing_to
 
-NONSENSE = [
+INVALID_DATA = [
     b"",
     b"[",
     b"[" * 5000,
@@ -30,7 +30,7 @@ NONSENSE = [
 ]
 
 
-def test_what_is_newer_takes_the_place_of_what_is_older() -> None:
+def test_newer_progress_replaces_older() -> None:
     buffer = ProgressBuffer()
     buffer.report(0.1, "first")
     buffer.report(0.2, "second")
@@ -42,18 +42,18 @@ def test_what_is_newer_takes_the_place_of_what_is_older() -> None:
     assert buffer.take() == PendingProgress(ReportedProgress(None, ""), None)
 
 
-def test_whoever_records_is_woken_once_until_he_has_taken_it() -> None:
-    woken: list[int] = []
-    buffer = ProgressBuffer(lambda: woken.append(1))
+def test_the_writer_is_woken_once_until_it_has_taken_the_progress() -> None:
+    wake_calls: list[int] = []
+    buffer = ProgressBuffer(lambda: wake_calls.append(1))
     for number in range(1000):
         buffer.report(number / 1000)
-    assert len(woken) == 1
+    assert len(wake_calls) == 1
     buffer.take()
     buffer.keep("x")
-    assert len(woken) == 2
+    assert len(wake_calls) == 2
 
 
-def test_what_could_not_be_recorded_comes_again_unless_there_is_news() -> None:
+def test_progress_put_back_is_taken_again_unless_there_is_newer() -> None:
     buffer = ProgressBuffer()
     buffer.report(0.1)
     buffer.keep(1)
@@ -65,40 +65,42 @@ def test_what_could_not_be_recorded_comes_again_unless_there_is_news() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "kept"),
+    ("value", "recorded"),
     [(0.5, 0.5), (1, 1.0), (1.0000001, 1.0), (-3, 0.0), (float("nan"), None), (None, None)],
 )
-def test_a_share_that_was_counted_wrongly_fails_no_job(given: float, kept: float) -> None:
+def test_a_wrong_fraction_is_corrected_instead_of_failing_the_job(
+    value: float, recorded: float
+) -> None:
     buffer = ProgressBuffer()
-    buffer.report(given, "é" * 1000)
-    assert buffer.take() == PendingProgress(ReportedProgress(kept, "é" * MAX_NOTE), None)
+    buffer.report(value, "é" * 1000)
+    assert buffer.take() == PendingProgress(ReportedProgress(recorded, "é" * MAX_NOTE), None)
 
 
-@pytest.mark.parametrize("given", [object(), float("nan"), {1: {2}}, "x" * MAX_CHECKPOINT])
-def test_a_check_point_is_json_and_not_large(given: Any) -> None:
+@pytest.mark.parametrize("value", [object(), float("nan"), {1: {2}}, "x" * MAX_CHECKPOINT])
+def test_a_checkpoint_that_is_no_json_or_too_large_is_refused(value: Any) -> None:
     buffer = ProgressBuffer()
     buffer.keep("before")
     with pytest.raises(InvalidCheckpoint, match=r"JSON|limit"):
-        buffer.keep(given)
+        buffer.keep(value)
     assert buffer.take() == PendingProgress(None, '"before"')
 
 
-@pytest.mark.parametrize("given", [("half", ""), (0.5, b"half"), (0.5, None), ([], "")])
-def test_what_is_no_number_or_no_text_is_said_to_the_handler(given: tuple[Any, Any]) -> None:
+@pytest.mark.parametrize("arguments", [("half", ""), (0.5, b"half"), (0.5, None), ([], "")])
+def test_progress_of_a_wrong_type_is_an_error(arguments: tuple[Any, Any]) -> None:
     buffer = ProgressBuffer()
     with pytest.raises((TypeError, ValueError)):
-        buffer.report(*given)
+        buffer.report(*arguments)
     assert buffer.take() is None
 
 
-def test_many_threads_lose_nothing_that_is_last() -> None:
+def test_the_last_progress_of_many_threads_is_kept() -> None:
     buffer = ProgressBuffer()
 
-    def say() -> None:
+    def report_progress() -> None:
         for number in range(5001):
             buffer.report(number / 5000)
 
-    threads = [threading.Thread(target=say) for _ in range(4)]
+    threads = [threading.Thread(target=report_progress) for _ in range(4)]
     taken = []
     for each in threads:
         each.start()
@@ -109,76 +111,78 @@ def test_many_threads_lose_nothing_that_is_last() -> None:
     assert last.progress == ReportedProgress(1.0, "")
 
 
-# --- the page of a process ----------------------------------------------------------------------
+# --- shared memory of a child process -----------------------------------------------------------
 
 
-def test_a_process_says_it_by_its_page() -> None:
-    heard = ProgressBuffer()
-    with open_shared_progress() as page:
-        page.copy_to(heard)
-        assert heard.take() is None
-        with writing_to(page.address) as buffer:
+def test_a_child_reports_progress_by_shared_memory() -> None:
+    received = ProgressBuffer()
+    with open_shared_progress() as shared_progress:
+        shared_progress.copy_to(received)
+        assert received.take() is None
+        with writing_to(shared_progress.address) as buffer:
             for number in range(1, 10_001):
                 buffer.report(number / 10_000, "größer \ud800")
             buffer.keep({"page": 3, "text": "x" * 60_000})
-            page.copy_to(heard)
-            notes = heard.take()
-            assert notes is not None
-            assert notes.progress == ReportedProgress(1.0, "größer \\ud800")  # as it can be written
-            assert notes.checkpoint == '{"page":3,"text":"' + "x" * 60_000 + '"}'
-            page.copy_to(heard)
-            assert heard.take() is None  # nothing new
+            shared_progress.copy_to(received)
+            pending = received.take()
+            assert pending is not None
+            assert pending.progress == ReportedProgress(
+                1.0, "größer \\ud800"
+            )  # the lone surrogate is escaped
+            assert pending.checkpoint == '{"page":3,"text":"' + "x" * 60_000 + '"}'
+            shared_progress.copy_to(received)
+            assert received.take() is None  # nothing new
             buffer.report(0.5)
-        page.copy_to(heard)  # its last word, although it has ended
-        assert heard.take() == PendingProgress(ReportedProgress(0.5, ""), None)
+        shared_progress.copy_to(received)  # the last progress is read although the writer has ended
+        assert received.take() == PendingProgress(ReportedProgress(0.5, ""), None)
 
 
-@pytest.mark.parametrize("nonsense", NONSENSE)
-def test_what_a_hostile_process_writes_is_no_news(nonsense: bytes) -> None:
+@pytest.mark.parametrize("invalid_data", INVALID_DATA)
+def test_invalid_shared_memory_is_ignored(invalid_data: bytes) -> None:
     from switchyard.services.engine.runtime import shared_memory as module
 
-    heard = ProgressBuffer()
-    with open_shared_progress() as page:
-        token = page.address.token
-        writer = module.SharedProgressWriter(page.address)
+    received = ProgressBuffer()
+    with open_shared_progress() as shared_progress:
+        token = shared_progress.address.token
+        writer = module.SharedProgressWriter(shared_progress.address)
         memory = writer._open()
         for cell in (module._PROGRESS, module._CHECKPOINT):
-            cell.write(memory, (token + nonsense)[: cell.capacity])
-        page.copy_to(heard)
+            cell.write(memory, (token + invalid_data)[: cell.capacity])
+        shared_progress.copy_to(received)
         memory[:] = os.urandom(SIZE)
-        page.copy_to(heard)
+        shared_progress.copy_to(received)
         memory[:] = b"\xff" * SIZE
-        page.copy_to(heard)
+        shared_progress.copy_to(received)
         memory.close()
-        kept = heard.take()
-        assert kept is None or kept == PendingProgress(None, "0.5")
+        recorded = received.take()
+        assert recorded is None or recorded == PendingProgress(None, "0.5")
 
 
-def test_a_page_that_the_process_cuts_off_harms_nobody() -> None:
-    heard = ProgressBuffer()
-    with open_shared_progress() as page:
-        with writing_to(page.address) as buffer:
+def test_truncated_shared_memory_is_ignored() -> None:
+    received = ProgressBuffer()
+    with open_shared_progress() as shared_progress:
+        with writing_to(shared_progress.address) as buffer:
             buffer.report(0.5)
-        os.truncate(page.address.path, 3)
-        page.copy_to(heard)
-    assert heard.take() is None
+        os.truncate(shared_progress.address.path, 3)
+        shared_progress.copy_to(received)
+    assert received.take() is None
 
 
-def test_what_another_job_has_written_is_not_this_ones() -> None:
+def test_progress_of_another_job_is_ignored() -> None:
     from dataclasses import replace
 
-    heard = ProgressBuffer()
-    with open_shared_progress() as page:
-        other = replace(page.address, token=b"x" * 16)
-        with writing_to(other) as buffer:
+    received = ProgressBuffer()
+    with open_shared_progress() as shared_progress:
+        other_address = replace(shared_progress.address, token=b"x" * 16)
+        with writing_to(other_address) as buffer:
             buffer.report(0.5)
-        page.copy_to(heard)
-    assert heard.take() is None
+        shared_progress.copy_to(received)
+    assert received.take() is None
 
 
-def test_a_page_that_is_gone_fails_no_job() -> None:
-    with open_shared_progress() as page:
-        address = page.address
+def test_a_job_whose_shared_memory_is_gone_does_not_fail() -> None:
+    with open_shared_progress() as shared_progress:
+        address = shared_progress.address
     with writing_to(address) as buffer:
         buffer.report(0.5)
         buffer.keep(1)

@@ -1,4 +1,4 @@
-"""`switchyard`: the names that users import, what each costs, and that type checkers see them."""
+"""`switchyard`: the names that users import, and which libraries each of them loads."""
 
 import json
 import re
@@ -14,10 +14,18 @@ from switchyard.services.common.extras import MODULES_OF_EXTRAS
 from switchyard.services.engine.jobs.registry import Registry
 
 ROOT = Path(__file__).parents[2]
-HEAVY = ("fastapi", "sqlalchemy", "aio_pika", "aiormq", "pika", "httpx", "pydantic_settings")
-CLIENTS = ("AsyncClient", "Client")
-COSTS: dict[tuple[str, ...], set[str]] = {
-    CLIENTS: {"httpx"},
+HEAVY_LIBRARIES = (
+    "fastapi",
+    "sqlalchemy",
+    "aio_pika",
+    "aiormq",
+    "pika",
+    "httpx",
+    "pydantic_settings",
+)
+CLIENT_NAMES = ("AsyncClient", "Client")
+LIBRARIES_OF_NAMES: dict[tuple[str, ...], set[str]] = {
+    CLIENT_NAMES: {"httpx"},
     ("BlockingPublisher",): {"aio_pika", "aiormq", "pika", "pydantic_settings"},
     ("JobPublisher", "JobRequest", "LLMQueue"): {
         "aio_pika",
@@ -26,17 +34,17 @@ COSTS: dict[tuple[str, ...], set[str]] = {
         "sqlalchemy",
     },
 }
-"""What of the heavy libraries these names may load; the others none."""
+"""The heavy libraries that these names may load; the other names may load none."""
 
 
 @cache
 def modules_after(code: str) -> set[str]:
-    """What a fresh interpreter has loaded when it has run that."""
+    """Return the modules that a new interpreter has loaded after running the code."""
     report = "\nimport json, sys; print(json.dumps(list(sys.modules)))"
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", code + report], capture_output=True, text=True, check=True
     )
-    return set(json.loads(done.stdout))
+    return set(json.loads(result.stdout))
 
 
 def test_the_import_itself_loads_nothing() -> None:
@@ -44,18 +52,18 @@ def test_the_import_itself_loads_nothing() -> None:
     assert added == {"switchyard"}
 
 
-@pytest.mark.parametrize("names", COSTS, ids=" ".join)
-def test_a_name_costs_what_it_needs_and_no_more(names: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("names", LIBRARIES_OF_NAMES, ids=" ".join)
+def test_a_name_loads_no_more_than_its_libraries(names: tuple[str, ...]) -> None:
     loaded = modules_after(f"from switchyard import {', '.join(names)}")
-    assert {each for each in HEAVY if each in loaded} <= COSTS[names]
+    assert {each for each in HEAVY_LIBRARIES if each in loaded} <= LIBRARIES_OF_NAMES[names]
     assert loaded & frozenset().union(*MODULES_OF_EXTRAS.values()) == set()
 
 
-def test_all_other_names_together_cost_nothing() -> None:
-    costly = {name for names in COSTS for name in names}
-    others = [name for name in switchyard.__all__ if name not in costly]
-    loaded = modules_after(f"from switchyard import {', '.join(others)}")
-    assert {each for each in HEAVY if each in loaded} == set()
+def test_all_other_names_load_no_heavy_library() -> None:
+    names_with_libraries = {name for names in LIBRARIES_OF_NAMES for name in names}
+    other_names = [name for name in switchyard.__all__ if name not in names_with_libraries]
+    loaded = modules_after(f"from switchyard import {', '.join(other_names)}")
+    assert {each for each in HEAVY_LIBRARIES if each in loaded} == set()
 
 
 def test_outcomes_need_no_library_at_all() -> None:
@@ -64,9 +72,9 @@ def test_outcomes_need_no_library_at_all() -> None:
     assert "asyncio" not in loaded
 
 
-def test_a_client_is_light() -> None:
-    """httpx and pydantic, and what of ours describes the API: half of what a server needs."""
-    client = modules_after(f"from switchyard import {', '.join(CLIENTS)}")
+def test_a_client_loads_few_modules() -> None:
+    """It loads httpx, pydantic and our models of the API: half the modules of a server."""
+    client = modules_after(f"from switchyard import {', '.join(CLIENT_NAMES)}")
     libraries = modules_after("import asyncio, httpx, pydantic; pydantic.BaseModel")
     assert len(client - libraries) < 250, sorted(client - libraries)
 
@@ -74,22 +82,22 @@ def test_a_client_is_light() -> None:
 def test_every_name_is_there_and_listed() -> None:
     assert all(getattr(switchyard, name) is not None for name in switchyard.__all__)
     assert set(switchyard.__all__) <= set(dir(switchyard))
-    homes = [name for names in switchyard._HOMES.values() for name in names]
-    assert sorted(homes) == sorted(switchyard.__all__)
+    names_of_modules = [name for names in switchyard._HOMES.values() for name in names]
+    assert sorted(names_of_modules) == sorted(switchyard.__all__)
 
 
-def test_another_name_is_an_error_as_of_any_module() -> None:
+def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'Jobb'"):
         switchyard.Jobb  # noqa: B018
 
 
-def test_the_page_names_what_is_public_and_nothing_else() -> None:
+def test_the_page_lists_the_public_names() -> None:
     page = (ROOT / "docs/python.md").read_text()
-    named = re.findall(r"^\| `(\w+)` \|", page, flags=re.MULTILINE)
-    assert sorted(named) == sorted(switchyard.__all__)
+    documented = re.findall(r"^\| `(\w+)` \|", page, flags=re.MULTILINE)
+    assert sorted(documented) == sorted(switchyard.__all__)
 
 
-def test_pages_import_from_switchyard_only_what_is_public() -> None:
+def test_pages_import_public_names_only() -> None:
     imported = []
     for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
         imported += re.findall(r"^from switchyard import (.+)$", page.read_text(), re.MULTILINE)
@@ -97,6 +105,6 @@ def test_pages_import_from_switchyard_only_what_is_public() -> None:
     assert {"Client", "JobPublisher", "job"} <= names <= set(switchyard.__all__)
 
 
-def test_a_module_of_these_names_alone_declares_a_job_type() -> None:
-    """tests/support/users_module.py, in which mypy checks the types as well."""
+def test_a_users_module_declares_a_job_type() -> None:
+    """tests/support/users_module.py imports public names alone; mypy checks its types."""
     assert [each.name for each in Registry.load(["tests.support.users_module"])] == ["count_up"]

@@ -1,4 +1,4 @@
-"""Making a job out of a request: what is checked before anything is sent."""
+"""A request becomes a job: its checks and defaults, and the jobs that follow from a handler."""
 
 import json
 import math
@@ -40,22 +40,22 @@ PARENT = JobMessage(
 )
 
 
-def made(routing_key: str = "hot.noop", payload: Any = None, **options: Any):
+def make_job(routing_key: str = "hot.noop", payload: Any = None, **options: Any):
     return prepare(REGISTRY, JobRequest(routing_key, {} if payload is None else payload, **options))
 
 
 def test_a_job_gets_its_lanes_priority_and_its_types_attempts() -> None:
     for key, priority in (("hot.noop", 10), ("backfill.noop", 1)):
-        job = made(key, {"n": 3})
+        job = make_job(key, {"n": 3})
         assert (job.lane, job.worker, job.routing_key) == (key.partition(".")[0], "llm", key)
         assert (job.message.priority, job.message.payload) == (priority, {"n": 3})
         assert job.message.metadata.max_attempts == 3
-    assert made("hot.slow").message.metadata.max_attempts == 1
+    assert make_job("hot.slow").message.metadata.max_attempts == 1
 
 
-def test_what_a_request_says_is_kept() -> None:
+def test_the_options_of_a_request_are_those_of_its_message() -> None:
     expires_at = datetime.now(UTC) + timedelta(hours=1)
-    message = made(
+    message = make_job(
         priority=0,
         max_attempts=9,
         source="github",
@@ -71,27 +71,27 @@ def test_what_a_request_says_is_kept() -> None:
     assert metadata.traceparent == "00-1-2-01"
 
 
-def test_a_delayed_job_is_due_later_and_its_age_counts_from_then() -> None:
-    job = made(delay=60)
+def test_the_age_of_a_delayed_job_counts_from_its_due_time() -> None:
+    job = make_job(delay=60)
     assert job.run_at is not None
     metadata = job.message.metadata
     assert metadata.queued_at == metadata.created_at + timedelta(seconds=60)
     assert job.run_at == pytest.approx(metadata.queued_at.timestamp())
-    assert made().run_at is None
+    assert make_job().run_at is None
 
 
 def test_one_idempotency_key_of_one_type_is_one_job() -> None:
-    ids = {made(idempotency_key="a").message.job_id for _ in range(3)}
+    ids = {make_job(idempotency_key="a").message.job_id for _ in range(3)}
     assert len(ids) == 1
-    ids.add(made(idempotency_key="b").message.job_id)
-    ids.add(made("hot.gated", idempotency_key="a").message.job_id)
+    ids.add(make_job(idempotency_key="b").message.job_id)
+    ids.add(make_job("hot.gated", idempotency_key="a").message.job_id)
     assert len(ids) == 3
 
 
-def test_no_key_makes_the_id_of_another_space() -> None:
-    """A job may be called `key`: its followers had the ids of the keys of their numbers."""
+def test_ids_made_from_keys_and_from_numbers_never_collide() -> None:
+    """The followers of a job with the id `key` once had the ids of the idempotency keys 0, 1, 2."""
     follower = job_id_of(PUBLIC_IDS, "key", "noop", 0)
-    assert made(idempotency_key="0").message.job_id != follower
+    assert make_job(idempotency_key="0").message.job_id != follower
     operation = "backfill-1"
     keys = ["then", "item/then", "item/item/then", "item/", "a", "notice"]
     ids = {item_job_id(PUBLIC_IDS, operation, key) for key in keys}
@@ -100,9 +100,9 @@ def test_no_key_makes_the_id_of_another_space() -> None:
 
 
 @pytest.mark.parametrize("key", ["api:0b0f6c1e order-1", "webhook:github webhook/github/1"])
-def test_a_program_may_not_take_the_key_of_an_api_key_or_a_webhook(key: str) -> None:
+def test_idempotency_keys_of_api_keys_and_webhooks_are_reserved(key: str) -> None:
     with pytest.raises(InvalidJob, match="choose another"):
-        made(idempotency_key=key)
+        make_job(idempotency_key=key)
 
 
 @pytest.mark.parametrize(
@@ -116,41 +116,41 @@ def test_a_program_may_not_take_the_key_of_an_api_key_or_a_webhook(key: str) -> 
         ("maintenance.noop", "hot.noop or backfill.noop"),
     ],
 )
-def test_a_routing_key_that_leads_nowhere_is_refused_with_what_to_use(key: str, text: str) -> None:
+def test_an_invalid_routing_key_is_refused_with_valid_ones(key: str, text: str) -> None:
     with pytest.raises(InvalidJob) as refused:
-        made(key)
+        make_job(key)
     assert text in str(refused.value)
 
 
-def nested(levels: int) -> Any:
+def nest(levels: int) -> Any:
     value: Any = {}
     for _ in range(levels):
         value = {"a": value}
     return value
 
 
-def test_a_payload_that_no_worker_could_read_is_refused_at_the_door() -> None:
-    for value in (nested(210), nested(240), [[nested(205)]] * 3, 10**4_300, [[-(10**6_000)]]):
+def test_a_payload_too_deep_or_large_for_a_worker_is_refused() -> None:
+    for value in (nest(210), nest(240), [[nest(205)]] * 3, 10**4_300, [[-(10**6_000)]]):
         with pytest.raises(InvalidPayload, match="payload of spread"):
-            made("hot.spread", {"payload": {"value": value}})
-    for value in (nested(150), [{"a": [1]}] * 2_000, "9" * 9_000, 10**4_299, "[" * 1_000, "\x00"):
-        message = made("hot.spread", {"payload": {"value": value}}).message
+            make_job("hot.spread", {"payload": {"value": value}})
+    for value in (nest(150), [{"a": [1]}] * 2_000, "9" * 9_000, 10**4_299, "[" * 1_000, "\x00"):
+        message = make_job("hot.spread", {"payload": {"value": value}}).message
         assert JobMessage.decode(message.encode()).payload == {"payload": {"value": value}}
 
 
-def test_nothing_is_kept_that_could_not_be_read_again() -> None:
-    for value in (nested(260), nested(900), 10**4_300, {"a": [10**9_000]}):
+def test_json_that_can_not_be_read_again_is_not_stored() -> None:
+    for value in (nest(260), nest(900), 10**4_300, {"a": [10**9_000]}):
         with pytest.raises(RowRejected, match="not to be written as JSON"):
             to_json({"value": value})
-    for value in (nested(240), "9" * 9_000, 10**4_299, "\ud800", {"ü": nested(200)}):
-        kept = json.loads(to_json({"value": value}))
-        assert kept == {"value": value}
-        to_jsonable_python(kept)
+    for value in (nest(240), "9" * 9_000, 10**4_299, "\ud800", {"ü": nest(200)}):
+        stored = json.loads(to_json({"value": value}))
+        assert stored == {"value": value}
+        to_jsonable_python(stored)
 
 
 def test_an_unknown_type_is_refused() -> None:
     with pytest.raises(UnknownJobType, match="nothing"):
-        made("hot.nothing")
+        make_job("hot.nothing")
 
 
 @pytest.mark.parametrize(
@@ -168,12 +168,12 @@ def test_an_unknown_type_is_refused() -> None:
         {"job_id": ""},
         {"job_id": "a b"},
         {"job_id": "x" * 129},
-        {"expires_at": datetime(2026, 1, 1)},  # noqa: DTZ001 - that is what is wrong with it
+        {"expires_at": datetime(2026, 1, 1)},  # noqa: DTZ001 - a time without a zone is the error
     ],
 )
-def test_a_request_that_makes_no_sense_is_refused(options: dict[str, Any]) -> None:
+def test_an_invalid_option_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidJob):
-        made(**options)
+        make_job(**options)
 
 
 @pytest.mark.parametrize(
@@ -186,31 +186,31 @@ def test_a_request_that_makes_no_sense_is_refused(options: dict[str, Any]) -> No
         ("hot.noop", {"text": "x" * (1024 * 1024)}),
     ],
 )
-def test_a_payload_that_no_worker_could_read_is_refused(key: str, payload: dict[str, Any]) -> None:
+def test_an_invalid_payload_is_refused(key: str, payload: dict[str, Any]) -> None:
     with pytest.raises(InvalidPayload):
-        made(key, payload)
+        make_job(key, payload)
 
 
 def test_the_largest_job_that_is_accepted_can_be_read_by_a_worker() -> None:
-    body = made("hot.noop", {"text": "x" * (MAX_NEW_BODY_BYTES - 1000)}).message.encode()
+    body = make_job("hot.noop", {"text": "x" * (MAX_NEW_BODY_BYTES - 1000)}).message.encode()
     assert JobMessage.decode(body).payload["text"]
 
 
 async def test_next_jobs_have_the_same_ids_each_time() -> None:
     jobs = [Job("received", {"n": 1}), Job("received", {"n": 2}), Job("noop", {})]
-    first, again = [
+    first_ids, second_ids = [
         [
             child.message.job_id
             for child in await children_of(REGISTRY, PUBLIC_IDS, PARENT, "hot", jobs)
         ]
         for _ in range(2)
     ]
-    assert first == again
-    assert len(set(first)) == 3
-    assert first[0] == job_id_of(PUBLIC_IDS, "parent", "received", 0)
+    assert first_ids == second_ids
+    assert len(set(first_ids)) == 3
+    assert first_ids[0] == job_id_of(PUBLIC_IDS, "parent", "received", 0)
 
 
-async def test_next_jobs_carry_on_what_the_first_one_began() -> None:
+async def test_next_jobs_take_pipeline_source_and_priority_of_the_first() -> None:
     (child,) = await children_of(REGISTRY, PUBLIC_IDS, PARENT, "hot", [Job("received", {"n": 1})])
     metadata = child.message.metadata
     assert (metadata.parent_id, metadata.pipeline) == ("parent", "parent")
@@ -230,14 +230,12 @@ async def test_next_jobs_carry_on_what_the_first_one_began() -> None:
     [
         (Job("noop", {}), True),
         (Job("received", {}), False),  # another kind of worker
-        (Job("noop", {}, priority=7), False),  # its handler has said where it belongs
+        (Job("noop", {}, priority=7), False),  # its handler has set the priority
         (Job("noop", {}, own_pipeline=True), False),
-        (Job("spread", {}), False),  # it goes on in pieces, between which others are to come
+        (Job("spread", {}), False),  # it continues in pieces, and other jobs run in between
     ],
 )
-async def test_a_later_stage_of_the_same_worker_goes_before_what_begins_there(
-    job: Job, is_later: bool
-) -> None:
+async def test_a_later_stage_of_a_worker_goes_before_first_stages(job: Job, is_later: bool) -> None:
     for priority in range(11):
         parent = PARENT.model_copy(update={"priority": priority})
         job = replace(job, priority=None if job.priority is None else priority)
@@ -260,7 +258,7 @@ async def test_a_later_stage_of_the_same_worker_goes_before_what_begins_there(
         (Job("tidied", {}, lane="maintenance"), "hot", "maintenance"),
     ],
 )
-async def test_next_jobs_stay_in_the_lane_where_they_can(
+async def test_next_jobs_stay_in_the_lane_if_their_type_has_it(
     job: Job, parent_lane: str, lane: str
 ) -> None:
     (child,) = await children_of(REGISTRY, PUBLIC_IDS, PARENT, parent_lane, [job])
@@ -283,20 +281,20 @@ async def test_next_jobs_are_checked_like_any_other(job: Job, error: type[Except
         await children_of(REGISTRY, PUBLIC_IDS, PARENT, "hot", [job])
 
 
-async def test_many_next_jobs_are_made_while_others_run() -> None:
+async def test_other_tasks_run_while_many_next_jobs_are_made() -> None:
     jobs = [Job("noop", {})] * 4 * CHILDREN_PER_TURN
     children, turns = await turns_during(children_of(REGISTRY, PUBLIC_IDS, PARENT, "hot", jobs))
     assert len(children) == len(jobs)
     assert turns >= 4
 
 
-def test_what_is_recorded_of_a_payload_is_what_is_sent() -> None:
-    """Else its message would be taken for another job's, and the record stay queued for ever."""
-    message = made(payload={"text": "x", "odd": [math.nan, math.inf, 10**30]}).message
+def test_the_recorded_payload_is_the_sent_one() -> None:
+    """Otherwise its message would count as another job's, and the record stay queued for ever."""
+    message = make_job(payload={"text": "x", "odd": [math.nan, math.inf, 10**30]}).message
     sent = JobMessage.decode(message.encode())
     assert JobContent.from_message(sent) == JobContent.from_message(message)
 
 
-def test_a_payload_whose_field_has_a_name_that_nothing_can_say_is_refused() -> None:
+def test_a_field_name_that_is_no_valid_text_is_refused() -> None:
     with pytest.raises(InvalidPayload, match="surrogates not allowed"):
-        made(payload={"text": "x", "odd": {"\ud800": 1}})
+        make_job(payload={"text": "x", "odd": {"\ud800": 1}})

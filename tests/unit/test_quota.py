@@ -1,4 +1,4 @@
-"""What uploads take of the quota while they come in."""
+"""Uploads count against the storage quota while they are received."""
 
 from __future__ import annotations
 
@@ -7,32 +7,32 @@ from pathlib import Path
 
 import pytest
 
-from switchyard.services.common.files import storage_quota as quotas
+from switchyard.services.common.files import storage_quota
 from switchyard.services.common.files.storage import Storage
 from switchyard.services.common.files.storage_quota import Quota, StorageFull
 
 
-async def parts(*sizes: int) -> AsyncIterator[bytes]:
+async def receive(*sizes: int) -> AsyncIterator[bytes]:
     for size in sizes:
         yield bytes(size)
 
 
-async def test_an_upload_under_way_counts_after_the_storage_was_measured_anew(
+async def test_a_running_upload_counts_after_the_storage_was_measured_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(quotas, "MEASURE_INTERVAL", -1.0)
+    monkeypatch.setattr(storage_quota, "MEASURE_INTERVAL", -1.0)
     storage = Storage(tmp_path.as_uri())
     quota = Quota(storage, 1_000)
     await quota.check()
-    first = quota.metered(parts(900, 50))
-    await anext(first)
+    upload = quota.metered(receive(900, 50))
+    await anext(upload)
     await quota.check()
     with pytest.raises(StorageFull):
-        async for _ in quota.metered(parts(200)):
+        async for _ in quota.metered(receive(200)):
             pass
-    await first.aclose()  # the sender broke off
+    await upload.aclose()  # the client disconnected
     await storage.put_async("uploads/other", bytes(950))
     await quota.check()
     with pytest.raises(StorageFull):
-        async for _ in quota.metered(parts(100)):
+        async for _ in quota.metered(receive(100)):
             pass

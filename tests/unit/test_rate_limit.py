@@ -32,7 +32,7 @@ def test_clients_do_not_share_a_bucket() -> None:
     assert not limiter.take("one").allowed
 
 
-def test_an_allowance_tells_what_is_left_and_when_to_come_again() -> None:
+def test_an_allowance_has_the_remaining_calls_and_the_wait() -> None:
     clock = Clock()
     limiter = RateLimiter(0.5, 2, clock=clock)
     first = limiter.take("one")
@@ -60,7 +60,7 @@ def test_a_clock_that_goes_back_takes_nothing_away() -> None:
     assert limiter.take("one").allowed
 
 
-def test_clients_that_were_not_seen_for_long_are_forgotten(
+def test_the_clients_seen_longest_ago_are_forgotten(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(rate_limit, "MAX_BUCKETS", 3)
@@ -78,49 +78,49 @@ def test_a_limit_that_allows_nothing_is_refused(rate: float, burst: int) -> None
         RateLimiter(rate, burst)
 
 
-class Finding:
-    """What is found, and how often it was looked for."""
+class ControlledSearch:
+    """A search whose result is its number of calls, and which ends when the test says so."""
 
     def __init__(self) -> None:
-        self.times = 0
+        self.calls = 0
         self.may_end = asyncio.Event()
         self.may_end.set()
 
     async def find(self) -> int:
-        self.times += 1
+        self.calls += 1
         await self.may_end.wait()
-        return self.times
+        return self.calls
 
 
-async def test_who_asks_too_often_gets_what_was_found_last() -> None:
+async def test_a_call_over_the_rate_gets_the_last_result() -> None:
     now = 0.0
-    finding = Finding()
-    rationed = RateLimitedCall(finding.find, 1.0, 3, clock=lambda: now)
-    assert [await rationed.get() for _ in range(4)] == [1, 2, 3, 3]
+    search = ControlledSearch()
+    limited_call = RateLimitedCall(search.find, 1.0, 3, clock=lambda: now)
+    assert [await limited_call.get() for _ in range(4)] == [1, 2, 3, 3]
     now = 1.0
-    assert [await rationed.get() for _ in range(2)] == [4, 4]
+    assert [await limited_call.get() for _ in range(2)] == [4, 4]
 
 
-async def test_all_who_ask_at_once_get_the_same() -> None:
-    finding = Finding()
-    finding.may_end.clear()
-    rationed = RateLimitedCall(finding.find, 1.0, 3)
-    asked = [asyncio.create_task(rationed.get()) for _ in range(20)]
+async def test_simultaneous_calls_share_one_result() -> None:
+    search = ControlledSearch()
+    search.may_end.clear()
+    limited_call = RateLimitedCall(search.find, 1.0, 3)
+    tasks = [asyncio.create_task(limited_call.get()) for _ in range(20)]
     await asyncio.sleep(0)
-    asked[0].cancel()  # for the others it is found all the same
-    finding.may_end.set()
-    assert set(await asyncio.gather(*asked[1:])) == {1}
+    tasks[0].cancel()  # the search goes on for the others
+    search.may_end.set()
+    assert set(await asyncio.gather(*tasks[1:])) == {1}
 
 
-async def test_what_can_not_be_found_is_looked_for_again() -> None:
-    found = iter((OSError("away"), None))
+async def test_a_failed_call_is_repeated() -> None:
+    results = iter((OSError("away"), None))
 
     async def find() -> str:
-        if (error := next(found)) is not None:
+        if (error := next(results)) is not None:
             raise error
         return "found"
 
-    rationed = RateLimitedCall(find, 1.0, 3)
+    limited_call = RateLimitedCall(find, 1.0, 3)
     with pytest.raises(OSError, match="away"):
-        await rationed.get()
-    assert await rationed.get() == "found"
+        await limited_call.get()
+    assert await limited_call.get() == "found"

@@ -1,4 +1,4 @@
-"""Which letters a redrive takes, and what it makes of them; without a broker."""
+"""Filters of redrives, and the copies that a redrive makes of letters, without a broker."""
 
 import json
 from datetime import UTC, datetime, timedelta
@@ -28,7 +28,7 @@ NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 REGISTRY = Registry.load(["tests.support.jobs"])
 
 
-def letter(
+def make_letter(
     *,
     routing_key: str = "hot.noop",
     reason: Reason = Reason.EXHAUSTED,
@@ -38,7 +38,7 @@ def letter(
     payload: dict[str, Any] | None = None,
     **metadata: Any,
 ) -> QueuedDeadLetter:
-    """A letter of the job `job-1` that died an hour before NOW."""
+    """Return a letter of the job `job-1` that died an hour before NOW."""
     if body is None:
         message = JobMessage(
             job_id="job-1",
@@ -70,7 +70,7 @@ def letter(
 
 
 @pytest.mark.parametrize(
-    ("which", "matches"),
+    ("letter_filter", "matches"),
     [
         (LetterFilter(), True),
         (LetterFilter(ids=frozenset({"job-1", "job-2"})), True),
@@ -91,20 +91,22 @@ def letter(
         (LetterFilter(lane="hot", reason="permanent"), False),
     ],
 )
-def test_filter_takes_what_fits_every_field(which: LetterFilter, matches: bool) -> None:
-    assert which.matches(letter(), NOW) is matches
+def test_a_filter_matches_letters_that_fit_every_field(
+    letter_filter: LetterFilter, matches: bool
+) -> None:
+    assert letter_filter.matches(make_letter(), NOW) is matches
 
 
 @pytest.mark.parametrize("dead_at", ["", "yesterday", "2026-03-01T11:00:00"])
-def test_letter_without_a_readable_time_has_no_age(dead_at: str) -> None:
-    undated = letter(dead_at=dead_at)
+def test_a_letter_without_a_readable_time_has_no_age(dead_at: str) -> None:
+    undated = make_letter(dead_at=dead_at)
     assert not LetterFilter(older_than=0).matches(undated, NOW)
     assert not LetterFilter(younger_than=10**9).matches(undated, NOW)
     assert LetterFilter(lane="hot").matches(undated, NOW)
 
 
-def test_malformed_letter_is_found_by_everything_but_its_type() -> None:
-    raw = letter(body=b"\xff", reason=Reason.MALFORMED)
+def test_a_malformed_letter_matches_every_filter_but_that_of_its_type() -> None:
+    raw = make_letter(body=b"\xff", reason=Reason.MALFORMED)
     assert raw.id.startswith("raw-")
     assert LetterFilter(ids=frozenset({raw.id}), lane="hot", reason="malformed").matches(raw, NOW)
     assert not LetterFilter(job_type="noop").matches(raw, NOW)
@@ -134,7 +136,7 @@ def test_only_a_filter_without_any_field_is_empty() -> None:
         ("metadata.expires_at=null", "metadata.expires_at", None),
     ],
 )
-def test_assignment_is_a_path_and_json_or_else_text(text: str, path: str, value: Any) -> None:
+def test_an_assignment_is_a_path_and_json_or_else_text(text: str, path: str, value: Any) -> None:
     assert parse_assignment(text) == (path, value)
 
 
@@ -142,7 +144,7 @@ def test_assignment_is_a_path_and_json_or_else_text(text: str, path: str, value:
     "text",
     ["payload.n", "payload=5", "job_id=x", "metadata.redrives=0", "metadata.attempts=0", "=5", ""],
 )
-def test_assignment_to_anything_else_is_refused(text: str) -> None:
+def test_an_assignment_to_another_path_is_refused(text: str) -> None:
     with pytest.raises(InvalidRedrive, match="PATH=VALUE"):
         parse_assignment(text)
 
@@ -150,41 +152,41 @@ def test_assignment_to_anything_else_is_refused(text: str) -> None:
 # --- copies -----------------------------------------------------------------------------------
 
 
-def test_copy_starts_a_new_generation() -> None:
-    dead = letter(
+def test_a_copy_starts_a_new_generation() -> None:
+    letter = make_letter(
         attempts=3, redrives=4, not_before=NOW, sent_on=7, queued_at=NOW, payload={"n": 1}
     )
-    message, routing_key = make_copy(dead, Change(), REGISTRY)
+    message, routing_key = make_copy(letter, Change(), REGISTRY)
     assert routing_key == "hot.noop"
     assert message.generation == (5, 0)
     assert message.metadata.not_before is None
     assert message.metadata.sent_on == 0
     assert message.metadata.queued_at is not None
     assert message.metadata.queued_at > NOW
-    assert dead.message is not None
-    assert message.generation > dead.message.generation
+    assert letter.message is not None
+    assert message.generation > letter.message.generation
     assert (message.job_id, message.payload) == ("job-1", {"n": 1})
 
 
-def test_expiry_that_has_passed_is_lifted_and_one_to_come_is_kept() -> None:
+def test_a_past_expiry_is_removed_and_a_future_one_kept() -> None:
     past, future = (datetime.now(UTC) + timedelta(hours=hours) for hours in (-1, 1))
-    message, _ = make_copy(letter(expires_at=past), Change(), REGISTRY)
+    message, _ = make_copy(make_letter(expires_at=past), Change(), REGISTRY)
     assert message.metadata.expires_at is None
-    message, _ = make_copy(letter(expires_at=future), Change(), REGISTRY)
+    message, _ = make_copy(make_letter(expires_at=future), Change(), REGISTRY)
     assert message.metadata.expires_at == future
 
 
-def test_values_are_set_where_the_path_says() -> None:
+def test_values_are_set_at_their_paths() -> None:
     values = {"payload.n": 9, "payload.new.deep": [1], "priority": 2}
     message, _ = make_copy(
-        letter(payload={"n": 1, "text": "kept"}), Change(values=values), REGISTRY
+        make_letter(payload={"n": 1, "text": "kept"}), Change(values=values), REGISTRY
     )
     assert message.payload == {"n": 9, "text": "kept", "new": {"deep": [1]}}
     assert message.priority == 2
 
 
-def test_another_key_names_lane_and_type() -> None:
-    message, routing_key = make_copy(letter(), Change(to="backfill.gated"), REGISTRY)
+def test_another_routing_key_changes_lane_and_type() -> None:
+    message, routing_key = make_copy(make_letter(), Change(to="backfill.gated"), REGISTRY)
     assert (routing_key, message.job_type) == ("backfill.gated", "gated")
 
 
@@ -202,21 +204,21 @@ def test_another_key_names_lane_and_type() -> None:
         (Change(to="noop"), "<lane>.<job_type>"),
     ],
 )
-def test_change_that_makes_no_valid_job_is_refused(change: Change, complaint: str) -> None:
+def test_a_change_to_an_invalid_job_is_refused(change: Change, complaint: str) -> None:
     with pytest.raises(InvalidRedrive) as refusal:
-        make_copy(letter(payload={"n": 1}), change, REGISTRY)
+        make_copy(make_letter(payload={"n": 1}), change, REGISTRY)
     assert complaint in str(refusal.value)
 
 
-def test_refusal_does_not_show_the_payload() -> None:
+def test_a_refusal_does_not_show_the_payload() -> None:
     with pytest.raises(InvalidRedrive) as refusal:
-        make_copy(letter(payload={"n": "secret"}), Change(), REGISTRY)
+        make_copy(make_letter(payload={"n": "secret"}), Change(), REGISTRY)
     assert "secret" not in str(refusal.value)
 
 
-def test_malformed_letter_can_not_be_copied() -> None:
+def test_a_malformed_letter_can_not_be_copied() -> None:
     with pytest.raises(InvalidRedrive, match="no job message"):
-        make_copy(letter(body=b"{}"), Change(), REGISTRY)
+        make_copy(make_letter(body=b"{}"), Change(), REGISTRY)
 
 
 @given(
@@ -232,10 +234,10 @@ def test_malformed_letter_can_not_be_copied() -> None:
         lambda payload: {key: value for key, value in payload.items() if key not in ("n", "text")}
     )
 )
-def test_copy_keeps_whatever_it_does_not_know(payload: dict[str, Any]) -> None:
+def test_a_copy_keeps_unknown_fields(payload: dict[str, Any]) -> None:
     body = {"job_id": "j", "job_type": "noop", "payload": payload, "extra": payload}
     body["metadata"] = {"own": payload}
-    message, _ = make_copy(letter(body=json.dumps(body).encode()), Change(), REGISTRY)
+    message, _ = make_copy(make_letter(body=json.dumps(body).encode()), Change(), REGISTRY)
     sent = json.loads(message.encode())
     assert (sent["payload"], sent["extra"]) == (payload, payload)
     assert sent["metadata"]["own"] == payload
@@ -252,8 +254,8 @@ def test_copy_keeps_whatever_it_does_not_know(payload: dict[str, Any]) -> None:
         {"unknown": 1},
     ],
 )
-def test_a_filter_has_no_value_that_no_letter_can_have(values: dict[str, Any]) -> None:
-    """Whoever gives it: a command, a request, or the record of a redrive."""
+def test_a_filter_value_that_no_letter_can_have_is_refused(values: dict[str, Any]) -> None:
+    """It is refused in a command, a request and the record of a redrive."""
     with pytest.raises(ValidationError):
         LetterFilter(**values)
     with pytest.raises(ValidationError):

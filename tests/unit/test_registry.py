@@ -1,4 +1,4 @@
-"""Declaring job types: what fits together, and what is refused with a reason."""
+"""Declarations of job types, the registry that collects them, and the reasons of refusals."""
 
 import sys
 from types import ModuleType
@@ -25,9 +25,11 @@ class Page(BaseModel):
 
     @field_validator("number")
     @classmethod
-    def _known(cls, value: int) -> int:
+    def _refuse_negative(cls, value: int) -> int:
         if value < 0:
-            raise KeyError(value)  # not an error that pydantic would take for invalid input
+            raise KeyError(
+                value
+            )  # pydantic passes this error on, instead of calling the input invalid
         return value
 
 
@@ -43,23 +45,23 @@ async def untyped(payload, ctx) -> Outcome:
     return Done()
 
 
-async def plain(payload: int, ctx: JobContext) -> Outcome:
+async def not_a_model(payload: int, ctx: JobContext) -> Outcome:
     return Done()
 
 
-async def lonely(payload: Page) -> Outcome:
+async def without_context(payload: Page) -> Outcome:
     return Done()
 
 
-def declared(handler: Any = translate, name: str = "translate", **options: Any) -> JobType:
+def declare(handler: Any = translate, name: str = "translate", **options: Any) -> JobType:
     settings: dict[str, Any] = {"worker": "llm", "lanes": ("hot", "backfill"), **options}
-    marked = job(name, **settings)(handler)
-    found: JobType = marked.__job_type__
-    return found
+    handler_with_type = job(name, **settings)(handler)
+    job_type: JobType = handler_with_type.__job_type__
+    return job_type
 
 
-def module_of(name: str, **members: Any) -> ModuleType:
-    """An importable module in which these functions were defined."""
+def make_module(name: str, **members: Any) -> ModuleType:
+    """Return a module that defines these functions, and can be imported."""
     module = ModuleType(name)
     for member, value in members.items():
         value.__module__ = name
@@ -67,8 +69,8 @@ def module_of(name: str, **members: Any) -> ModuleType:
     return module
 
 
-def test_a_declaration_says_all_that_the_system_needs() -> None:
-    job_type = declared(timeout=60, max_attempts=5)
+def test_a_declaration_has_routes_queues_and_limits() -> None:
+    job_type = declare(timeout=60, max_attempts=5)
     assert (job_type.name, job_type.worker) == ("translate", "llm")
     assert (job_type.timeout, job_type.max_attempts) == (60, 5)
     assert job_type.payload_model is Page
@@ -80,7 +82,7 @@ def test_a_declaration_says_all_that_the_system_needs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "text"),
+    ("options", "message"),
     [
         ({"name": "Translate"}, "lower-case"),
         ({"name": ""}, "lower-case"),
@@ -97,30 +99,30 @@ def test_a_declaration_says_all_that_the_system_needs() -> None:
         ({"isolation": "process"}, "plain `def`"),
         ({"handler": crunch}, "async def"),
         ({"handler": untyped}, "pydantic model"),
-        ({"handler": plain}, "pydantic model"),
-        ({"handler": lonely}, "(payload, ctx)"),
+        ({"handler": not_a_model}, "pydantic model"),
+        ({"handler": without_context}, "(payload, ctx)"),
     ],
 )
-def test_what_does_not_fit_together_is_refused(options: dict[str, Any], text: str) -> None:
+def test_an_invalid_declaration_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(RegistryError) as refused:
-        declared(**options)
-    assert text in str(refused.value)
+        declare(**options)
+    assert message in str(refused.value)
 
 
 def test_a_cpu_bound_handler_is_a_plain_function_and_may_have_a_memory_limit() -> None:
-    job_type = declared(crunch, isolation="process", memory_limit_mb=512)
+    job_type = declare(crunch, isolation="process", memory_limit_mb=512)
     assert (job_type.isolation, job_type.memory_limit_mb) == ("process", 512)
 
 
 def test_two_handlers_of_one_name_are_refused() -> None:
-    registry = Registry([declared()])
-    registry.add(declared())  # the same once more is no harm
+    registry = Registry([declare()])
+    registry.add(declare())  # the same declaration again is allowed
     with pytest.raises(RegistryError, match="declared twice"):
-        registry.add(declared(worker="embed"))
+        registry.add(declare(worker="embed"))
 
 
-def test_an_unknown_type_is_answered_with_those_there_are() -> None:
-    registry = Registry([declared(), declared(name="summarize")])
+def test_the_error_for_an_unknown_type_names_the_known_ones() -> None:
+    registry = Registry([declare(), declare(name="summarize")])
     with pytest.raises(UnknownJobType, match="summarize, translate"):
         registry.get("translat")
     with pytest.raises(UnknownJobType, match="none"):
@@ -130,37 +132,37 @@ def test_an_unknown_type_is_answered_with_those_there_are() -> None:
 
 
 @pytest.mark.parametrize(
-    ("payload", "text"),
+    ("payload", "message"),
     [({}, "number"), ({"number": "three"}, "number"), ([], "translate"), ({"number": -1}, "Key")],
 )
-def test_a_payload_that_does_not_fit_is_refused_by_field_and_without_its_values(
-    payload: Any, text: str
+def test_an_invalid_payload_is_refused_by_field_without_its_values(
+    payload: Any, message: str
 ) -> None:
     with pytest.raises(InvalidPayload) as refused:
-        declared().validate(payload)
-    assert text in str(refused.value)
+        declare().validate(payload)
+    assert message in str(refused.value)
     assert "three" not in str(refused.value)
 
 
-def test_a_payload_that_fits_becomes_its_model() -> None:
-    assert declared().validate({"number": 3, "unknown": 1}) == Page(number=3)
+def test_a_valid_payload_becomes_its_model() -> None:
+    assert declare().validate({"number": 3, "unknown": 1}) == Page(number=3)
 
 
-def test_a_registry_collects_what_its_modules_declare_and_not_what_they_import(
+def test_a_registry_collects_job_types_that_its_modules_declare_not_imported_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    mine = job("mine", worker="llm", lanes=["hot"])(lambda_of("mine"))
-    other = job("other", worker="llm", lanes=["hot"])(lambda_of("other"))
-    monkeypatch.setitem(sys.modules, "my_jobs", module_of("my_jobs", mine=mine))
-    imported = module_of("their_jobs", other=other)
-    imported.mine = mine  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "their_jobs", imported)
+    mine = job("mine", worker="llm", lanes=["hot"])(make_handler("mine"))
+    theirs = job("theirs", worker="llm", lanes=["hot"])(make_handler("theirs"))
+    monkeypatch.setitem(sys.modules, "my_jobs", make_module("my_jobs", mine=mine))
+    their_module = make_module("their_jobs", theirs=theirs)
+    their_module.mine = mine  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "their_jobs", their_module)
     assert [each.name for each in Registry.load(["my_jobs"])] == ["mine"]
-    assert [each.name for each in Registry.load(["their_jobs"])] == ["other"]
-    assert [each.name for each in Registry.load(["my_jobs", "their_jobs"])] == ["mine", "other"]
+    assert [each.name for each in Registry.load(["their_jobs"])] == ["theirs"]
+    assert [each.name for each in Registry.load(["my_jobs", "their_jobs"])] == ["mine", "theirs"]
 
 
-def lambda_of(name: str) -> Any:
+def make_handler(name: str) -> Any:
     async def handler(payload: Page, ctx: JobContext) -> Outcome:
         return Done({"name": name})
 
@@ -172,12 +174,12 @@ def test_a_module_that_can_not_be_imported_is_named() -> None:
         Registry.load(["no_such_module"])
 
 
-def test_routes_and_lanes_follow_from_what_is_declared() -> None:
+def test_routes_and_lanes_are_derived_from_the_declarations() -> None:
     registry = Registry(
         [
-            declared(name="b", lanes=("backfill", "hot")),
-            declared(name="a", lanes=("maintenance",)),
-            declared(name="c", lanes=("hot",), worker="embed"),
+            declare(name="b", lanes=("backfill", "hot")),
+            declare(name="a", lanes=("maintenance",)),
+            declare(name="c", lanes=("hot",), worker="embed"),
         ]
     )
     assert [each.name for each in registry] == ["a", "b", "c"]
@@ -198,7 +200,7 @@ def test_the_built_in_job_types_load() -> None:
     assert registry.get("summarize_content").worker == "llm"
 
 
-async def test_hints_of_other_parameters_need_not_be_resolvable() -> None:
+async def test_other_annotations_than_the_payloads_need_not_be_resolvable() -> None:
     async def handler(payload: Page, ctx: JobContext) -> Outcome:
         return Done()
 
@@ -206,7 +208,7 @@ async def test_hints_of_other_parameters_need_not_be_resolvable() -> None:
     job("page", worker="ingest", lanes=("hot",))(handler)
 
 
-async def test_a_payload_that_only_type_checkers_know_is_refused_with_advice() -> None:
+async def test_a_payload_model_imported_for_type_checkers_alone_is_refused() -> None:
     async def handler(payload: Page, ctx: JobContext) -> Outcome:
         return Done()
 

@@ -1,4 +1,4 @@
-"""What follows from an attempt: the retry decision, as tables."""
+"""The retry decision after an attempt, as tables."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -24,9 +24,11 @@ ERROR = Failure.from_error(RuntimeError("boom"))
 CRASH = Failure("ProcessCrashed", "killed", crashed=True)
 
 
-def decided(ended: object, attempts: int = 0, max_attempts: int = 3, crashes: int = 0):
+def decide_with_defaults(
+    ending: object, attempts: int = 0, max_attempts: int = 3, crashes: int = 0
+):
     return decide(
-        ended,
+        ending,
         attempts=attempts,
         max_attempts=max_attempts,
         policy=POLICY,
@@ -36,40 +38,42 @@ def decided(ended: object, attempts: int = 0, max_attempts: int = 3, crashes: in
 
 
 def test_done_succeeds_with_its_result() -> None:
-    assert decided(Done({"pages": 3})) == Succeeded({"pages": 3})
+    assert decide_with_defaults(Done({"pages": 3})) == Succeeded({"pages": 3})
 
 
 def test_next_succeeds_with_the_jobs_that_follow() -> None:
     following = [Job("embed_content", {"id": 1})]
-    assert decided(Next(following, {"pages": 3})) == Succeeded({"pages": 3}, tuple(following))
+    assert decide_with_defaults(Next(following, {"pages": 3})) == Succeeded(
+        {"pages": 3}, tuple(following)
+    )
 
 
 @pytest.mark.parametrize(
     ("attempts", "level"), [(0, 5), (1, 10), (2, 20), (3, 40), (4, 80), (5, 160), (6, 300)]
 )
-@pytest.mark.parametrize("ended", [ERROR, Retry("later")])
-def test_a_failure_waits_at_the_level_of_its_backoff(ended, attempts: int, level: int) -> None:
-    decision = decided(ended, attempts, max_attempts=1000)
+@pytest.mark.parametrize("ending", [ERROR, Retry("later")])
+def test_a_failure_waits_at_the_level_of_its_backoff(ending, attempts: int, level: int) -> None:
+    decision = decide_with_defaults(ending, attempts, max_attempts=1000)
     assert isinstance(decision, Delayed)
     assert (decision.level, decision.attempts, decision.counts) == (level, attempts + 1, True)
     assert decision.not_before is None
 
 
 def test_with_the_default_three_attempts_the_delays_are_five_and_ten_seconds() -> None:
-    decisions = [decided(ERROR, attempts) for attempts in range(3)]
+    decisions = [decide_with_defaults(ERROR, attempts) for attempts in range(3)]
     assert [d.level for d in decisions if isinstance(d, Delayed)] == [5, 10]
     assert isinstance(decisions[2], Died)
 
 
-@pytest.mark.parametrize("ended", [ERROR, Retry("later"), Retry("later", after=3600)])
-def test_the_last_failed_attempt_is_exhausted(ended) -> None:
-    decision = decided(ended, attempts=2)
+@pytest.mark.parametrize("ending", [ERROR, Retry("later"), Retry("later", after=3600)])
+def test_the_last_failed_attempt_is_exhausted(ending) -> None:
+    decision = decide_with_defaults(ending, attempts=2)
     assert isinstance(decision, Died)
     assert (decision.reason, decision.attempts) == (Reason.EXHAUSTED, 3)
 
 
 @pytest.mark.parametrize(
-    ("ended", "error_type"),
+    ("ending", "error_type"),
     [
         (Failure.from_error(PermanentError("corrupt")), "PermanentError"),
         (Discard("not wanted"), "Discard"),
@@ -81,36 +85,36 @@ def test_the_last_failed_attempt_is_exhausted(ended) -> None:
         (Next([{"job_type": "noop"}]), "InvalidOutcome"),  # type: ignore[list-item]
     ],
 )
-def test_what_no_attempt_can_mend_is_dead_at_once(ended, error_type: str) -> None:
-    decision = decided(ended)
+def test_a_permanent_failure_is_dead_at_once(ending, error_type: str) -> None:
+    decision = decide_with_defaults(ending)
     assert isinstance(decision, Died)
     assert (decision.reason, decision.attempts) == (Reason.PERMANENT, 1)
     assert decision.failure.error_type == error_type
 
 
 @pytest.mark.parametrize(
-    ("ended", "attempts", "max_attempts", "crashes", "reason"),
+    ("ending", "attempts", "max_attempts", "crashes", "reason"),
     [
         (CRASH, 0, 3, 0, None),
         (CRASH, 1, 3, 0, Reason.CRASHED),
         (CRASH, 0, 1, 0, Reason.CRASHED),
-        # It was there when its worker died, and then killed a process of its own.
+        # Its worker died while it ran, and then it killed a process of its own.
         (CRASH, 0, 3, 1, Reason.CRASHED),
         (CRASH, 0, 3, 4, Reason.CRASHED),
-        # Deaths of workers alone, and other failures, prove nothing.
+        # Deaths of workers and other failures do not prove that the job is the cause.
         (Failure("ValueError", "no"), 0, 3, 4, None),
         (Snooze(1), 0, 3, 4, None),
     ],
 )
-def test_a_job_that_crashes_twice_is_dead_and_one_that_saw_others_crash_is_not(
-    ended: object, attempts: int, max_attempts: int, crashes: int, reason: Reason | None
+def test_a_job_that_crashes_again_is_dead(
+    ending: object, attempts: int, max_attempts: int, crashes: int, reason: Reason | None
 ) -> None:
-    decision = decided(ended, attempts, max_attempts, crashes)
+    decision = decide_with_defaults(ending, attempts, max_attempts, crashes)
     assert (decision.reason if isinstance(decision, Died) else None) == reason
 
 
 @pytest.mark.parametrize(
-    ("after", "level", "waits_on"),
+    ("after", "level", "total_wait"),
     [
         (None, 5, None),
         (1, 5, None),
@@ -129,18 +133,18 @@ def test_a_job_that_crashes_twice_is_dead_and_one_that_saw_others_crash_is_not(
         (-1, 5, None),
     ],
 )
-def test_a_wish_to_wait_takes_the_level_from_which_it_is_back_first(
-    after: float | None, level: int, waits_on: float | None
+def test_a_requested_wait_uses_the_level_that_returns_the_job_first(
+    after: float | None, level: int, total_wait: float | None
 ) -> None:
-    decision = decided(Retry("busy", after=after))
+    decision = decide_with_defaults(Retry("busy", after=after))
     assert isinstance(decision, Delayed)
     assert decision.level == level
-    not_before = None if waits_on is None else NOW + timedelta(seconds=waits_on)
+    not_before = None if total_wait is None else NOW + timedelta(seconds=total_wait)
     assert decision.not_before == not_before
 
 
-def test_a_wish_to_wait_does_not_shorten_the_backoff() -> None:
-    decision = decided(Retry("busy", after=1), attempts=4, max_attempts=9)
+def test_a_requested_wait_does_not_shorten_the_backoff() -> None:
+    decision = decide_with_defaults(Retry("busy", after=1), attempts=4, max_attempts=9)
     assert isinstance(decision, Delayed)
     assert decision.level == 80
 
@@ -148,7 +152,7 @@ def test_a_wish_to_wait_does_not_shorten_the_backoff() -> None:
 @pytest.mark.parametrize("attempts", [0, 2, 50])
 @pytest.mark.parametrize("after", [0, 5, 4000])
 def test_a_snooze_uses_up_no_attempt(attempts: int, after: float) -> None:
-    decision = decided(Snooze(after, "quota"), attempts)
+    decision = decide_with_defaults(Snooze(after, "quota"), attempts)
     assert isinstance(decision, Delayed)
     assert (decision.attempts, decision.counts) == (attempts, False)
     assert decision.failure.message == "quota"
@@ -159,25 +163,25 @@ def test_backoff_starts_at_five_seconds_doubles_and_ends_at_five_minutes() -> No
     assert delays == [5, 10, 20, 40, 80, 160, 300, 300, 300]
 
 
-def int_of_page(text: str) -> int:
+def raise_error(text: str) -> int:
     raise ValueError(text)
 
 
-def test_a_failure_keeps_what_is_needed_to_understand_it() -> None:
+def test_a_failure_has_type_message_and_traceback_of_the_error() -> None:
     with pytest.raises(ValueError, match="no such page") as raised:
-        int_of_page("no such page")
+        raise_error("no such page")
     failure = Failure.from_error(raised.value)
     assert (failure.error_type, failure.message) == ("ValueError", "no such page")
-    assert "in int_of_page" in failure.traceback
+    assert "in raise_error" in failure.traceback
     assert not failure.permanent
     assert not failure.crashed
 
 
-def test_an_error_without_words_is_called_by_its_type() -> None:
+def test_an_error_without_a_message_has_its_type_as_message() -> None:
     assert Failure.from_error(TimeoutError()).message == "TimeoutError"
 
 
-def test_an_error_that_can_not_be_read_is_a_failure_all_the_same() -> None:
+def test_an_error_whose_str_fails_becomes_a_failure() -> None:
     class Broken(Exception):
         def __str__(self) -> str:
             raise RuntimeError
@@ -201,5 +205,5 @@ def test_the_retry_after_of_an_http_answer_is_honoured() -> None:
 @pytest.mark.parametrize(
     "error", [http_error(500), http_error(404), httpx.ReadTimeout("slow"), MemoryError(), OSError()]
 )
-def test_answers_time_outs_and_exhausted_resources_are_retried(error: Exception) -> None:
-    assert isinstance(decided(Failure.from_error(error)), Delayed)
+def test_http_errors_time_outs_and_exhausted_resources_are_retried(error: Exception) -> None:
+    assert isinstance(decide_with_defaults(Failure.from_error(error)), Delayed)

@@ -1,4 +1,4 @@
-"""What holds for every retry decision, whatever a handler returns or raises."""
+"""Properties of every retry decision, whatever a handler returns or raises."""
 
 import time
 from datetime import UTC, datetime, timedelta
@@ -61,18 +61,18 @@ limits = st.integers(1, 1000)
 
 
 @given(st.one_of(outcomes, failures, anything), counts, limits, policies)
-def test_anything_at_all_leads_to_a_decision(ended, attempts, max_attempts, policy) -> None:
-    decision = decide(ended, attempts=attempts, max_attempts=max_attempts, policy=policy, now=NOW)
+def test_any_ending_leads_to_a_decision(ending, attempts, max_attempts, policy) -> None:
+    decision = decide(ending, attempts=attempts, max_attempts=max_attempts, policy=policy, now=NOW)
     assert isinstance(decision, Succeeded | Delayed | Died)
     if not isinstance(decision, Succeeded):
         assert isinstance(decision.failure.message, str)
 
 
 @given(st.one_of(outcomes, failures, anything), counts, limits, policies)
-def test_no_job_is_tried_more_often_than_it_may_be(ended, attempts, max_attempts, policy) -> None:
-    decision = decide(ended, attempts=attempts, max_attempts=max_attempts, policy=policy, now=NOW)
+def test_no_job_exceeds_its_attempts(ending, attempts, max_attempts, policy) -> None:
+    decision = decide(ending, attempts=attempts, max_attempts=max_attempts, policy=policy, now=NOW)
     if isinstance(decision, Delayed):
-        assert decision.counts == (not isinstance(ended, Snooze))
+        assert decision.counts == (not isinstance(ending, Snooze))
         assert decision.attempts == attempts + decision.counts
         assert not decision.counts or decision.attempts < max_attempts
     elif isinstance(decision, Died):
@@ -80,33 +80,33 @@ def test_no_job_is_tried_more_often_than_it_may_be(ended, attempts, max_attempts
 
 
 @given(st.one_of(st.builds(Retry, st.just(""), seconds), st.builds(Snooze, seconds)), policies)
-def test_a_delay_is_as_long_as_was_asked_for_or_the_job_waits_on(ended, policy) -> None:
-    decision = decide(ended, attempts=0, max_attempts=3, policy=policy, now=NOW)
+def test_a_delay_shorter_than_requested_is_continued(ending, policy) -> None:
+    decision = decide(ending, attempts=0, max_attempts=3, policy=policy, now=NOW)
     assert isinstance(decision, Delayed)
     assert decision.level in policy.levels
-    asked = ended.after if ended.after is not None and ended.after == ended.after else 0
-    asked = min(max(asked, 0), MAX_RETRY_DELAY)
+    wanted_delay = ending.after if ending.after is not None and ending.after == ending.after else 0
+    wanted_delay = min(max(wanted_delay, 0), MAX_RETRY_DELAY)
     if decision.counts:
-        asked = max(asked, policy.backoff(1))
-    if decision.level >= asked:
+        wanted_delay = max(wanted_delay, policy.backoff(1))
+    if decision.level >= wanted_delay:
         assert decision.not_before is None
-        assert not [level for level in policy.levels if asked <= level < decision.level]
+        assert not [level for level in policy.levels if wanted_delay <= level < decision.level]
     else:
-        assert decision.not_before == NOW + timedelta(seconds=asked)
+        assert decision.not_before == NOW + timedelta(seconds=wanted_delay)
 
 
 @given(st.floats(0, 1), policies)
-def test_a_wait_over_several_levels_is_over_sooner_than_on_one_and_never_too_early(
-    part, policy
+def test_a_wait_over_several_levels_is_shorter_than_on_one_and_long_enough(
+    fraction, policy
 ) -> None:
-    asked = part * policy.levels[-1]
-    left, waited = asked, list[float]()
-    while not waited or left > 0:
-        waited.append(policy.first_level(left))
-        left -= waited[-1]
-    assert left <= 0
-    assert len(waited) == 1 or sum(waited) < policy.level(asked)
-    assert len(waited) <= 25  # each but the last is at least half of what is left
+    wanted_delay = fraction * policy.levels[-1]
+    remaining, waits = wanted_delay, list[float]()
+    while not waits or remaining > 0:
+        waits.append(policy.first_level(remaining))
+        remaining -= waits[-1]
+    assert remaining <= 0
+    assert len(waits) == 1 or sum(waits) < policy.level(wanted_delay)
+    assert len(waits) <= 25  # each but the last is at least half of the remaining wait
 
 
 @given(policies, st.integers(1, 10_000))
@@ -136,7 +136,7 @@ def test_retry_after_is_read_as_seconds_or_as_a_date(value: str, expected: float
     assert parse_retry_after(value, date="") == expected
 
 
-def test_a_date_is_counted_from_now() -> None:
+def test_a_date_without_the_servers_clock_is_counted_from_now() -> None:
     in_a_minute = format_datetime(datetime.now(UTC) + timedelta(seconds=60), usegmt=True)
     assert 57 <= (parse_retry_after(in_a_minute, date="today") or 0) <= 60
 
@@ -145,7 +145,7 @@ def test_a_date_is_counted_from_now() -> None:
 def test_a_date_is_counted_by_the_clock_of_the_server_that_sent_it(
     zone: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also on a host in another zone: one that is not named is not the host's."""
+    """The host's own zone does not matter, also where the date names none."""
     monkeypatch.setenv("TZ", "Asia/Kathmandu")
     time.tzset()
     try:
@@ -164,6 +164,6 @@ def test_a_date_is_counted_by_the_clock_of_the_server_that_sent_it(
 
 
 @given(st.one_of(st.text(), st.from_regex(r"\w{3}, \d+ \w{3} \d+ \d+:\d+:\d+ ?[-+\w]*")))
-def test_whatever_a_server_sends_as_retry_after_is_a_delay_or_nothing(value: str) -> None:
+def test_any_retry_after_is_a_valid_delay_or_none(value: str) -> None:
     delay = parse_retry_after(value, date=value)
     assert delay is None or 0 <= delay <= MAX_RETRY_DELAY

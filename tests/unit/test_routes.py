@@ -1,4 +1,4 @@
-"""The application's routes are those of its modules, as they are."""
+"""The application uses the routes of its modules, without building them again."""
 
 from switchyard.api.app import ROUTERS, create_app
 from switchyard.api.dashboard import signing_in
@@ -6,36 +6,36 @@ from switchyard.api.engine import contract, health, webhooks
 from switchyard.api.http.routing import GuardedRoute, Routes
 from switchyard.services.common.settings import Settings
 
-LISTED = [route for router in ROUTERS for route in router.routes]
+ALL_ROUTES = [route for router in ROUTERS for route in router.routes]
 
 
 def test_an_application_builds_no_route_again() -> None:
-    """With the first request, that would be a tenth of a second."""
+    """Building them would cost the first request a tenth of a second."""
     for app in (create_app(Settings(amqp_url=None)), create_app(Settings(amqp_url=None))):
-        assert [id(route) for route in app.routes[-len(LISTED) :]] == [*map(id, LISTED)]
+        assert [id(route) for route in app.routes[-len(ALL_ROUTES) :]] == [*map(id, ALL_ROUTES)]
 
 
-def test_all_routes_answer_alike() -> None:
-    """What an application would else say while it builds them, they have from their own list."""
+def test_all_routers_are_of_our_own_class() -> None:
+    """Their own router sets what an application would set while it builds them."""
     assert all(isinstance(router, Routes) for router in ROUTERS)
 
 
-def test_every_route_knows_whom_it_lets_in_before_it_reads_a_body() -> None:
-    """But those that need no key: they read none, or tell by it who sends it."""
+def test_every_route_checks_the_key_before_it_reads_a_body() -> None:
+    """Except routes without a key: they read no body, or identify the sender by it."""
     without_key = (health.router, contract.router, webhooks.router, signing_in.router)
     keyless = [
         route for router in (*without_key, signing_in.file_router) for route in router.routes
     ]
-    for route in LISTED:
+    for route in ALL_ROUTES:
         assert isinstance(route, GuardedRoute)
         if not route.guards:
             assert route in keyless, route.path
             assert route.body_field is None, route.path
 
 
-def test_a_route_that_documents_files_is_one_that_takes_them() -> None:
+def test_the_routes_that_take_files() -> None:
     takes_files = {
-        route.path for route in LISTED if isinstance(route, GuardedRoute) and route.takes_files
+        route.path for route in ALL_ROUTES if isinstance(route, GuardedRoute) and route.takes_files
     }
     assert takes_files == {
         "/documents",

@@ -1,4 +1,5 @@
-"""Alert rules and dashboards: each asks for what there is, fires when it should, and helps."""
+"""Alert rules and dashboards: they use existing metrics, and alerts fire and have a runbook
+section."""
 
 import json
 import re
@@ -21,14 +22,14 @@ RUNBOOK = ROOT / "docs" / "runbook.md"
 LABELS_OF_SCRAPES = {"job", "instance", "le"}
 
 
-def rules() -> list[dict[str, Any]]:
+def read_rules() -> list[dict[str, Any]]:
     (group,) = yaml.safe_load(RULES.read_text())["groups"]
-    found: list[dict[str, Any]] = group["rules"]
-    return found
+    rules: list[dict[str, Any]] = group["rules"]
+    return rules
 
 
-NAMES = [each["alert"] for each in rules()]
-SERIES: dict[str, tuple[str, ...]] = {
+ALERTS = [each["alert"] for each in read_rules()]
+FIRING_SERIES: dict[str, tuple[str, ...]] = {
     # Series by which the alert fires after half an hour, and without which it does not.
     "SwitchyardDown": ('up{job="switchyard-api"} 0x60',),
     "SwitchyardPartAway": ('switchyard_part_up{part="broker"} 0x60',),
@@ -75,7 +76,7 @@ SERIES: dict[str, tuple[str, ...]] = {
     "SwitchyardBulkStalled": ('switchyard_bulk_idle_seconds{kind="backfill"} 700x60',),
     "SwitchyardBulkHalted": ('switchyard_bulk_operations{kind="redrive",state="halted"} 1x60',),
 }
-QUIET = (
+QUIET_SERIES = (
     'up{job="switchyard-api"} 1x60',
     'switchyard_part_up{part="broker"} 1x60',
     'switchyard_part_up{part="management"} 0x60',
@@ -106,22 +107,22 @@ QUIET = (
 # --- rules ----------------------------------------------------------------------------------------
 
 
-def promtool(*arguments: str) -> str:
+def run_promtool(*arguments: str) -> str:
     if shutil.which("promtool") is None:
         skip_or_fail("promtool is missing: `make test-deps`")
-    ran = subprocess.run(["promtool", *arguments], capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    return ran.stdout
+    result = subprocess.run(["promtool", *arguments], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
 
 
-def test_promtool_takes_the_rules() -> None:
-    assert f"{len(NAMES)} rules found" in promtool("check", "rules", str(RULES))
+def test_the_rules_are_valid_for_promtool() -> None:
+    assert f"{len(ALERTS)} rules found" in run_promtool("check", "rules", str(RULES))
 
 
-def case(series: tuple[str, ...], *, alert: str, fires: bool) -> dict[str, Any]:
-    """For promtool: whether the alert fires after thirty minutes of these series."""
+def make_case(series: tuple[str, ...], *, alert: str, fires: bool) -> dict[str, Any]:
+    """Return promtool's test of whether an alert fires after thirty minutes of these series."""
     samples = [dict(zip(("series", "values"), each.split(" ", 1), strict=True)) for each in series]
-    # Whether it fires, and not with which labels.
+    # This compares whether the alert fires, not its labels.
     count = f'count(ALERTS{{alertname="{alert}",alertstate="firing"}}) > 0'
     return {
         "name": f"{alert} {'fires' if fires else 'is quiet'}",
@@ -137,34 +138,34 @@ def case(series: tuple[str, ...], *, alert: str, fires: bool) -> dict[str, Any]:
     }
 
 
-def test_each_alert_fires_when_that_happens_and_not_otherwise(tmp_path: Path) -> None:
-    """By one run of promtool, which names what fails."""
-    assert SERIES.keys() == set(NAMES)
-    plain = [
+def test_each_alert_fires_by_its_series_and_not_in_a_quiet_system(tmp_path: Path) -> None:
+    """One run of promtool tests all, and names the failed cases."""
+    assert FIRING_SERIES.keys() == set(ALERTS)
+    rules_without_labels = [
         {"alert": each["alert"], "expr": each["expr"], "for": each.get("for", "0s"), "labels": {}}
-        for each in rules()
+        for each in read_rules()
     ]
     (tmp_path / "rules.yaml").write_text(
-        yaml.safe_dump({"groups": [{"name": "one", "rules": plain}]})
+        yaml.safe_dump({"groups": [{"name": "one", "rules": rules_without_labels}]})
     )
-    cases = [case(SERIES[alert], alert=alert, fires=True) for alert in NAMES]
-    cases += [case(QUIET, alert=alert, fires=False) for alert in NAMES]
+    cases = [make_case(FIRING_SERIES[alert], alert=alert, fires=True) for alert in ALERTS]
+    cases += [make_case(QUIET_SERIES, alert=alert, fires=False) for alert in ALERTS]
     options = {"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": cases}
     (tmp_path / "tests.yaml").write_text(yaml.safe_dump(options))
-    promtool("test", "rules", str(tmp_path / "tests.yaml"))
+    run_promtool("test", "rules", str(tmp_path / "tests.yaml"))
 
 
-@pytest.mark.parametrize("rule", rules(), ids=NAMES)
+@pytest.mark.parametrize("rule", read_rules(), ids=ALERTS)
 def test_the_alert_leads_to_its_section_of_the_runbook(rule: dict[str, Any]) -> None:
     page, _, anchor = rule["annotations"]["runbook_url"].partition("#")
     assert page == "docs/runbook.md"
-    section = sections()[anchor]
+    section = runbook_sections()[anchor]
     assert rule["alert"] in section, "the section names the alert that leads to it"
     assert "jobctl " in section
     assert rule["labels"]["severity"] in ("critical", "warning")
 
 
-def sections() -> dict[str, str]:
+def runbook_sections() -> dict[str, str]:
     parts = re.split(r"^## (.+)$", RUNBOOK.read_text(), flags=re.MULTILINE)
     titles = [re.sub(r"[^a-z0-9 -]", "", title.lower()).replace(" ", "-") for title in parts[1::2]]
     return dict(zip(titles, parts[2::2], strict=True))
@@ -174,7 +175,7 @@ def sections() -> dict[str, str]:
 
 
 def queries() -> Iterator[tuple[str, str]]:
-    for rule in rules():
+    for rule in read_rules():
         yield rule["alert"], rule["expr"]
     for path in sorted((FILES / "dashboards").glob("*.json")):
         for panel in json.loads(path.read_text())["panels"]:
@@ -182,47 +183,47 @@ def queries() -> Iterator[tuple[str, str]]:
                 yield f"{path.stem}: {panel['title']}", target["expr"]
 
 
-def shown() -> dict[str, set[str]]:
-    """The labels by the name, as Prometheus has it."""
-    found = {"up": set(LABELS_OF_SCRAPES)}
+def labels_by_series() -> dict[str, set[str]]:
+    """Return the labels of each series, by its name in Prometheus."""
+    rules = {"up": set(LABELS_OF_SCRAPES)}
     for each in ALL:
-        ends = ("_bucket", "_sum", "_count") if each.kind == "histogram" else ("",)
-        found |= {each.name + end: {*each.labels, *LABELS_OF_SCRAPES} for end in ends}
-    return found
+        suffixes = ("_bucket", "_sum", "_count") if each.kind == "histogram" else ("",)
+        rules |= {each.name + suffix: {*each.labels, *LABELS_OF_SCRAPES} for suffix in suffixes}
+    return rules
 
 
-@pytest.mark.parametrize(("where", "query"), list(queries()), ids=lambda each: each[:60])
-def test_no_rule_and_no_panel_asks_for_what_does_not_exist(where: str, query: str) -> None:
-    known = shown()
-    asked = set(re.findall(r"\b(?:(?:switchyard|llm)_\w+|up\b)", query))
-    assert asked, where
-    assert asked <= set(known)
-    labels = {label for name in asked for label in known[name]}
-    named = {
+@pytest.mark.parametrize(("place", "query"), list(queries()), ids=lambda each: each[:60])
+def test_rules_and_panels_use_existing_metrics_and_labels(place: str, query: str) -> None:
+    labels_of = labels_by_series()
+    used = set(re.findall(r"\b(?:(?:switchyard|llm)_\w+|up\b)", query))
+    assert used, place
+    assert used <= set(labels_of)
+    labels = {label for name in used for label in labels_of[name]}
+    used_labels = {
         label.strip()
         for group in re.findall(r"\bby \(([^)]*)\)", query)
         for label in group.split(",")
     }
-    named |= set(re.findall(r"(\w+)(?:=~|!=|=|!~)\"", query))
-    assert named <= labels, where
+    used_labels |= set(re.findall(r"(\w+)(?:=~|!=|=|!~)\"", query))
+    assert used_labels <= labels, place
 
 
 def test_every_metric_of_the_system_is_on_a_dashboard() -> None:
-    asked = {
+    used = {
         name
-        for where, query in queries()
-        if where not in NAMES
+        for place, query in queries()
+        if place not in ALERTS
         for name in re.findall(r"\b(?:switchyard|llm)_\w+", query)
     }
-    missing = {each.name for each in ALL if not any(name.startswith(each.name) for name in asked)}
+    missing = {each.name for each in ALL if not any(name.startswith(each.name) for name in used)}
     assert missing == set()
 
 
-def test_dashboards_have_ids_of_their_own_and_let_grafana_choose_the_data_source() -> None:
-    boards = [json.loads(path.read_text()) for path in (FILES / "dashboards").glob("*.json")]
-    assert len({board["uid"] for board in boards}) == len(boards) == 4
-    for board in boards:
-        ids = [panel["id"] for panel in board["panels"]]
+def test_dashboards_and_panels_have_unique_ids_and_a_variable_data_source() -> None:
+    dashboards = [json.loads(path.read_text()) for path in (FILES / "dashboards").glob("*.json")]
+    assert len({dashboard["uid"] for dashboard in dashboards}) == len(dashboards) == 4
+    for dashboard in dashboards:
+        ids = [panel["id"] for panel in dashboard["panels"]]
         assert len(set(ids)) == len(ids)
-        for panel in board["panels"]:
+        for panel in dashboard["panels"]:
             assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}

@@ -13,7 +13,7 @@ def registry() -> Registry:
     return Registry.load(job_modules())
 
 
-def test_each_kind_gets_its_number_and_the_last_word_counts(registry: Registry) -> None:
+def test_each_kind_gets_the_last_number_given_for_it(registry: Registry) -> None:
     assert parse_scale(["llm=6", "ocr=0", "llm=2"], registry) == {"llm": 2, "ocr": 0}
     assert parse_scale([], registry) == {}
 

@@ -1,4 +1,4 @@
-"""When schedules are due: through changes of summer time, outages, and put off by their jitter."""
+"""Due times of schedules: changes of summer time, outages, jitter, and the schedule file."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from switchyard.services.pipeline.operations import DEFAULT_SCHEDULES
 BERLIN = ZoneInfo("Europe/Berlin")
 
 
-def at(text: str, zone: ZoneInfo = BERLIN, *, fold: int = 0) -> float:
+def timestamp(text: str, zone: ZoneInfo = BERLIN, *, fold: int = 0) -> float:
     return datetime.fromisoformat(text).replace(tzinfo=zone, fold=fold).timestamp()
 
 
-def dues(cron: str, first: float, last: float, zone: str = "Europe/Berlin") -> list[str]:
+def due_times(cron: str, first: float, last: float, zone: str = "Europe/Berlin") -> list[str]:
     rule = CronRule.parse(cron, zone)
-    found = []
+    shown = []
     due = rule.after(first)
     while due <= last:
-        found.append(datetime.fromtimestamp(due, ZoneInfo(zone)).strftime("%d %H:%M %Z"))
+        shown.append(datetime.fromtimestamp(due, ZoneInfo(zone)).strftime("%d %H:%M %Z"))
         due = rule.after(due)
-    return found
+    return shown
 
 
 @pytest.mark.parametrize(
@@ -50,27 +50,29 @@ def dues(cron: str, first: float, last: float, zone: str = "Europe/Berlin") -> l
 def test_a_time_that_spring_skips_counts_at_the_end_of_the_gap(
     cron: str, expected: list[str]
 ) -> None:
-    assert dues(cron, at("2026-03-28"), at("2026-03-30 12:00")) == expected
+    assert due_times(cron, timestamp("2026-03-28"), timestamp("2026-03-30 12:00")) == expected
 
 
 def test_a_time_that_comes_twice_in_autumn_counts_once() -> None:
-    found = dues("30 2 * * *", at("2026-10-24"), at("2026-10-26 12:00"))
-    assert found == ["24 02:30 CEST", "25 02:30 CEST", "26 02:30 CET"]
-    # Also for somebody who begins in the second of the two hours.
-    late = dues("30 2 * * *", at("2026-10-25 02:15", fold=1), at("2026-10-26 12:00"))
-    assert late == ["26 02:30 CET"]
+    result = due_times("30 2 * * *", timestamp("2026-10-24"), timestamp("2026-10-26 12:00"))
+    assert result == ["24 02:30 CEST", "25 02:30 CEST", "26 02:30 CET"]
+    # The same holds if the rule is asked within the second of the two hours.
+    from_second_hour = due_times(
+        "30 2 * * *", timestamp("2026-10-25 02:15", fold=1), timestamp("2026-10-26 12:00")
+    )
+    assert from_second_hour == ["26 02:30 CET"]
 
 
-def test_what_goes_by_time_that_passes_is_due_in_both_hours_of_autumn() -> None:
-    found = dues("*/30 * * * *", at("2026-10-25 01:45"), at("2026-10-25 03:00"))
-    assert found == [
+def test_an_interval_is_due_in_both_hours_of_autumn() -> None:
+    result = due_times("*/30 * * * *", timestamp("2026-10-25 01:45"), timestamp("2026-10-25 03:00"))
+    assert result == [
         "25 02:00 CEST",
         "25 02:30 CEST",
         "25 02:00 CET",
         "25 02:30 CET",
         "25 03:00 CET",
     ]
-    spring = dues("*/30 * * * *", at("2026-03-29 01:15"), at("2026-03-29 03:30"))
+    spring = due_times("*/30 * * * *", timestamp("2026-03-29 01:15"), timestamp("2026-03-29 03:30"))
     assert spring == ["29 01:30 CET", "29 03:00 CEST", "29 03:30 CEST"]
 
 
@@ -83,20 +85,20 @@ def test_what_goes_by_time_that_passes_is_due_in_both_hours_of_autumn() -> None:
     pause=st.integers(1, 200_000),
 )
 @settings(max_examples=150)
-def test_due_times_are_the_same_from_wherever_one_begins(
+def test_due_times_do_not_depend_on_the_starting_time(
     cron: str, zone: str, start: int, pause: int
 ) -> None:
-    """So a scheduler that takes over is of one mind with the one before."""
+    """So a scheduler that takes over finds the same due times as the one before."""
     rule = CronRule.parse(cron, zone)
-    one = rule.after(start)
-    two = rule.after(one)
-    assert start < one < two
-    between = one + min(pause, two - one - 1)
-    assert rule.after(between) == two
+    first = rule.after(start)
+    second = rule.after(first)
+    assert start < first < second
+    between = first + min(pause, second - first - 1)
+    assert rule.after(between) == second
 
 
 @pytest.mark.parametrize(
-    ("cron", "zone", "why"),
+    ("cron", "zone", "reason"),
     [
         ("61 * * * *", "UTC", "minute"),
         ("* * * *", "UTC", "fields"),
@@ -107,13 +109,13 @@ def test_due_times_are_the_same_from_wherever_one_begins(
         ("0 0 * * *", "../../etc/passwd", "time zone"),
     ],
 )
-def test_what_is_no_rule_is_refused_with_a_reason(cron: str, zone: str, why: str) -> None:
-    with pytest.raises(InvalidSchedule, match=why):
+def test_an_invalid_rule_is_refused_with_a_reason(cron: str, zone: str, reason: str) -> None:
+    with pytest.raises(InvalidSchedule, match=reason):
         CronRule.parse(cron, zone)
 
 
 @pytest.mark.parametrize(
-    ("cron", "meant"),
+    ("cron", "suggestion"),
     [
         ("@daily", "0 0 * * *"),
         ("@Hourly", "0 * * * *"),
@@ -125,40 +127,40 @@ def test_what_is_no_rule_is_refused_with_a_reason(cron: str, zone: str, why: str
         ("50-10/10 * * * *", "50,0,10 * * * *"),
     ],
 )
-def test_what_was_meant_is_named_where_a_rule_is_refused(cron: str, meant: str) -> None:
+def test_the_refusal_of_a_rule_suggests_a_valid_form(cron: str, suggestion: str) -> None:
     with pytest.raises(InvalidSchedule) as refused:
         CronRule.parse(cron, "UTC")
-    assert f"write '{meant}'" in str(refused.value)
-    CronRule.parse(meant, "UTC")
+    assert f"write '{suggestion}'" in str(refused.value)
+    CronRule.parse(suggestion, "UTC")
 
 
 @pytest.mark.parametrize("cron", ["@reboot", "* * * *", "0 99 * * *", "0 0 30 2 ?", "x-y * * * *"])
-def test_no_form_is_named_that_would_be_refused_as_well(cron: str) -> None:
+def test_no_invalid_form_is_suggested(cron: str) -> None:
     with pytest.raises(InvalidSchedule) as refused:
         CronRule.parse(cron, "UTC")
     assert "write '" not in str(refused.value)
 
 
 @pytest.mark.parametrize(
-    ("cron", "said", "days"),
+    ("cron", "expected_note", "days"),
     [
         ("0 6 1 * 1", "fit either of them", ["30", "01", "07"]),
         ("0 6 */2 * 1", "fit both", ["07", "21", "11"]),
         ("0 6 * * 1", None, ["30", "07", "14"]),
     ],
 )
-def test_how_days_of_month_and_of_week_go_together_is_told(
-    cron: str, said: str | None, days: list[str]
+def test_a_note_says_how_days_of_month_and_week_combine(
+    cron: str, expected_note: str | None, days: list[str]
 ) -> None:
     rule = CronRule.parse(cron, "UTC")
     note = rule.days_note
-    assert (note is None) if said is None else (note is not None and said in note)
+    assert (note is None) if expected_note is None else (note is not None and expected_note in note)
     start = datetime(2026, 11, 25, tzinfo=UTC).timestamp()
-    found = [datetime.fromtimestamp(each, UTC) for each in rule.next_times(start, 3)]
-    assert [f"{each:%d}" for each in found] == days
+    result = [datetime.fromtimestamp(each, UTC) for each in rule.next_times(start, 3)]
+    assert [f"{each:%d}" for each in result] == days
 
 
-# --- what becomes of due times that have passed -------------------------------------------------
+# --- due times that have passed -----------------------------------------------------------------
 
 
 def test_a_change_of_schedulers_misses_nothing() -> None:
@@ -171,15 +173,19 @@ def test_a_change_of_schedulers_misses_nothing() -> None:
     )
 
 
-def test_after_an_outage_the_last_one_is_fired_and_the_others_are_missed() -> None:
+def test_after_an_outage_the_last_due_time_is_fired_and_the_others_are_missed() -> None:
     rule = CronRule.parse("0 * * * *", "UTC")
     passed = rule.due_between(3600.0, 5 * 3600 + 1200.0, jitter=0, grace=3600, name="x")
     assert (passed.fired, passed.missed, passed.next_at) == ((18000.0,), (3600.0, 4), 21600.0)
-    late = rule.due_between(3600.0, 5 * 3600 + 1200.0, jitter=0, grace=600, name="x")
-    assert (late.fired, late.missed, late.next_at) == ((), (3600.0, 5), 21600.0)
+    beyond_grace = rule.due_between(3600.0, 5 * 3600 + 1200.0, jitter=0, grace=600, name="x")
+    assert (beyond_grace.fired, beyond_grace.missed, beyond_grace.next_at) == (
+        (),
+        (3600.0, 5),
+        21600.0,
+    )
 
 
-def test_after_a_long_outage_nobody_goes_through_every_second_of_it() -> None:
+def test_after_a_long_outage_not_every_missed_second_is_visited() -> None:
     rule = CronRule.parse("* * * * * *", "UTC")
     passed = rule.due_between(1000.0, 1_000_000_000.5, jitter=0, grace=3600, name="x")
     assert len(passed.fired) == CATCH_UP_WINDOW
@@ -188,7 +194,7 @@ def test_after_a_long_outage_nobody_goes_through_every_second_of_it() -> None:
     assert passed.missed[1] >= 5000
 
 
-def test_jitter_is_the_same_for_everybody_and_another_for_each() -> None:
+def test_jitter_is_the_same_in_all_processes_and_differs_by_schedule_and_time() -> None:
     offsets = {with_jitter(name, due, 600) - due for name in ("a", "b") for due in (0.0, 60.0)}
     assert len(offsets) == 4
     assert all(0 <= each < 600 for each in offsets)
@@ -203,17 +209,17 @@ def test_jitter_is_the_same_for_everybody_and_another_for_each() -> None:
 
 @given(
     since=st.integers(0, 10**6),
-    away=st.integers(0, 40_000),
+    outage=st.integers(0, 40_000),
     grace=st.integers(0, 20_000),
     jitter=st.integers(0, 600),
 )
 @settings(max_examples=100)
 def test_each_due_time_is_fired_missed_or_to_come(
-    since: int, away: int, grace: int, jitter: int
+    since: int, outage: int, grace: int, jitter: int
 ) -> None:
     rule = CronRule.parse("*/5 * * * *", "UTC")
     first = rule.after(since)
-    now = first + away
+    now = first + outage
     passed = rule.due_between(first, now, jitter=jitter, grace=grace, name="x")
     missed = passed.missed[1] if passed.missed else 0
     assert first + 300 * (len(passed.fired) + missed) == passed.next_at
@@ -225,7 +231,7 @@ def test_each_due_time_is_fired_missed_or_to_come(
 
 # --- the file -----------------------------------------------------------------------------------
 
-REGISTRY = ("tests.support.jobs",)
+JOB_MODULES = ("tests.support.jobs",)
 
 
 def test_a_file_has_an_entry_under_each_name(tmp_path: Path) -> None:
@@ -234,7 +240,7 @@ def test_a_file_has_an_entry_under_each_name(tmp_path: Path) -> None:
         '[tidy-up]\ncron = "0 3 * * *"\ntimezone = "Europe/Berlin"\njob = "maintenance.tidied"\n'
         "payload = { n = 7 }\njitter = 60\n"
     )
-    (entry,) = read_file(file, Registry.load(REGISTRY))
+    (entry,) = read_file(file, Registry.load(JOB_MODULES))
     assert entry == ScheduleEntry(
         name="tidy-up",
         cron="0 3 * * *",
@@ -246,7 +252,7 @@ def test_a_file_has_an_entry_under_each_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "why"),
+    ("text", "reason"),
     [
         ("[a\n", r"line 1"),
         ("a = 1\n", r"\[a\]: expected a TOML table"),
@@ -258,26 +264,26 @@ def test_a_file_has_an_entry_under_each_name(tmp_path: Path) -> None:
         ('[A]\ncron = "0 3 * * *"\njob = "hot.noop"\n', r"\[A\]: name"),
     ],
 )
-def test_what_is_wrong_with_a_file_is_said_with_its_place(
-    tmp_path: Path, text: str, why: str
+def test_an_invalid_file_is_refused_with_the_place_and_reason(
+    tmp_path: Path, text: str, reason: str
 ) -> None:
     file = tmp_path / "schedules.toml"
     file.write_text(text)
-    with pytest.raises(InvalidScheduleFile, match=why) as caught:
-        read_file(file, Registry.load(REGISTRY))
+    with pytest.raises(InvalidScheduleFile, match=reason) as caught:
+        read_file(file, Registry.load(JOB_MODULES))
     assert str(file) in str(caught.value)
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidScheduleFile, match="there is no file"):
-        read_file(tmp_path / "none.toml", Registry.load(REGISTRY))
+        read_file(tmp_path / "none.toml", Registry.load(JOB_MODULES))
 
 
-def test_a_year_has_each_night_once_in_every_zone_with_summer_time() -> None:
+def test_a_nightly_rule_is_due_once_each_day_in_zones_with_summer_time() -> None:
     days: list[date]
     for zone in ("Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "America/Santiago"):
         rule = CronRule.parse("30 2 * * *", zone)
-        due = at("2026-01-01", ZoneInfo(zone))
+        due = timestamp("2026-01-01", ZoneInfo(zone))
         days = []
         while len(days) < 365:
             due = rule.after(due)
@@ -285,10 +291,10 @@ def test_a_year_has_each_night_once_in_every_zone_with_summer_time() -> None:
         assert days == [days[0] + timedelta(days=number) for number in range(365)]
 
 
-def test_all_that_fires_by_itself_can_be_published_as_it_stands() -> None:
+def test_the_default_schedules_are_valid() -> None:
     registry = Registry.load(job_modules())
-    found = default_entries(registry)
-    assert found == list(DEFAULT_SCHEDULES)  # each of their types is there
-    for each in found:
+    result = default_entries(registry)
+    assert result == list(DEFAULT_SCHEDULES)  # each of their job types exists
+    for each in result:
         each.check(registry, remote=True)
-    assert default_entries(Registry.load(REGISTRY)) == []
+    assert default_entries(Registry.load(JOB_MODULES)) == []

@@ -49,15 +49,15 @@ class Named(BaseModel):
     token: Annotated[str, Secret()] = Field(alias="apiToken")
     code: Annotated[int, Secret()] = Field(0, validation_alias=AliasChoices("pin", "secretCode"))
     deep: Annotated[str, Secret()] = Field("", validation_alias=AliasPath("auth", 0, "key"))
-    told: Annotated[str, Secret()] = Field("", serialization_alias="out")
+    renamed: Annotated[str, Secret()] = Field("", serialization_alias="out")
 
 
-class Plain(BaseModel):
+class WithoutSecret(BaseModel):
     of: Literal["b"]
     key: str
 
 
-class Keyed(BaseModel):
+class WithSecret(BaseModel):
     of: Literal["a"]
     key: Annotated[str, Secret()]
 
@@ -81,7 +81,7 @@ class Deliver(BaseModel):
     packed: Json[Login] | None = None
     names: dict[Annotated[str, Secret()], int] = {}
     open: Anything | None = None
-    kind: Annotated[Plain | Keyed | None, Field(discriminator="of")] = None
+    kind: Annotated[WithoutSecret | WithSecret | None, Field(discriminator="of")] = None
 
 
 class Tokens(RootModel[list[Annotated[str, Secret()]]]):
@@ -92,8 +92,8 @@ class Open(BaseModel):
     url: str
 
 
-LOGIN = {"user": "me", "password": "geheim"}
-SHOWN = {"user": "me", "password": HIDDEN}
+LOGIN_PAYLOAD = {"user": "me", "password": "geheim"}
+HIDDEN_LOGIN = {"user": "me", "password": HIDDEN}
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,10 @@ SHOWN = {"user": "me", "password": HIDDEN}
     [
         ({"url": "a", "token": "geheim"}, {"url": "a", "token": HIDDEN}),
         ({"url": "a", "tokn": "geheim"}, {"url": "a", "tokn": HIDDEN}),
-        ({"login": LOGIN | {"pasword": "geheim"}}, {"login": SHOWN | {"pasword": HIDDEN}}),
+        (
+            {"login": LOGIN_PAYLOAD | {"pasword": "geheim"}},
+            {"login": HIDDEN_LOGIN | {"pasword": HIDDEN}},
+        ),
         ({"named": {"token": "a", "pin": 1}}, {"named": {"token": HIDDEN, "pin": HIDDEN}}),
         (
             {"named": {"secretCode": 1, "out": "a"}},
@@ -111,15 +114,18 @@ SHOWN = {"user": "me", "password": HIDDEN}
         ({"packed": '{"password": "geheim"}'}, {"packed": HIDDEN}),
         ({"names": {"geheim": 1}}, {"names": HIDDEN}),
         ({"open": {"anything": "b"}}, {"open": {"anything": "b"}}),
-        ({"login": "me:geheim", "logins": {"a": LOGIN}}, {"login": HIDDEN, "logins": HIDDEN}),
+        (
+            {"login": "me:geheim", "logins": {"a": LOGIN_PAYLOAD}},
+            {"login": HIDDEN, "logins": HIDDEN},
+        ),
         ({"kind": {"of": "a", "key": "geheim"}}, {"kind": {"of": "a", "key": HIDDEN}}),
         ({"plain": "geheim"}, {"plain": HIDDEN}),
         ({"plain": None}, {"plain": None}),
-        ({"login": LOGIN}, {"login": SHOWN}),
-        ({"logins": [LOGIN, LOGIN]}, {"logins": [SHOWN, SHOWN]}),
-        ({"by_name": {"a": LOGIN}}, {"by_name": {"a": SHOWN}}),
+        ({"login": LOGIN_PAYLOAD}, {"login": HIDDEN_LOGIN}),
+        ({"logins": [LOGIN_PAYLOAD, LOGIN_PAYLOAD]}, {"logins": [HIDDEN_LOGIN, HIDDEN_LOGIN]}),
+        ({"by_name": {"a": LOGIN_PAYLOAD}}, {"by_name": {"a": HIDDEN_LOGIN}}),
         ({"pair": ["a", "geheim"]}, {"pair": ["a", HIDDEN]}),
-        ({"either": LOGIN}, {"either": SHOWN}),
+        ({"either": LOGIN_PAYLOAD}, {"either": HIDDEN_LOGIN}),
         ({"either": ["a"]}, {"either": ["a"]}),
         ({"all_of_it": {"a": [1]}}, {"all_of_it": HIDDEN}),
         (
@@ -127,13 +133,11 @@ SHOWN = {"user": "me", "password": HIDDEN}
             {"tree": {"parts": [{"key": HIDDEN, "parts": [{"key": HIDDEN}]}]}},
         ),
         ({"named": {"apiToken": "geheim"}}, {"named": {"apiToken": HIDDEN}}),
-        # No payload of that type, and still nothing of it is shown.
+        # A payload of the wrong types is hidden, too.
         ({"token": ["geheim"], "logins": "x"}, {"token": HIDDEN, "logins": HIDDEN}),
     ],
 )
-def test_secrets_are_hidden_wherever_they_stand(
-    payload: dict[str, Any], shown: dict[str, Any]
-) -> None:
+def test_secrets_are_hidden_at_any_depth(payload: dict[str, Any], shown: dict[str, Any]) -> None:
     before = repr(payload)
     assert hide_secrets(payload, secret_schema(Deliver)) == shown
     assert repr(payload) == before
@@ -144,7 +148,7 @@ def test_a_field_is_hidden_by_each_of_its_names(name: str) -> None:
     assert hide_secrets({name: "geheim"}, secret_schema(Named)) == {name: HIDDEN}
 
 
-def test_payloads_that_contain_themselves_or_are_no_object_are_hidden_too() -> None:
+def test_recursive_payloads_and_lists_are_hidden() -> None:
     assert hide_secrets({"key": "a", "parts": [{"key": "b"}]}, secret_schema(Tree)) == {
         "key": HIDDEN,
         "parts": [{"key": HIDDEN}],
@@ -154,36 +158,39 @@ def test_payloads_that_contain_themselves_or_are_no_object_are_hidden_too() -> N
 
 
 def test_two_payloads_are_compared_without_their_secrets() -> None:
-    before = {"token": "a", "login": LOGIN}
-    after = {"token": "b", "login": LOGIN, "url": "c"}
+    before = {"token": "a", "login": LOGIN_PAYLOAD}
+    after = {"token": "b", "login": LOGIN_PAYLOAD, "url": "c"}
     compared = hide_secrets(after, secret_schema(Deliver), before)
-    assert compared == {"token": CHANGED, "login": SHOWN, "url": "c"}
+    assert compared == {"token": CHANGED, "login": HIDDEN_LOGIN, "url": "c"}
 
 
-def test_what_was_edited_as_it_was_shown_has_its_secrets_again() -> None:
+def test_an_edit_of_the_hidden_form_gets_its_secrets_back() -> None:
     schema = secret_schema(Deliver)
-    before = {"url": "a", "token": "geheim", "logins": [LOGIN], "pair": ["x", "y"]}
+    before = {"url": "a", "token": "geheim", "logins": [LOGIN_PAYLOAD], "pair": ["x", "y"]}
     edited = hide_secrets(before, schema) | {"url": "b", "pair": ["x", "z"]}
     assert reveal_secrets(edited, schema, before) == {**before, "url": "b", "pair": ["x", "z"]}
-    # Each item of a list gets its own again, wherever it stands now.
-    two = {"logins": [{"user": "me", "password": "a"}, {"user": "you", "password": "b"}]}
-    first, second = hide_secrets(two, schema)["logins"]
-    for edited_list, meant in (
-        ([second], [two["logins"][1]]),
-        ([second, first], two["logins"][::-1]),
-        ([first, second | {"user": "her"}], [two["logins"][0], {"user": "her", "password": "b"}]),
+    # Each item of a list gets its own secret back, at any position.
+    two_logins = {"logins": [{"user": "me", "password": "a"}, {"user": "you", "password": "b"}]}
+    first, second = hide_secrets(two_logins, schema)["logins"]
+    for edited_list, expected in (
+        ([second], [two_logins["logins"][1]]),
+        ([second, first], two_logins["logins"][::-1]),
+        (
+            [first, second | {"user": "her"}],
+            [two_logins["logins"][0], {"user": "her", "password": "b"}],
+        ),
         (
             [first, second, {"user": "new", "password": "c"}],
-            [*two["logins"], {"user": "new", "password": "c"}],
+            [*two_logins["logins"], {"user": "new", "password": "c"}],
         ),
         ([second | {"user": "her"}], [{"user": "her", "password": HIDDEN}]),
     ):
-        assert reveal_secrets({"logins": edited_list}, schema, two) == {"logins": meant}
-    same = {"logins": [{"user": "me", "password": "a"}, {"user": "me", "password": "b"}]}
-    assert reveal_secrets({"logins": hide_secrets(same, schema)["logins"][:1]}, schema, same) == {
-        "logins": [SHOWN]
-    }
-    # Nothing stood there before: it stays what it is, and is refused below.
+        assert reveal_secrets({"logins": edited_list}, schema, two_logins) == {"logins": expected}
+    same_users = {"logins": [{"user": "me", "password": "a"}, {"user": "me", "password": "b"}]}
+    assert reveal_secrets(
+        {"logins": hide_secrets(same_users, schema)["logins"][:1]}, schema, same_users
+    ) == {"logins": [HIDDEN_LOGIN]}
+    # Without a former value the placeholder remains, and is refused: see the next test.
     assert reveal_secrets({"token": HIDDEN}, schema, {}) == {"token": HIDDEN}
 
 
@@ -193,7 +200,7 @@ async def deliver(payload: Deliver, ctx: Any) -> None:
 
 
 @pytest.mark.parametrize("is_loaded", [True, False])
-def test_whoever_knows_the_type_hides_and_takes_no_payload_that_was_copied_from_a_page(
+def test_a_known_job_type_hides_secrets_and_refuses_the_placeholder(
     is_loaded: bool,
 ) -> None:
     job_type = job_type_of(deliver)
@@ -204,8 +211,8 @@ def test_whoever_knows_the_type_hides_and_takes_no_payload_that_was_copied_from_
     assert registry.hide_secrets("deliver_secretly", {"token": "a"}) == {"token": HIDDEN}
     assert registry.hide_secrets("unknown", {"token": "a"}) == {"token": "a"}
     job_type.validate({"token": "a", "url": HIDDEN})
-    named = registry.hide_secrets("deliver_secretly", {"named": {"secretCode": 1}})
-    assert named == {"named": {"secretCode": HIDDEN}}
+    hidden = registry.hide_secrets("deliver_secretly", {"named": {"secretCode": 1}})
+    assert hidden == {"named": {"secretCode": HIDDEN}}
     with pytest.raises(InvalidPayload, match="give its value"):
         job_type.validate({"login": {"user": "me", "password": HIDDEN}})
     with pytest.raises(InvalidPayload) as refused:
@@ -216,7 +223,7 @@ def test_whoever_knows_the_type_hides_and_takes_no_payload_that_was_copied_from_
 
 
 @pytest.mark.parametrize(
-    ("body", "shown"),
+    ("body", "is_hidden"),
     [
         (b'{"job_type":"deliver","payload":{"token":"a"}}', True),
         (b'{"job_type":"open","payload":{"token":"a"}}', False),
@@ -226,13 +233,13 @@ def test_whoever_knows_the_type_hides_and_takes_no_payload_that_was_copied_from_
         (b"[1]", False),
     ],
 )
-def test_the_message_of_a_letter_is_shown_without_secrets(body: bytes, shown: bool) -> None:
+def test_the_message_of_a_letter_is_shown_without_secrets(body: bytes, is_hidden: bool) -> None:
     schema = secret_schema(Deliver)
-    got = hide_secrets_in_message(body, lambda name: schema if name == "deliver" else None)
-    if shown:
-        assert got == b'{"job_type": "deliver", "payload": {"token": "[hidden]"}}'
+    hidden_body = hide_secrets_in_message(body, lambda name: schema if name == "deliver" else None)
+    if is_hidden:
+        assert hidden_body == b'{"job_type": "deliver", "payload": {"token": "[hidden]"}}'
     else:
-        assert got == body
+        assert hidden_body == body
 
 
 class Quoting(BaseModel):
@@ -269,12 +276,12 @@ def test_errors_of_a_payload_and_their_tracebacks_do_not_quote_its_secrets(
         job_type_of(quote).read(payload, version)
     failure = Failure.from_error(refused.value)
     assert "4711" not in failure.message + failure.traceback
-    told = invalid_request_from(refused.value, by_routing_key=True)
-    assert told.complaints
-    assert "4711" not in repr(told.complaints)
+    invalid_request = invalid_request_from(refused.value, by_routing_key=True)
+    assert invalid_request.complaints
+    assert "4711" not in repr(invalid_request.complaints)
 
 
-def test_secrets_are_taken_out_of_other_texts_as_those_quote_them() -> None:
+def test_secrets_are_scrubbed_from_texts_in_any_quoting() -> None:
     schema = secret_schema(Deliver)
     payload = {"token": "a b/&ä'", "login": {"user": "me", "password": "pw"}, "url": "http://a"}
     scrubber = Scrubber.from_payload(payload, schema)
@@ -285,14 +292,16 @@ def test_secrets_are_taken_out_of_other_texts_as_those_quote_them() -> None:
         r"a b/&\u00e4'",
     ):
         assert scrubber.scrub(f"401 for {text}!").endswith(f"{HIDDEN}!"), text
-    assert scrubber.scrub("http://a pw") == "http://a pw"  # too short to be looked for
+    assert (
+        scrubber.scrub("http://a pw") == "http://a pw"
+    )  # the password is too short to be searched for
     assert Scrubber.from_payload(payload, None).scrub("a b/&ä'") == "a b/&ä'"
     many = {"logins": [{"user": "", "password": f"word{n}"} for n in range(MAX_SCRUBBED + 1)]}
     assert Scrubber.from_payload(many, schema).scrub("it failed") == HIDDEN
 
 
 @pytest.mark.parametrize(
-    ("after", "moves"),
+    ("after", "is_exposed"),
     [
         ({"url": "http://a", "token": "sesam"}, False),
         ({"url": "http://b", "token": "other"}, False),
@@ -301,15 +310,19 @@ def test_secrets_are_taken_out_of_other_texts_as_those_quote_them() -> None:
         ({"url": "http://a", "open": {"sesam": 1}}, True),
     ],
 )
-def test_a_change_that_would_show_a_secret_is_found(after: dict[str, Any], moves: bool) -> None:
+def test_a_change_that_would_expose_a_secret_is_detected(
+    after: dict[str, Any], is_exposed: bool
+) -> None:
     schema = secret_schema(Deliver)
     before = {"url": "http://a", "token": "sesam"}
-    assert exposes_secrets(before, schema, after, schema) is moves
-    assert exposes_secrets(before, schema, before, None) is True  # to a type without secrets
+    assert exposes_secrets(before, schema, after, schema) is is_exposed
+    assert (
+        exposes_secrets(before, schema, before, None) is True
+    )  # changed to a job type without secrets
 
 
-def test_a_large_payload_is_hidden_in_its_time() -> None:
-    """Linear in its items: a quadratic one takes minutes."""
+def test_a_large_payload_is_hidden_in_linear_time() -> None:
+    """Quadratic time would be minutes, beyond the time limit of a test."""
     schema = secret_schema(Deliver)
     payload = {
         "either": [""] * 20_000,
@@ -340,7 +353,7 @@ def test_the_records_of_bulk_operations_are_shown_without_secrets() -> None:
         "payload.url": "b",
         "priority": 3,
     }
-    assert shown.spec["payload"] == {"login": SHOWN, "item": "{item}"}
+    assert shown.spec["payload"] == {"login": HIDDEN_LOGIN, "item": "{item}"}
     assert "geheim" in repr(operation)
     plain = bulk_operation({"filter": {"payload": "url=b"}, "change": {"merge": {"a": 1}}}, "it")
     assert shown_operation(registry, plain) == plain
