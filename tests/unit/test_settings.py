@@ -1,4 +1,4 @@
-"""Settings from the environment, where that says less than it seems to."""
+"""Settings from the environment: empty variables, words for "none", and values that contradict."""
 
 import pytest
 from pydantic import ValidationError
@@ -10,14 +10,14 @@ from switchyard.services.common.settings import ADAPTING_DEFAULTS, ASCENDING, Se
 
 @pytest.mark.parametrize("name", sorted({*Settings.model_fields} - {"ingest_paths"}))
 def test_an_empty_variable_is_an_unset_one(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """As a compose file's `${NAME:-}` gives it."""
+    """A compose file's `${NAME:-}` makes empty variables."""
     monkeypatch.delenv(f"JOBS_{name.upper()}", raising=False)
     unset = Settings()
     monkeypatch.setenv(f"JOBS_{name.upper()}", "")
     assert Settings() == unset
 
 
-def test_an_empty_list_of_directories_opens_none_and_is_refused(
+def test_an_empty_list_of_directories_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("JOBS_INGEST_PATHS", "")
@@ -33,7 +33,7 @@ def test_an_empty_list_of_directories_opens_none_and_is_refused(
         ("JOBS_CRAWLS_KEPT_DAYS", "off", None),
     ],
 )
-def test_what_an_empty_variable_can_not_say_a_word_does(
+def test_a_word_sets_the_value_that_an_empty_variable_can_not(
     monkeypatch: pytest.MonkeyPatch, variable: str, word: str, value: object
 ) -> None:
     monkeypatch.setenv(variable, word)
@@ -41,7 +41,7 @@ def test_what_an_empty_variable_can_not_say_a_word_does(
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("options", "message"),
     [
         (
             {"llm_slow_at": 1001},
@@ -59,28 +59,28 @@ def test_what_an_empty_variable_can_not_say_a_word_does(
     ],
 )
 def test_settings_that_contradict_each_other_are_both_named(
-    given: dict[str, float], said: str
+    options: dict[str, float], message: str
 ) -> None:
-    with pytest.raises(ValidationError, match=said):
-        Settings(**given)  # type: ignore[arg-type]
+    with pytest.raises(ValidationError, match=message):
+        Settings(**options)  # type: ignore[arg-type]
 
 
-def test_settings_that_follow_in_order_may_be_equal_and_an_unset_start_gives_way() -> None:
+def test_ordered_settings_may_be_equal_and_defaults_adapt() -> None:
     assert Settings(llm_ok_below=7, llm_slow_at=7, llm_full_at=7).llm_full_at == 7
     assert Settings(llm_concurrency_max=8).llm_concurrency_max == 8
     assert Settings(llm_concurrency_min=20).llm_concurrency_min == 20
 
 
-def test_every_setting_that_is_a_mark_or_a_bound_has_its_place_in_an_order() -> None:
-    marks = ("_min", "_max", "_at", "_below")
-    known = {name for names in ASCENDING for name in names}
+def test_every_threshold_and_bound_is_checked_against_the_others() -> None:
+    suffixes = ("_min", "_max", "_at", "_below")
+    ordered = {name for names in ASCENDING for name in names}
     assert {
-        name for name in Settings.model_fields if name.endswith(marks)
-    } == known - ADAPTING_DEFAULTS
+        name for name in Settings.model_fields if name.endswith(suffixes)
+    } == ordered - ADAPTING_DEFAULTS
 
 
 @pytest.mark.parametrize(
-    ("variable", "value", "said"),
+    ("variable", "value", "message"),
     [
         ("JOBS_LLM_PROVIDERS", '[{"name": "a"', "JOBS_LLM_PROVIDERS: it is not valid JSON"),
         (
@@ -91,16 +91,16 @@ def test_every_setting_that_is_a_mark_or_a_bound_has_its_place_in_an_order() -> 
         ("JOBS_LIMITS", '{"a": {"keys": {"b": 1}}}', "JOBS_LIMITS.a.keys.b: "),
     ],
 )
-def test_what_is_wrong_in_a_settings_json_is_told_with_its_place(
-    monkeypatch: pytest.MonkeyPatch, variable: str, value: str, said: str
+def test_an_error_in_a_settings_json_is_named_with_its_place(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str, message: str
 ) -> None:
     monkeypatch.setenv(variable, value)
-    with pytest.raises(CommandFailed, match=said):
+    with pytest.raises(CommandFailed, match=message):
         load_settings()
 
 
 @pytest.mark.parametrize("secret", [" ", "hunter2", "x" * 15])
-def test_a_secret_of_webhooks_that_can_be_guessed_is_refused(
+def test_a_webhook_secret_that_can_be_guessed_is_refused(
     monkeypatch: pytest.MonkeyPatch, secret: str
 ) -> None:
     monkeypatch.setenv("JOBS_GITHUB_WEBHOOK_SECRET", secret)
@@ -112,23 +112,23 @@ def test_a_secret_of_webhooks_that_can_be_guessed_is_refused(
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    "invalid_host",
     ["127.0.0.1", "http://a.example:80", "a.example:http", "a.example:80/x", ":80", "u@a:80"],
 )
-def test_a_host_of_ones_own_without_its_port_is_refused_and_not_ignored(
-    monkeypatch: pytest.MonkeyPatch, wrong: str
+def test_a_web_host_without_a_port_is_refused(
+    monkeypatch: pytest.MonkeyPatch, invalid_host: str
 ) -> None:
-    monkeypatch.setenv("JOBS_WEB_HOSTS", f"a.example:80, [::1]:8080, {wrong}")
+    monkeypatch.setenv("JOBS_WEB_HOSTS", f"a.example:80, [::1]:8080, {invalid_host}")
     with pytest.raises(ValidationError, match="HOST:PORT"):
         Settings()
 
 
-def test_hosts_of_ones_own_are_named_with_their_ports(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_web_hosts_have_ports(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JOBS_WEB_HOSTS", "a.example:80, [::1]:8080")
     assert Settings().web_hosts == ("a.example:80", "[::1]:8080")
 
 
-def test_an_argument_goes_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_argument_overrides_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JOBS_PUBLISH_WINDOW", "7")
     assert Settings().publish_window == 7
     assert Settings(publish_window=8).publish_window == 8

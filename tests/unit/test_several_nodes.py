@@ -1,4 +1,4 @@
-"""Clients of a cluster: nodes that are switched off, frozen or wrong cost moments, not the work."""
+"""Clients of a cluster: nodes that are off, frozen or misconfigured delay them by little."""
 
 import asyncio
 import re
@@ -31,13 +31,12 @@ from tests.support.peers import (
 )
 
 SLACK = 0.9
-"""Seconds; less than what is asserted saves, and one connection of several may take longer."""
-"""Seconds by which a busy machine may be late."""
+"""Seconds by which a busy machine may be late. One connection of several may take even longer."""
 
 
 @contextmanager
-def nodes(*peers: Peer | None) -> Iterator[str]:
-    """The address of nodes that behave so; None: nothing listens there."""
+def serve_nodes(*peers: Peer | None) -> Iterator[str]:
+    """Yield the address of nodes that behave so; at None, nothing listens."""
     with ExitStack() as stack:
         hosts = []
         for peer in peers:
@@ -49,46 +48,52 @@ def nodes(*peers: Peer | None) -> Iterator[str]:
 
 
 @contextmanager
-def full_backlog() -> Iterator[str]:
-    """A host that takes no connection and refuses none, as one that is switched off."""
+def serve_full_backlog() -> Iterator[str]:
+    """Yield a host that neither accepts nor refuses connections, like one that is switched off."""
     with closing(socket.create_server(("127.0.0.1", 0), backlog=0)) as server, ExitStack() as stack:
         for _ in range(4):
-            one = stack.enter_context(closing(socket.socket()))
-            one.setblocking(False)
-            one.connect_ex(server.getsockname())
+            client = stack.enter_context(closing(socket.socket()))
+            client.setblocking(False)
+            client.connect_ex(server.getsockname())
         yield f"127.0.0.1:{server.getsockname()[1]}"
 
 
 @pytest.mark.parametrize(
-    "away", [None, closes, says_nothing, refuses_the_credentials], ids=lambda each: str(each)[:20]
+    "unavailable_node",
+    [None, closes, says_nothing, refuses_the_credentials],
+    ids=lambda each: str(each)[:20],
 )
-async def test_one_node_of_three_that_works_is_found_within_a_second(away: Peer | None) -> None:
-    with nodes(away, away, lets_in) as url:
-        took = []
-        for _ in range(6):  # the order is one of chance
+async def test_the_one_working_node_of_three_is_found_within_a_second(
+    unavailable_node: Peer | None,
+) -> None:
+    with serve_nodes(unavailable_node, unavailable_node, lets_in) as url:
+        seconds = []
+        for _ in range(6):  # the order of the nodes is random
             started = time.monotonic()
             async with connected(url, "test") as connection:
                 assert not connection.is_closed
-            took.append(time.monotonic() - started)
-        assert sorted(took)[-2] < 1 + SLACK
+            seconds.append(time.monotonic() - started)
+        assert sorted(seconds)[-2] < 1 + SLACK
 
 
-async def test_a_node_that_is_switched_off_costs_its_head_start() -> None:
-    with full_backlog() as off, listening(lets_in) as works:
-        url = works.replace("@", f"@{off},")
+async def test_a_node_that_is_switched_off_costs_a_short_delay() -> None:
+    with serve_full_backlog() as dead_host, listening(lets_in) as working_url:
+        url = working_url.replace("@", f"@{dead_host},")
         reconnector = Reconnector(url, "test", structlog.get_logger())
-        took = []
+        seconds = []
         for _ in range(8):
             started = time.monotonic()
             await reconnector.connection_now()
             await reconnector.close()
-            took.append(time.monotonic() - started)
-        assert sorted(took)[-2] < 0.3 + SLACK
+            seconds.append(time.monotonic() - started)
+        assert sorted(seconds)[-2] < 0.3 + SLACK
 
 
-@pytest.mark.parametrize("away", [None, says_nothing])
-async def test_that_all_nodes_are_away_is_known_as_soon_as_of_one(away: Peer | None) -> None:
-    with nodes(away, away, away, away) as url:
+@pytest.mark.parametrize("unavailable_node", [None, says_nothing])
+async def test_four_unavailable_nodes_take_no_longer_than_one(
+    unavailable_node: Peer | None,
+) -> None:
+    with serve_nodes(unavailable_node, unavailable_node, unavailable_node, unavailable_node) as url:
         started = time.monotonic()
         with pytest.raises(BrokerUnavailable, match="any of its addresses") as caught:
             await connect(url, "test")
@@ -99,14 +104,14 @@ async def test_that_all_nodes_are_away_is_known_as_soon_as_of_one(away: Peer | N
         assert "secret" not in str(caught.value)
 
 
-async def test_a_refusal_is_told_although_the_other_nodes_are_away() -> None:
-    says = pytest.raises(BrokerAuthError, match="user or password in JOBS_AMQP_URL")
-    with nodes(None, refuses_the_credentials, None) as url, says:
+async def test_a_refusal_is_raised_although_the_other_nodes_are_unavailable() -> None:
+    refusal = pytest.raises(BrokerAuthError, match="user or password in JOBS_AMQP_URL")
+    with serve_nodes(None, refuses_the_credentials, None) as url, refusal:
         await connect(url, "test")
 
 
-async def test_what_is_cancelled_while_it_connects_leaves_nothing_behind() -> None:
-    with nodes(says_nothing, says_nothing) as url:
+async def test_a_cancelled_connect_leaves_no_task() -> None:
+    with serve_nodes(says_nothing, says_nothing) as url:
         before = asyncio.all_tasks()
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.5):
@@ -114,9 +119,11 @@ async def test_what_is_cancelled_while_it_connects_leaves_nothing_behind() -> No
         assert asyncio.all_tasks() == before
 
 
-@pytest.mark.parametrize("away", [None, says_nothing])
-def test_the_blocking_publisher_finds_all_nodes_away_within_two_seconds(away: Peer | None) -> None:
-    with nodes(away, away, away) as url:
+@pytest.mark.parametrize("unavailable_node", [None, says_nothing])
+def test_the_blocking_publisher_finds_all_nodes_unavailable_within_two_time_outs(
+    unavailable_node: Peer | None,
+) -> None:
+    with serve_nodes(unavailable_node, unavailable_node, unavailable_node) as url:
         settings = BrokerSettings(amqp_url=SecretStr(url))
         started = time.monotonic()
         with pytest.raises(BrokerUnavailable, match=r"(127\.0\.0\.1:.*){3}") as caught:
@@ -127,68 +134,68 @@ def test_the_blocking_publisher_finds_all_nodes_away_within_two_seconds(away: Pe
 
 # --- the management API ---------------------------------------------------------------------------
 
-THREE = "http://me:secret@a:1,b:2,c:3"
+THREE_NODES = "http://me:secret@a:1,b:2,c:3"
 
 
-def one_works(request: httpx.Request) -> httpx.Response:
+def answer_as_node_b(request: httpx.Request) -> httpx.Response:
     if request.url.host != "b":
         raise httpx.ConnectError("refused", request=request)
     return httpx.Response(200, json={"rabbitmq_version": "4.3.6"})
 
 
-async def test_the_management_client_asks_the_node_that_is_there_and_stays_with_it() -> None:
-    asked = []
+async def test_the_management_client_finds_the_working_node_and_stays_with_it() -> None:
+    requested_hosts = []
 
     def answer(request: httpx.Request) -> httpx.Response:
-        asked.append(request.url.host)
-        return one_works(request)
+        requested_hosts.append(request.url.host)
+        return answer_as_node_b(request)
 
-    async with ManagementClient(THREE, transport=httpx.MockTransport(answer)) as client:
+    async with ManagementClient(THREE_NODES, transport=httpx.MockTransport(answer)) as client:
         for _ in range(3):
             assert await client.version() == "4.3.6"
-    assert asked[-3:] == ["b", "b", "b"]
-    assert len(asked) <= 5
+    assert requested_hosts[-3:] == ["b", "b", "b"]
+    assert len(requested_hosts) <= 5
 
 
-async def test_that_no_node_has_a_management_api_names_them_all() -> None:
+async def test_the_error_for_unavailable_management_apis_names_all_nodes() -> None:
     def fail(request: httpx.Request) -> httpx.Response:
         raise httpx.ConnectTimeout("", request=request)
 
-    async with ManagementClient(THREE, transport=httpx.MockTransport(fail)) as client:
+    async with ManagementClient(THREE_NODES, transport=httpx.MockTransport(fail)) as client:
         with pytest.raises(ManagementError, match=r"http://a:1 or http://b:2 or http://c:3"):
             await client.version()
 
 
 @pytest.mark.parametrize(
-    ("head", "says"),
+    ("header", "reason"),
     [(b"", "more than 1 MiB"), (b"Content-Encoding: gzip\r\n", "compresses its answers")],
 )
-async def test_an_answer_without_end_or_packed_is_given_up(
-    monkeypatch: pytest.MonkeyPatch, head: bytes, says: str
+async def test_an_endless_or_compressed_answer_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, header: bytes, reason: str
 ) -> None:
     monkeypatch.setattr(management_http, "MAX_ANSWER_BYTES", 2**20)
 
-    def answers(peer: socket.socket) -> None:
+    def answer(peer: socket.socket) -> None:
         peer.recv(65_536)
-        peer.sendall(b"HTTP/1.1 200 OK\r\nConnection: close\r\n" + head + b"\r\n")
-        for _ in range(1 if head else 1000):
+        peer.sendall(b"HTTP/1.1 200 OK\r\nConnection: close\r\n" + header + b"\r\n")
+        for _ in range(1 if header else 1000):
             peer.sendall(b"[" * 65_536)
 
-    with listening(answers) as url:
+    with listening(answer) as url:
         async with ManagementClient(url.replace("amqp", "http")) as client:
-            with pytest.raises(ManagementError, match=re.escape(says)):
+            with pytest.raises(ManagementError, match=re.escape(reason)):
                 await client.queues()
 
 
-async def test_an_answer_that_drips_is_given_up_in_time() -> None:
-    def answers(peer: socket.socket) -> None:
+async def test_a_very_slow_answer_is_given_up_in_time() -> None:
+    def answer(peer: socket.socket) -> None:
         peer.recv(65_536)
         peer.sendall(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n")
         while True:
             peer.sendall(b" ")
             time.sleep(0.05)
 
-    with listening(answers) as url:
+    with listening(answer) as url:
         async with ManagementClient(url.replace("amqp", "http"), timeout=0.2) as client:
             started = time.monotonic()
             with pytest.raises(ManagementError, match="did not answer in time"):

@@ -5,23 +5,23 @@ import pytest
 from switchyard.services.engine.access.shares import Shares
 
 
-def taken(shares: Shares, client: str) -> int:
-    """How many times that client can take 1 now."""
+def take_all(shares: Shares, client: str) -> int:
+    """Take 1 as often as the client can, and return how often."""
     count = 0
     while shares.take(client, 1):
         count += 1
     return count
 
 
-def test_one_client_gets_no_more_than_is_left_for_others() -> None:
+def test_a_client_gets_at_most_half_of_what_the_others_leave() -> None:
     shares = Shares(200)
-    assert taken(shares, "first") == 100
-    assert taken(shares, "second") == 50
+    assert take_all(shares, "first") == 100
+    assert take_all(shares, "second") == 50
     assert not shares.take("first", 1)
     assert shares.take("third", 1)
 
 
-def test_what_is_given_back_can_be_taken_again() -> None:
+def test_an_amount_given_back_can_be_taken_again() -> None:
     shares = Shares(10)
     assert shares.take("first", 4)
     assert not shares.take("first", 4)
@@ -31,7 +31,7 @@ def test_what_is_given_back_can_be_taken_again() -> None:
 
 
 @pytest.mark.parametrize("amount", [1, 1_000])
-def test_who_comes_first_is_never_refused(amount: int) -> None:
+def test_the_first_client_is_never_refused(amount: int) -> None:
     shares = Shares(1)
     assert shares.take("first", amount)
     assert not shares.take("first", 1)

@@ -1,4 +1,4 @@
-"""A peer that takes the connection and then says nothing: nobody waits for its heartbeats."""
+"""A broker that accepts the connection and then is silent: calls end by their own time-outs."""
 
 import asyncio
 import itertools
@@ -32,7 +32,7 @@ def falls_silent_with_a_channel(peer: socket) -> None:
         continue
 
 
-async def test_a_connection_on_which_no_channel_opens_is_ended_and_another_one_opened() -> None:
+async def test_a_connection_on_which_no_channel_opens_is_closed_and_replaced() -> None:
     with listening(falls_silent_once_open) as url:
         reconnector = Reconnector(url, "test", structlog.get_logger())
         first = await reconnector.connection_now()
@@ -43,7 +43,7 @@ async def test_a_connection_on_which_no_channel_opens_is_ended_and_another_one_o
         await reconnector.close()
 
 
-async def test_a_question_that_is_not_answered_in_time_fails() -> None:
+async def test_a_call_without_an_answer_times_out() -> None:
     with listening(falls_silent_with_a_channel) as url:
         async with connected(url, "test") as connection:
             channel = await open_channel(underlying(connection), confirms=False)
@@ -51,33 +51,40 @@ async def test_a_question_that_is_not_answered_in_time_fails() -> None:
                 await read_queue_size(channel, "any", limit=0.2)
 
 
-async def scans(url: str) -> None:
+async def scan(url: str) -> None:
     async with scanning(url):
         pass
 
 
-async def looks_into_queues(url: str) -> None:
+async def read_depth(url: str) -> None:
     async with queue_depths(url) as depth:
         await depth("any")
 
 
-async def asks(url: str) -> None:
+async def query(url: str) -> None:
     await query_queues(url, ["any"])
 
 
-async def test_scans_and_questions_take_a_few_seconds() -> None:
-    async def fails(work: Callable[[str], Awaitable[None]], url: str) -> None:
+async def test_scans_and_queries_fail_within_their_time_out() -> None:
+    async def expect_error(operation: Callable[[str], Awaitable[None]], url: str) -> None:
         with pytest.raises(BrokerUnavailable, match="no answer"):
-            await work(url)
+            await operation(url)
 
-    with listening(falls_silent_once_open) as one, listening(falls_silent_with_a_channel) as other:
-        works = itertools.product((scans, looks_into_queues, asks), (one, other))
+    with (
+        listening(falls_silent_once_open) as silent_connection,
+        listening(falls_silent_with_a_channel) as silent_channel,
+    ):
+        operations_and_urls = itertools.product(
+            (scan, read_depth, query), (silent_connection, silent_channel)
+        )
         async with asyncio.timeout(ANSWER_TIMEOUT + 5):
-            await asyncio.gather(*(fails(work, url) for work, url in works))
+            await asyncio.gather(
+                *(expect_error(operation, url) for operation, url in operations_and_urls)
+            )
 
 
 async def test_many_publishes_wait_for_one_attempt_to_connect() -> None:
-    """The silent broker costs all of them one time-out, not one each in turn."""
+    """All publishes together wait for one time-out, not each for its own."""
     with listening(says_nothing) as url:
         settings = BrokerSettings(amqp_url=SecretStr(url))
         job = JobMessage(job_type="crawl", payload={})

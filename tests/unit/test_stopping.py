@@ -1,4 +1,4 @@
-"""A process that works until it is told to stop ends without a word, whenever a signal comes."""
+"""A signal ends a process without an error message, whenever it comes."""
 
 import signal
 import subprocess
@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-SIGNALLED = """
+SIGNALLED_PROGRAM = """
 import asyncio, os, signal
 from switchyard.cli.base import stopping
 
@@ -24,11 +24,11 @@ stopping.{run}(work())
 
 
 @pytest.mark.parametrize("run", ["run", "run_enduring"])
-def test_a_signal_while_the_event_loop_closes_is_no_error_to_show(run: str) -> None:
-    ended = subprocess.run(
-        [sys.executable, "-c", SIGNALLED.format(run=run)],
+def test_a_signal_while_the_event_loop_closes_shows_no_error(run: str) -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", SIGNALLED_PROGRAM.format(run=run)],
         capture_output=True,
         text=True,
         check=False,
     )
-    assert (ended.returncode, ended.stderr) == (-signal.SIGTERM, "")
+    assert (result.returncode, result.stderr) == (-signal.SIGTERM, "")

@@ -1,4 +1,4 @@
-"""`switchyard.testing.run_job`: a handler runs in a test as in production, without a broker."""
+"""`switchyard.testing.run_job` runs a handler in a test as in production, without a broker."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def shout(payload: Text, ctx: JobContext) -> Outcome:
         case "broken":
             raise PermanentError("corrupt")
         case "slow":
-            await for_ever()
+            await wait_forever()
         case "retry":
             return Retry("not yet")
         case "snooze":
@@ -59,14 +59,14 @@ async def shout(payload: Text, ctx: JobContext) -> Outcome:
 
 
 @pytest.mark.parametrize("name", ["KeyboardInterrupt", "panic", "unsayable", "cancelled"])
-async def test_whatever_leaves_a_handler_is_in_the_answer(name: str) -> None:
+async def test_anything_that_a_handler_raises_or_returns_is_in_the_result(name: str) -> None:
     for handler in (raise_here, raise_in_thread, answer_badly, cancel_itself):
         run = await run_job(handler, {"name": name})
         assert run.failure is not None
         assert run.state in (State.RETRYING, State.DEAD)
 
 
-async def for_ever() -> None:
+async def wait_forever() -> None:
     await asyncio.Event().wait()
 
 
@@ -86,18 +86,18 @@ async def count_up(payload: Text, ctx: JobContext) -> Outcome:
     return count_on(ctx)
 
 
-def unmarked(payload: Text, ctx: JobContext) -> Outcome:
+def undeclared(payload: Text, ctx: JobContext) -> Outcome:
     return Done()
 
 
-async def test_five_lines_tell_what_a_handler_answers() -> None:
+async def test_the_result_has_outcome_state_and_published_jobs() -> None:
     run = await run_job(shout, {"text": "Guten Tag"})
     assert run.outcome == Done({"text": "GUTEN TAG", "lane": "hot", "attempt": 1})
     assert (run.state, run.result) == (State.SUCCEEDED, run.outcome.result)
     assert (run.published, run.failure, run.retry_after, run.reason) == ((), None, None, None)
 
 
-def test_a_test_that_is_not_async_does_the_same() -> None:
+def test_the_sync_variant_returns_the_same() -> None:
     assert run_job_sync(shout, Text(text="hi"), lane="backfill", attempt=2).result == {
         "text": "HI",
         "lane": "backfill",
@@ -105,12 +105,12 @@ def test_a_test_that_is_not_async_does_the_same() -> None:
     }
 
 
-async def test_the_sync_variant_says_what_to_do_inside_a_loop() -> None:
+async def test_the_sync_variant_in_a_loop_says_to_await_run_job() -> None:
     with pytest.raises(RuntimeError, match="await run_job"):
         run_job_sync(shout, {"text": "hi"})
 
 
-async def test_the_jobs_that_follow_are_those_that_would_be_published() -> None:
+async def test_the_published_jobs_are_those_of_production() -> None:
     run = await run_job(shout, {"text": "a", "then": "next"}, job_id="one")
     (following,) = run.published
     assert following.routing_key == "backfill.shout"
@@ -134,7 +134,7 @@ async def test_the_jobs_that_follow_are_those_that_would_be_published() -> None:
         ("secret", 1, State.DEAD, Reason.PERMANENT, "InvalidOutcome", None),
     ],
 )
-async def test_what_goes_wrong_is_decided_as_in_production(
+async def test_failures_are_decided_as_in_production(
     then: str,
     attempt: int,
     state: State,
@@ -155,11 +155,11 @@ async def test_a_snooze_uses_up_no_attempt() -> None:
     assert (decision.attempts, decision.counts) == (0, False)
 
 
-async def test_isolation_is_a_process_with_its_limits() -> None:
+async def test_an_isolated_handler_runs_in_a_process_with_its_limits() -> None:
     assert (await run_job(weigh, {"text": ""})).result != {"pid": os.getpid()}
-    big = await run_job(weigh, {"text": "", "then": "big"})
-    assert big.failure is not None
-    assert big.failure.error_type == "MemoryError"
+    too_large = await run_job(weigh, {"text": "", "then": "big"})
+    assert too_large.failure is not None
+    assert too_large.failure.error_type == "MemoryError"
     crashed = await run_job(weigh, {"text": "", "then": "exit"}, attempt=2)
     assert crashed.reason == Reason.CRASHED
     slow = await run_job(linger, {"text": ""})
@@ -168,29 +168,29 @@ async def test_isolation_is_a_process_with_its_limits() -> None:
 
 
 @pytest.mark.parametrize("handler", [count_up, count_up_alone])
-async def test_what_a_handler_says_and_keeps_is_in_the_answer(handler: Any) -> None:
+async def test_progress_and_checkpoint_are_in_the_result(handler: Any) -> None:
     first = await run_job(handler, {"text": ""})
     assert (first.state, first.checkpoint) == (State.RETRYING, 3)
     assert first.progress is not None
     assert (first.progress.fraction, first.progress.note) == (0.3, "3 of 10")
     last = await run_job(handler, {"text": ""}, last_checkpoint=7, attempt=2)
     assert (last.result, last.checkpoint) == ({"began": 7}, 10)
-    quiet = await run_job(shout, {"text": "hi"})
-    assert (quiet.progress, quiet.checkpoint) == (None, None)
+    without_progress = await run_job(shout, {"text": "hi"})
+    assert (without_progress.progress, without_progress.checkpoint) == (None, None)
 
 
-async def test_a_payload_that_does_not_fit_is_refused_as_by_the_publisher() -> None:
+async def test_an_invalid_call_is_refused_as_by_the_publisher() -> None:
     with pytest.raises(InvalidPayload, match="text: Field required"):
         await run_job(shout, {})
     with pytest.raises(InvalidJob, match=r"use hot\.shout or backfill.shout"):
         await run_job(shout, {"text": "a"}, lane="maintenance")
     with pytest.raises(InvalidJob, match="attempt 3 of shout: it has 2"):
         await run_job(shout, {"text": "a"}, attempt=3)
-    with pytest.raises(RegistryError, match="unmarked is not a job's handler: mark it with @job"):
-        await run_job(unmarked, {"text": "a"})
+    with pytest.raises(RegistryError, match="undeclared is not a job's handler: mark it with @job"):
+        await run_job(undeclared, {"text": "a"})
 
 
-async def test_nothing_of_a_run_is_left_and_nothing_of_the_machine_is_touched(
+async def test_a_run_uses_neither_broker_nor_ledger_nor_storage_of_the_environment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("JOBS_AMQP_URL", "amqp://production/")
@@ -241,7 +241,7 @@ async def merge(payload: Pages, ctx: JobContext) -> Outcome:
     return Done({"text": " ".join(texts), "failed": failed})
 
 
-async def test_a_join_is_among_what_was_published_and_says_which_job_waits() -> None:
+async def test_the_result_has_the_joining_job() -> None:
     run = await run_job(split, {"pages": 2})
     assert run.then is not None
     assert run.then.message.payload == {"pages": 2}
@@ -251,7 +251,7 @@ async def test_a_join_is_among_what_was_published_and_says_which_job_waits() -> 
     assert (await run_job(shout, {"text": "a"})).then is None
 
 
-async def test_a_test_says_what_a_job_has_waited_for() -> None:
+async def test_a_test_can_pass_the_jobs_that_were_joined() -> None:
     dead = JoinedJob("d", "shout", State.DEAD, None, {"text": "c"}, None, "Broken", "no page")
     run = await run_job(merge, {"pages": 3}, joined=[{"text": "A"}, {"text": "B"}, dead])
     assert run.result == {"text": "A B", "failed": ["d"]}

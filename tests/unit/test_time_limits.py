@@ -1,4 +1,4 @@
-"""A test that hangs is ended by its time limit, whatever it hangs in (tests/support)."""
+"""A test that hangs is ended by its time limit, for each way to hang (tests/support)."""
 
 import os
 import subprocess
@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-HANGS = {
+BODIES_BY_HANG = {
     "a task that does not end": """
     async def stay() -> None:
         while True:
@@ -36,12 +36,12 @@ HANGS = {
     await asyncio.sleep(3600)
 """,
 }
-BEGIN = """
+MODULE_START = """
 import asyncio, time
 from contextlib import suppress
 import pytest
 """
-TEST = """
+TEST_TEMPLATE = """
 
 @pytest.mark.timeout(0.5, method="signal")
 async def test_{name}():
@@ -49,15 +49,17 @@ async def test_{name}():
 """
 
 
-def test_tests_that_hang_in_their_event_loop_are_ended_each_and_the_run_goes_on(
+def test_each_hanging_test_is_ended_and_the_run_goes_on(
     tmp_path: Path,
 ) -> None:
-    names = {hang: hang.replace(" ", "_") for hang in HANGS}
-    tests = (TEST.format(name=name, body=HANGS[hang]) for hang, name in names.items())
-    (tmp_path / "test_hangs.py").write_text(BEGIN + "".join(tests))
+    names = {hang: hang.replace(" ", "_") for hang in BODIES_BY_HANG}
+    tests = (
+        TEST_TEMPLATE.format(name=name, body=BODIES_BY_HANG[hang]) for hang, name in names.items()
+    )
+    (tmp_path / "test_hangs.py").write_text(MODULE_START + "".join(tests))
     plugins = ["pytest_asyncio.plugin", "pytest_timeout", "tests.support.time_limits"]
     options = ["-q", "-rf", "-o", "asyncio_mode=auto", *(f"-p{each}" for each in plugins)]
-    ended = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "pytest", *options, "--rootdir", str(tmp_path), str(tmp_path)],
         cwd=ROOT,
         env=os.environ | {"COLUMNS": "200", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
@@ -65,7 +67,7 @@ def test_tests_that_hang_in_their_event_loop_are_ended_each_and_the_run_goes_on(
         text=True,
         timeout=100,
     )
-    assert ended.returncode == 1, ended.stdout
-    assert f"{len(HANGS)} failed" in ended.stdout
+    assert result.returncode == 1, result.stdout
+    assert f"{len(BODIES_BY_HANG)} failed" in result.stdout
     for name in names.values():
-        assert f"test_hangs.py::test_{name} - Failed: Timeout" in ended.stdout, ended.stdout
+        assert f"test_hangs.py::test_{name} - Failed: Timeout" in result.stdout, result.stdout

@@ -1,4 +1,5 @@
-"""The files that settings name: whatever is wrong with one, it is said, and nothing hangs."""
+"""TOML files that settings name: any invalid one is refused with a reason, and none is waited
+for."""
 
 import os
 from pathlib import Path
@@ -8,14 +9,14 @@ import pytest
 from switchyard.services.common.toml_file import MAX_BYTES, InvalidToml, read_toml
 
 
-def test_a_file_is_read_whole(tmp_path: Path) -> None:
+def test_a_file_of_the_largest_size_is_read(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text("#" * (MAX_BYTES - 10) + "\na = 1")
     assert read_toml(path) == {"a": 1}
 
 
 @pytest.mark.parametrize(
-    ("content", "why"),
+    ("content", "reason"),
     [
         (b"[shop", "is not TOML"),
         (b"a = \xff", "is not TOML"),
@@ -25,15 +26,17 @@ def test_a_file_is_read_whole(tmp_path: Path) -> None:
         (b"a = 1\n" + b"#" * MAX_BYTES, "is larger than 1,048,576 bytes"),
     ],
 )
-def test_a_wrong_file_is_refused_by_its_name(tmp_path: Path, content: bytes, why: str) -> None:
+def test_an_invalid_file_is_refused_by_its_name(
+    tmp_path: Path, content: bytes, reason: str
+) -> None:
     path = tmp_path / "mine.toml"
     path.write_bytes(content)
-    with pytest.raises(InvalidToml, match=why) as caught:
+    with pytest.raises(InvalidToml, match=reason) as caught:
         read_toml(path)
     assert str(path) in str(caught.value)
 
 
-def test_what_is_no_file_is_refused_and_never_waited_for(tmp_path: Path) -> None:
+def test_a_path_that_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.toml")
     for name in ("pipe.toml", "none.toml", ""):
         with pytest.raises(InvalidToml, match="there is no file"):

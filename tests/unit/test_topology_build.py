@@ -1,4 +1,4 @@
-"""What is declared: the numbers of requirement T1, and rules that hold for any jobs."""
+"""The declared topology: the numbers of requirement T1, and rules for any routes."""
 
 import re
 from dataclasses import replace
@@ -20,13 +20,13 @@ ROUTES = (
     Route("backfill", "summarize_content", "llm"),
     Route("vlm_ocr", "ocr_pdf", "ocr"),
 )
-# What RabbitMQ 3.10 knows and both a classic queue and it can do; one key more than a queue's
-# type knows, and the whole policy does not apply.
+# Policy keys that RabbitMQ 3.10 knows for each queue type. If a policy has one key that the type of
+# a queue does not know, none of the policy applies to it.
 CLASSIC_KEYS = {"dead-letter-exchange", "max-length", "message-ttl", "overflow"}
 QUORUM_KEYS = CLASSIC_KEYS | {"dead-letter-strategy", "delivery-limit"}
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
-# Not by a pattern, which takes Hypothesis nearly three times as long.
+# Built from parts, because a pattern takes Hypothesis nearly three times as long.
 names = st.builds(
     str.__add__, st.sampled_from(LETTERS), st.text(f"{LETTERS}0123456789_", max_size=8)
 )
@@ -39,11 +39,11 @@ def route_lists(draw: st.DrawFn) -> list[Route]:
     return [Route(lane, job_type, worker) for (lane, job_type), worker in workers.items()]
 
 
-def policies(topology: Topology) -> dict[str, Policy]:
+def policies_by_name(topology: Topology) -> dict[str, Policy]:
     return {policy.name: policy for policy in topology.policies}
 
 
-def queues(topology: Topology) -> dict[str, Queue]:
+def queues_by_name(topology: Topology) -> dict[str, Queue]:
     return {queue.name: queue for queue in topology.queues}
 
 
@@ -55,14 +55,14 @@ def queues(topology: Topology) -> dict[str, Queue]:
 def test_lanes_have_the_limits_of_requirement_t1(
     profile: Profile, lane: str, hours: int, max_length: int
 ) -> None:
-    policy = policies(build(profile, ROUTES))[f"jobs.lane.{lane}"]
+    policy = policies_by_name(build(profile, ROUTES))[f"jobs.lane.{lane}"]
     assert policy.definition["message-ttl"] == hours * HOUR_MS
     assert policy.definition["max-length"] == max_length
     assert policy.definition["dead-letter-exchange"] == "jobs.dlx"
     assert policy.apply_to == "queues"
 
 
-def test_only_hot_dead_letters_its_overflow_and_only_where_the_queue_type_can() -> None:
+def test_only_hot_classic_queues_dead_letter_their_overflow() -> None:
     def overflow(profile: Profile) -> dict[str, str]:
         return {
             policy.name: policy.definition["overflow"]
@@ -70,14 +70,16 @@ def test_only_hot_dead_letters_its_overflow_and_only_where_the_queue_type_can() 
             if policy.name.startswith("jobs.lane.")
         }
 
-    refusing = dict.fromkeys((f"jobs.lane.{lane.name}" for lane in LANES), "reject-publish")
-    assert overflow("classic") == refusing | {"jobs.lane.hot": "reject-publish-dlx"}
-    assert overflow("quorum") == refusing
+    refuse_all = dict.fromkeys((f"jobs.lane.{lane.name}" for lane in LANES), "reject-publish")
+    assert overflow("classic") == refuse_all | {"jobs.lane.hot": "reject-publish-dlx"}
+    assert overflow("quorum") == refuse_all
 
 
 @pytest.mark.parametrize("profile", PROFILES)
 def test_each_lane_has_a_queue_for_each_of_its_workers(profile: Profile) -> None:
-    lane_queues = {name for name in queues(build(profile, ())) if not name.startswith("jobs.")}
+    lane_queues = {
+        name for name in queues_by_name(build(profile, ())) if not name.startswith("jobs.")
+    }
     assert lane_queues == {
         *("hot.ingest", "hot.llm", "hot.embed", "hot.link"),
         *("backfill.ingest", "backfill.llm", "backfill.embed", "backfill.reindex"),
@@ -86,7 +88,7 @@ def test_each_lane_has_a_queue_for_each_of_its_workers(profile: Profile) -> None
     }
 
 
-def test_a_route_to_another_worker_brings_a_queue() -> None:
+def test_a_route_to_another_worker_adds_a_queue() -> None:
     topology = build("classic", [Route("hot", "translate", "translator")])
     assert Queue("hot.translator", "classic", {"x-max-priority": 10}) in topology.queues
     assert Binding("jobs.topic", "hot.translator", "hot.translate") in topology.bindings
@@ -95,7 +97,7 @@ def test_a_route_to_another_worker_brings_a_queue() -> None:
 @pytest.mark.parametrize("profile", PROFILES)
 def test_retry_queues_wait_and_return_without_losing_anything(profile: Profile) -> None:
     topology = build(profile, ROUTES)
-    levels = {name: queue for name, queue in queues(topology).items() if "retry" in name}
+    levels = {name: queue for name, queue in queues_by_name(topology).items() if "retry" in name}
     assert {name: queue.arguments["x-message-ttl"] for name, queue in levels.items()} == {
         f"jobs.retry.{seconds}s": seconds * 1000 for seconds in (5, 10, 20, 40, 80, 160, 300)
     }
@@ -114,7 +116,7 @@ def test_retry_queues_wait_and_return_without_losing_anything(profile: Profile) 
 def test_dead_letters_wait_a_week_without_any_limit(profile: Profile) -> None:
     topology = build(profile, ROUTES)
     for name in ("jobs.dead", "jobs.dead.log"):
-        assert queues(topology)[name] == Queue(name, profile)
+        assert queues_by_name(topology)[name] == Queue(name, profile)
         policy = topology.policy_of(name)
         assert policy is not None
         limits = {"delivery-limit": -1} if profile == "quorum" else {}
@@ -123,7 +125,7 @@ def test_dead_letters_wait_a_week_without_any_limit(profile: Profile) -> None:
 
 
 @pytest.mark.parametrize("profile", PROFILES)
-def test_jobs_with_unknown_keys_go_to_the_dead_letters_by_an_argument(profile: Profile) -> None:
+def test_jobs_with_unknown_keys_go_to_the_dead_letters(profile: Profile) -> None:
     exchanges = {exchange.name: exchange for exchange in build(profile, ROUTES).exchanges}
     assert exchanges["jobs.topic"] == Exchange(
         "jobs.topic", "topic", {"alternate-exchange": "jobs.dlx"}
@@ -141,7 +143,7 @@ def test_jobs_with_unknown_keys_go_to_the_dead_letters_by_an_argument(profile: P
     ],
 )
 def test_lane_queues_have_priorities(profile: Profile, lane_queue: Queue) -> None:
-    assert queues(build(profile, ROUTES))["hot.llm"] == lane_queue
+    assert queues_by_name(build(profile, ROUTES))["hot.llm"] == lane_queue
 
 
 @pytest.mark.parametrize("profile", PROFILES)
@@ -165,18 +167,22 @@ def test_every_key_goes_to_its_queue_and_nowhere_else(
 
 
 @given(routes=route_lists(), profile=st.sampled_from(PROFILES))
-def test_bindings_join_what_is_declared(routes: list[Route], profile: Profile) -> None:
+def test_bindings_connect_declared_exchanges_and_queues(
+    routes: list[Route], profile: Profile
+) -> None:
     topology = build(profile, routes)
     exchanges = {exchange.name for exchange in topology.exchanges}
     assert len(exchanges) == len(topology.exchanges)
-    assert len(queues(topology)) == len(topology.queues)
+    assert len(queues_by_name(topology)) == len(topology.queues)
     assert {binding.source for binding in topology.bindings} <= exchanges
-    assert {binding.destination for binding in topology.bindings} <= set(queues(topology))
-    assert all(map(topology.owns, [*exchanges, *queues(topology), *policies(topology)]))
+    assert {binding.destination for binding in topology.bindings} <= set(queues_by_name(topology))
+    assert all(
+        map(topology.owns, [*exchanges, *queues_by_name(topology), *policies_by_name(topology)])
+    )
 
 
 @given(routes=route_lists(), profile=st.sampled_from(PROFILES))
-def test_each_queue_has_one_policy_whose_every_key_its_type_knows(
+def test_each_queue_has_one_policy_with_keys_that_its_type_knows(
     routes: list[Route], profile: Profile
 ) -> None:
     topology = build(profile, routes)
@@ -215,7 +221,7 @@ def test_the_order_of_the_input_does_not_matter(routes: list[Route], data: st.Da
         ([Route("hot", "summarize", "llm"), Route("hot", "summarize", "ingest")], "run twice"),
     ],
 )
-def test_routes_that_cannot_work_are_refused(routes: list[Route], complaint: str) -> None:
+def test_invalid_routes_are_refused(routes: list[Route], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         build("classic", routes)
 
@@ -228,7 +234,7 @@ def test_routes_that_cannot_work_are_refused(routes: list[Route], complaint: str
         ([replace(HOT, name="hot.er")], "lower-case"),
     ],
 )
-def test_lanes_that_cannot_work_are_refused(lanes: list[Lane], complaint: str) -> None:
+def test_invalid_lanes_are_refused(lanes: list[Lane], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         build("classic", (), lanes=lanes)
 
@@ -236,8 +242,6 @@ def test_lanes_that_cannot_work_are_refused(lanes: list[Lane], complaint: str) -
 @pytest.mark.parametrize(
     ("delays", "complaint"), [((1, 1), "twice"), ((0,), "millisecond"), ((-1,), "millisecond")]
 )
-def test_retry_delays_that_cannot_work_are_refused(
-    delays: tuple[float, ...], complaint: str
-) -> None:
+def test_invalid_retry_delays_are_refused(delays: tuple[float, ...], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         build("classic", (), retry_delays=delays)

@@ -28,8 +28,8 @@ def run(*arguments: str) -> Result:
     return CliRunner().invoke(app, arguments)
 
 
-def failure(result: Result) -> str:
-    """What is said about the error; `jobctl` itself makes a line on stderr of it."""
+def error_line(result: Result) -> str:
+    """Return the text of the error, which `jobctl` prints as a line on stderr."""
     assert result.stdout == ""
     assert isinstance(result.exception, CommandFailed | BrokerError | RegistryError)
     text = str(result.exception)
@@ -49,36 +49,36 @@ def test_render_follows_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JOBS_AMQP_URL", "amqp://localhost/pipe%2Flines")
     definitions = json.loads(run("render").stdout)
     assert definitions["vhosts"] == [{"name": "pipe/lines"}]
-    names = {queue["name"]: queue["arguments"] for queue in definitions["queues"]}
-    assert names["hot.llm"] == {"x-queue-type": "quorum"}
-    assert [name for name in names if "retry" in name] == [retry_name(0.5)]
+    arguments_by_queue = {queue["name"]: queue["arguments"] for queue in definitions["queues"]}
+    assert arguments_by_queue["hot.llm"] == {"x-queue-type": "quorum"}
+    assert [name for name in arguments_by_queue if "retry" in name] == [retry_name(0.5)]
     assert json.loads(run("render", "--vhost", "/").stdout)["vhosts"] == [{"name": "/"}]
 
 
 @pytest.mark.parametrize("command", ["diff", "apply"])
-def test_a_broker_that_cannot_be_reached_is_one_line_that_says_what_to_do(
+def test_the_error_for_an_unreachable_broker_is_one_line_with_advice(
     command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JOBS_AMQP_URL", NO_BROKER)
     monkeypatch.setenv("JOBS_MANAGEMENT_URL", "http://127.0.0.1:1")
-    line = failure(run(command))
+    line = error_line(run(command))
     assert line.startswith("can't reach the management API at http://127.0.0.1:1")
     assert "rabbitmq-plugins enable rabbitmq_management" in line
     assert "s3cret" not in line
 
 
 @pytest.mark.parametrize("command", ["diff", "apply"])
-def test_without_an_address_it_says_which_setting_is_missing(command: str) -> None:
-    assert "set JOBS_MANAGEMENT_URL or JOBS_AMQP_URL" in failure(run(command))
+def test_without_an_address_the_error_names_the_missing_setting(command: str) -> None:
+    assert "set JOBS_MANAGEMENT_URL or JOBS_AMQP_URL" in error_line(run(command))
 
 
 def test_a_setting_that_cannot_be_read_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JOBS_RETRY_DELAYS", "10,5")
-    assert "JOBS_RETRY_DELAYS" in failure(run("render"))
+    assert "JOBS_RETRY_DELAYS" in error_line(run("render"))
 
 
 def test_a_module_that_cannot_be_imported_is_named() -> None:
-    assert "can't import the job module 'no_such_jobs'" in failure(
+    assert "can't import the job module 'no_such_jobs'" in error_line(
         run("render", "--include", "no_such_jobs")
     )
 
@@ -98,7 +98,7 @@ def test_importing_the_commands_imports_nothing_heavy() -> None:
         "switchyard.broker.topology.build",
     }
     code = f"import sys, switchyard.cli.system.topology; print({heavy!r} & set(sys.modules))"
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30
     )
-    assert done.stdout.strip() == "set()"
+    assert result.stdout.strip() == "set()"

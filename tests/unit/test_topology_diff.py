@@ -1,4 +1,4 @@
-"""Comparing: every kind of difference, in the order in which it can be changed safely."""
+"""Differences between the declared and the live topology, in an order that is safe to apply."""
 
 from dataclasses import replace
 from typing import Any
@@ -23,43 +23,43 @@ ROUTES = (
 TOPOLOGY = build("classic", ROUTES)
 
 
-def live_as(topology: Topology) -> LiveTopology:
-    """A broker that is exactly as declared."""
+def live_topology(topology: Topology) -> LiveTopology:
+    """Return a live topology that is exactly as declared."""
 
-    def live(queue: Queue) -> LiveQueue:
+    def live_queue(queue: Queue) -> LiveQueue:
         policy = topology.policy_of(queue.name)
         return LiveQueue(queue, policy=policy.name if policy else None)
 
     return LiveTopology(
         exchanges=(Exchange("", "direct"), Exchange("amq.topic", "topic"), *topology.exchanges),
-        queues=tuple(map(live, topology.queues)),
+        queues=tuple(map(live_queue, topology.queues)),
         bindings=topology.bindings,
         policies=topology.policies,
     )
 
 
-LIVE = live_as(TOPOLOGY)
+LIVE = live_topology(TOPOLOGY)
 
 
 def with_queue(name: str, **changes: Any) -> LiveTopology:
-    """LIVE, but one queue has these fields of LiveQueue."""
+    """Return LIVE with other fields of one queue."""
     return replace(
         LIVE,
         queues=tuple(replace(q, **changes) if q.name == name else q for q in LIVE.queues),
     )
 
 
-def found(live: LiveTopology) -> list[tuple[str, str]]:
+def problems_and_names(live: LiveTopology) -> list[tuple[str, str]]:
     return [(difference.problem.value, difference.name) for difference in diff(TOPOLOGY, live)]
 
 
 @pytest.mark.parametrize("profile", ["classic", "quorum"])
 def test_a_broker_as_declared_has_no_difference(profile: str) -> None:
     topology = build("quorum" if profile == "quorum" else "classic", ROUTES)
-    assert diff(topology, live_as(topology)) == []
+    assert diff(topology, live_topology(topology)) == []
 
 
-def test_a_blank_broker_misses_everything_dead_letters_first() -> None:
+def test_on_an_empty_broker_everything_is_missing_dead_letters_first() -> None:
     differences = diff(TOPOLOGY, LiveTopology())
     total = sum(
         len(part)
@@ -80,7 +80,7 @@ def test_a_blank_broker_misses_everything_dead_letters_first() -> None:
 
 
 @given(st.data())
-def test_whatever_is_missing_is_what_is_found(data: st.DataObject) -> None:
+def test_exactly_the_missing_objects_are_found(data: st.DataObject) -> None:
     exchanges = data.draw(st.sets(st.sampled_from(TOPOLOGY.exchanges)))
     queues = data.draw(st.sets(st.sampled_from(TOPOLOGY.queues)))
     bindings = data.draw(st.sets(st.sampled_from(TOPOLOGY.bindings)))
@@ -97,7 +97,7 @@ def test_whatever_is_missing_is_what_is_found(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"definition": {"max-length": 5}}, "max-length is 5, declared 1000"),
         ({"pattern": "^hot"}, r"pattern is '^hot', declared '^hot\\.'"),
@@ -105,17 +105,19 @@ def test_whatever_is_missing_is_what_is_found(data: st.DataObject) -> None:
         ({"apply_to": "all"}, "apply-to is 'all', declared 'queues'"),
     ],
 )
-def test_a_policy_of_ours_with_other_settings_is_changed(change: dict[str, Any], said: str) -> None:
+def test_our_policy_with_other_settings_can_be_changed(
+    change: dict[str, Any], message: str
+) -> None:
     policies = tuple(
         replace(p, **change) if p.name == "jobs.lane.hot" else p for p in LIVE.policies
     )
     [difference] = diff(TOPOLOGY, replace(LIVE, policies=policies))
     assert (difference.problem, difference.fixable) == (Deviation.POLICY, True)
-    assert said in difference.text
+    assert message in difference.text
     assert difference.subject in TOPOLOGY.policies
 
 
-def test_another_type_is_one_difference_that_names_the_messages() -> None:
+def test_another_queue_type_is_one_difference_with_the_number_of_messages() -> None:
     [difference] = diff(
         TOPOLOGY,
         with_queue("hot.llm", declared=Queue("hot.llm", "quorum"), messages=12, policy="other"),
@@ -128,7 +130,7 @@ def test_another_type_is_one_difference_that_names_the_messages() -> None:
 
 
 @pytest.mark.parametrize(
-    ("queue", "said"),
+    ("queue", "message"),
     [
         (Queue("hot.llm", "classic", {"x-max-priority": 5}), "x-max-priority is 5, declared 10"),
         (Queue("hot.llm", "classic"), "x-max-priority is not set, declared 10"),
@@ -142,16 +144,16 @@ def test_another_type_is_one_difference_that_names_the_messages() -> None:
         ),
     ],
 )
-def test_other_arguments_of_a_queue_cannot_be_changed(queue: Queue, said: str) -> None:
+def test_other_arguments_of_a_queue_cannot_be_changed(queue: Queue, message: str) -> None:
     [difference] = diff(TOPOLOGY, with_queue("hot.llm", declared=queue))
     assert (difference.problem, difference.fixable) == (Deviation.ARGUMENTS, False)
-    assert said in difference.text
+    assert message in difference.text
 
 
 def test_an_exchange_without_its_alternate_cannot_be_changed() -> None:
     exchanges = [e for e in LIVE.exchanges if e.name != "jobs.topic"]
     live = replace(LIVE, exchanges=(*exchanges, Exchange("jobs.topic", "topic")))
-    assert found(live) == [("arguments", "jobs.topic")]
+    assert problems_and_names(live) == [("arguments", "jobs.topic")]
 
 
 @pytest.mark.parametrize(
@@ -163,7 +165,7 @@ def test_an_exchange_without_its_alternate_cannot_be_changed() -> None:
         {"bindings": (*LIVE.bindings, Binding("jobs.topic", "hot.llm", "hot.removed"))},
         {"bindings": (*LIVE.bindings, Binding("jobs.topic", "audit", "hot.summarize_content"))},
         {"bindings": (*LIVE.bindings, Binding("jobs.topic", "hot.llm", "hot.*"))},
-        {  # the right worker, bound twice: it still gets each job once
+        {  # bound twice to the right worker, which still gets each job once
             "bindings": (
                 *LIVE.bindings,
                 Binding("jobs.topic", "hot.llm", "hot.summarize_content", arguments={"x": 1}),
@@ -175,7 +177,7 @@ def test_an_exchange_without_its_alternate_cannot_be_changed() -> None:
     ],
     ids=lambda extra: next(iter(extra)),
 )
-def test_what_is_not_declared_is_reported_and_left(extra: dict[str, Any]) -> None:
+def test_undeclared_objects_are_reported_and_left(extra: dict[str, Any]) -> None:
     [difference] = diff(TOPOLOGY, replace(LIVE, **extra))
     assert difference.problem is Deviation.EXTRA
     assert not difference.fixable
@@ -199,8 +201,8 @@ def test_what_is_not_declared_is_reported_and_left(extra: dict[str, Any]) -> Non
         },
     ],
 )
-def test_what_others_have_is_none_of_our_business(foreign: dict[str, Any]) -> None:
-    assert found(replace(LIVE, **foreign)) == []
+def test_objects_of_other_programs_are_ignored(foreign: dict[str, Any]) -> None:
+    assert problems_and_names(replace(LIVE, **foreign)) == []
 
 
 @pytest.mark.parametrize("old_queue", ["hot.embed", "hot.somebody", "backfill.llm"])
@@ -216,37 +218,37 @@ def test_a_key_gets_its_new_binding_before_it_loses_the_old_one() -> None:
     right = Binding("jobs.topic", "hot.llm", "hot.summarize_content")
     stale = Binding("jobs.topic", "hot.embed", "hot.summarize_content")
     bindings = (stale, *(b for b in LIVE.bindings if b != right))
-    assert found(replace(LIVE, bindings=bindings)) == [
+    assert problems_and_names(replace(LIVE, bindings=bindings)) == [
         ("missing", right.name),
         ("stale", stale.name),
     ]
 
 
-@pytest.mark.parametrize("ruling", ["ha-all", None])
-def test_another_policy_in_force_is_found(ruling: str | None) -> None:
-    [difference] = diff(TOPOLOGY, with_queue("hot.llm", policy=ruling))
+@pytest.mark.parametrize("policy_in_force", ["ha-all", None])
+def test_another_policy_in_force_is_found(policy_in_force: str | None) -> None:
+    [difference] = diff(TOPOLOGY, with_queue("hot.llm", policy=policy_in_force))
     assert (difference.problem, difference.name) == (Deviation.OVERRIDDEN, "hot.llm")
     assert difference.blocking
-    assert (ruling or "no policy") in difference.text
+    assert (policy_in_force or "no policy") in difference.text
     assert "jobs.lane.hot" in difference.text
 
 
 def test_a_missing_policy_is_not_reported_again_at_its_queues() -> None:
     policies = tuple(p for p in LIVE.policies if p.name != "jobs.lane.hot")
     live = replace(with_queue("hot.llm", policy=None), policies=policies)
-    assert found(live) == [("missing", "jobs.lane.hot")]
+    assert problems_and_names(live) == [("missing", "jobs.lane.hot")]
 
 
 @pytest.mark.parametrize(
     ("definition", "is_found"),
     [
-        ({"message-ttl": 1000}, True),  # lower than ours: it counts
-        ({"expires": 60_000}, True),  # the queue would go
+        ({"message-ttl": 1000}, True),  # lower than ours, so it takes effect
+        ({"expires": 60_000}, True),  # the broker would delete the queue
         ({"max-length": 10_000_000, "message-ttl": 2**31}, False),  # ours are lower
         ({"max-length": 1000}, False),
     ],
 )
-def test_an_operator_policy_is_found_where_it_changes_something(
+def test_an_operator_policy_is_a_difference_if_it_changes_something(
     definition: dict[str, int], is_found: bool
 ) -> None:
     operator = Policy("caps", r"^hot\.llm$", definition, priority=0)
@@ -255,25 +257,29 @@ def test_an_operator_policy_is_found_where_it_changes_something(
     not_for_queues = Policy("ex", ".*", {"expires": 1}, priority=9, apply_to="exchanges")
     operator_policies = (operator, elsewhere, not_for_queues)
     expected = [("overridden", "hot.llm")] if is_found else []
-    assert found(replace(LIVE, operator_policies=operator_policies)) == expected
-    queues = {name for _, name in found(replace(LIVE, operator_policies=(operator, weaker)))}
+    assert problems_and_names(replace(LIVE, operator_policies=operator_policies)) == expected
+    queues = {
+        name for _, name in problems_and_names(replace(LIVE, operator_policies=(operator, weaker)))
+    }
     assert ("hot.llm" in queues) == is_found
     assert "hot.embed" in queues
 
 
-def test_an_operator_limit_counts_where_a_quorum_lane_has_none() -> None:
+def test_an_operator_limit_is_a_difference_where_a_quorum_lane_has_none() -> None:
     topology = build("quorum", ROUTES)
     operator = Policy("caps", r"^hot\.llm$", {"delivery-limit": 5}, priority=0)
-    live = replace(live_as(topology), operator_policies=(operator,))
+    live = replace(live_topology(topology), operator_policies=(operator,))
     assert [d.problem for d in diff(topology, live)] == [Deviation.OVERRIDDEN]
 
 
 def test_an_operator_policy_that_python_cannot_read_is_reported() -> None:
     operator = Policy("caps", r"(?|(hot)|(cold))", {"expires": 5}, priority=0)
-    assert ("overridden", "hot.llm") in found(replace(LIVE, operator_policies=(operator,)))
+    assert ("overridden", "hot.llm") in problems_and_names(
+        replace(LIVE, operator_policies=(operator,))
+    )
 
 
-def test_a_report_names_what_is_blocked_and_passes_over_extras() -> None:
+def test_a_report_fails_for_blocking_differences_and_not_for_extras() -> None:
     extra = diff(TOPOLOGY, replace(LIVE, exchanges=(*LIVE.exchanges, Exchange("jobs.x", "topic"))))
     ApplyReport(done=(), left=tuple(extra)).require_success()
     blocked = diff(TOPOLOGY, with_queue("hot.llm", declared=Queue("hot.llm", "quorum")))

@@ -15,11 +15,11 @@ SECRET = "s3cret-pass"
 URL = f"http://someone:{SECRET}@broker.example:15672"
 
 
-def refusing(status: int, body: object) -> httpx.MockTransport:
+def answer_with(status: int, body: object) -> httpx.MockTransport:
     return httpx.MockTransport(lambda request: httpx.Response(status, json=body))
 
 
-def failing(error: type[httpx.TransportError]) -> httpx.MockTransport:
+def fail_with(error: type[httpx.TransportError]) -> httpx.MockTransport:
     def fail(request: httpx.Request) -> httpx.Response:
         raise error("All connection attempts failed", request=request)
 
@@ -29,28 +29,31 @@ def failing(error: type[httpx.TransportError]) -> httpx.MockTransport:
 @pytest.mark.parametrize(
     ("transport", "advice"),
     [
-        (failing(httpx.ConnectError), "rabbitmq-plugins enable rabbitmq_management"),
-        (failing(httpx.RemoteProtocolError), "rabbitmq-plugins enable rabbitmq_management"),
-        (failing(httpx.ReadTimeout), "did not answer in time"),
+        (fail_with(httpx.ConnectError), "rabbitmq-plugins enable rabbitmq_management"),
+        (fail_with(httpx.RemoteProtocolError), "rabbitmq-plugins enable rabbitmq_management"),
+        (fail_with(httpx.ReadTimeout), "did not answer in time"),
         (
-            refusing(401, {"error": "not_authorized", "reason": "Login failed"}),
+            answer_with(401, {"error": "not_authorized", "reason": "Login failed"}),
             "check JOBS_MANAGEMENT_URL",
         ),
         (
-            refusing(401, {"error": "not_authorised", "reason": "Not management user"}),
+            answer_with(401, {"error": "not_authorised", "reason": "Not management user"}),
             "tag `policymaker`",
         ),
         (
-            refusing(401, {"error": "not_authorised", "reason": "Not monitor user"}),
+            answer_with(401, {"error": "not_authorised", "reason": "Not monitor user"}),
             "tag `monitoring`",
         ),
-        (refusing(403, {"error": "forbidden", "reason": "no"}), "tag `policymaker`"),
+        (answer_with(403, {"error": "forbidden", "reason": "no"}), "tag `policymaker`"),
         (
-            refusing(404, {"error": "Object Not Found", "reason": "Not Found"}),
+            answer_with(404, {"error": "Object Not Found", "reason": "Not Found"}),
             "rabbitmqctl add_vhost 'pipe lines'",
         ),
-        (refusing(400, {"error": "bad_request", "reason": "inequivalent\n\narg"}), "uivalent arg"),
-        (refusing(502, "not from the broker"), "HTTP 502"),
+        (
+            answer_with(400, {"error": "bad_request", "reason": "inequivalent\n\narg"}),
+            "uivalent arg",
+        ),
+        (answer_with(502, "not from the broker"), "HTTP 502"),
         (
             httpx.MockTransport(lambda request: httpx.Response(200, text="<html>")),
             "set JOBS_MANAGEMENT_URL",
@@ -85,43 +88,43 @@ async def test_errors_say_what_to_do_in_one_line_without_the_password(
         "",
     ],
 )
-def test_a_wrong_address_is_refused_without_showing_it(url: str) -> None:
+def test_an_invalid_address_is_refused_without_showing_it(url: str) -> None:
     with pytest.raises(ManagementError, match="http://user:password@host:15672") as caught:
         ManagementClient(url)
     assert SECRET not in "".join(traceback.format_exception(caught.value))
 
 
-async def test_user_password_and_virtual_host_are_quoted_and_unquoted() -> None:
-    seen: list[httpx.Request] = []
+async def test_user_and_password_are_unquoted_and_the_virtual_host_quoted() -> None:
+    requests: list[httpx.Request] = []
 
     def answer(request: httpx.Request) -> httpx.Response:
-        seen.append(request)
+        requests.append(request)
         return httpx.Response(200, json=[])
 
     url = "http://a%40b:p%2Fw@[::1]:15672/rabbit/"
     async with ManagementClient(url, "a/b", transport=httpx.MockTransport(answer)) as client:
         await client.policies()
-    assert str(seen[0].url) == "http://[::1]:15672/rabbit/api/policies/a%2Fb"
+    assert str(requests[0].url) == "http://[::1]:15672/rabbit/api/policies/a%2Fb"
     basic = httpx.BasicAuth("a@b", "p/w")
     assert (
-        seen[0].headers["authorization"]
+        requests[0].headers["authorization"]
         == next(basic.auth_flow(httpx.Request("GET", "http://x"))).headers["authorization"]
     )
 
 
-@pytest.mark.parametrize("times", [1, 6])
-async def test_a_queue_that_somebody_else_is_making_is_declared_again(
-    times: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("refusals", [1, 6])
+async def test_a_queue_that_another_client_is_declaring_is_declared_again(
+    refusals: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As RabbitMQ 4.3 answered one of four that declared the same quorum queue."""
+    """RabbitMQ 4.3 answered so to one of four clients that declared the same quorum queue."""
     monkeypatch.setattr(management, "_DECLARE_PAUSES", (0.0,) * 6)
-    down = {"error": "Object Not Found", "reason": "home node 'a' is down or inaccessible"}
-    answers = [httpx.Response(404, json=down)] * times + [httpx.Response(204)]
+    not_found = {"error": "Object Not Found", "reason": "home node 'a' is down or inaccessible"}
+    answers = [httpx.Response(404, json=not_found)] * refusals + [httpx.Response(204)]
     transport = httpx.MockTransport(lambda request: answers.pop(0))
     async with ManagementClient(URL, transport=transport) as client:
-        if times < 6:
+        if refusals < 6:
             await client.put_queue(Queue("hot.llm", "quorum"))
         else:
             with pytest.raises(ManagementError, match="is down or inaccessible"):
                 await client.put_queue(Queue("hot.llm", "quorum"))
-    assert len(answers) == (0 if times < 6 else 1)
+    assert len(answers) == (0 if refusals < 6 else 1)

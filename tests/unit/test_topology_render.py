@@ -1,4 +1,4 @@
-"""The definitions file."""
+"""The definitions file that `jobctl topology render` writes."""
 
 import json
 from pathlib import Path
@@ -25,7 +25,7 @@ def test_definitions_json_is_the_classic_profile_of_the_built_in_jobs() -> None:
 
 
 @pytest.mark.parametrize("profile", ["classic", "quorum"])
-def test_every_object_says_all_that_a_blank_node_needs(profile: Profile) -> None:
+def test_every_object_has_all_fields_that_an_empty_node_needs(profile: Profile) -> None:
     definitions = render(build(profile, ROUTES), vhost="jobs/a b")
     assert definitions["vhosts"] == [{"name": "jobs/a b"}]
     for kind in ("policies", "exchanges", "queues", "bindings"):
@@ -39,14 +39,14 @@ def test_every_object_says_all_that_a_blank_node_needs(profile: Profile) -> None
         assert queue["arguments"]["x-queue-type"] in ("classic", "quorum")
 
 
-def test_nothing_is_said_about_users_and_the_whole_broker() -> None:
+def test_the_definitions_hold_neither_users_nor_settings_of_the_broker() -> None:
     assert set(render(build("classic", ROUTES))) == {
         *("vhosts", "policies", "exchanges", "queues", "bindings"),
     }
 
 
 @given(routes=st.permutations(ROUTES))
-def test_the_text_is_stable_and_is_the_definitions(routes: list[Route]) -> None:
+def test_the_text_does_not_depend_on_the_order_of_routes(routes: list[Route]) -> None:
     text = render_text(build("quorum", routes))
     assert text == render_text(build("quorum", ROUTES))
     assert json.loads(text) == render(build("quorum", ROUTES))

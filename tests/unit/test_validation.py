@@ -1,4 +1,4 @@
-"""A value with very many errors costs no more than one with a few."""
+"""The errors of a value with very many of them are limited."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Body(RequestModel):
     model_config = ConfigDict(extra="forbid")
 
 
-def unknown(number: int) -> dict[str, Any]:
+def unknown_fields(number: int) -> dict[str, Any]:
     return dict.fromkeys(map(str, range(number)), 0)
 
 
@@ -30,23 +30,25 @@ def error_of(model: type[BaseModel], values: dict[str, Any]) -> ValidationError:
     return raised.value
 
 
-def test_as_many_errors_as_people_read_are_listed() -> None:
-    assert len(list_errors(error_of(Strict, unknown(MAX_ERRORS)))) == MAX_ERRORS
-    assert error_of(Body, unknown(MAX_ERRORS)).error_count() == MAX_ERRORS
+def test_up_to_max_errors_are_listed() -> None:
+    assert len(list_errors(error_of(Strict, unknown_fields(MAX_ERRORS)))) == MAX_ERRORS
+    assert error_of(Body, unknown_fields(MAX_ERRORS)).error_count() == MAX_ERRORS
 
 
 @pytest.mark.parametrize("model", [Strict, Body])
-def test_one_error_stands_for_more(model: type[BaseModel]) -> None:
-    (only,) = list_errors(error_of(model, unknown(MAX_ERRORS + 1)))
-    assert only["msg"] == "1,001 values are wrong, too many to list"
-    assert describe(error_of(model, unknown(MAX_ERRORS + 1))) == only["msg"]
+def test_more_errors_are_replaced_by_one(model: type[BaseModel]) -> None:
+    (error,) = list_errors(error_of(model, unknown_fields(MAX_ERRORS + 1)))
+    assert error["msg"] == "1,001 values are wrong, too many to list"
+    assert describe(error_of(model, unknown_fields(MAX_ERRORS + 1))) == error["msg"]
 
 
-def test_a_text_of_errors_tells_how_many_are_left_out() -> None:
-    assert describe(error_of(Strict, unknown(7))).endswith("4: there is no such field; and 2 more")
+def test_the_description_has_the_number_of_omitted_errors() -> None:
+    assert describe(error_of(Strict, unknown_fields(7))).endswith(
+        "4: there is no such field; and 2 more"
+    )
 
 
-def test_tags_are_counted_before_they_are_read() -> None:
+def test_the_number_of_tags_is_checked_before_the_tags() -> None:
     metadata = {"tags": dict.fromkeys(map(str, range(17)), 0)}
     fields = {"job_id": "a", "job_type": "noop", "priority": 1, "payload": {}}
     error = error_of(JobMessage, {**fields, "metadata": metadata})

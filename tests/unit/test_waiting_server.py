@@ -1,4 +1,4 @@
-"""uvicorn's server as the API and the metrics of a process run it."""
+"""The subclass of uvicorn's server that serves the API and the metrics of a process."""
 
 import threading
 import time
@@ -10,7 +10,7 @@ from switchyard.api.waiting_server import WaitingServer
 from tests.support.eventually import eventually
 
 
-class Counting(WaitingServer):
+class TickCounter(WaitingServer):
     ticks = 0
 
     async def on_tick(self, counter: int) -> bool:
@@ -18,13 +18,13 @@ class Counting(WaitingServer):
         return await super().on_tick(counter)
 
 
-async def hello(scope: object, receive: object, send: object) -> None:
+async def answer_no_content(scope: object, receive: object, send: object) -> None:
     await send({"type": "http.response.start", "status": 204})  # type: ignore[operator]
     await send({"type": "http.response.body"})  # type: ignore[operator]
 
 
-async def test_a_server_wakes_for_the_date_alone_and_stops_at_once_from_another_thread() -> None:
-    server = Counting(uvicorn.Config(hello, port=0, lifespan="off", log_config=None))
+async def test_a_server_ticks_once_a_second_and_stops_at_once_from_another_thread() -> None:
+    server = TickCounter(uvicorn.Config(answer_no_content, port=0, lifespan="off", log_config=None))
     thread = threading.Thread(target=server.run)
     thread.start()
     await eventually(lambda: server.started)
@@ -37,6 +37,6 @@ async def test_a_server_wakes_for_the_date_alone_and_stops_at_once_from_another_
     began = time.monotonic()
     server.stop()
     thread.join(10)
-    assert time.monotonic() - began < 0.9  # a tick would come later
+    assert time.monotonic() - began < 0.9  # less than the second until the next tick
     assert server.ticks == 3
-    server.stop()  # again does nothing
+    server.stop()  # a second call has no effect

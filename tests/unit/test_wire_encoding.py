@@ -1,4 +1,4 @@
-"""What broker/wire/envelope.py writes by hand, read again by pamqp."""
+"""pamqp decodes the frames that broker/wire/envelope.py encodes."""
 
 import json
 from datetime import UTC, datetime
@@ -22,19 +22,19 @@ from switchyard.broker.wire.envelope import Envelope, Forwarded, encode_publish
 
 FRAME_MAX = 131_072
 SMALLEST_FRAME_MAX = 4_096
-LAST_SECOND = 2**32 - 1  # pamqp takes what is greater for milliseconds
+MAX_TIMESTAMP = 2**32 - 1  # pamqp reads greater numbers as milliseconds
 
 short = st.text(st.characters(exclude_categories=["Cs"]), max_size=60).filter(
     lambda text: len(text.encode()) <= 255
 )
-names = short.filter(lambda text: len(text.encode()) <= 128)  # pamqp cuts what is longer
+names = short.filter(lambda text: len(text.encode()) <= 128)  # pamqp cuts longer names
 header_values: st.SearchStrategy[Any] = st.recursive(
     st.none()
     | st.booleans()
     | st.integers(-(2**63), 2**63 - 1)
     | st.floats(allow_nan=False, width=32)
     | short
-    | st.integers(0, LAST_SECOND).map(lambda second: datetime.fromtimestamp(second, UTC)),
+    | st.integers(0, MAX_TIMESTAMP).map(lambda second: datetime.fromtimestamp(second, UTC)),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=3),
     max_leaves=6,
 )
@@ -44,14 +44,14 @@ envelopes = st.builds(
     message_id=short,
     type=short,
     priority=st.integers(0, 255),
-    timestamp=st.integers(0, LAST_SECOND),
+    timestamp=st.integers(0, MAX_TIMESTAMP),
     headers=st.none() | st.dictionaries(names, header_values, max_size=3),
     content_type=short,
 )
 
 
 def frames_of(data: bytes) -> list[tuple[int, Any]]:
-    """(channel, frame) for each frame; fails when a byte is left over."""
+    """Return (channel, frame) for each frame, and fail if a byte is left over."""
     frames = []
     while data:
         size, channel, content = frame.unmarshal(data)
@@ -68,7 +68,7 @@ def test_a_publish_is_read_as_it_was_written(
         channel, exchange, routing_key, envelope, SMALLEST_FRAME_MAX, mandatory=mandatory
     )
 
-    (number, method), (_, content), *rest = frames_of(data)
+    (number, method), (_, content), *body_frames = frames_of(data)
     assert isinstance(method, commands.Basic.Publish)
     assert isinstance(content, header.ContentHeader)
     assert (number, method.exchange, method.routing_key) == (channel, exchange, routing_key)
@@ -83,17 +83,24 @@ def test_a_publish_is_read_as_it_was_written(
     assert properties.timestamp == datetime.fromtimestamp(envelope.timestamp, UTC)
     assert (properties.headers or None) == (envelope.headers or None)
     assert content.body_size == len(envelope.body)
-    assert {each for each, _ in rest} <= {channel}
-    assert b"".join(piece.value for _, piece in rest) == envelope.body
+    assert {each for each, _ in body_frames} <= {channel}
+    assert b"".join(piece.value for _, piece in body_frames) == envelope.body
 
 
-@pytest.mark.parametrize("over", [-1, 0, 1])
-def test_a_body_is_cut_exactly_at_the_largest_frame(over: int) -> None:
-    room = FRAME_MAX - 8
-    data = encode_publish(1, "x", "y", Envelope(b"b" * (2 * room + over), "id"), FRAME_MAX)
+@pytest.mark.parametrize("excess", [-1, 0, 1])
+def test_a_body_is_split_at_the_largest_frame(excess: int) -> None:
+    max_piece = FRAME_MAX - 8
+    data = encode_publish(1, "x", "y", Envelope(b"b" * (2 * max_piece + excess), "id"), FRAME_MAX)
     pieces = [piece for _, piece in frames_of(data) if isinstance(piece, pamqp_body.ContentBody)]
     sizes = [len(piece.value) for piece in pieces]
-    assert sizes == {-1: [room, room - 1], 0: [room, room], 1: [room, room, 1]}[over]
+    assert (
+        sizes
+        == {
+            -1: [max_piece, max_piece - 1],
+            0: [max_piece, max_piece],
+            1: [max_piece, max_piece, 1],
+        }[excess]
+    )
 
 
 def test_an_empty_body_has_no_body_frame() -> None:
@@ -103,9 +110,9 @@ def test_an_empty_body_has_no_body_frame() -> None:
 @pytest.mark.parametrize("field", ["exchange", "routing_key", "message_id", "type"])
 def test_a_name_of_more_than_255_bytes_is_refused(field: str) -> None:
     def encode(text: str) -> bytes:
-        names = {"exchange": "x", "routing_key": "y", "message_id": "id", "type": "t", field: text}
-        envelope = Envelope(b"", names["message_id"], type=names["type"])
-        return encode_publish(1, names["exchange"], names["routing_key"], envelope, FRAME_MAX)
+        values = {"exchange": "x", "routing_key": "y", "message_id": "id", "type": "t", field: text}
+        envelope = Envelope(b"", values["message_id"], type=values["type"])
+        return encode_publish(1, values["exchange"], values["routing_key"], envelope, FRAME_MAX)
 
     assert encode("é" * 127 + "e")
     with pytest.raises(ValueError, match="at most 255 bytes here, this has 256: é"):
@@ -119,18 +126,18 @@ def test_headers_that_do_not_fit_into_a_frame_are_refused() -> None:
 
 
 def test_the_longest_headers_of_a_dead_letter_fit_into_a_frame() -> None:
-    worst = "\N{PILE OF POO}"  # four bytes
+    longest_character = "\N{PILE OF POO}"  # four bytes
     info = DeadLetterInfo(
         Reason.EXHAUSTED,
         "hot." + "k" * 200,
-        message=worst * MESSAGE_LIMIT,
-        traceback=worst * TRACEBACK_LIMIT,
+        message=longest_character * MESSAGE_LIMIT,
+        traceback=longest_character * TRACEBACK_LIMIT,
     )
     envelope = Envelope(b"", "id", headers=info.headers())
     assert encode_publish(1, "jobs.dlx", info.routing_key, envelope, FRAME_MAX)
 
 
-def test_properties_repeat_what_routing_and_tools_need() -> None:
+def test_properties_repeat_id_type_priority_and_time_of_the_job() -> None:
     message = JobMessage(
         job_id="job-1",
         job_type="crawl",
@@ -166,7 +173,7 @@ def test_a_job_from_before_1970_can_be_sent() -> None:
             "reply_to": names,
             "expiration": names,
             "message_id": names,
-            "timestamp": st.integers(0, LAST_SECOND).map(
+            "timestamp": st.integers(0, MAX_TIMESTAMP).map(
                 lambda second: datetime.fromtimestamp(second, UTC)
             ),
             "message_type": names,
@@ -174,10 +181,10 @@ def test_a_job_from_before_1970_can_be_sent() -> None:
         },
     )
 )
-def test_a_forwarded_message_loses_the_name_of_its_user_and_nothing_else(
+def test_a_forwarded_message_loses_only_its_user_id(
     properties: dict[str, Any],
 ) -> None:
-    made = commands.Basic.Properties(**properties)
-    without = commands.Basic.Properties(**(properties | {"user_id": None}))
-    assert Forwarded(b"", "", made.marshal()).properties() == without.marshal()
-    assert Forwarded(b"", "", without.marshal()).properties() == without.marshal()
+    with_user = commands.Basic.Properties(**properties)
+    without_user = commands.Basic.Properties(**(properties | {"user_id": None}))
+    assert Forwarded(b"", "", with_user.marshal()).properties() == without_user.marshal()
+    assert Forwarded(b"", "", without_user.marshal()).properties() == without_user.marshal()

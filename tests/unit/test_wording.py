@@ -1,4 +1,4 @@
-"""Errors that name what there is begin with what was probably meant."""
+"""Error messages: suggestions for mistyped names, and rates in words."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from switchyard.cli.base.errors import WrongUsage
 from switchyard.cli.base.shared_options import check_lane
 
 
-def test_a_mistyped_name_is_told_the_nearest_one_first() -> None:
+def test_the_suggestion_for_a_mistyped_name_is_the_nearest_one() -> None:
     known = ("ingest_url", "ingest_document", "extract_text")
     assert suggest("ingest_documnt", known) == (
         "did you mean 'ingest_document'? known are: extract_text, ingest_document, ingest_url"
@@ -20,14 +20,14 @@ def test_a_mistyped_name_is_told_the_nearest_one_first() -> None:
     assert many.endswith(" and 35 others")
 
 
-def test_a_lane_that_does_not_exist_is_an_error_and_no_empty_list() -> None:
+def test_an_unknown_lane_is_an_error() -> None:
     assert check_lane(None) is None
     assert check_lane("hot") == "hot"
     with pytest.raises(WrongUsage, match="choose one of hot, vlm_ocr"):
         check_lane("hott")
 
 
-def test_a_field_that_does_not_exist_is_said_in_plain_words() -> None:
+def test_an_unknown_field_is_described_in_plain_words() -> None:
     from pydantic import BaseModel, ConfigDict, ValidationError
 
     class Payload(BaseModel):
@@ -38,6 +38,6 @@ def test_a_field_that_does_not_exist_is_said_in_plain_words() -> None:
     assert describe(failed.value) == "pth: there is no such field"
 
 
-def test_a_slow_rate_is_given_by_the_minute_or_the_hour() -> None:
+def test_a_slow_rate_is_described_by_the_minute_or_the_hour() -> None:
     rates = {5000: "5,000 a second", 2.5: "2.5 a second", 2 / 60: "2 a minute", 0.01: "36 an hour"}
     assert {rate: rate_in_words(rate) for rate in rates} == rates
