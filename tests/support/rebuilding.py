@@ -17,18 +17,18 @@ from switchyard.services.pipeline.text.chunks import Chunk, chunk_id
 
 
 @asynccontextmanager
-async def opened(url: str) -> AsyncIterator[OpenIndex]:
+async def open_hashed_index(url: str) -> AsyncIterator[OpenIndex]:
     settings = Settings(index_url=SecretStr(url), embed_offline="hashed", embed_dimensions=64)
     async with open_index(settings) as index:
         yield index
 
 
-def other(index: OpenIndex, dimensions: int = 32) -> Embedder:
-    """Return the embedder that an index is built anew for."""
+def new_embedder(index: OpenIndex, dimensions: int = 32) -> Embedder:
+    """Return the embedder that an index is rebuilt for."""
     return embedder_for(index.settings.model_copy(update={"embed_dimensions": dimensions}))
 
 
-async def write(index: OpenIndex, document_id: str, count: int, text: str) -> None:
+async def write_document(index: OpenIndex, document_id: str, count: int, text: str) -> None:
     """Write chunks as `embed_content` does."""
     chunks = [
         Chunk(chunk_id(document_id, n), document_id, n, 1, f"the tide {text} {document_id} {n}")
@@ -43,7 +43,7 @@ async def write(index: OpenIndex, document_id: str, count: int, text: str) -> No
     await index.write(put)
 
 
-async def fill(index: OpenIndex, names: Iterable[str], text: str) -> None:
+async def write_documents(index: OpenIndex, names: Iterable[str], text: str) -> None:
     """Write documents of three chunks each, at once: each write to LanceDB takes longer than the
     one before it."""
     chunks = [
@@ -58,7 +58,7 @@ async def fill(index: OpenIndex, names: Iterable[str], text: str) -> None:
     await index.write(put)
 
 
-async def contents(index: OpenIndex) -> dict[str, list[str]]:
+async def read_contents(index: OpenIndex) -> dict[str, list[str]]:
     """Return the texts of every document in the generation that is searched. Fails where a chunk is
     there twice, or has another length of vector."""
     async with index.open_active() as (table, embedder):
@@ -71,7 +71,7 @@ async def contents(index: OpenIndex) -> dict[str, list[str]]:
         return texts_by_document
 
 
-def texts(document_id: str, count: int, text: str) -> list[str]:
+def texts_of_document(document_id: str, count: int, text: str) -> list[str]:
     return [f"the tide {text} {document_id} {n}" for n in range(count)]
 
 
@@ -79,8 +79,8 @@ def always(answer: bool) -> Callable[[], bool]:
     return lambda: answer
 
 
-async def rebuilt(index: OpenIndex, dimensions: int = 32) -> Generation:
-    building = (await begin_rebuild(index, other(index, dimensions))).building
+async def rebuild(index: OpenIndex, dimensions: int = 32) -> Generation:
+    building = (await begin_rebuild(index, new_embedder(index, dimensions))).building
     assert building is not None
     while not await continue_rebuild(index, building, always(False)):
         pass

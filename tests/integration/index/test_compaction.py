@@ -22,12 +22,13 @@ from switchyard.services.pipeline.index.open_index import OpenIndex, open_index
 from switchyard.services.pipeline.text.chunks import Chunk, chunk_id
 from tests.support.eventually import eventually
 
-PIECES = 6
+FRAGMENTS = 6
+"""Fragments from which a table is compacted in these tests."""
 
 
 @pytest.fixture(autouse=True)
-def few_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lance_table, "_MIN_FRAGMENTS", PIECES)
+def merge_few_fragments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lance_table, "_MIN_FRAGMENTS", FRAGMENTS)
 
 
 @pytest.fixture
@@ -39,8 +40,8 @@ def settings(tmp_path: Path) -> Settings:
 
 @pytest.fixture
 async def index(settings: Settings) -> AsyncIterator[OpenIndex]:
-    async with open_index(settings) as opened:
-        yield opened
+    async with open_index(settings) as index:
+        yield index
 
 
 async def write(index: OpenIndex, document_id: str, count: int = 2) -> None:
@@ -61,7 +62,7 @@ async def is_scattered(index: OpenIndex) -> bool:
 
 
 async def test_fragments_of_many_small_writes_are_merged_during_the_writes(index: OpenIndex):
-    for number in range(3 * PIECES):
+    for number in range(3 * FRAGMENTS):
         await write(index, f"doc{number}")
         async with index.open_active() as (table, _):
             (match, *_) = await table.keyword_search(f"doc{number}", 1)
@@ -72,28 +73,28 @@ async def test_fragments_of_many_small_writes_are_merged_during_the_writes(index
 
     await eventually(is_merged)
     async with index.open_active() as (table, _):
-        assert await table.document_ids() == sorted(f"doc{n}" for n in range(3 * PIECES))
-        assert await table.count() == 6 * PIECES
+        assert await table.document_ids() == sorted(f"doc{n}" for n in range(3 * FRAGMENTS))
+        assert await table.count() == 6 * FRAGMENTS
 
 
 async def test_two_writers_that_both_merge_lose_and_double_nothing(
     index: OpenIndex, settings: Settings
 ):
-    async with open_index(settings) as other:
-        for number in range(2 * PIECES):
-            await asyncio.gather(write(index, f"a{number}"), write(other, f"b{number}"))
+    async with open_index(settings) as other_index:
+        for number in range(2 * FRAGMENTS):
+            await asyncio.gather(write(index, f"a{number}"), write(other_index, f"b{number}"))
     async with index.open_active() as (table, _):
-        assert await table.count() == 8 * PIECES
+        assert await table.count() == 8 * FRAGMENTS
 
 
 async def test_a_table_that_another_process_compacts_is_left_to_it(
     index: OpenIndex, settings: Settings
 ):
-    async with open_index(settings) as other:
-        (generation,) = (await other.generations()).write_targets
-        async with other.store.compacting(generation) as is_ours:
+    async with open_index(settings) as other_index:
+        (generation,) = (await other_index.generations()).write_targets
+        async with other_index.store.compacting(generation) as is_ours:
             assert is_ours
-            for number in range(PIECES):
+            for number in range(FRAGMENTS):
                 await write(index, f"doc{number}")
             await compact_table(index.store, generation)
             assert await is_scattered(index)
@@ -112,7 +113,8 @@ async def test_a_process_that_was_killed_while_it_compacted_holds_nobody_up(
     marker.touch()
     async with store.compacting(generation) as is_ours:
         assert not is_ours
-    for offset in (-3600, 3600):  # seconds; in the future where the clock was set back since
+    # Seconds: the marker is of long ago, or of the future, as the clock was set back.
+    for offset in (-3600, 3600):
         marker.touch()
         timestamp = datetime.now(UTC).timestamp() + offset
         os.utime(marker, (timestamp, timestamp))
@@ -130,8 +132,8 @@ async def test_a_write_is_whole_although_the_table_can_not_be_compacted(
 
     monkeypatch.setattr(lance_table.LanceTable, "compact", refuse)
     with capture_logs() as logs:
-        for number in range(PIECES):
+        for number in range(FRAGMENTS):
             await write(index, f"doc{number}")
         await eventually(lambda: any("no room" in str(each.get("error")) for each in logs))
     async with index.open_active() as (table, _):
-        assert await table.count() == 2 * PIECES
+        assert await table.count() == 2 * FRAGMENTS

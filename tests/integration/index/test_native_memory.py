@@ -1,4 +1,4 @@
-"""A process that has compacted a large table in LanceDB is no larger for it."""
+"""A process that has compacted a large table in LanceDB returns the memory to the system."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.chunk_tables import opened, put
+from tests.support.chunk_tables import open_table, put_chunks
 
-LARGE = 100_000_000
-PIECE = 10_000
-HEAPS = """
+FREED_BYTES = 100_000_000
+BLOCK_BYTES = 10_000
+HEAP_REPORT_PROGRAM = """
 import ctypes, os, pathlib, re, sys, threading
 from switchyard.services.pipeline.index.lance_store import LanceStore
 import asyncio
 asyncio.run(LanceStore(sys.argv[1]).load())
-number = 4 * os.cpu_count() + 4
-together = threading.Barrier(number)
-def take():
+thread_count = 4 * os.cpu_count() + 4
+barrier = threading.Barrier(thread_count)
+def allocate():
     bytes(10_000)
-    together.wait()
-threads = [threading.Thread(target=take) for _ in range(number)]
+    barrier.wait()
+threads = [threading.Thread(target=allocate) for _ in range(thread_count)]
 for each in threads: each.start()
 for each in threads: each.join()
-bytes(16_000_000)  # behind which glibc would take as much from a heap
+bytes(16_000_000)  # once it is freed, glibc by default takes as large a block from a heap
 large = bytes(8_000_000)
 c = ctypes.CDLL(None)
 c.fopen.restype = ctypes.c_void_p
@@ -45,7 +45,7 @@ glibc = pytest.mark.skipif(
 )
 
 
-def resident() -> int:
+def resident_bytes() -> int:
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * resource.getpagesize()
 
@@ -55,7 +55,10 @@ def test_threads_share_a_heap_for_each_processor_in_a_process_that_has_loaded_la
     tmp_path: Path,
 ):
     report = subprocess.run(
-        [sys.executable, "-c", HEAPS, str(tmp_path)], capture_output=True, text=True, check=True
+        [sys.executable, "-c", HEAP_REPORT_PROGRAM, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     heaps, is_large_outside = report.stdout.split()
     assert int(heaps) <= (os.cpu_count() or 1)
@@ -64,13 +67,13 @@ def test_threads_share_a_heap_for_each_processor_in_a_process_that_has_loaded_la
 
 @glibc
 async def test_a_compaction_returns_free_memory_to_the_system(tmp_path: Path):
-    async with opened(str(tmp_path / "index")) as index:
-        await put(index, "a", 3)
-        before = resident()
-        taken = [bytes(PIECE) for _ in range(LARGE // PIECE)]
-        last = taken.pop()  # at the end of the heap, which else shrinks by itself
-        taken.clear()
-        assert resident() - before > LARGE / 2
+    async with open_table(str(tmp_path / "index")) as index:
+        await put_chunks(index, "a", 3)
+        before = resident_bytes()
+        blocks = [bytes(BLOCK_BYTES) for _ in range(FREED_BYTES // BLOCK_BYTES)]
+        last_block = blocks.pop()  # at the end of the heap, which would otherwise shrink by itself
+        blocks.clear()
+        assert resident_bytes() - before > FREED_BYTES / 2
         await index.compact()
-        assert resident() - before < LARGE / 2
-        assert len(last) == PIECE
+        assert resident_bytes() - before < FREED_BYTES / 2
+        assert len(last_block) == BLOCK_BYTES

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
 import asyncpg
 import pytest
 
@@ -12,10 +10,11 @@ from switchyard.services.pipeline.index import postgres_neighbours, postgres_tab
 from switchyard.services.pipeline.index.chunk_index import ChunkIndex
 from switchyard.services.pipeline.index.postgres_neighbours import search_settings
 from switchyard.services.pipeline.index.postgres_table import PostgresTable
-from tests.support.chunk_tables import DIMENSIONS, chunks, opened
+from tests.support.chunk_tables import DIMENSIONS, make_chunks, open_table, random_vectors
 
 pytestmark = pytest.mark.postgres
 LARGE = 1_000
+"""Chunks from which a table gets an index of neighbours in these tests."""
 GRAPH = "chunks_neighbours"
 LISTS = "chunks_lists"
 
@@ -25,11 +24,6 @@ def large_from_a_thousand(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(postgres_table, "APPROXIMATE_FROM", LARGE)
 
 
-def random_vectors(count: int) -> list[list[float]]:
-    random_numbers = random.Random(3)
-    return [[random_numbers.gauss(0, 1) for _ in range(DIMENSIONS)] for _ in range(count)]
-
-
 async def set_database_option(url: str, setting: str) -> None:
     """Set an option of the database for later connections."""
     connection = await asyncpg.connect(dsn(url))
@@ -37,7 +31,7 @@ async def set_database_option(url: str, setting: str) -> None:
     await connection.close()
 
 
-async def neighbour_indexes(index: ChunkIndex) -> set[str]:
+async def read_neighbour_indexes(index: ChunkIndex) -> set[str]:
     """Return the names of the indexes of neighbours that the table has."""
     assert isinstance(index, PostgresTable)
     async with index._connect() as connection:
@@ -54,69 +48,68 @@ async def explain_nearest(index: ChunkIndex) -> str:
     return "\n".join(row[0] for row in rows)
 
 
-async def nearest_ids(index: ChunkIndex, vectors: list[list[float]]) -> list[str]:
+async def find_nearest_ids(index: ChunkIndex, vectors: list[list[float]]) -> list[str]:
     """Return the id of the chunk that a search finds first for each vector."""
-    near = await index.neighbours(vectors[:3], 1, excluding="nobody")
-    assert [each.document_id for each in near] == ["a"]
-    assert near[0].similarity == pytest.approx(1, abs=1e-6)
+    neighbours = await index.neighbours(vectors[:3], 1, excluding="nobody")
+    assert [each.document_id for each in neighbours] == ["a"]
+    assert neighbours[0].similarity == pytest.approx(1, abs=1e-6)
     return [(await index.nearest(each, 10))[0].chunk.id for each in vectors]
 
 
 async def test_the_number_of_chunks_decides_the_kind_of_index_which_replaces_the_other_kind(
     pgvector_url: str, monkeypatch: pytest.MonkeyPatch
 ):
-    await set_database_option(
-        pgvector_url, "cpu_operator_cost = 1"
-    )  # as if comparing all vectors took long
+    # PostgreSQL prefers the index, as if comparing all vectors took long.
+    await set_database_option(pgvector_url, "cpu_operator_cost = 1")
     vectors = random_vectors(LARGE)
-    expected_ids = [chunk.id for chunk in chunks("a", 20)]
-    async with opened(pgvector_url) as before:
-        await before.put("Title", chunks("a", LARGE), vectors)
-        assert isinstance(before, PostgresTable)
-        async with before._connect() as connection:  # as an earlier version made it
+    expected_ids = [chunk.id for chunk in make_chunks("a", 20)]
+    async with open_table(pgvector_url) as old_index:
+        await old_index.put("Title", make_chunks("a", LARGE), vectors)
+        assert isinstance(old_index, PostgresTable)
+        async with old_index._connect() as connection:  # as an earlier version made it
             await connection.execute(
                 f"CREATE INDEX {GRAPH} ON chunks USING hnsw (vector vector_cosine_ops)"
             )
-        assert GRAPH in await explain_nearest(before)
-        await before.compact()
-        assert await neighbour_indexes(before) == {LISTS}
-        assert await nearest_ids(before, vectors[:20]) == expected_ids
+        assert GRAPH in await explain_nearest(old_index)
+        await old_index.compact()
+        assert await read_neighbour_indexes(old_index) == {LISTS}
+        assert await find_nearest_ids(old_index, vectors[:20]) == expected_ids
 
-        async with opened(pgvector_url) as index:
+        async with open_table(pgvector_url) as index:
             assert f"Index Scan using {LISTS}" in await explain_nearest(index)
-            assert await nearest_ids(index, vectors[:20]) == expected_ids
+            assert await find_nearest_ids(index, vectors[:20]) == expected_ids
             monkeypatch.setattr(postgres_neighbours, "GRAPH_FROM", LARGE)
             await index.compact()
-            assert await neighbour_indexes(index) == {GRAPH}
-            assert await nearest_ids(index, vectors[:20]) == expected_ids
+            assert await read_neighbour_indexes(index) == {GRAPH}
+            assert await find_nearest_ids(index, vectors[:20]) == expected_ids
 
-    async with opened(pgvector_url) as index:
+    async with open_table(pgvector_url) as index:
         assert f"Index Scan using {GRAPH}" in await explain_nearest(index)
-        assert await nearest_ids(index, vectors[:20]) == expected_ids
+        assert await find_nearest_ids(index, vectors[:20]) == expected_ids
 
 
-async def test_vectors_of_any_length_fit_into_lists_of_halved_numbers(pgvector_url: str):
+async def test_vectors_of_any_length_fit_into_lists_of_half_precision_numbers(pgvector_url: str):
     vectors = random_vectors(LARGE)
-    async with opened(pgvector_url) as index:
-        await index.put("Title", chunks("a", LARGE), vectors)
+    async with open_table(pgvector_url) as index:
+        await index.put("Title", make_chunks("a", LARGE), vectors)
         await index.compact()
-    async with opened(pgvector_url) as index:
-        long = [[scale * value for value in vectors[7]] for scale in (1e9, 1e-9)]
-        await index.put("Title", chunks("long", 2), long)
-        for query in (vectors[7], *long):
+    async with open_table(pgvector_url) as index:
+        scaled_vectors = [[scale * value for value in vectors[7]] for scale in (1e9, 1e-9)]
+        await index.put("Title", make_chunks("long", 2), scaled_vectors)
+        for query in (vectors[7], *scaled_vectors):
             matches = await index.nearest(query, 3)
             assert {match.chunk.id for match in matches[:3]} == {
-                chunks("a", 8)[7].id,
-                *(chunk.id for chunk in chunks("long", 2)),
+                make_chunks("a", 8)[7].id,
+                *(chunk.id for chunk in make_chunks("long", 2)),
             }
 
 
 async def test_settings_for_building_an_index_end_with_the_build(pgvector_url: str):
     await set_database_option(pgvector_url, "maintenance_work_mem = '1MB'")
-    async with opened(pgvector_url) as index:
+    async with open_table(pgvector_url) as index:
         assert isinstance(index, PostgresTable)
-        await index.put("Title", chunks("a", LARGE), random_vectors(LARGE))
+        await index.put("Title", make_chunks("a", LARGE), random_vectors(LARGE))
         await index.compact()
-        assert await neighbour_indexes(index) == {LISTS}
+        assert await read_neighbour_indexes(index) == {LISTS}
         async with index._connect() as connection:
             assert await connection.fetchval("SHOW maintenance_work_mem") == "1MB"

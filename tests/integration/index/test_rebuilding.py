@@ -28,92 +28,102 @@ from switchyard.services.pipeline.index.index_rebuild import (
     continue_rebuild,
 )
 from switchyard.services.pipeline.index.open_index import open_index
-from tests.support.rebuilding import always, contents, opened, other, rebuilt, texts, write
+from tests.support.rebuilding import (
+    always,
+    new_embedder,
+    open_hashed_index,
+    read_contents,
+    rebuild,
+    texts_of_document,
+    write_document,
+)
 
 
-async def test_an_index_is_built_anew_and_swapped(url: str):
-    async with opened(url) as index:
+async def test_a_rebuilt_index_replaces_the_old_one(url: str):
+    async with open_hashed_index(url) as index:
         for n in range(5):
-            await write(index, f"doc-{n}", n + 1, "old")
-        before = await contents(index)
+            await write_document(index, f"doc-{n}", n + 1, "old")
+        before = await read_contents(index)
         assert (await index.generations()).active.dimensions == 64
-        building = await rebuilt(index)
-        now = await index.generations()
-        assert (now.active, now.building) == (building, None)
-        assert now.active.embedder == "hashed-2-32"
-        assert [each.generation.table for each in now.retired] == ["chunks"]
-        assert await contents(index) == before
-        assert (await begin_rebuild(index, other(index))).building is None  # it is of that embedder
+        building = await rebuild(index)
+        generations = await index.generations()
+        assert (generations.active, generations.building) == (building, None)
+        assert generations.active.embedder == "hashed-2-32"
+        assert [each.generation.table for each in generations.retired] == ["chunks"]
+        assert await read_contents(index) == before
+        # It has that embedder already.
+        assert (await begin_rebuild(index, new_embedder(index))).building is None
 
 
-async def test_the_settings_name_another_embedder_and_the_index_is_used_as_it_is(url: str):
-    async with opened(url) as index:
-        await write(index, "a", 3, "old")
+async def test_an_index_is_used_with_its_embedder_although_the_settings_name_another(url: str):
+    async with open_hashed_index(url) as index:
+        await write_document(index, "a", 3, "old")
     settings = Settings(index_url=SecretStr(url), embed_offline="hashed", embed_dimensions=128)
     async with open_index(settings) as index:
-        await write(index, "b", 2, "new")
-        assert sorted(await contents(index)) == ["a", "b"]
+        await write_document(index, "b", 2, "new")
+        assert sorted(await read_contents(index)) == ["a", "b"]
         async with index.open_active() as (table, embedder):
             assert embedder.name == "hashed-2-64"
             assert await search(table, embedder, "the tide", 3)
 
 
-async def test_an_index_whose_embedder_nobody_can_make_is_refused(url: str):
-    async with opened(url) as index:
-        of_unknown_model = Generation("chunks", "some-model-64", 64)
-        async with index.store.table(of_unknown_model):
+async def test_an_index_of_an_unknown_embedder_is_refused(url: str):
+    async with open_hashed_index(url) as index:
+        unknown_generation = Generation("chunks", "some-model-64", 64)
+        async with index.store.table(unknown_generation):
             pass
         with pytest.raises(IndexMismatch, match="JOBS_EMBED_BASE_URL, JOBS_EMBED_MODEL"):
             async with index.open_active():
                 pass
 
 
-async def test_an_interrupted_rebuild_goes_on_at_its_checkpoint(
+async def test_an_interrupted_rebuild_continues_at_its_checkpoint(
     url: str, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(index_rebuild, "PROGRESS_INTERVAL", 1)
-    async with opened(url) as index:
+    async with open_hashed_index(url) as index:
         for n in range(4):
-            await write(index, f"doc-{n}", 2, "old")
-        building = (await begin_rebuild(index, other(index))).building
+            await write_document(index, f"doc-{n}", 2, "old")
+        building = (await begin_rebuild(index, new_embedder(index))).building
         assert building is not None
         assert not await continue_rebuild(index, building, always(True))
-        turns = iter([False, False, True])
-        assert not await continue_rebuild(index, building, lambda: next(turns))
+        stop_answers = iter([False, False, True])
+        assert not await continue_rebuild(index, building, lambda: next(stop_answers))
         assert Progress.from_note(await index.store.progress(building)) == Progress(1, "doc-1")
         assert (await index.generations()).active.dimensions == 64
         assert await continue_rebuild(index, building, always(False))
-        assert len(await contents(index)) == 4
+        assert len(await read_contents(index)) == 4
 
 
 async def test_one_rebuild_runs_at_a_time_and_it_can_be_abandoned(url: str):
-    async with opened(url) as index:
-        await write(index, "a", 2, "old")
-        building = (await begin_rebuild(index, other(index))).building
+    async with open_hashed_index(url) as index:
+        await write_document(index, "a", 2, "old")
+        building = (await begin_rebuild(index, new_embedder(index))).building
         assert building is not None
-        assert (await begin_rebuild(index, other(index))).building == building
+        assert (await begin_rebuild(index, new_embedder(index))).building == building
         with pytest.raises(AnotherRebuild, match=r"hashed-2-32.*jobctl index abandon"):
-            await begin_rebuild(index, other(index, 16))
+            await begin_rebuild(index, new_embedder(index, 16))
         assert await abandon_rebuild(index) == building
         assert await abandon_rebuild(index) is None
-        assert await continue_rebuild(index, building, always(False))  # who was at it stops
+        # A process that was rebuilding stops.
+        assert await continue_rebuild(index, building, always(False))
         assert (await index.generations()).active.dimensions == 64
-        await rebuilt(index, 16)
-        assert (await contents(index)) == {"a": texts("a", 2, "old")}
+        await rebuild(index, 16)
+        assert (await read_contents(index)) == {"a": texts_of_document("a", 2, "old")}
 
 
 async def test_a_replaced_index_is_removed_once_nobody_can_be_reading_it(url: str):
-    async with opened(url) as index:
-        await write(index, "a", 2, "old")
-        await rebuilt(index)
+    async with open_hashed_index(url) as index:
+        await write_document(index, "a", 2, "old")
+        await rebuild(index)
         assert await compact_index(index) == []
-        by_the_ledger = replace(index, clock=lambda: time.time() + RETIRED_RETENTION + 60)
-        assert [each.table for each in await compact_index(by_the_ledger)] == ["chunks"]
+        index_later = replace(index, clock=lambda: time.time() + RETIRED_RETENTION + 60)
+        assert [each.table for each in await compact_index(index_later)] == ["chunks"]
         assert (await index.generations()).retired == ()
-        assert await contents(index) == {"a": texts("a", 2, "old")}
-        await rebuilt(index, 16)
-        await write(index, "b", 1, "new")
-        assert sorted(await contents(index)) == ["a", "b"]
+        assert await read_contents(index) == {"a": texts_of_document("a", 2, "old")}
+        await rebuild(index, 16)
+        await write_document(index, "b", 1, "new")
+        assert sorted(await read_contents(index)) == ["a", "b"]
 
 
 @pytest.mark.parametrize(
@@ -126,6 +136,6 @@ async def test_a_replaced_index_is_removed_once_nobody_can_be_reading_it(url: st
         "[" * 100_000,
     ],
 )
-def test_a_catalogue_that_somebody_else_has_written_is_refused(text: str):
+def test_an_unreadable_list_of_generations_is_refused(text: str):
     with pytest.raises(IndexMismatch, match="can't be read"):
         decode_state(text)

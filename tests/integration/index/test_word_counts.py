@@ -19,7 +19,7 @@ from switchyard.services.pipeline.index.open_index import index_store_at
 from switchyard.services.pipeline.index.postgres_table import _WORD_SEARCH_SETTINGS, PostgresTable
 from switchyard.services.pipeline.index.postgres_words import word_counts_statement
 from switchyard.services.pipeline.text.chunks import Chunk
-from tests.support.chunk_tables import DIMENSIONS, opened
+from tests.support.chunk_tables import DIMENSIONS, open_table
 
 pytestmark = pytest.mark.postgres
 LARGE = 1_000
@@ -31,7 +31,7 @@ def large_from_a_thousand(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(postgres_counts, "COUNTED_FROM", LARGE)
 
 
-async def put(url: str, document_id: str, count: int = LARGE) -> None:
+async def put_chunks(url: str, document_id: str, count: int = LARGE) -> None:
     """Write chunks: the word `common` is in all, `half` and `tenth` in those shares, `rare` in
     three."""
     steps = {"common": 1, "half": 2, "tenth": 10, "rare": count // 2 - 1}
@@ -45,17 +45,17 @@ async def put(url: str, document_id: str, count: int = LARGE) -> None:
         )
         for n in range(count)
     ]
-    async with opened(url) as index:
+    async with open_table(url) as index:
         await index.put("Title", chunks, [[1.0] * DIMENSIONS] * count)
 
 
 async def compact(url: str) -> None:
-    async with opened(url) as index:
+    async with open_table(url) as index:
         await index.compact()
 
 
-async def matches_of(url: str, text: str) -> list[WordMatch]:
-    async with opened(url) as index:
+async def search_words(url: str, text: str) -> list[WordMatch]:
+    async with open_table(url) as index:
         return await index.keyword_search(text, 10)
 
 
@@ -71,7 +71,7 @@ async def database(pgvector_url: str) -> AsyncIterator[Any]:
     await connection.close()
 
 
-async def counts(database: Any) -> dict[str, float]:
+async def read_word_shares(database: Any) -> dict[str, float]:
     rows = await database.fetch("SELECT word, part FROM chunks_counts")
     return {row["word"]: round(row["part"], 3) for row in rows}
 
@@ -79,25 +79,25 @@ async def counts(database: Any) -> dict[str, float]:
 async def test_words_of_a_large_table_are_counted_and_searches_use_the_counts(
     pgvector_url: str, database: Any
 ):
-    await put(pgvector_url, "a")
-    before = await matches_of(pgvector_url, QUERY)
+    await put_chunks(pgvector_url, "a")
+    before = await search_words(pgvector_url, QUERY)
     await compact(pgvector_url)
-    assert await counts(database) == {"common": 1, "half": 0.5, "tenth": 0.1}
-    assert await matches_of(pgvector_url, QUERY) == before
+    assert await read_word_shares(database) == {"common": 1, "half": 0.5, "tenth": 0.1}
+    assert await search_words(pgvector_url, QUERY) == before
 
-    (best, *_) = await matches_of(pgvector_url, "tenth")
+    (best, *_) = await search_words(pgvector_url, "tenth")
     await database.execute("UPDATE chunks_counts SET part = 0.01 WHERE word = 'tenth'")
-    (now, *_) = await matches_of(pgvector_url, "tenth")
-    assert now.chunk == best.chunk
-    assert now.relevance > best.relevance
+    (reweighted, *_) = await search_words(pgvector_url, "tenth")
+    assert reweighted.chunk == best.chunk
+    assert reweighted.relevance > best.relevance
 
 
 async def test_only_chunks_with_uncounted_words_are_read_to_count_them(
     pgvector_url: str,
 ):
-    await put(pgvector_url, "a")
+    await put_chunks(pgvector_url, "a")
     await compact(pgvector_url)
-    async with opened(pgvector_url) as index:
+    async with open_table(pgvector_url) as index:
         assert isinstance(index, PostgresTable)
         statement = (
             f"EXPLAIN (ANALYZE) {word_counts_statement('chunks', is_counted=is_counted(index))}"
@@ -115,40 +115,40 @@ async def test_only_chunks_with_uncounted_words_are_read_to_count_them(
 
 
 async def test_a_new_word_is_found_at_once(pgvector_url: str):
-    await put(pgvector_url, "a")
+    await put_chunks(pgvector_url, "a")
     await compact(pgvector_url)
-    async with opened(pgvector_url) as index:
+    async with open_table(pgvector_url) as index:
         assert is_counted(index)
-        new = Chunk("new", "doc-new", 0, 1, "brandnew common")
-        await index.put("Title", [new], [[1.0] * DIMENSIONS])
-    assert (await matches_of(pgvector_url, "common brandnew half"))[0].chunk.id == "new"
+        chunk = Chunk("new", "doc-new", 0, 1, "brandnew common")
+        await index.put("Title", [chunk], [[1.0] * DIMENSIONS])
+    assert (await search_words(pgvector_url, "common brandnew half"))[0].chunk.id == "new"
 
 
 async def test_word_counts_are_used_until_the_table_has_doubled_or_halved(
     pgvector_url: str, database: Any
 ):
-    await put(pgvector_url, "a")
+    await put_chunks(pgvector_url, "a")
     await compact(pgvector_url)
     counted = []
-    for change in ("b", "c"):
-        await put(pgvector_url, change, 2 * LARGE // 3)
+    for document_id in ("b", "c"):
+        await put_chunks(pgvector_url, document_id, 2 * LARGE // 3)
         await database.execute("ANALYZE chunks")  # as the server does by itself
-        async with opened(pgvector_url) as index:
+        async with open_table(pgvector_url) as index:
             counted.append(is_counted(index))
     assert counted == [True, False]
     await compact(pgvector_url)
     await database.execute("DELETE FROM chunks WHERE document_id <> 'b'")
-    async with opened(pgvector_url) as index:
+    async with open_table(pgvector_url) as index:
         assert is_counted(index)
     await database.execute("VACUUM (ANALYZE) chunks")
-    async with opened(pgvector_url) as index:
+    async with open_table(pgvector_url) as index:
         assert not is_counted(index)
 
 
 async def test_words_of_a_small_table_are_not_counted(pgvector_url: str):
-    await put(pgvector_url, "a", LARGE - 1)
+    await put_chunks(pgvector_url, "a", LARGE - 1)
     await compact(pgvector_url)
-    async with opened(pgvector_url) as index:
+    async with open_table(pgvector_url) as index:
         assert not is_counted(index)
 
 
@@ -156,23 +156,23 @@ async def test_words_of_a_larger_table_are_counted_in_a_sample(
     pgvector_url: str, database: Any, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(postgres_counts, "_SAMPLED_CHUNKS", LARGE)
-    await put(pgvector_url, "a", 4 * LARGE)
+    await put_chunks(pgvector_url, "a", 4 * LARGE)
     await compact(pgvector_url)
-    shares = await counts(database)
+    shares = await read_word_shares(database)
     assert shares["common"] == 1
     assert shares["half"] == pytest.approx(0.5, abs=0.02)
     assert shares["tenth"] == pytest.approx(0.1, abs=0.02)
 
 
 async def test_compactions_at_the_same_time_count_once(pgvector_url: str, database: Any):
-    await put(pgvector_url, "a")
+    await put_chunks(pgvector_url, "a")
     for _ in range(2):
         await asyncio.gather(*(compact(pgvector_url) for _ in range(3)))
-        assert await counts(database) == {"common": 1, "half": 0.5, "tenth": 0.1}
+        assert await read_word_shares(database) == {"common": 1, "half": 0.5, "tenth": 0.1}
 
 
 async def test_word_counts_are_dropped_with_their_table(pgvector_url: str, database: Any):
-    await put(pgvector_url, "a")
+    await put_chunks(pgvector_url, "a")
     await compact(pgvector_url)
     store = index_store_at(pgvector_url)
     try:
@@ -185,7 +185,7 @@ async def test_word_counts_are_dropped_with_their_table(pgvector_url: str, datab
 async def test_a_user_without_access_to_word_counts_searches_without_them(
     pgvector_url: str, database: Any
 ):
-    await put(pgvector_url, "a")
+    await put_chunks(pgvector_url, "a")
     await compact(pgvector_url)
     reader = f"reader_{secrets.token_hex(4)}"
     await database.execute(f"CREATE ROLE {reader} LOGIN PASSWORD 'secret'")
@@ -193,8 +193,8 @@ async def test_a_user_without_access_to_word_counts_searches_without_them(
     await database.execute(f"GRANT SELECT ON {tables} TO {reader}")
     url = re.sub("//[^@]*@", f"//{reader}:secret@", pgvector_url)
     try:
-        assert [each.chunk for each in await matches_of(url, QUERY)] == [
-            each.chunk for each in await matches_of(pgvector_url, QUERY)
+        assert [each.chunk for each in await search_words(url, QUERY)] == [
+            each.chunk for each in await search_words(pgvector_url, QUERY)
         ]
     finally:
         await database.execute(f"DROP OWNED BY {reader}; DROP ROLE {reader}")

@@ -11,7 +11,7 @@ from switchyard.services.pipeline.index.open_index import open_index
 from switchyard.services.pipeline.ledger import PipelineLedger
 from switchyard.services.pipeline.workers import reindex as reindex_worker
 from tests.integration.pipeline.conftest import Pipeline
-from tests.support.rebuilding import contents, texts, write
+from tests.support.rebuilding import read_contents, texts_of_document, write_document
 
 
 async def test_a_document_is_reindexed_and_its_state_stays(pipeline: Pipeline, tmp_path: Path):
@@ -24,7 +24,7 @@ async def test_a_document_is_reindexed_and_its_state_stays(pipeline: Pipeline, t
         outcome = await pipeline.one("reindex_content", {"document_id": document_id})
         assert isinstance(outcome, Done)
         assert outcome.result["chunks"] == 1
-        assert len(await contents(index)) == 1
+        assert len(await read_contents(index)) == 1
     assert pipeline.ledger is not None
     document = await PipelineLedger(pipeline.ledger).documents.get_document(document_id)
     assert document is not None
@@ -38,7 +38,7 @@ async def test_a_job_ends_with_its_time_budget_and_the_next_one_goes_on(
         update={"embed_offline": "hashed", "embed_dimensions": 64}
     )
     async with open_index(pipeline.settings) as index:
-        await write(index, "a", 2, "old")
+        await write_document(index, "a", 2, "old")
         with monkeypatch.context() as short:
             short.setattr(reindex_worker, "TIME_BUDGET", -1.0)
             first = await pipeline.one("rebuild_index", {"dimensions": 32, "force": True})
@@ -52,7 +52,7 @@ async def test_a_job_ends_with_its_time_budget_and_the_next_one_goes_on(
         assert isinstance(third, Done)
         assert third.result["built"] is False
         assert isinstance(await pipeline.one("compact_storage", {}), Done)
-        assert await contents(index) == {"a": texts("a", 2, "old")}
+        assert await read_contents(index) == {"a": texts_of_document("a", 2, "old")}
 
 
 async def test_a_document_that_comes_in_behind_a_swap_is_of_the_new_embedder(
@@ -65,4 +65,4 @@ async def test_a_document_that_comes_in_behind_a_swap_is_of_the_new_embedder(
     await pipeline.run("ingest_document", {"path": str(tmp_path / "b.txt")})
     assert pipeline.result("embed_content")["embedder"] == "hashed-2-32"
     async with open_index(pipeline.settings) as index:
-        assert len(await contents(index)) == 2
+        assert len(await read_contents(index)) == 2

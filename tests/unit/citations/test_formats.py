@@ -32,21 +32,21 @@ ARTICLE = Reference(
     doi="10.1145/359545.359563",
     language="en",
 )
-HOSTILE = (
+HOSTILE_TITLE = (
     r'}, title = {50% of {DNA} & $x_1^2$ ~ #1 \input{/etc/passwd} "and" <b>]]>&amp; @book{evil,'
 )
-SIGNS = st.text(
+TEXTS_WITH_SIGNS = st.text(
     st.sampled_from('{}\\"%$&#_^~@,= and<>]\x00\x01\x02\n\ud800éß中') | st.characters(), max_size=60
 )
 
 
-def read(text: str) -> BibliographyData:
+def parse_bibtex(text: str) -> BibliographyData:
     return parse_string(text, "bibtex")
 
 
-def field(text: str, name: str) -> str:
+def read_field(text: str, name: str) -> str:
     """Return a field of the only entry, as BibTeX reads it, without our escapes."""
-    (entry,) = read(text).entries.values()
+    (entry,) = parse_bibtex(text).entries.values()
     value = entry.fields[name]
     for sign, word in (("{", "braceleft"), ("}", "braceright"), ("\\", "backslash")):
         value = value.replace(f"{{\\text{word}}}", f"\x00{ord(sign)}\x00")
@@ -60,8 +60,8 @@ def field(text: str, name: str) -> str:
     return str(value)
 
 
-def test_an_article_in_bibtex():
-    (entry,) = read(bibtex([ARTICLE])).entries.values()
+def test_an_article_is_exported_to_bibtex():
+    (entry,) = parse_bibtex(bibtex([ARTICLE])).entries.values()
     assert (entry.key, entry.type) == ("lamport1978time", "article")
     assert entry.fields["journal"] == "Communications of the ACM"
     assert entry.fields["title"] == "Time, clocks, and {BERT}"
@@ -71,30 +71,34 @@ def test_an_article_in_bibtex():
 
 
 def test_a_hostile_title_stays_a_title():
-    reference = replace(ARTICLE, title=HOSTILE, authors=(Person(HOSTILE, HOSTILE),))
+    reference = replace(
+        ARTICLE, title=HOSTILE_TITLE, authors=(Person(HOSTILE_TITLE, HOSTILE_TITLE),)
+    )
     text = bibtex([reference])
-    assert len(read(text).entries) == 1
-    assert field(text, "title") == HOSTILE
-    assert len(next(iter(read(text).entries.values())).persons["author"]) == 1
+    assert len(parse_bibtex(text).entries) == 1
+    assert read_field(text, "title") == HOSTILE_TITLE
+    assert len(next(iter(parse_bibtex(text).entries.values())).persons["author"]) == 1
     root = ET.fromstring(export_references([reference.as_json()], ReferenceFormat.TEI).content)
-    assert root.findtext(f".//{{{TEI}}}analytic/{{{TEI}}}title") == HOSTILE
+    assert root.findtext(f".//{{{TEI}}}analytic/{{{TEI}}}title") == HOSTILE_TITLE
     (item,) = json.loads(export_references([reference.as_json()], ReferenceFormat.CSL).content)
-    assert item["title"] == HOSTILE
+    assert item["title"] == HOSTILE_TITLE
 
 
-@given(SIGNS, SIGNS, SIGNS)
-def test_whatever_stands_in_a_reference_each_format_can_be_read(title: str, name: str, other: str):
+@given(TEXTS_WITH_SIGNS, TEXTS_WITH_SIGNS, TEXTS_WITH_SIGNS)
+def test_each_format_can_be_parsed_whatever_text_a_reference_has(
+    title: str, name: str, other_text: str
+):
     reference = Reference(
-        text=other,
+        text=other_text,
         title=title,
-        authors=(Person(name, other), Person(title)),
-        container=other,
+        authors=(Person(name, other_text), Person(title)),
+        container=other_text,
         doi=title,
         url=name,
-        notes=(other,),
+        notes=(other_text,),
     )
     text = bibtex([reference, reference, ARTICLE])
-    entries = read(text.encode("utf-8", "replace").decode()).entries
+    entries = parse_bibtex(text.encode("utf-8", "replace").decode()).entries
     assert len(entries) == 3
     last = list(entries.values())[-1]
     assert last.fields["title"] == "Time, clocks, and {BERT}"
@@ -118,7 +122,7 @@ def test_an_organisation_has_no_family_name_and_et_al_is_exported():
         authors=(Person("Sea and Harbour Board, Inc."), Person("Roe", "R.")),
         more_authors=True,
     )
-    (entry,) = read(bibtex([reference])).entries.values()
+    (entry,) = parse_bibtex(bibtex([reference])).entries.values()
     board, roe, others = entry.persons["author"]
     assert str(board) == "{Sea and Harbour Board, Inc.}"
     assert (roe.last_names, others.last_names) == (["Roe"], ["others"])
@@ -126,13 +130,19 @@ def test_an_organisation_has_no_family_name_and_et_al_is_exported():
 
 
 def test_keys_are_unique_whatever_they_are_made_of():
-    same = [ARTICLE, ARTICLE, replace(ARTICLE, title="Time_2"), Reference(text=""), Reference("")]
-    foreign = Reference("", authors=(Person("Иванов", "И."),), year=1999, title="Море")
-    keys = citation_keys_of([*same, foreign, foreign])
+    colliding = [
+        ARTICLE,
+        ARTICLE,
+        replace(ARTICLE, title="Time_2"),
+        Reference(text=""),
+        Reference(""),
+    ]
+    cyrillic = Reference("", authors=(Person("Иванов", "И."),), year=1999, title="Море")
+    keys = citation_keys_of([*colliding, cyrillic, cyrillic])
     assert len(set(keys)) == 7
     assert keys[:2] == ["lamport1978time", "lamport1978time_2"]
     assert all(key.isascii() and key[0].isalpha() for key in keys)
-    assert keys == citation_keys_of([*same, foreign, foreign])
+    assert keys == citation_keys_of([*colliding, cyrillic, cyrillic])
 
 
 @pytest.mark.parametrize(
@@ -150,11 +160,11 @@ def test_keys_are_unique_whatever_they_are_made_of():
         ({}, WorkKind.OTHER),
     ],
 )
-def test_kinds_of_works(fields, kind):
+def test_the_kind_of_a_work_follows_from_its_fields(fields, kind):
     assert kind_of(Reference(text="", title="A title", **fields)) is kind
 
 
-def test_a_reference_has_the_identifiers_of_its_work():
+def test_a_reference_is_exported_with_the_identifiers_of_its_linked_work():
     work = CitedWork.from_fields(doi="10.1000/1", arxiv_id="1706.03762", title="Another title")
     link = WorkLink(LinkStatus.LINKED, "search", "openalex", 0.9, work).as_json()
     stored = {**replace(ARTICLE, doi="").as_json(), "link": link}
@@ -165,7 +175,7 @@ def test_a_reference_has_the_identifiers_of_its_work():
     assert work.id == "doi:10.1000/1"
 
 
-def test_labels_of_the_list_stand_in_tei():
+def test_labels_of_the_reference_list_are_in_tei():
     root = ET.fromstring(
         export_references([{**ARTICLE.as_json(), "label": "12"}], ReferenceFormat.TEI).content
     )

@@ -27,7 +27,7 @@ REFERENCE = Reference(
 )
 
 
-def work(number: int = 1, **fields) -> CitedWork:
+def make_work(number: int = 1, **fields) -> CitedWork:
     defaults = {
         "title": REFERENCE.title,
         "authors": (Person("Lamport", "Leslie"),),
@@ -52,20 +52,20 @@ def work(number: int = 1, **fields) -> CitedWork:
         ({"title": ""}, 0.0, 0.0),
     ],
 )
-def test_how_well_a_work_fits(fields, min_score, max_score):
-    assert min_score <= score(REFERENCE, work(**fields)) <= max_score
+def test_the_score_says_how_well_a_work_fits(fields, min_score, max_score):
+    assert min_score <= score(REFERENCE, make_work(**fields)) <= max_score
 
 
 def test_a_reference_without_a_title_fits_nothing():
-    assert score(Reference(text="", year=1978), work()) == 0.0
+    assert score(Reference(text="", year=1978), make_work()) == 0.0
 
 
-def test_the_best_is_chosen_and_never_the_first_as_it_comes():
+def test_the_best_work_is_chosen_though_another_comes_first():
     link = choose_work(
         REFERENCE,
         [
-            ("openalex", work(1, title="Clocks in a distributed system of events", year=1999)),
-            ("openalex", work(2)),
+            ("openalex", make_work(1, title="Clocks in a distributed system of events", year=1999)),
+            ("openalex", make_work(2)),
         ],
     )
     assert (link.status, link.provider) == (LinkStatus.LINKED, "openalex")
@@ -74,29 +74,33 @@ def test_the_best_is_chosen_and_never_the_first_as_it_comes():
     assert link.score >= THRESHOLD
 
 
-def test_two_that_fit_alike_are_ambiguous_and_both_are_kept():
-    link = choose_work(REFERENCE, [("openalex", work(2)), ("crossref", work(1))])
+def test_two_works_that_fit_alike_are_ambiguous_and_both_are_candidates():
+    link = choose_work(REFERENCE, [("openalex", make_work(2)), ("crossref", make_work(1))])
     assert (link.status, link.work) == (LinkStatus.AMBIGUOUS, None)
-    assert [each.work.openalex for each in link.candidates] == ["W1", "W2"]
-    same = choose_work(REFERENCE, [("openalex", work(2)), ("crossref", work(2))])
-    assert same.status is LinkStatus.LINKED
+    assert [candidate.work.openalex for candidate in link.candidates] == ["W1", "W2"]
+    link_to_one_work = choose_work(
+        REFERENCE, [("openalex", make_work(2)), ("crossref", make_work(2))]
+    )
+    assert link_to_one_work.status is LinkStatus.LINKED
 
 
-def test_what_fits_half_is_kept_and_what_does_not_is_not():
-    half = work(title="Time, clocks and the order of events in systems", year=1990)
-    link = choose_work(REFERENCE, [("openalex", half)])
+def test_a_work_that_half_fits_is_a_candidate_and_an_unlike_one_is_not():
+    half_fitting = make_work(title="Time, clocks and the order of events in systems", year=1990)
+    link = choose_work(REFERENCE, [("openalex", half_fitting)])
     assert (link.status, len(link.candidates)) == (LinkStatus.AMBIGUOUS, 1)
-    other = work(title="A history of the sea", year=1990, authors=(Person("Roe"),))
-    assert choose_work(REFERENCE, [("openalex", other)]).status is LinkStatus.NOT_FOUND
+    unlike = make_work(title="A history of the sea", year=1990, authors=(Person("Roe"),))
+    assert choose_work(REFERENCE, [("openalex", unlike)]).status is LinkStatus.NOT_FOUND
     assert choose_work(REFERENCE, []).status is LinkStatus.NOT_FOUND
 
 
 def test_an_identifier_that_leads_to_quite_another_title_is_not_believed():
-    assert link_by_identifier(REFERENCE, "doi", "crossref", work()).status is LinkStatus.LINKED
-    bad_link = link_by_identifier(REFERENCE, "doi", "crossref", work(title="A history of the sea"))
+    assert link_by_identifier(REFERENCE, "doi", "crossref", make_work()).status is LinkStatus.LINKED
+    bad_link = link_by_identifier(
+        REFERENCE, "doi", "crossref", make_work(title="A history of the sea")
+    )
     assert (bad_link.status, len(bad_link.candidates)) == (LinkStatus.AMBIGUOUS, 1)
     assert (
-        link_by_identifier(Reference(text=""), "doi", "crossref", work()).status
+        link_by_identifier(Reference(text=""), "doi", "crossref", make_work()).status
         is LinkStatus.LINKED
     )
 
@@ -113,7 +117,7 @@ def test_numbers_in_titles_tell_works_apart():
     assert title_likeness("Tables of the tides, part 2", "Tables of the Tides. Part 2") == 1.0
 
 
-def test_which_questions_a_reference_leads_to():
+def test_a_reference_is_looked_up_by_its_identifiers_and_its_title():
     questions = questions_of(
         Reference(
             text="",
@@ -124,7 +128,7 @@ def test_which_questions_a_reference_leads_to():
             arxiv_id="1706.03762v5",
         )
     )
-    assert [(each.method, each.value) for each in questions] == [
+    assert [(question.method, question.value) for question in questions] == [
         (LookupMethod.DOI, "10.1000/abc"),
         (LookupMethod.ARXIV, "1706.03762"),
         (LookupMethod.SEARCH, "etude of tides and harbours"),
@@ -132,8 +136,10 @@ def test_which_questions_a_reference_leads_to():
     assert questions[2].author == "muller"
     assert questions_of(Reference(text="", doi="10.48550/arXiv.1706.03762v2")) == [questions[1]]
     assert questions_of(Reference(text="", title="Sea")) == []
-    again = questions_of(Reference(text="", title="Etude of tides & and harbours"))
-    assert again[0].value == questions[2].value
+    questions_without_accents = questions_of(
+        Reference(text="", title="Etude of tides & and harbours")
+    )
+    assert questions_without_accents[0].value == questions[2].value
 
 
 MARKED_UP = [
@@ -168,7 +174,7 @@ def test_a_formula_of_some_thousand_characters_does_not_cut_off_what_follows():
     assert text_in(f"On {formula} and more") == f"On {'x' * 200} and more"
 
 
-def test_markup_that_never_ends_costs_no_more_than_its_length():
+def test_markup_that_never_ends_is_removed_quickly():
     for hostile in ("<math>", "<tex-math>", "<i>a", "</math><math ", "&amp;", "<", "<a:b"):
         began = time.process_time()
         text_in(hostile * 20_000)

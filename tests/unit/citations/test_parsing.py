@@ -37,7 +37,7 @@ def test_an_article_is_cut_into_its_fields(parser):
     assert 0.5 < parsed.confidence <= 1
 
 
-def test_given_names_may_stand_before_or_after_the_family_s(parser):
+def test_given_names_may_stand_before_or_after_the_family_name(parser):
     parsed = parser.parse(
         "McClelland, L. E., and T. J. Vogus. 2014. Compassion practices and job satisfaction. "
         "Health Services Research 49 (5): 1670-1683."
@@ -90,7 +90,7 @@ def test_identifiers_are_found_whatever_stands_around_them(parser, text, field, 
     assert getattr(parser.parse(text), field) == value
 
 
-def test_others_who_are_not_named_are_noted(parser):
+def test_et_al_is_recorded_as_more_authors(parser):
     parsed = parser.parse(
         "Molander P, Farkkila M, Salminen K, et al. Outcome after discontinuation of therapy in "
         "patients with bowel disease. Inflamm Bowel Dis. 2014;20(6):1021-8."
@@ -113,8 +113,7 @@ def test_a_field_keeps_the_bracket_that_it_opens(text):
     assert _trim(f"{text}). ") == text
 
 
-# Each is one reference of a kind that is hard to cut, and fields that must be right.
-HARD: dict[str, tuple[str, dict[str, Any]]] = {
+HARD_REFERENCES: dict[str, tuple[str, dict[str, Any]]] = {
     "an institution, a volume and a number in words, a year in the title": (
         (
             "Social Security Administration. Social Security Programs Throughout the World: Asia "
@@ -150,7 +149,7 @@ HARD: dict[str, tuple[str, dict[str, Any]]] = {
             "year": 2017,
         },
     ),
-    "initials without spaces, a year that is not yet": (
+    "initials without spaces, a year in the future": (
         (
             "G.R.R.Martin, J.R.R.Tolkien and D.Adams. The Lord of the Disc World. Unseen "
             "University Press, Sub-middle Earth, 2046."
@@ -171,7 +170,7 @@ HARD: dict[str, tuple[str, dict[str, Any]]] = {
         "Paczynski, B. 2000, MNRAS, 316, 326",
         {"container": "MNRAS", "volume": "316", "pages": "326", "year": 2000},
     ),
-    "initials behind, and a question": (
+    "initials after the family name, and a question": (
         (
             "Fraser R.M., Keeling J. and Dunmore D. (2008). Why are particles in Europe not "
             "falling? Atmospheric Science, 42: 603-606."
@@ -187,7 +186,7 @@ HARD: dict[str, tuple[str, dict[str, Any]]] = {
         "Jones, A. (2001). Who governs? Journal of Politics, 63(2), 100-120.",
         {"title": "Who governs?", "container": "Journal of Politics", "pages": "100–120"},
     ),
-    "a given name with an initial, behind initials alone": (
+    "a given name with an initial, after one with initials alone": (
         "Smith, J. and Robert A. Doe. 2004. Effects of rain on rivers. Water Research 12:3-9.",
         {"authors": ["Smith, J.", "Doe, Robert A."], "container": "Water Research"},
     ),
@@ -220,7 +219,7 @@ HARD: dict[str, tuple[str, dict[str, Any]]] = {
         "Brown, Lee E. (2000). Isokinetics in human performance. Champaign, IL: Human Kinetics.",
         {"title": "Isokinetics in human performance", "container": "", "place": "Champaign, IL"},
     ),
-    "a publisher's marks of print": (
+    "a publisher's markup": (
         (
             "Coleman, G.A. & Sanger, P.C., 1995. Bromide in natural waters. "
             "<italic>Environmental Science & Technology</italic>, 30:1:16."
@@ -232,19 +231,20 @@ HARD: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
+"""References of kinds that are hard to cut, each with the fields that must be right."""
 
 
-@pytest.mark.parametrize("kind", HARD)
+@pytest.mark.parametrize("kind", HARD_REFERENCES)
 def test_a_reference_of_a_hard_kind_is_cut_right(parser, kind):
-    text, right = HARD[kind]
+    text, expected = HARD_REFERENCES[kind]
     parsed = parser.parse(text)
-    fields = {name: getattr(parsed, name) for name in right}
-    if "authors" in right:
+    fields = {name: getattr(parsed, name) for name in expected}
+    if "authors" in expected:
         fields["authors"] = [str(person) for person in parsed.authors]
-    title = right.get("title", "")
+    title = expected.get("title", "")
     if title.endswith("?"):  # whether a question keeps its mark is the style's matter
         fields["title"] = fields["title"].rstrip("?") + "?"
-    assert fields == right
+    assert fields == expected
 
 
 @pytest.mark.parametrize(
@@ -296,7 +296,7 @@ def test_any_text_is_cut_without_an_error(text):
         "et al. ",
     ],
 )
-def test_a_text_without_an_end_is_bounded(parser, piece):
+def test_an_endless_text_is_cut_to_the_longest_reference(parser, piece):
     text = piece * (2_000_000 // len(piece))
     assert len(clean_reference(text)) <= MAX_REFERENCE_CHARS
     assert len(tokens_of(clean_reference(text))) <= MAX_REFERENCE_CHARS

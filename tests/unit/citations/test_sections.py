@@ -8,13 +8,14 @@ from switchyard.services.pipeline.citations.reference_sections import (
     split_references,
 )
 
-_NUMBERED = """[1] K. He, X. Zhang, S. Ren, and J. Sun. Deep residual learning. In
+_NUMBERED_LIST = """[1] K. He, X. Zhang, S. Ren, and J. Sun. Deep residual learning. In
 CVPR, pages 770–778, 2016.
 [2] A. Vaswani et al. Attention is all you need. In Advances in Neural
 Information Processing Systems, 2017."""
 
 
-def texts(*pages: str) -> list[str]:
+def split_beginnings(*pages: str) -> list[str]:
+    """Return each reference up to its first full stop."""
     return [reference.text.split(".")[0] for reference in split_references(pages).references]
 
 
@@ -27,14 +28,14 @@ def texts(*pages: str) -> list[str]:
     ],
 )
 def test_a_list_is_found_by_its_heading(heading):
-    sections = split_references([f"Some text of 2001.\n{heading}\n{_NUMBERED}"])
+    sections = split_references([f"Some text of 2001.\n{heading}\n{_NUMBERED_LIST}"])
     assert [reference.label for reference in sections.references] == ["1", "2"]
     assert sections.references[0].text.endswith("CVPR, pages 770–778, 2016.")
     assert "He" not in sections.body[0]
 
 
 def test_numbers_without_brackets_are_followed_in_their_order():
-    # "12." begins a line inside of the first: a volume, not the twelfth reference.
+    # "12." at the start of a line of the first reference is a volume, not the twelfth reference.
     text = (
         "References\n1. Smith J. A first title. Nature. 2001;\n12. 33-40.\n"
         "2. Doe A. A second title. Science. 2002;5:1-2.\n3. Roe B. A third. Cell. 2003;1:1."
@@ -51,7 +52,7 @@ Dempster, A. P., Laird, N. M., & Rubin, D. B. (1977). Maximum-likelihood from
 incomplete data via the EM algorithm. Journal of the Royal Statistical Society,
 39, 1-38.
 van der Pol, B. (1927). Frequency demultiplication. Nature, 120, 363-364."""
-    assert texts(text) == ["Bishop, C", "Dempster, A", "van der Pol, B"]
+    assert split_beginnings(text) == ["Bishop, C", "Dempster, A", "van der Pol, B"]
 
 
 @pytest.mark.parametrize(
@@ -65,7 +66,7 @@ van der Pol, B. (1927). Frequency demultiplication. Nature, 120, 363-364."""
          ["Roe, A", "Kuhn, B"]),
     ],
 )  # fmt: skip
-def test_a_block_of_a_pdf_that_is_one_line_holds_several(block, starts):
+def test_several_references_on_one_line_of_a_pdf_are_separated(block, starts):
     references = split_references([block]).references
     assert [
         reference.text[: len(start)] for reference, start in zip(references, starts, strict=True)
@@ -85,13 +86,13 @@ def test_a_list_goes_on_over_pages_and_ends_where_the_appendix_begins():
 
 
 def test_each_chapter_may_have_its_own_list():
-    chapter = f"A chapter's text.\nReferences\n{_NUMBERED}\n"
+    chapter = f"A chapter's text.\nReferences\n{_NUMBERED_LIST}\n"
     sections = split_references([f"Chapter 1\n{chapter}Chapter 2\n{chapter}"])
     assert [reference.label for reference in sections.references] == ["1", "2", "1", "2"]
 
 
 def test_a_numbered_list_without_a_heading_is_found_at_the_end():
-    pages = ["As [1] and [2] say.", f"{_NUMBERED}\n[3] J. Dean. MapReduce. 2004."]
+    pages = ["As [1] and [2] say.", f"{_NUMBERED_LIST}\n[3] J. Dean. MapReduce. 2004."]
     assert len(split_references(pages).references) == 3
 
 
@@ -114,14 +115,14 @@ def test_markers_are_tied_to_what_they_cite_with_the_sentence_around_them():
         Reference("", authors=(Person("Kuhn", "T."),), year=1962),
         Reference("", authors=(Person("Fox", "E."),), year=2001),
     ]
-    cited = find_citations(sections.body, sections.references, parsed)
-    assert [(one.marker, one.references, one.page) for one in cited] == [
+    citations = find_citations(sections.body, sections.references, parsed)
+    assert [(citation.marker, citation.references, citation.page) for citation in citations] == [
         ("[1]", (0,), 1),
         ("[1, 3–4]", (0, 1, 2), 1),
         ("Kuhn (1962)", (1,), 2),
         ("(see Roe et al., 1999; Kuhn, 1962, p. 4)", (0, 1), 2),
     ]
-    assert cited[0].sentence == "Deep networks [1] win."
+    assert citations[0].sentence == "Deep networks [1] win."
 
 
 @pytest.mark.parametrize(
@@ -130,7 +131,7 @@ def test_markers_are_tied_to_what_they_cite_with_the_sentence_around_them():
      "Smith, J. (1999). A.\n", "Aa Aa Aa ", "-", "###### "],
 )  # fmt: skip
 @pytest.mark.timeout(20)  # quadratic work on these 200 KB takes half a minute and more
-def test_hostile_pages_cost_no_more_than_their_length(piece):
+def test_hostile_pages_take_time_in_proportion_to_their_length(piece):
     pages = [piece * (200_000 // len(piece)), "References\n" + piece * 1000]
     sections = split_references(pages)
     find_citations(sections.body, sections.references, [])

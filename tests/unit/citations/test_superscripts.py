@@ -8,13 +8,16 @@ from switchyard.services.pipeline.citations.reference_sections import (
     split_references,
 )
 
-LABELS = [RawReference(f"Reference {number}", str(number), 9) for number in range(1, 31)]
+REFERENCES = [RawReference(f"Reference {number}", str(number), 9) for number in range(1, 31)]
 
 
-def cited(*pages: str, raw: list[RawReference] = LABELS) -> list[tuple[str, list[str]]]:
+def find_markers(
+    *pages: str, references: list[RawReference] = REFERENCES
+) -> list[tuple[str, list[str]]]:
+    """Return each marker of a citation, with the labels of its references."""
     return [
-        (each.marker, [raw[index].label for index in each.references])
-        for each in find_citations(pages, raw, [])
+        (citation.marker, [references[index].label for index in citation.references])
+        for citation in find_citations(pages, references, [])
     ]
 
 
@@ -33,7 +36,7 @@ def cited(*pages: str, raw: list[RawReference] = LABELS) -> list[tuple[str, list
     ],
 )
 def test_a_raised_number_is_tied_to_its_reference(text: str, marker: str, labels: list[str]):
-    assert cited(text) == [(marker, labels)]
+    assert find_markers(text) == [(marker, labels)]
 
 
 @pytest.mark.parametrize(
@@ -50,41 +53,44 @@ def test_a_raised_number_is_tied_to_its_reference(text: str, marker: str, labels
         "Jane Smith¹, John Doe² and Max Muster³",
     ],
 )
-def test_exponents_units_isotopes_and_lines_of_authors_are_not(text: str):
-    assert cited(text) == []
+def test_exponents_units_isotopes_and_lines_of_authors_are_no_citations(text: str):
+    assert find_markers(text) == []
 
 
-def test_the_sentence_around_a_marker_is_its_own():
+def test_each_marker_has_the_sentence_that_it_ends():
     text = "The tide rises twice a day.¹ Others have said so before.² This was new."
-    citations = find_citations([text], LABELS, [])
-    assert [each.sentence for each in citations] == [
+    citations = find_citations([text], REFERENCES, [])
+    assert [citation.sentence for citation in citations] == [
         "The tide rises twice a day.¹",
         "Others have said so before.²",
     ]
 
 
-def test_a_footnote_is_none_and_the_same_number_on_another_page_is():
+def test_a_footnote_is_no_citation_and_the_same_number_on_another_page_is():
     page = "The tide rises twice a day.¹ It falls as often, and more.⁴\n¹ Not in the Baltic Sea."
-    assert cited(page, "The moon is what does it in the end.¹") == [("⁴", ["4"]), ("¹", ["1"])]
+    assert find_markers(page, "The moon is what does it in the end.¹") == [
+        ("⁴", ["4"]),
+        ("¹", ["1"]),
+    ]
 
 
 def test_the_address_of_an_author_does_not_hide_what_the_page_cites():
     page = "Jane Smith¹ and John Doe¹,²\n¹ Institute of Tides\n² Sea House\nThe tide rises twice.¹"
-    assert cited(page) == [("¹", ["1"])]
+    assert find_markers(page) == [("¹", ["1"])]
 
 
-def test_where_brackets_or_names_cite_raised_numbers_are_notes():
+def test_where_brackets_or_names_cite_works_raised_numbers_are_footnotes():
     page = "The tide rises twice a day.¹ Others disagree with this [2]."
-    assert cited(page) == [("[2]", ["2"])]
+    assert find_markers(page) == [("[2]", ["2"])]
     unnumbered = [RawReference("Smith 1999", "", 2), RawReference("Doe 2001", "", 2)]
-    assert cited("The tide rises twice a day.¹", raw=unnumbered) == []
+    assert find_markers("The tide rises twice a day.¹", references=unnumbered) == []
 
 
 def test_a_list_may_have_raised_labels():
     sections = split_references(
         ["The tide.\nReferences\n¹ Roe R. On tides. 1999.\n² Smith A. The sea. 2004."]
     )
-    assert [(each.label, each.text) for each in sections.references] == [
+    assert [(reference.label, reference.text) for reference in sections.references] == [
         ("1", "Roe R. On tides. 1999."),
         ("2", "Smith A. The sea. 2004."),
     ]

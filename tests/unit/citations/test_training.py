@@ -24,23 +24,25 @@ def test_there_are_forty_styles_to_learn_from_and_others_held_back():
     }
 
 
-def test_works_to_measure_with_name_other_journals_than_those_to_learn_from():
-    def named(*, held_out: bool) -> set[str]:
+def test_held_out_works_name_no_listed_publisher_of_those_to_learn_from():
+    def collect_publishers(*, held_out: bool) -> set[str]:
         works = Works(1, held_out=held_out)
-        references = (works.next() for _ in range(400))
-        return {work.fields["publisher"] for work in references if work.kind in ("book", "chapter")}
+        first_works = (works.next() for _ in range(400))
+        return {
+            work.fields["publisher"] for work in first_works if work.kind in ("book", "chapter")
+        }
 
-    common = named(held_out=False) & named(held_out=True)
-    assert not common & set(listed("publishers"))  # others are made up anew for each work
+    common = collect_publishers(held_out=False) & collect_publishers(held_out=True)
+    assert not common & set(listed("publishers"))  # the others are made up for each work
 
 
 def test_the_same_seed_makes_the_same_references():
-    def written() -> list[str]:
+    def write_references() -> list[str]:
         rng = random.Random(5)
         works, writer = Works(5), Writer(rng, vary=True)
         return [with_faults(writer.write(works.next(), styles()[0][0]), rng)[0] for _ in range(20)]
 
-    assert written() == written()
+    assert write_references() == write_references()
 
 
 def test_each_token_has_the_label_of_its_letters_through_all_faults():
@@ -50,8 +52,10 @@ def test_each_token_has_the_label_of_its_letters_through_all_faults():
         style = styles()[0][number % len(styles()[0])]
         work = works.next()
         text, labels = with_faults(writer.write(work, style), rng, share=1)
-        tokens, of_tokens = labelled(text, labels)
-        years = [t.text for t, label in zip(tokens, of_tokens, strict=True) if label == "year"]
+        tokens, token_labels = labelled(text, labels)
+        years = [
+            token.text for token, label in zip(tokens, token_labels, strict=True) if label == "year"
+        ]
         assert not years or years[0][:4] in work.fields["year"]
         assert len(labels) == len(text)
         assert all(clean_reference(text)[token.start : token.end] == token.text for token in tokens)
@@ -72,7 +76,7 @@ def test_the_truth_of_a_made_up_reference_is_its_fields():
     assert str(true_labels.authors[0]) == "Smith, J."
 
 
-def test_the_model_of_the_package_cuts_styles_that_it_has_never_seen():
+def test_the_model_of_the_package_parses_styles_that_it_has_never_seen():
     report = evaluated(OfflineParser(), per_style=15, seed=11)
     assert report.total.f1 > 0.93
     for style, score in report.by_style.items():
@@ -83,7 +87,7 @@ def test_the_model_of_the_package_cuts_styles_that_it_has_never_seen():
 
 @pytest.mark.long
 @pytest.mark.timeout(120)
-def test_a_model_is_made_from_nothing(tmp_path):
+def test_a_model_is_trained_from_nothing(tmp_path):
     path = tmp_path / "small.crfsuite"
     train(path, count=400, iterations=25)
     assert evaluated(OfflineParser(path), per_style=4).total.f1 > 0.6

@@ -11,7 +11,7 @@ from switchyard.services.pipeline.sources.arxiv.arxiv_feed import ArxivId, Entry
 
 
 @pytest.mark.parametrize(
-    ("written", "meant"),
+    ("written", "expected_id"),
     [
         ("1605.08386", "1605.08386"),
         ("  1605.08386\n", "1605.08386"),
@@ -37,8 +37,8 @@ from switchyard.services.pipeline.sources.arxiv.arxiv_feed import ArxivId, Entry
         ("https://doi.org/10.48550/arXiv.1605.08386", "1605.08386"),
     ],
 )
-def test_an_id_is_understood_in_every_form(written: str, meant: str) -> None:
-    assert str(ArxivId.parse(written)) == meant
+def test_an_id_is_understood_in_every_form(written: str, expected_id: str) -> None:
+    assert str(ArxivId.parse(written)) == expected_id
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_all_versions_of_a_paper_have_one_source() -> None:
         assert ArxivId.parse(written).source == "arxiv:1605.08386"
 
 
-def test_a_cursor_is_text_that_can_be_kept() -> None:
+def test_a_cursor_is_written_as_text_and_read_back() -> None:
     moment = datetime(2024, 3, 1, 12, 30, tzinfo=UTC)
     cursor = ListingCursor(moment, moment.replace(month=4), 300)
     assert str(cursor) == "202403011230-202404011230+300"

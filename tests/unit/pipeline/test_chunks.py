@@ -24,7 +24,7 @@ def test_ids_are_the_same_for_the_same_place_and_differ_otherwise():
     assert len({chunk_id(document, n) for document in "abc" for n in range(100)}) == 300
 
 
-def test_the_id_of_a_place_is_the_one_that_indexes_out_there_hold():
+def test_the_id_of_a_chunk_is_the_one_that_existing_indexes_hold():
     assert chunk_id("doc", 0) == "7eb003c6-5881-58e1-abf7-c5f3a0c4a3d0"
 
 
@@ -49,8 +49,8 @@ def test_neighbours_overlap_in_whole_sentences():
 
 def test_a_chunk_knows_the_page_on_which_it_begins():
     for chunk in split_into_chunks("doc", PAGES):
-        begins = chunk.text.split(". ")[0].split("\n\n")[0]
-        assert begins in str(PAGES[chunk.page - 1]["text"])
+        beginning = chunk.text.split(". ")[0].split("\n\n")[0]
+        assert beginning in str(PAGES[chunk.page - 1]["text"])
 
 
 def test_indexes_count_from_zero():
@@ -66,7 +66,7 @@ def test_an_empty_document_has_no_chunks():
     assert split_into_chunks("doc", [{"page": 1, "text": ""}, {"page": 2, "text": " \n\n "}]) == []
 
 
-def test_what_has_no_spaces_and_no_sentences_is_cut_nevertheless():
+def test_a_text_without_sentences_is_cut_nevertheless():
     blob, table = "QUJD" * 5000, "12.5 " * 5000
     for text in (blob, table):
         chunks = split_into_chunks("doc", [{"page": 1, "text": text}])

@@ -1,4 +1,4 @@
-"""Classes by keywords and by meaning, and the file that says which there are."""
+"""Classes by keywords and by meaning, and the file that defines them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from switchyard.services.pipeline.index.embedder import embedder_for
 from switchyard.services.pipeline.samples.article_texts import ARTICLES
 
 
-def counted(keywords: list[str], text: str) -> dict[str, int]:
+def count_keywords(keywords: list[str], text: str) -> dict[str, int]:
     return dict(keyword_classes.KeywordFinder(keywords).count([text]))
 
 
@@ -42,18 +42,18 @@ def counted(keywords: list[str], text: str) -> dict[str, int]:
     ],
 )
 def test_keywords_are_found_as_words_of_any_script(keyword: str, text: str, times: int):
-    assert counted([keyword], text).get(keyword, 0) == times
+    assert count_keywords([keyword], text).get(keyword, 0) == times
 
 
 def test_a_word_counts_for_each_label_however_the_labels_spell_it():
-    counts = counted(["Résumé", "resume", "IBAN*", "iban*"], "The resume has an iban.")
+    counts = count_keywords(["Résumé", "resume", "IBAN*", "iban*"], "The resume has an iban.")
     assert counts == {"Résumé": 1, "resume": 1, "IBAN*": 1, "iban*": 1}
 
 
 def test_keywords_are_found_across_the_parts_of_a_long_text(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(keyword_classes, "_WINDOW_SIZE", 12)
     text = "top secret plan and strictly confidential and top secret"
-    assert counted(["top secret", "strictly confidential", "plan"], text) == {
+    assert count_keywords(["top secret", "strictly confidential", "plan"], text) == {
         "top secret": 2,
         "strictly confidential": 1,
         "plan": 1,
@@ -82,8 +82,8 @@ def test_the_first_label_with_enough_points_is_taken_and_says_why():
     assert [(each.name, each.score) for each in classes] == [("privacy:confidential", 11.0)]
     assert classes[0].why["keywords"] == {"iban": 5, "salary": 1}
     assert classes[0].why["points"] == {"restricted": 0, "confidential": 11, "internal": 2}
-    nothing = keyword_classes.classes_by_keywords("privacy", kind, {})
-    assert [(each.name, each.score) for each in nothing] == [("privacy:public", 0.0)]
+    without_keywords = keyword_classes.classes_by_keywords("privacy", kind, {})
+    assert [(each.name, each.score) for each in without_keywords] == [("privacy:public", 0.0)]
 
 
 @pytest.mark.parametrize(
@@ -103,29 +103,35 @@ async def test_articles_are_classified_by_meaning(article: str, industry: str, i
     for name in ("industry", "environmental_impact"):
         kind = read_definitions(None).kinds[name]
         assert isinstance(kind, MeaningKind)
-        described = [
-            (label, one) for label, meaning in kind.labels.items() for one in meaning.descriptions
+        label_descriptions = [
+            (label, description)
+            for label, meaning in kind.labels.items()
+            for description in meaning.descriptions
         ]
-        vectors = await embedder.embed([one for _, one in described])
-        pairs = [(label, vector) for (label, _), vector in zip(described, vectors, strict=True)]
-        similar = similarity_classes.similarities(passages, pairs)
+        vectors = await embedder.embed([description for _, description in label_descriptions])
+        pairs = [
+            (label, vector) for (label, _), vector in zip(label_descriptions, vectors, strict=True)
+        ]
+        similarity_by_label = similarity_classes.similarities(passages, pairs)
         labels[name] = similarity_classes.classes_by_similarity(
-            name, kind, similar, embedder.calibration.min_relevance
+            name, kind, similarity_by_label, embedder.calibration.min_relevance
         )[0].label
     assert labels == {"industry": industry, "environmental_impact": impact}
 
 
-def test_what_the_embedder_does_not_know_gets_no_label_by_meaning():
+def test_a_text_that_the_embedder_does_not_know_gets_no_label_by_meaning():
     kind = read_definitions(None).kinds["industry"]
     assert isinstance(kind, MeaningKind)
-    similar = similarity_classes.similarities(
+    similarity_by_label = similarity_classes.similarities(
         [[0.0, 0.0]], [(label, [1.0, 0.0]) for label in kind.labels]
     )
-    assert similarity_classes.classes_by_similarity("industry", kind, similar, 0.15) == []
+    assert (
+        similarity_classes.classes_by_similarity("industry", kind, similarity_by_label, 0.15) == []
+    )
     assert similarity_classes.similarities([], [("a", [1.0])]) == {"a": 0.0}
 
 
-WRONG = {
+ERRORS_BY_FILE_TEXT = {
     "kinds = [": "is not TOML",
     "": "kinds: Field required",
     '[kinds.a]\nby = "magic"': "kinds.a: 'by' is none of 'rules', 'meaning'",
@@ -140,13 +146,13 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("text", WRONG)
+@pytest.mark.parametrize("text", ERRORS_BY_FILE_TEXT)
 def test_a_bad_file_is_refused_with_the_place_that_is_wrong(tmp_path: Path, text: str):
     path = tmp_path / "mine.toml"
     path.write_text(text)
     with pytest.raises(BadClasses, match=r"mine\.toml") as refused:
         read_definitions(path)
-    assert WRONG[text] in str(refused.value)
+    assert ERRORS_BY_FILE_TEXT[text] in str(refused.value)
     assert "JOBS_CLASSES" in str(refused.value)
 
 

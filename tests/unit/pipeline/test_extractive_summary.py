@@ -50,7 +50,7 @@ def test_a_summary_repeats_no_sentence():
     assert summarize([" ".join([sentence] * 20)]) == sentence
 
 
-def test_title_words_draw_their_sentences_in():
+def test_sentences_with_words_of_the_title_are_preferred():
     fillers = [f"Sentence number {n} talks about gardens and gardens again." for n in range(8)]
     text = " ".join([*fillers, "The volcano near the village has been quiet for years."])
     assert "volcano" in summarize([text], "The volcano")
@@ -70,5 +70,5 @@ def test_a_text_with_little_in_it_is_its_own_summary(text: str):
 
 @pytest.mark.timeout(20)
 def test_a_long_text_is_summarised_in_reasonable_time():
-    long = [article.text for article in ARTICLES] * 60
-    assert summarize(long)
+    pages = [article.text for article in ARTICLES] * 60
+    assert summarize(pages)

@@ -19,12 +19,12 @@ from switchyard.services.pipeline.samples.article_texts import ARTICLES
 TEXTS = ["The tide rises twice a day.", "Die Flut steigt.", "يرتفع ماء البحر", "机器学习"]
 
 
-def cosine(one: str, other: str, dimensions: int = 256) -> float:
-    left, right = HashedEmbedder(dimensions).embed_now([one, other])
+def cosine(text: str, other_text: str, dimensions: int = 256) -> float:
+    left, right = HashedEmbedder(dimensions).embed_now([text, other_text])
     return sum(a * b for a, b in zip(left, right, strict=True))
 
 
-def fingerprint() -> str:
+def compute_fingerprint() -> str:
     rounded = [[round(x, 9) for x in vector] for vector in HashedEmbedder(64).embed_now(TEXTS)]
     return hashlib.sha256(json.dumps(rounded).encode()).hexdigest()
 
@@ -32,19 +32,22 @@ def fingerprint() -> str:
 @pytest.mark.parametrize("seed", ["0", "1"])
 def test_vectors_are_the_same_in_another_process_with_another_hash_seed(seed: str):
     program = (
-        "from tests.unit.pipeline.test_hashed_embedder import fingerprint; print(fingerprint())"
+        "from tests.unit.pipeline.test_hashed_embedder import compute_fingerprint\n"
+        "print(compute_fingerprint())"
     )
     environment = os.environ | {"PYTHONHASHSEED": seed}
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
     )
-    assert done.stdout.strip() == fingerprint()
+    assert process.stdout.strip() == compute_fingerprint()
 
 
-def test_vectors_are_those_of_yesterday():
+def test_vectors_do_not_change():
     """A change here makes every existing index worthless: give the embedder a new name."""
     assert HashedEmbedder(64).name == "hashed-2-64"
-    assert fingerprint() == "e111bd7c8d6cd5fe11aab66d0df23d6887b2fca7c0494cb1abfbc75a674888a6"
+    assert (
+        compute_fingerprint() == "e111bd7c8d6cd5fe11aab66d0df23d6887b2fca7c0494cb1abfbc75a674888a6"
+    )
 
 
 @pytest.mark.parametrize("text", [*TEXTS, "a b c", "3.14", "x" * 10_000])
@@ -55,7 +58,7 @@ def test_vectors_have_length_one(text: str):
 
 
 @pytest.mark.parametrize("text", ["", "  ", "!?…", "the of and"])
-def test_a_text_that_says_nothing_is_near_to_nothing(text: str):
+def test_a_text_without_content_words_gets_zeros(text: str):
     assert not any(HashedEmbedder(32).embed_now([text])[0])
 
 
@@ -84,11 +87,22 @@ def test_texts_on_one_subject_are_nearer_than_others(text: str, near: str, far: 
 
 
 def test_each_article_is_nearest_to_the_other_one_on_its_subject():
-    pairs = {0: {1}, 1: {0, 2, 3}, 2: {1, 3}, 3: {1, 2}, 4: {5}, 5: {4}, 6: {7}, 7: {6}}
-    for one, expected in pairs.items():
-        others = [other for other in range(len(ARTICLES)) if other != one]
-        nearest = max(others, key=lambda other: cosine(ARTICLES[one].text, ARTICLES[other].text))
-        assert nearest in expected, (ARTICLES[one].slug, ARTICLES[nearest].slug)
+    expected_neighbours = {
+        0: {1},
+        1: {0, 2, 3},
+        2: {1, 3},
+        3: {1, 2},
+        4: {5},
+        5: {4},
+        6: {7},
+        7: {6},
+    }
+    for article, expected in expected_neighbours.items():
+        others = [other for other in range(len(ARTICLES)) if other != article]
+        nearest = max(
+            others, key=lambda other: cosine(ARTICLES[article].text, ARTICLES[other].text)
+        )
+        assert nearest in expected, (ARTICLES[article].slug, ARTICLES[nearest].slug)
 
 
 async def test_embedding_without_blocking_gives_the_same():

@@ -1,4 +1,4 @@
-"""Text that can't be read is told from text in any language, and from what is no language."""
+"""Unreadable text is distinguished from text in any language, and from code and numbers."""
 
 from __future__ import annotations
 
@@ -59,18 +59,18 @@ READABLE = {
 
 
 def lines_of(text: str) -> list[Line]:
-    cut = [text[start : start + 60] for start in range(0, len(text), 60)]
-    return [Line(50, 50 + 12 * n, 500, 60 + 12 * n, part, 10) for n, part in enumerate(cut)]
+    pieces = [text[start : start + 60] for start in range(0, len(text), 60)]
+    return [Line(50, 50 + 12 * n, 500, 60 + 12 * n, piece, 10) for n, piece in enumerate(pieces)]
 
 
-def shifted(text: str, by: int) -> str:
+def shift_letters(text: str, by: int) -> str:
     """Return the text that a font without a map gives if its codes are the letters' numbers."""
     return "".join(chr(ord(char) + by) if " " <= char < "\x7f" else char for char in text)
 
 
-def drawn_from(first: int, last: int) -> str:
-    picked = random.Random(3)
-    return "".join(chr(picked.randrange(first, last)) for _ in range(400))
+def pick_characters(first: int, last: int) -> str:
+    rng = random.Random(3)
+    return "".join(chr(rng.randrange(first, last)) for _ in range(400))
 
 
 @pytest.mark.parametrize("name", READABLE)
@@ -97,7 +97,7 @@ GREEK = (
     "και τα πρώτα ψωμιά ήταν για τους ψαράδες, που τους γνώριζε από τον ήχο των βημάτων τους. "
 )
 READABLE |= {"long English": LONG_ENGLISH, "long Russian": LONG_RUSSIAN, "Greek": GREEK} | {
-    "numbers in letters": " ".join(f"0x{at * 2654435761 % 2**32:x}," for at in range(200)),
+    "numbers in letters": " ".join(f"0x{number * 2654435761 % 2**32:x}," for number in range(200)),
     "in capitals": LONG_ENGLISH.upper(),
     "Russian in capitals": LONG_RUSSIAN.upper(),
     "Romanised names": "CHENG HSIEH HUNG CHIA HSIANG SHIH CHANG WEN MEI LING CHUN YING TSAI KUO "
@@ -106,17 +106,17 @@ READABLE |= {"long English": LONG_ENGLISH, "long Russian": LONG_RUSSIAN, "Greek"
 }
 
 
-def enciphered(text: str, alphabet: str) -> str:
+def encipher(text: str, alphabet: str) -> str:
     """Return the text with each letter replaced by another one of the alphabet."""
-    others = list(alphabet)
-    random.Random(11).shuffle(others)
-    key = str.maketrans(alphabet + alphabet.upper(), "".join(others) + "".join(others).upper())
+    shuffled = list(alphabet)
+    random.Random(11).shuffle(shuffled)
+    key = str.maketrans(alphabet + alphabet.upper(), "".join(shuffled) + "".join(shuffled).upper())
     return text.translate(key)
 
 
 UNREADABLE = {
-    "a cipher": enciphered(LONG_ENGLISH, "abcdefghijklmnopqrstuvwxyz"),
-    "a cipher in Cyrillic": enciphered(LONG_RUSSIAN, "абвгдежзийклмнопрстуфхцчшщъыьэюя"),
+    "a cipher": encipher(LONG_ENGLISH, "abcdefghijklmnopqrstuvwxyz"),
+    "a cipher in Cyrillic": encipher(LONG_RUSSIAN, "абвгдежзийклмнопрстуфхцчшщъыьэюя"),
     "KOI8-R taken for windows-1251": LONG_RUSSIAN.encode("koi8-r").decode("cp1251"),
     "windows-1251 taken for KOI8-R": LONG_RUSSIAN.encode("cp1251").decode("koi8-r"),
     "French in UTF-8 taken for windows-1252": "L’été dernier, la gardienne élégante a réparé le "
@@ -125,15 +125,15 @@ UNREADABLE = {
     "replacement characters": "\ufffd" * 60 + ENGLISH[:100],
     "private characters": "".join(chr(0xF000 + ord(char)) for char in ENGLISH),
     "unassigned characters": "\u0378\u0379" * 50,
-    "numbers of letters for codes": shifted(ENGLISH, -29),
-    "the next letter": shifted(ENGLISH, 1),
+    "numbers of letters for codes": shift_letters(ENGLISH, -29),
+    "the next letter": shift_letters(ENGLISH, 1),
     "Cyrillic taken for Latin": RUSSIAN.encode("cp1251").decode("latin-1"),
     "Arabic taken for Latin": ARABIC.encode("cp1256", "ignore").decode("latin-1"),
     "Chinese taken for Latin": CHINESE.encode("gbk").decode("latin-1"),
     "UTF-8 taken for Latin": RUSSIAN.encode().decode("latin-1"),
-    "Chinese characters at random": drawn_from(0x4E00, 0x9FA5),
-    "Korean syllables at random": drawn_from(0xAC00, 0xD7A3),
-    "scripts at random": drawn_from(0x100, 0x1500),
+    "Chinese characters at random": pick_characters(0x4E00, 0x9FA5),
+    "Korean syllables at random": pick_characters(0xAC00, 0xD7A3),
+    "scripts at random": pick_characters(0x100, 0x1500),
 }
 
 
@@ -151,22 +151,22 @@ def test_a_headline_that_covers_much_of_the_text_counts_by_its_area():
     assert is_unreadable([Line(50, 500, 500, 620, "\ufffd" * 4, 110), *small])
 
 
-def test_bullets_of_a_private_font_and_lone_controls_harm_no_page():
+def test_bullets_of_a_private_font_and_lone_controls_make_no_page_unreadable():
     assert not is_unreadable(lines_of(ENGLISH + " \uf0b7" * 5))
     assert mark_controls("a\x00b and c and d") == "a\x00b and c and d"
     assert mark_controls("\x01\x02\x03ab") == "\ufffd\ufffd\ufffdab"
 
 
-def test_nine_of_ten_ciphers_of_a_page_are_recognised():
+def test_most_ciphers_of_a_page_are_recognised():
     alphabet = "abcdefghijklmnopqrstuvwxyz"
-    picked = random.Random(5)
-    count = 0
+    rng = random.Random(5)
+    recognised = 0
     for _ in range(40):
-        key = "".join(picked.sample(alphabet, len(alphabet)))
-        count += is_gibberish(LONG_ENGLISH.lower().translate(str.maketrans(alphabet, key)))
-    assert count >= 34
+        key = "".join(rng.sample(alphabet, len(alphabet)))
+        recognised += is_gibberish(LONG_ENGLISH.lower().translate(str.maketrans(alphabet, key)))
+    assert recognised >= 34
 
 
 def test_too_few_letters_are_no_gibberish():
-    assert not is_gibberish(shifted(ENGLISH[:60], 1))
-    assert is_gibberish(shifted(ENGLISH[:60], 1), min_pairs=20)
+    assert not is_gibberish(shift_letters(ENGLISH[:60], 1))
+    assert is_gibberish(shift_letters(ENGLISH[:60], 1), min_pairs=20)

@@ -32,17 +32,17 @@ WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "the", "tide", "rises", "twice"]
 TEXT = "the tide rises twice"
 
 
-def with_tokenizer(folder: Path, **config: Any) -> Path:
+def write_tokenizer(folder: Path, **config: Any) -> Path:
     tokenizer = Tokenizer(WordLevel({word: number for number, word in enumerate(WORDS)}, "[UNK]"))
     tokenizer.pre_tokenizer = Whitespace()
     tokenizer.add_special_tokens(WORDS[:4])
     tokenizer.post_processor = TemplateProcessing(
         single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
     )
-    tokenizer.enable_padding(length=6)  # as models have it that were made for batches
+    tokenizer.enable_padding(length=6)  # as in models that were exported for batches
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
-    about = {
+    model_config = {
         "model_type": "bert",
         "hidden_size": SIZE,
         "num_attention_heads": HEADS,
@@ -50,13 +50,13 @@ def with_tokenizer(folder: Path, **config: Any) -> Path:
         "max_position_embeddings": 16,
         **config,
     }
-    (folder / "config.json").write_text(json.dumps(about))
+    (folder / "config.json").write_text(json.dumps(model_config))
     return folder
 
 
-def small_bert(folder: Path, *, seed: int = 1, prefix: str = "") -> dict[str, Any]:
+def write_bert(folder: Path, *, seed: int = 1, prefix: str = "") -> dict[str, Any]:
     """Write a BERT with few weights, and return the weights."""
-    chance = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     shapes = {
         "embeddings.word_embeddings.weight": (len(WORDS), SIZE),
         "embeddings.position_embeddings.weight": (16, SIZE),
@@ -76,12 +76,12 @@ def small_bert(folder: Path, *, seed: int = 1, prefix: str = "") -> dict[str, An
     weights: dict[str, Any] = {}
     for name, (rows, columns) in shapes.items():
         if name.endswith(".weight"):
-            weights[name] = chance.normal(size=(rows, columns)).astype(np.float32)
+            weights[name] = rng.normal(size=(rows, columns)).astype(np.float32)
             continue
         shape = (rows, columns) if columns else (rows,)
-        weights[f"{name}.weight"] = chance.normal(size=shape).astype(np.float32)
-        weights[f"{name}.bias"] = chance.normal(size=rows).astype(np.float32)
-    with_tokenizer(folder)
+        weights[f"{name}.weight"] = rng.normal(size=shape).astype(np.float32)
+        weights[f"{name}.bias"] = rng.normal(size=rows).astype(np.float32)
+    write_tokenizer(folder)
     save_file(
         {prefix + name: value for name, value in weights.items()}, folder / "model.safetensors"
     )
@@ -91,14 +91,14 @@ def small_bert(folder: Path, *, seed: int = 1, prefix: str = "") -> dict[str, An
 def vector_by_hand(weights: dict[str, Any], tokens: list[int]) -> list[float]:
     """Compute the vector of a small BERT for these tokens, step by step as in the paper."""
 
-    def mapped(row: list[float], name: str) -> list[float]:
+    def apply_linear(row: list[float], name: str) -> list[float]:
         table, bias = weights[f"{name}.weight"], weights[f"{name}.bias"]
         return [
             sum(float(a) * b for a, b in zip(each, row, strict=True)) + float(c)
             for each, c in zip(table, bias, strict=True)
         ]
 
-    def normed(row: list[float], name: str) -> list[float]:
+    def normalize(row: list[float], name: str) -> list[float]:
         mean = sum(row) / len(row)
         spread = math.sqrt(sum((x - mean) ** 2 for x in row) / len(row) + 1e-12)
         table, bias = weights[f"{name}.weight"], weights[f"{name}.bias"]
@@ -107,57 +107,66 @@ def vector_by_hand(weights: dict[str, Any], tokens: list[int]) -> list[float]:
             for x, a, b in zip(row, table, bias, strict=True)
         ]
 
-    def added(one: list[float], other: list[float]) -> list[float]:
-        return [a + b for a, b in zip(one, other, strict=True)]
+    def add(left: list[float], right: list[float]) -> list[float]:
+        return [a + b for a, b in zip(left, right, strict=True)]
 
     tables = [
         weights[f"embeddings.{name}_embeddings.weight"].astype(float).tolist()
         for name in ("word", "position", "token_type")
     ]
     rows = [
-        normed(
-            added(added(tables[0][token], tables[1][index]), tables[2][0]), "embeddings.LayerNorm"
+        normalize(
+            add(add(tables[0][token], tables[1][index]), tables[2][0]), "embeddings.LayerNorm"
         )
         for index, token in enumerate(tokens)
     ]
-    part = SIZE // HEADS
+    head_size = SIZE // HEADS
     for number in range(LAYERS):
         layer = f"encoder.layer.{number}"
         query, key, value = (
-            [mapped(row, f"{layer}.attention.self.{name}") for row in rows]
+            [apply_linear(row, f"{layer}.attention.self.{name}") for row in rows]
             for name in ("query", "key", "value")
         )
-        following = []
+        next_rows = []
         for index, row in enumerate(rows):
-            seen: list[float] = []
+            attended: list[float] = []
             for head in range(HEADS):
-                of = slice(head * part, (head + 1) * part)
+                head_columns = slice(head * head_size, (head + 1) * head_size)
                 shares = [
                     math.exp(
-                        sum(a * b for a, b in zip(query[index][of], each[of], strict=True))
-                        / math.sqrt(part)
+                        sum(
+                            a * b
+                            for a, b in zip(
+                                query[index][head_columns], each[head_columns], strict=True
+                            )
+                        )
+                        / math.sqrt(head_size)
                     )
                     for each in key
                 ]
-                seen += [
-                    sum(share * each[of][place] for share, each in zip(shares, value, strict=True))
+                attended += [
+                    sum(
+                        share * each[head_columns][column]
+                        for share, each in zip(shares, value, strict=True)
+                    )
                     / sum(shares)
-                    for place in range(part)
+                    for column in range(head_size)
                 ]
-            row = normed(
-                added(row, mapped(seen, f"{layer}.attention.output.dense")),
+            row = normalize(
+                add(row, apply_linear(attended, f"{layer}.attention.output.dense")),
                 f"{layer}.attention.output.LayerNorm",
             )
             inner = [
                 x / 2 * (1 + math.erf(x / math.sqrt(2)))
-                for x in mapped(row, f"{layer}.intermediate.dense")
+                for x in apply_linear(row, f"{layer}.intermediate.dense")
             ]
-            following.append(
-                normed(
-                    added(row, mapped(inner, f"{layer}.output.dense")), f"{layer}.output.LayerNorm"
+            next_rows.append(
+                normalize(
+                    add(row, apply_linear(inner, f"{layer}.output.dense")),
+                    f"{layer}.output.LayerNorm",
                 )
             )
-        rows = following
+        rows = next_rows
     mean = [sum(column) / len(rows) for column in zip(*rows, strict=True)]
     length = math.sqrt(sum(x * x for x in mean))
     return [x / length for x in mean]
@@ -165,49 +174,49 @@ def vector_by_hand(weights: dict[str, Any], tokens: list[int]) -> list[float]:
 
 @pytest.mark.parametrize("prefix", ["", "bert."])
 def test_a_bert_in_a_folder_makes_the_vectors_of_the_paper(tmp_path: Path, prefix: str) -> None:
-    weights = small_bert(tmp_path, prefix=prefix)
+    weights = write_bert(tmp_path, prefix=prefix)
     (vector,) = LocalModelEmbedder(tmp_path, SIZE).embed_now([TEXT])
     assert vector == pytest.approx(vector_by_hand(weights, [2, 4, 5, 6, 7, 3]), abs=1e-5)
 
 
 def test_a_text_that_is_longer_than_the_model_takes_is_cut(tmp_path: Path) -> None:
-    weights = small_bert(tmp_path)
+    weights = write_bert(tmp_path)
     (vector,) = LocalModelEmbedder(tmp_path, SIZE).embed_now(["tide " * 5_000])
     assert vector == pytest.approx(vector_by_hand(weights, [2, *[5] * 14, 3]), abs=1e-5)
 
 
-def test_a_text_of_unknown_words_is_near_to_nothing(tmp_path: Path) -> None:
-    small_bert(tmp_path)
+def test_a_text_of_unknown_words_gets_zeros(tmp_path: Path) -> None:
+    write_bert(tmp_path)
     assert LocalModelEmbedder(tmp_path, SIZE).embed_now(["", "xyzzy"]) == [[0.0] * SIZE] * 2
 
 
 async def test_models_have_names_of_their_own_by_their_weights(tmp_path: Path) -> None:
-    small_bert(tmp_path / "one")
-    small_bert(tmp_path / "copy")
-    small_bert(tmp_path / "other", seed=2)
+    write_bert(tmp_path / "original")
+    write_bert(tmp_path / "copy")
+    write_bert(tmp_path / "other", seed=2)
     settings = [
         Settings(embed_offline=str(tmp_path / name), embed_dimensions=SIZE)
-        for name in ("one", "copy", "other")
+        for name in ("original", "copy", "other")
     ]
-    one, copy, other = map(embedder_for, settings)
-    assert one.name == copy.name != other.name
-    assert is_offline(one.name)
-    assert len((await one.embed([TEXT]))[0]) == one.dimensions
-    assert embedder_named(settings[1], one.name, SIZE) is not None
-    assert embedder_named(settings[2], one.name, SIZE) is None
-    assert "JOBS_EMBED_OFFLINE to its model's folder" in recovery_hint(one.name, SIZE)
+    original, copy, other = map(embedder_for, settings)
+    assert original.name == copy.name != other.name
+    assert is_offline(original.name)
+    assert len((await original.embed([TEXT]))[0]) == original.dimensions
+    assert embedder_named(settings[1], original.name, SIZE) is not None
+    assert embedder_named(settings[2], original.name, SIZE) is None
+    assert "JOBS_EMBED_OFFLINE to its model's folder" in recovery_hint(original.name, SIZE)
 
 
 def test_the_error_for_an_unusable_model_says_what_to_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    small_bert(tmp_path / "whole")
-    with_tokenizer(tmp_path / "empty")
-    small_bert(tmp_path / "other")
-    with_tokenizer(tmp_path / "other", model_type="roberta")
-    small_bert(tmp_path / "deeper")
-    with_tokenizer(tmp_path / "deeper", num_hidden_layers=3)
-    small_bert(tmp_path / "cut")
+    write_bert(tmp_path / "whole")
+    write_tokenizer(tmp_path / "empty")
+    write_bert(tmp_path / "other")
+    write_tokenizer(tmp_path / "other", model_type="roberta")
+    write_bert(tmp_path / "deeper")
+    write_tokenizer(tmp_path / "deeper", num_hidden_layers=3)
+    write_bert(tmp_path / "cut")
     (tmp_path / "cut/model.safetensors").write_bytes(b"cut off")
     for name, dimensions, message in (
         ("whole", 256, f"have {SIZE} numbers, JOBS_EMBED_DIMENSIONS is 256: set it to {SIZE}"),
@@ -225,38 +234,54 @@ def test_the_error_for_an_unusable_model_says_what_to_change(
         embedder_for(Settings(embed_offline="minilm", embed_dimensions=384))
 
 
-def _field(number: int, value: int | bytes) -> bytes:
+def _encode(number: int, value: int | bytes) -> bytes:
     """Encode a field of a protocol buffer."""
 
-    def varint(rest: int) -> bytes:
-        return bytes([rest]) if rest < 128 else bytes([rest & 127 | 128]) + varint(rest >> 7)
+    def varint(remaining: int) -> bytes:
+        return (
+            bytes([remaining])
+            if remaining < 128
+            else bytes([remaining & 127 | 128]) + varint(remaining >> 7)
+        )
 
     if isinstance(value, int):
         return varint(number << 3) + varint(value)
     return varint(number << 3 | 2) + varint(len(value)) + value
 
 
-def small_onnx(table: Any) -> bytes:
+def make_onnx(table: Any) -> bytes:
     """Make a model in ONNX that returns the row of a table for each token."""
 
-    def tensor(name: bytes, kind: int, dims: int) -> bytes:
-        shape = _field(2, b"".join(_field(1, _field(2, b"d%d" % number)) for number in range(dims)))
-        return _field(1, name) + _field(2, _field(1, _field(1, kind) + shape))
+    def encode_tensor(name: bytes, kind: int, dims: int) -> bytes:
+        shape = _encode(
+            2,
+            b"".join(_encode(1, _encode(2, b"d%d" % number)) for number in range(dims)),
+        )
+        return _encode(1, name) + _encode(2, _encode(1, _encode(1, kind) + shape))
 
     rows, columns = table.shape
-    stored = _field(1, rows) + _field(1, columns) + _field(2, 1) + _field(8, b"table")
-    node = _field(1, b"table") + _field(1, b"input_ids") + _field(2, b"rows") + _field(4, b"Gather")
-    graph = _field(1, node) + _field(2, b"g") + _field(5, stored + _field(9, table.tobytes()))
-    graph += _field(11, tensor(b"input_ids", 7, 2)) + _field(12, tensor(b"rows", 1, 3))
-    return _field(1, 8) + _field(7, graph) + _field(8, _field(1, b"") + _field(2, 13))
+    initializer = _encode(1, rows) + _encode(1, columns) + _encode(2, 1) + _encode(8, b"table")
+    node = (
+        _encode(1, b"table")
+        + _encode(1, b"input_ids")
+        + _encode(2, b"rows")
+        + _encode(4, b"Gather")
+    )
+    graph = (
+        _encode(1, node) + _encode(2, b"g") + _encode(5, initializer + _encode(9, table.tobytes()))
+    )
+    graph += _encode(11, encode_tensor(b"input_ids", 7, 2)) + _encode(
+        12, encode_tensor(b"rows", 1, 3)
+    )
+    return _encode(1, 8) + _encode(7, graph) + _encode(8, _encode(1, b"") + _encode(2, 13))
 
 
 @pytest.mark.parametrize("first_token", [False, True])
 def test_a_model_in_onnx_is_run(tmp_path: Path, first_token: bool) -> None:
     table = np.random.default_rng(1).normal(size=(len(WORDS), SIZE)).astype(np.float32)
-    with_tokenizer(tmp_path, model_type="roberta")
+    write_tokenizer(tmp_path, model_type="roberta")
     (tmp_path / "onnx").mkdir()
-    (tmp_path / "onnx/model.onnx").write_bytes(small_onnx(table))
+    (tmp_path / "onnx/model.onnx").write_bytes(make_onnx(table))
     (tmp_path / "1_Pooling").mkdir()
     pooling = json.dumps({"pooling_mode_cls_token": first_token})
     (tmp_path / "1_Pooling/config.json").write_text(pooling)
@@ -272,8 +297,8 @@ def test_a_gpu_comes_first_where_there_is_one() -> None:
         "CUDAExecutionProvider",
         "CPUExecutionProvider",
     ]
-    both = ["CUDAExecutionProvider", "CPUExecutionProvider"]
-    assert gpu_first(["TensorrtExecutionProvider", *both]) == both
+    cuda_and_cpu = ["CUDAExecutionProvider", "CPUExecutionProvider"]
+    assert gpu_first(["TensorrtExecutionProvider", *cuda_and_cpu]) == cuda_and_cpu
     assert gpu_first(["CPUExecutionProvider"]) == ["CPUExecutionProvider"]
 
 

@@ -9,13 +9,14 @@ import pytest
 
 from switchyard.services.engine.jobs.registry import InvalidPayload, Registry
 
-HEAVY = (
+HEAVY_LIBRARIES = (
     *("PIL", "cv2", "lancedb", "numpy", "obstore", "onnxruntime", "openai", "pyarrow"),
     *("pycrfsuite", "pymupdf", "rapidocr", "sqlalchemy", "tenacity"),
 )
 
 
-def test_stages_run_on_the_workers_and_in_the_lanes_of_requirement_t3():
+def test_stages_declare_their_worker_kind_lanes_and_isolation():
+    """As requirement T3 assigns them."""
     registry = Registry.load()
     declared = {
         job_type.name: (job_type.worker, job_type.lanes, job_type.isolation)
@@ -45,12 +46,12 @@ def test_importing_the_job_types_loads_nothing_heavy():
     program = (
         "import sys; "
         "from switchyard.services.engine.jobs.registry import Registry; Registry.load();"
-        f"print([name for name in {HEAVY} if name in sys.modules])"
+        f"print([name for name in {HEAVY_LIBRARIES} if name in sys.modules])"
     )
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
-    assert done.stdout.strip() == "[]"
+    assert process.stdout.strip() == "[]"
 
 
 @pytest.mark.parametrize(

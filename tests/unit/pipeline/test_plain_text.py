@@ -119,11 +119,11 @@ def test_chinese_words_are_pairs_of_characters():
         ("que sea la mar", ["mar"]),
     ],
 )
-def test_content_words_leave_out_what_every_text_has(text: str, expected: list[str]):
+def test_content_words_leave_out_the_words_that_every_text_has(text: str, expected: list[str]):
     assert content_words(text) == expected
 
 
-def test_a_word_of_two_languages_is_looked_for_in_a_question_that_tells_of_neither():
+def test_a_word_of_two_languages_is_searched_for_in_a_question_of_unknown_language():
     assert language_of("sea levels") is None
     assert full_text_query("sea level") == "sea se level"
     assert [word[0] for word in query_words("the war at sea", 10, None)] == ["war", "sea"]
@@ -145,7 +145,7 @@ def test_a_text_has_the_same_words_however_many_different_characters_it_is_made_
     characters = map(chr, range(sys.maxunicode))
     folded = [char for char in characters if not unicodedata.is_normalized("NFKD", char)]
     texts = ["".join(folded[start::600]) for start in range(600)]
-    by_the_text = [(normalised(text), words(text)) for text in texts]
+    expected = [(normalised(text), words(text)) for text in texts]
     monkeypatch.setattr(plain_text, "_MAX_REPLACEMENTS", 0)
-    assert [(normalised(text), words(text)) for text in texts] == by_the_text
+    assert [(normalised(text), words(text)) for text in texts] == expected
     assert {len(text) > 20 for text in texts} == {True}

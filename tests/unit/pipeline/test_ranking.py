@@ -1,4 +1,4 @@
-"""The order of a hybrid search: by similarity, by words as far as they tell, by the best ones."""
+"""The order of a hybrid search: by similarity, by words, and by likeness to the best hits."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ FORMS = {form for word in TERMS for form in word}
 WEIGHT = 0.6
 
 
-class Likenesses:
-    """An index that knows how similar its chunks are to the best ones, and records what it was
-    asked for."""
+class SimilarityIndex:
+    """An index that knows how similar its chunks are to the best ones, and records which best ones
+    it was asked about."""
 
     def __init__(self, similarities: dict[Key, float]) -> None:
         self.similarities = similarities
@@ -35,11 +35,11 @@ class Likenesses:
         return {key: self.similarities[key] for key in keys if key in self.similarities}
 
 
-async def ranked(index: Likenesses, *candidates: ChunkCandidate) -> list[tuple[Key, float]]:
+async def rank(index: SimilarityIndex, *candidates: ChunkCandidate) -> list[tuple[Key, float]]:
     return list(await _rank(cast("ChunkIndex", index), candidates, TERMS, WEIGHT))
 
 
-def test_best_come_first_by_the_weighted_sum_and_equal_ones_by_their_keys():
+def test_chunks_are_ordered_by_the_weighted_sum_and_equal_ones_by_their_keys():
     candidates = [
         ChunkCandidate("b", 0.5, 3.0),
         ChunkCandidate("a", 0.5, 3.0),
@@ -68,7 +68,7 @@ def test_words_count_by_how_many_of_them_the_best_chunk_has(text: str, trust: fl
     assert _trust([ChunkCandidate("near", 0.9)], TERMS) == 0.0
 
 
-def test_all_words_of_a_long_question_count_as_they_do_by_themselves():
+def test_words_of_a_long_question_are_trusted_where_the_best_chunk_has_most_of_them():
     terms = [(f"word{number}",) for number in range(12)]
     words_in_text = " ".join(f"word{number}" for number in range(8))
     candidates = [
@@ -85,22 +85,22 @@ def test_all_words_of_a_long_question_count_as_they_do_by_themselves():
 
 async def test_likeness_to_the_best_hits_decides_between_equally_near_chunks():
     best = [ChunkCandidate(f"best-{n}", 0.8, 9.0, "red green blue unbroken") for n in range(5)]
-    index = Likenesses({each.key: 0.9 for each in best} | {"alike": 0.8, "else": -0.3})
-    order = await ranked(index, ChunkCandidate("else", 0.5), ChunkCandidate("alike", 0.5), *best)
+    index = SimilarityIndex({each.key: 0.9 for each in best} | {"alike": 0.8, "else": -0.3})
+    ranking = await rank(index, ChunkCandidate("else", 0.5), ChunkCandidate("alike", 0.5), *best)
     assert index.best == [each.key for each in best]
-    assert [key for key, _ in order] == [*index.best, "alike", "else"]
-    scores = dict(order)
+    assert [key for key, _ in ranking] == [*index.best, "alike", "else"]
+    scores = dict(ranking)
     assert scores["alike"] == pytest.approx(0.6 * (0.5 + 0.8) / 2)
     assert scores["else"] == pytest.approx(0.6 * 0.5 / 2)
 
 
-async def test_where_words_tell_little_the_best_ones_are_not_followed():
-    index = Likenesses({})
-    order = await ranked(index, ChunkCandidate("a", 0.4), ChunkCandidate("b", 0.5))
-    assert [key for key, _ in order] == ["b", "a"]
+async def test_without_trusted_words_likeness_to_the_best_hits_does_not_count():
+    index = SimilarityIndex({})
+    ranking = await rank(index, ChunkCandidate("a", 0.4), ChunkCandidate("b", 0.5))
+    assert [key for key, _ in ranking] == ["b", "a"]
     assert index.best == []
-    nowhere = await ranked(index, ChunkCandidate("a", 0.0, 3.0, "red green blue unbroken"))
-    assert dict(nowhere) == {"a": pytest.approx(0.4)}
+    dissimilar = await rank(index, ChunkCandidate("a", 0.0, 3.0, "red green blue unbroken"))
+    assert dict(dissimilar) == {"a": pytest.approx(0.4)}
     assert index.best == []
 
 
@@ -111,8 +111,8 @@ def test_a_dissimilar_chunk_is_a_hit_only_if_it_has_the_words():
         ChunkCandidate("c", -0.5),
         ChunkCandidate("d", 0.0),
     ]
-    worded = [ChunkCandidate("e", -0.5, 2.0), ChunkCandidate("f", 0.1, 2.0)]
-    assert [each.key for each in _filter_fitting([*near, *worded], 0.2)] == ["a", "e", "f"]
+    with_words = [ChunkCandidate("e", -0.5, 2.0), ChunkCandidate("f", 0.1, 2.0)]
+    assert [each.key for each in _filter_fitting([*near, *with_words], 0.2)] == ["a", "e", "f"]
     assert [each.key for each in _filter_fitting(near, -1.0)] == ["a", "b"]
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from switchyard.services.pipeline.text.bidi import Glyph, text_in_order
 
-LINES = {
+SEEN_BY_READ = {
     "שלום עולם (2021) Python 3.11 סוף": "ףוס Python 3.11 (2021) םלוע םולש",
     "وزارة الداخلية": "ةيلخادلا ةرازو",
     "السلام عليكم في 31 مارس 2021": "2021 سرام 31 يف مكيلع مالسلا",
@@ -19,17 +19,17 @@ LINES = {
     "ראה https://a.org/b?c=1 כאן": "ןאכ https://a.org/b?c=1 האר",
     "The word שלום עולם means peace": "The word םלוע םולש means peace",
 }
-"""As they are read, and as they are seen from left to right."""
+"""Lines as they are read, each with its letters as they are seen from left to right."""
 
 
-def placed(seen: str) -> list[Glyph]:
+def place_glyphs(seen: str) -> list[Glyph]:
     return [Glyph(char, 10.0 * index, 10.0 * index + 10) for index, char in enumerate(seen)]
 
 
-@pytest.mark.parametrize("read", LINES)
+@pytest.mark.parametrize("read", SEEN_BY_READ)
 @pytest.mark.parametrize("order", ["from left", "from right", "at random"])
 def test_a_line_is_read_whichever_way_the_file_has_its_glyphs(read: str, order: str):
-    glyphs = placed(LINES[read])
+    glyphs = place_glyphs(SEEN_BY_READ[read])
     if order == "from right":
         glyphs.reverse()
     elif order == "at random":
@@ -39,14 +39,14 @@ def test_a_line_is_read_whichever_way_the_file_has_its_glyphs(read: str, order: 
 
 @pytest.mark.parametrize("read", ["وزارة الداخلية", "שלום עולם של מים"])
 def test_a_line_that_is_shown_as_in_a_mirror_is_read(read: str):
-    assert text_in_order(placed(read), 10) == read
+    assert text_in_order(place_glyphs(read), 10) == read
 
 
 def test_the_letters_of_a_ligature_keep_their_order():
-    seen = [Glyph("م", 0, 10), Glyph("لا", 10, 20), Glyph("س", 20, 30)]
-    assert text_in_order(seen, 10) == "سلام"
+    glyphs = [Glyph("م", 0, 10), Glyph("لا", 10, 20), Glyph("س", 20, 30)]
+    assert text_in_order(glyphs, 10) == "سلام"
 
 
 def test_marks_stay_with_their_letters_and_wide_spaces_are_blanks():
-    seen = [Glyph("ב", 0, 10), Glyph("א", 16, 26), Glyph("\u05b8", 20, 20)]
-    assert text_in_order(seen, 10) == "א\u05b8 ב"
+    glyphs = [Glyph("ב", 0, 10), Glyph("א", 16, 26), Glyph("\u05b8", 20, 20)]
+    assert text_in_order(glyphs, 10) == "א\u05b8 ב"

@@ -13,15 +13,16 @@ from switchyard.services.pipeline.text.plain_text import unwrap
 BODY = "A text of its own on every page, and long enough to be one."
 
 
-def page(*placed: tuple[float, str]) -> PageLines:
-    """Return a page with its body in the middle, and each text at that height."""
+def make_page(*texts_at_heights: tuple[float, str]) -> PageLines:
+    """Return a page with its body in the middle, and each text at its height."""
     lines = [
-        Line(50, y, 50 + 5 * len(text), y + 10, text, 10) for y, text in [*placed, (400, BODY)]
+        Line(50, y, 50 + 5 * len(text), y + 10, text, 10)
+        for y, text in [*texts_at_heights, (400, BODY)]
     ]
     return PageLines(595, 842, lines)
 
 
-def texts(pages: Sequence[PageLines]) -> list[str]:
+def read_pages(pages: Sequence[PageLines]) -> list[str]:
     return [" ".join(text.split()) for text in compose(pages)]
 
 
@@ -29,8 +30,8 @@ def texts(pages: Sequence[PageLines]) -> list[str]:
 @pytest.mark.parametrize("pages", [1, 2, 5])
 def test_a_number_that_stands_on_one_page_alone_is_content(number: str, pages: int):
     for height in (40, 800, 600, 300):
-        others = [page() for _ in range(pages - 1)]
-        (read, *rest) = texts([page((height, number)), *others])
+        others = [make_page() for _ in range(pages - 1)]
+        (read, *rest) = read_pages([make_page((height, number)), *others])
         assert number in read
         assert rest == [BODY] * (pages - 1)
 
@@ -38,14 +39,14 @@ def test_a_number_that_stands_on_one_page_alone_is_content(number: str, pages: i
 @pytest.mark.parametrize("height", [40, 800, 600])
 def test_amounts_at_the_same_place_of_every_page_are_content(height: float):
     amounts = ["1500", "2200", "90", "4100"]
-    read = texts([page((height, amount)) for amount in amounts])
+    read = read_pages([make_page((height, amount)) for amount in amounts])
     assert all(amount in text for amount, text in zip(amounts, read, strict=True))
-    read = texts([page((height, f"Total {amount}")) for amount in amounts])
+    read = read_pages([make_page((height, f"Total {amount}")) for amount in amounts])
     assert all(amount in text for amount, text in zip(amounts, read, strict=True))
 
 
 @pytest.mark.parametrize(
-    "rows",
+    "edge_lines",
     [
         ["7", "8", "9", "10"],
         ["i", "ii", "iii", "iv", "v"],
@@ -56,25 +57,30 @@ def test_amounts_at_the_same_place_of_every_page_are_content(height: float):
         ["Annals, 12 May 2021"] * 3,
     ],
 )
-def test_what_repeats_or_counts_the_pages_is_left_out(rows: list[str]):
-    assert texts([page((800, row)) for row in rows]) == [BODY] * len(rows)
+def test_what_repeats_or_counts_the_pages_is_left_out(edge_lines: list[str]):
+    assert read_pages([make_page((800, edge_line)) for edge_line in edge_lines]) == [BODY] * len(
+        edge_lines
+    )
 
 
 def test_page_numbers_below_texts_of_different_heights_are_left_out():
     heights = [450, 500, 700, 610]
-    pages = [page((height, str(number))) for number, height in enumerate(heights, 21)]
-    assert texts(pages) == [BODY] * 4
+    pages = [make_page((height, str(number))) for number, height in enumerate(heights, 21)]
+    assert read_pages(pages) == [BODY] * 4
 
 
 def test_a_number_of_thousands_of_digits_is_content():
     digits = "9" * 5_000
-    assert all(digits[:-1] in text for text in texts([page((800, digits + str(n))) for n in "135"]))
+    assert all(
+        digits[:-1] in text
+        for text in read_pages([make_page((800, digits + str(n))) for n in "135"])
+    )
 
 
-@pytest.mark.parametrize("place", [(50, 60, 50, 60), (50, 60, 40, 50), (0, 0, 0, 0)])
-def test_a_line_whose_letters_have_no_size_is_read(place: tuple[float, float, float, float]):
-    flat = Line(*place, "1500", 0.0)
-    (read,) = texts([PageLines(595, 842, [flat, *page().lines])])
+@pytest.mark.parametrize("corners", [(50, 60, 50, 60), (50, 60, 40, 50), (0, 0, 0, 0)])
+def test_a_line_whose_letters_have_no_size_is_read(corners: tuple[float, float, float, float]):
+    flat = Line(*corners, "1500", 0.0)
+    (read,) = read_pages([PageLines(595, 842, [flat, *make_page().lines])])
     assert sorted(read.split()) == sorted(f"1500 {BODY}".split())
 
 

@@ -17,24 +17,24 @@ from switchyard.services.pipeline.text.plain_text import words
 
 @pytest.mark.parametrize("number", range(len(ARTICLES)))
 def test_a_sample_says_what_its_article_says(number: int):
-    one_sample = sample(number)
-    read = read_pdf(one_sample.content)
-    assert read.title == one_sample.title == ARTICLES[number].title
-    words_read = {word for page in read.pages for word in words(page.text)}
+    article_sample = sample(number)
+    document = read_pdf(article_sample.content)
+    assert document.title == article_sample.title == ARTICLES[number].title
+    words_read = {word for page in document.pages for word in words(page.text)}
     assert set(words(ARTICLES[number].text)) <= words_read
-    assert len(read.pages) == 2
+    assert len(document.pages) == 2
 
 
 def test_samples_have_the_same_bytes_in_every_run():
     program = (
         "from switchyard.services.pipeline.samples.articles import samples\n"
         "from switchyard.services.common.files.storage_keys import content_hash\n"
-        "print([content_hash(made.content) for made in samples()])"
+        "print([content_hash(each.content) for each in samples()])"
     )
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
-    assert done.stdout.strip() == str([content_hash(each.content) for each in samples()])
+    assert process.stdout.strip() == str([content_hash(each.content) for each in samples()])
 
 
 def test_any_number_of_different_samples_can_be_made():

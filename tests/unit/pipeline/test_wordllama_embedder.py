@@ -13,12 +13,12 @@ from switchyard.services.pipeline.index.embedder import embedder_for
 from switchyard.services.pipeline.index.wordllama import WordllamaEmbedder
 
 TEXT = "The tide rises twice a day."
-FIRST = [0.037603, -0.006186, 0.046789, 0.055322]
-LAST = [-0.05114, 0.067953]
+FIRST_NUMBERS = [0.037603, -0.006186, 0.046789, 0.055322]
+LAST_NUMBERS = [-0.05114, 0.067953]
 
 
-def cosine(one: str, other: str) -> float:
-    left, right = WordllamaEmbedder().embed_now([one, other])
+def cosine(text: str, other_text: str) -> float:
+    left, right = WordllamaEmbedder().embed_now([text, other_text])
     return sum(a * b for a, b in zip(left, right, strict=True))
 
 
@@ -26,8 +26,8 @@ def test_vectors_do_not_change():
     """A change here makes every existing index worthless: give the embedder a new name."""
     assert WordllamaEmbedder(256).name == "wordllama-1-256"
     vector = WordllamaEmbedder(256).embed_now([TEXT])[0]
-    assert vector[:4] == pytest.approx(FIRST, abs=1e-5)
-    assert vector[-2:] == pytest.approx(LAST, abs=1e-5)
+    assert vector[:4] == pytest.approx(FIRST_NUMBERS, abs=1e-5)
+    assert vector[-2:] == pytest.approx(LAST_NUMBERS, abs=1e-5)
 
 
 def test_texts_of_one_meaning_are_near_without_a_word_in_common():
@@ -74,12 +74,12 @@ def test_the_error_for_too_many_dimensions_names_the_settings():
 def test_the_error_names_a_missing_package(monkeypatch: pytest.MonkeyPatch):
     module = "switchyard.services.pipeline.index.wordllama"
     monkeypatch.setattr(f"{module}.find_spec", lambda name: None)
-    monkeypatch.setattr(f"{module}._load_model", _fresh_model())
+    monkeypatch.setattr(f"{module}._load_model", _uncached_loader())
     with pytest.raises(PermanentError, match="JOBS_EMBED_OFFLINE=hashed"):
         WordllamaEmbedder().embed_now([TEXT])
 
 
-def _fresh_model():
+def _uncached_loader():
     from switchyard.services.pipeline.index import wordllama
 
     return wordllama._load_model.__wrapped__

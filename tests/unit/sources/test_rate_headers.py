@@ -9,8 +9,8 @@ import pytest
 from switchyard.services.pipeline.sources.rate_headers import demanded_pause, pause_when_used_up
 
 NOW = 1_767_600_000.0
-AHEAD = formatdate(NOW + 500, usegmt=True)
-"""A server whose clock is ahead of ours."""
+DATE_AHEAD = formatdate(NOW + 500, usegmt=True)
+"""The Date header of a server whose clock is 500 seconds ahead of ours."""
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ AHEAD = formatdate(NOW + 500, usegmt=True)
             {
                 "x-ratelimit-remaining": "0",
                 "x-ratelimit-reset": f"{NOW + 509:.0f}",
-                "date": AHEAD,
+                "date": DATE_AHEAD,
             },
             10,
         ),

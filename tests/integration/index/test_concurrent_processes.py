@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.chunk_tables import opened, put
+from tests.support.chunk_tables import open_table, put_chunks
 
 SPAWN = multiprocessing.get_context("spawn")
 WRITERS_AND_ROUNDS = pytest.mark.parametrize(
     ("writers", "rounds"), [(2, 6), pytest.param(4, 12, marks=pytest.mark.long)]
 )
-Target = Callable[[str, int, int, Barrier], None]
+Task = Callable[[str, int, int, Barrier], None]
 
 
 class Writers:
@@ -30,20 +30,20 @@ class Writers:
     def __init__(self, number: int) -> None:
         self._barrier = SPAWN.Barrier(number)  # freed with its last reference in this process
         pipes = [SPAWN.Pipe() for _ in range(number)]
-        self._ours = [ours for ours, _ in pipes]
+        self._pipes = [our_end for our_end, _ in pipes]
         self._processes = [
-            SPAWN.Process(target=run_targets, args=(theirs, writer, self._barrier), daemon=True)
-            for writer, (_, theirs) in enumerate(pipes)
+            SPAWN.Process(target=run_tasks, args=(child_end, writer, self._barrier), daemon=True)
+            for writer, (_, child_end) in enumerate(pipes)
         ]
         for process in self._processes:
             process.start()
-        for _, theirs in pipes:
-            theirs.close()  # so that the end of a process is seen here
+        for _, child_end in pipes:
+            child_end.close()  # so that the end of a process is seen here
 
-    def run(self, target: Target, url: str, count: int) -> None:
-        for each in self._ours:
-            each.send((target, url, count))
-        for each in self._ours:
+    def run(self, task: Task, url: str, count: int) -> None:
+        for each in self._pipes:
+            each.send((task, url, count))
+        for each in self._pipes:
             assert each.poll(90), "it hangs"
             assert each.recv() is None
 
@@ -53,67 +53,67 @@ class Writers:
             process.join()
 
 
-def run_targets(pipe: Connection, writer: int, barrier: Barrier) -> None:
+def run_tasks(pipe: Connection, writer: int, barrier: Barrier) -> None:
     while True:
-        target, url, count = pipe.recv()
+        task, url, count = pipe.recv()
         try:
-            target(url, writer, count, barrier)
+            task(url, writer, count, barrier)
             pipe.send(None)
         except Exception:
             pipe.send(traceback.format_exc())
 
 
 @pytest.fixture(scope="module")
-def writers_of() -> Iterator[Callable[[int], Writers]]:
-    """Start this number of processes, which the tests of this module share."""
+def start_writers() -> Iterator[Callable[[int], Writers]]:
+    """Return a function that starts a number of processes, which the tests of this module share."""
     with ExitStack() as stack:
         yield cache(lambda number: stack.enter_context(closing(Writers(number))))
 
 
-def write(url: str, writer: int, count: int, barrier: Barrier) -> None:
-    async def rounds() -> None:
-        async with opened(url) as index:
+def write_documents(url: str, writer: int, count: int, barrier: Barrier) -> None:
+    async def write_rounds() -> None:
+        async with open_table(url) as index:
             for n in range(count):
                 barrier.wait(60)  # the same new document, at the same moment
-                await put(index, f"shared-{n}", 4)
-                await put(index, f"own-{writer}-{n}", 3)
+                await put_chunks(index, f"shared-{n}", 4)
+                await put_chunks(index, f"own-{writer}-{n}", 3)
 
-    asyncio.run(rounds())
+    asyncio.run(write_rounds())
 
 
-def create(url: str, writer: int, count: int, barrier: Barrier) -> None:
-    async def write(table: str) -> None:
-        async with opened(url, table=table) as index:
-            await put(index, f"doc-{writer}", 2)
+def create_tables(url: str, writer: int, count: int, barrier: Barrier) -> None:
+    async def write_document(table: str) -> None:
+        async with open_table(url, table=table) as index:
+            await put_chunks(index, f"doc-{writer}", 2)
 
     if not url.startswith("postgres"):  # all are at the barrier with everything loaded
         import lancedb  # noqa: F401
 
     for n in range(count):
         barrier.wait(60)
-        asyncio.run(write(f"made_{n}"))
+        asyncio.run(write_document(f"made_{n}"))
 
 
 @WRITERS_AND_ROUNDS
 async def test_processes_that_write_at_the_same_time_lose_and_double_nothing(
-    url: str, writers_of: Callable[[int], Writers], writers: int, rounds: int
+    url: str, start_writers: Callable[[int], Writers], writers: int, rounds: int
 ):
-    async with opened(url) as index:
-        await put(index, "first", 1)
-        await index.compact()  # with indexes, upserts find existing rows in another way
-    await asyncio.to_thread(writers_of(writers).run, write, url, rounds)
-    async with opened(url) as index:
+    async with open_table(url) as index:
+        await put_chunks(index, "first", 1)
+        await index.compact()  # once there are indexes, upserts find existing rows by them
+    await asyncio.to_thread(start_writers(writers).run, write_documents, url, rounds)
+    async with open_table(url) as index:
         assert [await index.count(f"shared-{n}") for n in range(rounds)] == [4] * rounds
         assert await index.count() == 1 + rounds * (4 + writers * 3)
 
 
 @WRITERS_AND_ROUNDS
 async def test_processes_that_make_the_index_at_the_same_time_lose_nothing(
-    url: str, writers_of: Callable[[int], Writers], writers: int, rounds: int
+    url: str, start_writers: Callable[[int], Writers], writers: int, rounds: int
 ):
-    await asyncio.to_thread(writers_of(writers).run, create, url, rounds)
+    await asyncio.to_thread(start_writers(writers).run, create_tables, url, rounds)
     for n in range(rounds):
-        async with opened(url, table=f"made_{n}") as index:
+        async with open_table(url, table=f"made_{n}") as index:
             assert [await index.count(f"doc-{writer}") for writer in range(writers)] == [
                 2
             ] * writers
@@ -126,6 +126,6 @@ async def test_a_marker_of_a_process_that_died_does_not_stop_others(
     monkeypatch.setattr("switchyard.services.pipeline.index.lance_store._CREATION_TIMEOUT", 0.2)
     Path(url).mkdir()
     Path(url, "chunks.creating").touch()
-    async with opened(url) as index:
-        await put(index, "a", 1)
+    async with open_table(url) as index:
+        await put_chunks(index, "a", 1)
     assert not Path(url, "chunks.creating").exists()
