@@ -1,5 +1,5 @@
-"""A place of its own for each test, a real ledger, a real LLM server, and a way through the
-pipeline without a broker."""
+"""Fixtures: a data folder, a ledger and a model server for each test, and a pipeline that runs
+without a broker."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ class Pipeline:
     settings: Settings
     ledger: Ledger | None
     registry: Registry = field(default_factory=Registry.load)
-    ran: list[tuple[str, Outcome]] = field(default_factory=list)
-    """Job types with what they answered, in order, since the last `run`."""
+    outcomes: list[tuple[str, Outcome]] = field(default_factory=list)
+    """Job types with the outcomes of their jobs, in order, of the last `run`."""
 
     run_id: str = ""
-    """The run that the last ingest job began: stages by `one` are redriven jobs of it."""
+    """The run that the last ingest job began; stages by `run_job` are redriven jobs of it."""
 
     @property
     def storage(self) -> Storage:
         return Storage(self.settings.files_url)
 
-    async def one(
+    async def run_job(
         self,
         job_type: str,
         payload: dict[str, Any],
@@ -53,38 +53,38 @@ class Pipeline:
     ) -> Outcome:
         """Run one job, and return its outcome."""
         declared = self.registry.get(job_type)
-        checked = declared.validate(payload)
+        validated = declared.validate(payload)
         if job_type.startswith("ingest_"):
             self.run_id = run_id or str(uuid4())
         metadata = Metadata(attempts=attempt - 1, pipeline=run_id or self.run_id or None)
         message = JobMessage(job_type=job_type, payload=payload, metadata=metadata)
         ctx = JobContext(message, lane, "test", self.settings)
         if declared.isolation == "process":
-            outcome: Outcome = declared.handler(checked, ctx)
+            outcome: Outcome = declared.handler(validated, ctx)
         else:
-            outcome = await declared.handler(checked, replace(ctx, ledger=self.ledger))
+            outcome = await declared.handler(validated, replace(ctx, ledger=self.ledger))
         return outcome
 
     async def run(self, job_type: str, payload: dict[str, Any], lane: str = "hot") -> list[str]:
         """Run a job and all that follow from it. Returns the job types in the order in which they
         ran."""
-        self.ran, run_id = [], str(uuid4())
+        self.outcomes, run_id = [], str(uuid4())
         waiting = [Job(job_type, payload, lane)]
-        joining: list[Job] = []  # each until all others have ended
+        joining: list[Job] = []  # each waits until all others have ended
         while waiting or joining:
             job = waiting.pop(0) if waiting else joining.pop()
-            outcome = await self.one(
+            outcome = await self.run_job(
                 job.job_type, dict(job.payload), lane=job.lane or lane, run_id=run_id
             )
-            self.ran.append((job.job_type, outcome))
+            self.outcomes.append((job.job_type, outcome))
             if isinstance(outcome, Next):
                 waiting.extend(outcome.jobs)
                 joining += [outcome.then] if outcome.then else []
-        return [name for name, _ in self.ran]
+        return [name for name, _ in self.outcomes]
 
     def result(self, job_type: str) -> dict[str, Any]:
         """Return the result of the job of that type in the last `run`."""
-        outcome = next(outcome for name, outcome in self.ran if name == job_type)
+        outcome = next(outcome for name, outcome in self.outcomes if name == job_type)
         return dict(outcome.result)  # type: ignore[union-attr]
 
 
@@ -97,8 +97,8 @@ def settings(tmp_path: Path) -> Settings:
 async def ledger(settings: Settings) -> AsyncIterator[Ledger]:
     settings.data_dir.mkdir(parents=True, exist_ok=True)
     await make_ledger(settings.ledger_url)
-    async with await Ledger.open(settings.ledger_url) as opened:
-        yield opened
+    async with await Ledger.open(settings.ledger_url) as ledger:
+        yield ledger
 
 
 @pytest.fixture
@@ -108,6 +108,7 @@ async def pipeline(settings: Settings, ledger: Ledger) -> Pipeline:
 
 @pytest.fixture
 def paper(tmp_path: Path) -> str:
+    """Return the path of a PDF of two pages."""
     path = tmp_path / "paper.pdf"
     path.write_bytes(pdf([TEXT, TEXT], title="On Tides"))
     return str(path)
@@ -128,10 +129,11 @@ async def llm_pipeline(pipeline: Pipeline, llm: FakeLlmServer) -> Pipeline:
 
 @pytest.fixture(scope="session")
 def in_process() -> Iterator[Callable[..., Any]]:
-    """Run a function in a process that can be killed, as a worker does. Returns or raises what the
-    function does; raises ProcessCrashed and TimeoutError itself."""
+    """Return a function that runs another in a process that can be killed, as a worker does. It
+    returns what the other returns, or the error that the other raises; where the process is killed,
+    it raises ProcessCrashed or TimeoutError."""
 
-    async def outcome(work: Callable[..., Any], *args: Any, timeout: float) -> Any:
+    async def run_in_process(work: Callable[..., Any], *args: Any, timeout: float) -> Any:
         try:
             return await executor.in_process(work, *args, timeout=timeout, memory_limit_mb=2048)
         except (ProcessCrashed, TimeoutError):
@@ -141,5 +143,5 @@ def in_process() -> Iterator[Callable[..., Any]]:
 
     executor = Executor(1)
     with asyncio.Runner() as runner:
-        yield lambda work, *args, timeout: runner.run(outcome(work, *args, timeout=timeout))
+        yield lambda work, *args, timeout: runner.run(run_in_process(work, *args, timeout=timeout))
         runner.run(executor.close())

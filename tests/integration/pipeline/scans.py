@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,40 +19,34 @@ from tests.support.pdfs import scan, slips
 SLIPS = ("The heron waits in the reeds", "A lantern in the harbour", "Salt upon the window")
 
 
-async def ingest_file(pipeline: Pipeline, directory: Path, name: str, content: bytes) -> str:
-    """Run a file through the pipeline, and return the document's id."""
-    path = directory / name
-    path.write_bytes(content)
-    await pipeline.run("ingest_document", {"path": str(path)})
-    return str(pipeline.result("ingest_document")["document_id"])
-
-
-def text_of(pipeline: Pipeline, document_id: str) -> list[str]:
+def read_page_texts(pipeline: Pipeline, document_id: str) -> list[str]:
     key = f"intermediate/{document_id}/extract_text/output.json"
     extracted = json.loads(pipeline.storage.get(key))["result"]
     return [page["text"] for page in extracted["pages"]]
 
 
-def picture_of(content: bytes, number: int = 1) -> np.ndarray:
+def draw_page(content: bytes, number: int = 1) -> np.ndarray:
     _, picture = draw_page_with_text(content, number, dpi=150, side=3000, limits=Limits())
     return np.asarray(picture)
 
 
-def as_image(content: bytes, kind: str, **save_options: Any) -> bytes:
+def convert_to_image(content: bytes, kind: str, **save_options: Any) -> bytes:
     buffer = io.BytesIO()
-    Image.fromarray(picture_of(content)).save(buffer, kind, **save_options)
+    Image.fromarray(draw_page(content)).save(buffer, kind, **save_options)
     return buffer.getvalue()
 
 
-def with_scans(texts: Sequence[str], scans: Sequence[int], blank: Sequence[int] = ()) -> bytes:
-    """Return a PDF with a slip for each text. Those in `scans` are pictures, and before those in
-    `blank` stands an empty page (both by number, from 1)."""
+def make_pdf_with_scans(
+    texts: Sequence[str], scanned: Sequence[int], blank_before: Sequence[int] = ()
+) -> bytes:
+    """Return a PDF with a slip for each text. The texts with a number in `scanned` are pictures,
+    and before those in `blank_before` stands an empty page. Numbers begin at 1."""
     document = pymupdf.open()
     for number, text in enumerate(texts, 1):
-        if number in blank:
+        if number in blank_before:
             document.new_page(width=220, height=220)
         page = slips([text])
         document.insert_pdf(
-            pymupdf.open(stream=scan(page) if number in scans else page, filetype="pdf")
+            pymupdf.open(stream=scan(page) if number in scanned else page, filetype="pdf")
         )
     return bytes(document.tobytes())

@@ -1,4 +1,4 @@
-"""Documents are classified in the pipeline, listed and searched by class, and classified anew."""
+"""Documents are classified in the pipeline, listed and searched by class, and classified again."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from switchyard.services.pipeline.classes.class_definitions import BadClasses
 from switchyard.services.pipeline.ledger import PipelineLedger
 from switchyard.services.pipeline.records.documents import DocumentClass
 from tests.integration.pipeline.conftest import Pipeline
+from tests.integration.pipeline.documents import ingest_file
 
 SECRET = (
     "Strictly confidential. This letter names the patient's date of birth and IBAN. Electricity "
     "from the wind farm reached the grid, and the power plant sold its energy."
 )
-MINE = """
+MOOD_CLASSES = """
 [kinds.mood]
 by = "rules"
 otherwise = "calm"
@@ -31,67 +32,70 @@ keywords = { "wind*" = 1 }
 """
 
 
-async def ingest_file(pipeline: Pipeline, tmp_path: Path, text: str, name: str = "a.txt") -> str:
-    path = tmp_path / name
-    path.write_text(text)
-    await pipeline.run("ingest_document", {"path": str(path)})
-    return str(pipeline.result("ingest_document")["document_id"])
+async def ingest_text(pipeline: Pipeline, folder: Path, text: str, name: str = "a.txt") -> str:
+    return await ingest_file(pipeline, folder, name, text.encode())
 
 
-def names(classes: tuple[DocumentClass, ...]) -> list[str]:
+def class_names(classes: tuple[DocumentClass, ...]) -> list[str]:
     return [each.name for each in classes]
 
 
 async def test_a_document_is_classified_by_its_words_and_by_meaning(
     pipeline: Pipeline, ledger: Ledger, tmp_path: Path
 ):
-    document_id = await ingest_file(pipeline, tmp_path, SECRET)
+    document_id = await ingest_text(pipeline, tmp_path, SECRET)
     classes = (await PipelineLedger(ledger).document_classes.classes_of([document_id]))[document_id]
-    assert "privacy:restricted" in names(classes)
-    assert "industry:energy" in names(classes)
+    assert "privacy:restricted" in class_names(classes)
+    assert "industry:energy" in class_names(classes)
     privacy = next(each for each in classes if each.kind == "privacy")
     assert privacy.why["keywords"] == {"strictly confidential": 1}
     assert privacy.score == 6
     result = json.loads(pipeline.storage.get(result_key(document_id)))
-    assert {f"{each['kind']}:{each['label']}" for each in result["classes"]} == set(names(classes))
+    assert {f"{each['kind']}:{each['label']}" for each in result["classes"]} == set(
+        class_names(classes)
+    )
 
 
 async def test_documents_are_found_by_class(pipeline: Pipeline, ledger: Ledger, tmp_path: Path):
-    secret = await ingest_file(pipeline, tmp_path, SECRET)
-    plain = await ingest_file(pipeline, tmp_path, "The piano was played in the evening.", "b.txt")
+    restricted_id = await ingest_text(pipeline, tmp_path, SECRET)
+    public_id = await ingest_text(
+        pipeline, tmp_path, "The piano was played in the evening.", "b.txt"
+    )
     assert await PipelineLedger(ledger).documents.document_ids(
         DocumentFilter(classes=("privacy:public",))
-    ) == {plain}
-    either = ["privacy:public", "privacy:restricted"]
+    ) == {public_id}
+    privacy_classes = ["privacy:public", "privacy:restricted"]
     assert await PipelineLedger(ledger).documents.document_ids(
-        DocumentFilter(classes=tuple(either))
-    ) == {plain, secret}
+        DocumentFilter(classes=tuple(privacy_classes))
+    ) == {public_id, restricted_id}
     assert await PipelineLedger(ledger).documents.document_ids(
         DocumentFilter(
             classes=(
-                *either,
+                *privacy_classes,
                 "industry:energy",
             )
         )
-    ) == {secret}
+    ) == {restricted_id}
     page = await PipelineLedger(ledger).documents.list_documents(classes=["privacy:restricted"])
-    assert [each.id for each in page.items] == [secret]
+    assert [each.id for each in page.items] == [restricted_id]
 
 
-async def test_a_repeat_is_reused_and_another_file_classifies_anew(
+async def test_a_repeat_reuses_the_classes_and_another_file_classifies_again(
     pipeline: Pipeline, ledger: Ledger, tmp_path: Path
 ):
-    document_id = await ingest_file(pipeline, tmp_path, SECRET)
+    document_id = await ingest_text(pipeline, tmp_path, SECRET)
     before = await PipelineLedger(ledger).document_classes.classes_of([document_id])
-    again = await pipeline.one("classify_document", {"document_id": document_id})
-    assert isinstance(again, Next)
-    assert again.result["reused"] is True
+    outcome = await pipeline.run_job("classify_document", {"document_id": document_id})
+    assert isinstance(outcome, Next)
+    assert outcome.result["reused"] is True
     assert await PipelineLedger(ledger).document_classes.classes_of([document_id]) == before
     path = tmp_path / "mine.toml"
-    path.write_text(MINE)
-    mine = replace(pipeline, settings=pipeline.settings.model_copy(update={"classes": path}))
-    await mine.run("classify_document", {"document_id": document_id})
-    assert names(
+    path.write_text(MOOD_CLASSES)
+    pipeline_with_moods = replace(
+        pipeline, settings=pipeline.settings.model_copy(update={"classes": path})
+    )
+    await pipeline_with_moods.run("classify_document", {"document_id": document_id})
+    assert class_names(
         (await PipelineLedger(ledger).document_classes.classes_of([document_id]))[document_id]
     ) == ["mood:stormy"]
 
@@ -99,47 +103,49 @@ async def test_a_repeat_is_reused_and_another_file_classifies_anew(
 async def test_a_backfill_classifies_without_filling_the_hot_lane(
     pipeline: Pipeline, tmp_path: Path
 ):
-    document_id = await ingest_file(pipeline, tmp_path, SECRET)
-    outcome = await pipeline.one("classify_document", {"document_id": document_id}, lane="backfill")
+    document_id = await ingest_text(pipeline, tmp_path, SECRET)
+    outcome = await pipeline.run_job(
+        "classify_document", {"document_id": document_id}, lane="backfill"
+    )
     assert isinstance(outcome, Next)
     assert [(job.job_type, job.lane) for job in outcome.jobs] == [("link_content", "maintenance")]
 
 
-async def test_a_bad_file_fails_the_document_and_says_what_is_wrong(
+async def test_a_bad_file_of_classes_fails_the_document_and_says_what_is_wrong(
     pipeline: Pipeline, ledger: Ledger, tmp_path: Path
 ):
     path = tmp_path / "mine.toml"
     path.write_text("kinds = 3")
     settings = pipeline.settings.model_copy(update={"classes": path})
     with pytest.raises(BadClasses, match="kinds: Input should be a valid dictionary"):
-        await ingest_file(replace(pipeline, settings=settings), tmp_path, SECRET)
+        await ingest_text(replace(pipeline, settings=settings), tmp_path, SECRET)
     failed = (await PipelineLedger(ledger).documents.list_documents()).items[0]
     assert (failed.state, failed.current_stage) == ("failed", "classify_document")
 
 
-async def test_an_index_built_for_another_embedder_classifies_anew(
+async def test_an_index_of_another_embedder_classifies_again(
     pipeline: Pipeline, ledger: Ledger, tmp_path: Path
 ):
-    document_id = await ingest_file(pipeline, tmp_path, SECRET)
+    document_id = await ingest_text(pipeline, tmp_path, SECRET)
 
-    async def similarity() -> float:
+    async def read_impact_score() -> float:
         stored_classes = (await PipelineLedger(ledger).document_classes.classes_of([document_id]))[
             document_id
         ]
         return next(each.score for each in stored_classes if each.kind == "environmental_impact")
 
-    before = await similarity()
+    before = await read_impact_score()
     await pipeline.run("rebuild_index", {"offline": "hashed"}, lane="maintenance")
     assert pipeline.result("rebuild_index")["built"] is True
     await pipeline.run("classify_document", {"document_id": document_id})
     assert pipeline.result("classify_document")["reused"] is False
-    assert await similarity() != before
+    assert await read_impact_score() != before
 
 
 async def test_the_classes_of_old_content_are_forgotten(
     pipeline: Pipeline, ledger: Ledger, tmp_path: Path
 ):
-    document_id = await ingest_file(pipeline, tmp_path, SECRET)
+    document_id = await ingest_text(pipeline, tmp_path, SECRET)
     stored = await PipelineLedger(ledger).documents.get_document(document_id)
     assert stored is not None
     renewed = await PipelineLedger(ledger).documents.renew_document(

@@ -28,11 +28,11 @@ from tests.support.site import Site, fails, moved, says
 from tests.support.system import System, open_system
 from tests.support.worker_process import Processes
 
-QUICK = SchedulerIntervals(turn=0.1, lease=2.0, pending=0.5)
+QUICK_INTERVALS = SchedulerIntervals(turn=0.1, lease=2.0, pending=0.5)
 DAY = 86400.0
 
 
-def page(name: str, *links: str, head: str = "") -> Any:
+def make_page(name: str, *links: str, head: str = "") -> Any:
     text = " ".join(f"The {name} says something of its own in sentence {n}." for n in range(12))
     anchors = "".join(f'<p>See <a href="{link}">this</a>.</p>' for link in links)
     return says(
@@ -44,13 +44,13 @@ def page(name: str, *links: str, head: str = "") -> Any:
 
 @pytest.fixture
 def site() -> Iterator[Site]:
-    with Site() as opened:
-        opened.pages["/robots.txt"] = says("User-agent: *\nDisallow: /private\n")
-        yield opened
+    with Site() as site:
+        site.pages["/robots.txt"] = says("User-agent: *\nDisallow: /private\n")
+        yield site
 
 
 @asynccontextmanager
-async def crawling(
+async def open_crawling_system(
     broker: TestBroker, url: str, site: Site, **settings: Any
 ) -> AsyncIterator[System]:
     """Yield a system with a scheduler and without a worker, which may visit the site."""
@@ -62,7 +62,9 @@ async def crawling(
         web_interval=0.0,
         **settings,
     ) as system:
-        scheduler = Scheduler(system.settings, system.registry, system.ledger, intervals=QUICK)
+        scheduler = Scheduler(
+            system.settings, system.registry, system.ledger, intervals=QUICK_INTERVALS
+        )
         task = asyncio.create_task(scheduler.run())
         try:
             yield system
@@ -71,11 +73,11 @@ async def crawling(
             await asyncio.wait_for(task, 20)
 
 
-def desk(system: System) -> Crawls:
+def crawls_of(system: System) -> Crawls:
     return Crawls(system.settings, system.ledger, system.registry)
 
 
-def bounds(site: Site, path: str = "/", **changes: Any) -> CrawlBounds:
+def make_bounds(site: Site, path: str = "/", **changes: Any) -> CrawlBounds:
     bound_values = {"max_pages": 50, "max_depth": 5, "within": DAY, "page_limit": 1000} | changes
     return CrawlBounds.from_request([f"{site.origin}{path}"], (), **bound_values)
 
@@ -88,38 +90,38 @@ async def wait_for_end(ledger: Ledger, crawl_id: str, timeout: float = 60) -> No
     await eventually(is_done, timeout, "the end of the crawl")
 
 
-def has_visited(site: Site, number: int) -> bool:
+def has_visited_more_than(site: Site, number: int) -> bool:
     return len(set(site.paths)) > number
 
 
-async def outcomes(system: System, site: Site, crawl_id: str) -> dict[str, str]:
-    listed = await desk(system).pages(crawl_id)
+async def read_outcomes(system: System, site: Site, crawl_id: str) -> dict[str, str]:
+    page_list = await crawls_of(system).pages(crawl_id)
     return {
         each.page.url.removeprefix(site.origin): (each.outcome or "").partition(" ")[0]
-        for each in listed.items
+        for each in page_list.items
     }
 
 
-async def test_each_page_is_visited_once_and_what_is_not_to_be_visited_never(
+async def test_each_page_is_visited_once_and_a_forbidden_or_foreign_one_never(
     broker310: TestBroker, sqlite_url: str, site: Site
 ) -> None:
     with Site() as elsewhere:
-        elsewhere.pages["/"] = page("elsewhere")
-        site.pages["/"] = page(
+        elsewhere.pages["/"] = make_page("elsewhere")
+        site.pages["/"] = make_page(
             "start", "/a", "b#part", "/private/x", f"{elsewhere.origin}/", "/gone", "/away", "/"
         )
-        site.pages["/a"] = page("first", "/b", "/", "/to-b")
-        site.pages["/b"] = page("second", "/hidden")
-        site.pages["/hidden"] = page(
+        site.pages["/a"] = make_page("first", "/b", "/", "/to-b")
+        site.pages["/b"] = make_page("second", "/hidden")
+        site.pages["/hidden"] = make_page(
             "third", "/a", "/c", head='<meta name="robots" content="noindex, nofollow">'
         )
         site.pages["/to-b"] = moved("/b")
         site.pages["/gone"] = fails(404)
         site.pages["/away"] = moved(f"{elsewhere.origin}/")
-        async with crawling(broker310, sqlite_url, site) as system:
+        async with open_crawling_system(broker310, sqlite_url, site) as system:
             await system.start_worker("ingest")
             tags = {"team": "search"}
-            crawl = await desk(system).start(bounds(site), created_by="test", tags=tags)
+            crawl = await crawls_of(system).start(make_bounds(site), created_by="test", tags=tags)
             await wait_for_end(system.ledger, crawl.id)
             visits = await system.ledger.job_reads.list_jobs(JobFilter(job_type="crawl_page"))
             assert len(visits.items) > 1
@@ -129,7 +131,7 @@ async def test_each_page_is_visited_once_and_what_is_not_to_be_visited_never(
                 ["/robots.txt", "/", "/a", "/b", "/hidden", "/to-b", "/gone", "/away"]
             )
             assert elsewhere.paths == []
-            assert await outcomes(system, site, crawl.id) == {
+            assert await read_outcomes(system, site, crawl.id) == {
                 "/": "document",
                 "/a": "document",
                 "/b": "document",
@@ -146,49 +148,50 @@ async def test_each_page_is_visited_once_and_what_is_not_to_be_visited_never(
 
 
 async def test_a_crawl_keeps_its_bounds(broker310: TestBroker, sqlite_url: str, site: Site) -> None:
-    site.pages["/"] = page("start", "/1", "/2", "/3", "/4")
+    site.pages["/"] = make_page("start", "/1", "/2", "/3", "/4")
     for number in range(1, 5):
-        site.pages[f"/{number}"] = page(f"page {number}", f"/{number}/below")
-        site.pages[f"/{number}/below"] = page(f"below {number}")
-    async with crawling(broker310, sqlite_url, site) as system:
+        site.pages[f"/{number}"] = make_page(f"page {number}", f"/{number}/below")
+        site.pages[f"/{number}/below"] = make_page(f"below {number}")
+    async with open_crawling_system(broker310, sqlite_url, site) as system:
         await system.start_worker("ingest")
-        flat = await desk(system).start(bounds(site, max_depth=1), created_by="test")
-        few = await desk(system).start(bounds(site, max_pages=3), created_by="test")
-        late = await desk(system).start(bounds(site, within=1), created_by="test")
-        for crawl in (flat, few, late):
+        shallow = await crawls_of(system).start(make_bounds(site, max_depth=1), created_by="test")
+        few = await crawls_of(system).start(make_bounds(site, max_pages=3), created_by="test")
+        short = await crawls_of(system).start(make_bounds(site, within=1), created_by="test")
+        for crawl in (shallow, few, short):
             await wait_for_end(system.ledger, crawl.id)
-        assert set(await outcomes(system, site, flat.id)) == {"/", "/1", "/2", "/3", "/4"}
-        assert len(await outcomes(system, site, few.id)) == 3
+        assert set(await read_outcomes(system, site, shallow.id)) == {"/", "/1", "/2", "/3", "/4"}
+        assert len(await read_outcomes(system, site, few.id)) == 3
         system.ledger.clock.offset += 2
-        over = await desk(system).start(bounds(site, within=1), created_by="test")
-        assert over.end_reason(system.ledger.clock.time() + 1) is not None
+        later = await crawls_of(system).start(make_bounds(site, within=1), created_by="test")
+        assert later.end_reason(system.ledger.clock.time() + 1) is not None
 
 
 async def test_pages_wait_while_the_lane_is_full_and_none_once_the_crawl_is_cancelled(
     broker310: TestBroker, sqlite_url: str, site: Site
 ) -> None:
-    site.pages["/"] = page("start", "/a")
-    site.pages["/a"] = page("first")
-    async with crawling(broker310, sqlite_url, site) as system:
+    site.pages["/"] = make_page("start", "/a")
+    site.pages["/a"] = make_page("first")
+    async with open_crawling_system(broker310, sqlite_url, site) as system:
         worker = await system.start_worker("ingest", pressure_full_at=0.0)
-        crawl = await desk(system).start(bounds(site), created_by="test")
+        crawl = await crawls_of(system).start(make_bounds(site), created_by="test")
 
-        (first,) = (await desk(system).pages(crawl.id)).items
+        (first_page,) = (await crawls_of(system).pages(crawl.id)).items
 
-        async def snoozed() -> bool:
-            record = await system.ledger.job_reads.get(first.page.job_id)
+        async def is_snoozed() -> bool:
+            record = await system.ledger.job_reads.get(first_page.page.job_id)
             return record is not None and "lane is full" in (record.error_message or "")
 
-        await eventually(snoozed, what="a snooze")
+        await eventually(is_snoozed, what="a snooze")
         assert site.paths == []
-        progress = await desk(system).cancel(crawl.id)
+        progress = await crawls_of(system).cancel(crawl.id)
         assert progress.state is CrawlState.CANCELLED
 
-        async def cancelled() -> bool:  # it may just be asking again whether there is room
-            shown_crawl = await desk(system).show(crawl.id)
-            return shown_crawl.pages == {"cancelled": 1}
+        # Its job may just be asking again whether the lane has room.
+        async def is_cancelled() -> bool:
+            crawl_progress = await crawls_of(system).show(crawl.id)
+            return crawl_progress.pages == {"cancelled": 1}
 
-        await eventually(cancelled, what="the end of its page")
+        await eventually(is_cancelled, what="the end of its page")
         await worker.stop()
         assert (
             await PipelineLedger(system.ledger).crawls.claim_pages(crawl.id, [], 0.0, interval=0)
@@ -197,12 +200,12 @@ async def test_pages_wait_while_the_lane_is_full_and_none_once_the_crawl_is_canc
         assert site.paths == []
 
 
-async def test_a_job_that_is_no_page_of_the_crawl_visits_nothing(
+async def test_a_job_for_a_page_outside_of_the_crawl_visits_nothing(
     broker310: TestBroker, sqlite_url: str, site: Site
 ) -> None:
-    async with crawling(broker310, sqlite_url, site) as system:
-        crawl = await desk(system).start(bounds(site), created_by="test")
-        await desk(system).cancel(crawl.id)
+    async with open_crawling_system(broker310, sqlite_url, site) as system:
+        crawl = await crawls_of(system).start(make_bounds(site), created_by="test")
+        await crawls_of(system).cancel(crawl.id)
         await system.start_worker("ingest")
         payload = {"crawl_id": crawl.id, "url": f"{site.origin}/secret"}
         job_id = await system.publish("backfill.crawl_page", payload)
@@ -217,24 +220,26 @@ async def test_a_job_that_is_no_page_of_the_crawl_visits_nothing(
 @pytest.mark.chaos
 @pytest.mark.long
 @pytest.mark.timeout(600)  # a host is left alone until the request of a killed worker is over
-async def test_workers_that_are_killed_lose_no_page_and_take_none_up_twice(
+async def test_workers_that_are_killed_lose_no_page_and_claim_none_twice(
     broker310: TestBroker, sqlite_url: str, site: Site, tmp_path: Path
 ) -> None:
     paths = [f"/{number}" for number in range(12)]
     for number, path in enumerate(paths):
-        site.pages[path] = page(f"page {number}", *paths[number : number + 4])
+        site.pages[path] = make_page(f"page {number}", *paths[number : number + 4])
     async with (
-        crawling(broker310, sqlite_url, site) as system,
+        open_crawling_system(broker310, sqlite_url, site) as system,
         Processes(system.settings, tmp_path) as processes,
     ):
         worker = await processes.start("worker", kind="ingest")
-        crawl = await desk(system).start(bounds(site, "/0", max_depth=50), created_by="test")
-        await eventually(partial(has_visited, site, 3), 90, "some visits")
+        crawl = await crawls_of(system).start(
+            make_bounds(site, "/0", max_depth=50), created_by="test"
+        )
+        await eventually(partial(has_visited_more_than, site, 3), 90, "some visits")
         worker.kill()
         await worker.ended()
         await processes.start("worker", kind="ingest")
         await wait_for_end(system.ledger, crawl.id, 400)
-        progress = await desk(system).show(crawl.id)
+        progress = await crawls_of(system).show(crawl.id)
         assert progress.pages == {"succeeded": 12}
         assert progress.crawl.claimed == 12
         assert set(site.paths) == {"/robots.txt", *paths}

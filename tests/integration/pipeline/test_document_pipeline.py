@@ -26,11 +26,11 @@ from switchyard.services.pipeline.workers.stages import EMBED
 from tests.integration.pipeline.conftest import Pipeline
 from tests.integration.pipeline.documents import (
     STAGES,
-    chunk_count,
-    document,
-    ingested,
-    whole_result,
-    written,
+    count_chunks,
+    get_document,
+    ingest,
+    read_result,
+    write_input,
 )
 from tests.support import llm_server as server
 from tests.support.eventually import eventually
@@ -38,13 +38,13 @@ from tests.support.llm_server import FakeLlmServer
 from tests.support.pdfs import TEXT, pdf
 from tests.support.site import Exchange, Request, held
 
-# --- the way through ------------------------------------------------------------------------
+# --- all stages ------------------------------------------------------------------------
 
 
 async def test_a_pdf_goes_through_all_stages(pipeline: Pipeline, paper: str):
     assert await pipeline.run("ingest_document", {"path": paper, "source": "here"}) == STAGES
     document_id = pipeline.result("ingest_document")["document_id"]
-    stored = await document(pipeline, document_id)
+    stored = await get_document(pipeline, document_id)
     assert (stored.state, stored.current_stage) == ("completed", "link_content")
     assert list(stored.completed_stages) == STAGES
     assert (stored.filename, stored.source, stored.media_type) == (
@@ -52,12 +52,12 @@ async def test_a_pdf_goes_through_all_stages(pipeline: Pipeline, paper: str):
         "here",
         "application/pdf",
     )
-    result = whole_result(pipeline, document_id)
+    result = read_result(pipeline, document_id)
     assert result["state"] == "completed"
     assert (result["title"], result["page_count"], result["word_count"]) == ("On Tides", 2, 30)
     assert result["summary"]["method"] == "extractive"
     assert result["summary"]["summary"].startswith("The tide rises twice a day.")
-    assert result["chunks"] == await chunk_count(pipeline, document_id) == 1
+    assert result["chunks"] == await count_chunks(pipeline, document_id) == 1
 
 
 @pytest.mark.parametrize(
@@ -67,26 +67,26 @@ async def test_a_pdf_goes_through_all_stages(pipeline: Pipeline, paper: str):
         ("notes.txt", "The tide rises twice a day.", "text/plain"),
     ],
 )
-async def test_text_files_go_the_same_way(
+async def test_text_files_go_through_all_stages(
     pipeline: Pipeline, tmp_path: Path, name: str, content: str, media_type: str
 ):
-    payload = written(tmp_path, name, content.encode())
-    document_id = await ingested(pipeline, payload)
-    assert whole_result(pipeline, document_id)["media_type"] == media_type
-    assert await chunk_count(pipeline, document_id) == 1
+    payload = write_input(tmp_path, name, content.encode())
+    document_id = await ingest(pipeline, payload)
+    assert read_result(pipeline, document_id)["media_type"] == media_type
+    assert await count_chunks(pipeline, document_id) == 1
 
 
 async def test_a_backfills_links_do_not_go_to_the_hot_lane(pipeline: Pipeline, paper: str):
     await pipeline.run("ingest_document", {"path": paper}, lane="backfill")
-    lanes = [job.lane for _, outcome in pipeline.ran for job in getattr(outcome, "jobs", ())]
+    lanes = [job.lane for _, outcome in pipeline.outcomes for job in getattr(outcome, "jobs", ())]
     assert lanes == [None, None, None, None, "maintenance"]
 
 
 async def test_an_upload_is_taken_from_storage(pipeline: Pipeline):
     pipeline.storage.put("uploads/incoming/1", pdf())
     payload = {"key": "uploads/incoming/1", "filename": "a.pdf", "title": "Given"}
-    document_id = await ingested(pipeline, payload)
-    assert whole_result(pipeline, document_id)["title"] == "Given"
+    document_id = await ingest(pipeline, payload)
+    assert read_result(pipeline, document_id)["title"] == "Given"
     assert pipeline.storage.get(f"uploads/{document_id}/input.pdf") == pdf()
 
 
@@ -103,8 +103,8 @@ async def test_the_pipeline_runs_without_a_ledger(pipeline: Pipeline, paper: str
 async def test_the_same_content_again_is_the_existing_document(
     pipeline: Pipeline, paper: str, tmp_path: Path
 ):
-    first = await ingested(pipeline, {"path": paper})
-    copy = written(tmp_path, "copy.pdf", Path(paper).read_bytes())
+    first = await ingest(pipeline, {"path": paper})
+    copy = write_input(tmp_path, "copy.pdf", Path(paper).read_bytes())
     assert await pipeline.run("ingest_document", copy) == ["ingest_document"]
     assert pipeline.result("ingest_document") == {
         "document_id": first,
@@ -116,16 +116,16 @@ async def test_the_same_content_again_is_the_existing_document(
 async def test_the_same_source_again_is_the_existing_document(
     pipeline: Pipeline, paper: str, tmp_path: Path
 ):
-    first = await ingested(pipeline, {"path": paper, "source": "https://example.org/1"})
-    other = written(tmp_path, "newer.pdf", pdf(["Another text altogether."]))
-    again = other | {"source": "https://example.org/1"}
-    assert await pipeline.run("ingest_document", again) == ["ingest_document"]
+    first = await ingest(pipeline, {"path": paper, "source": "https://example.org/1"})
+    other_input = write_input(tmp_path, "newer.pdf", pdf(["Another text altogether."]))
+    payload = other_input | {"source": "https://example.org/1"}
+    assert await pipeline.run("ingest_document", payload) == ["ingest_document"]
     assert pipeline.result("ingest_document")["document_id"] == first
     uploads = [stored.key async for stored in pipeline.storage.list_async("uploads")]
     assert uploads == [f"uploads/{first}/input.pdf"]
 
 
-async def test_a_document_whose_pipeline_stopped_goes_on(
+async def test_a_document_whose_pipeline_stopped_is_continued(
     llm_pipeline: Pipeline, llm: FakeLlmServer, paper: str
 ):
     llm.next(server.fails(401, "bad key"))
@@ -143,13 +143,13 @@ async def test_a_document_whose_summary_is_refused_is_searchable_and_marked(
     llm.next(server.fails(400, message))
     assert await llm_pipeline.run("ingest_document", {"path": paper}) == STAGES
     document_id = llm_pipeline.result("ingest_document")["document_id"]
-    summary = whole_result(llm_pipeline, document_id)["summary"]
+    summary = read_result(llm_pipeline, document_id)["summary"]
     assert summary["method"] == "extractive"
     assert message in summary["refused"]
-    assert await chunk_count(llm_pipeline, document_id) == 1
+    assert await count_chunks(llm_pipeline, document_id) == 1
     # With the next run, the model is asked again.
     await llm_pipeline.run("summarize_content", {"document_id": document_id})
-    assert whole_result(llm_pipeline, document_id)["summary"]["method"] == "llm"
+    assert read_result(llm_pipeline, document_id)["summary"]["method"] == "llm"
 
 
 async def test_a_summary_is_cut_to_the_servers_context(
@@ -162,73 +162,73 @@ async def test_a_summary_is_cut_to_the_servers_context(
 
     llm.always(behave)
     text = " ".join(f"Tide {n} rises twice a day." for n in range(2_000))
-    await llm_pipeline.run("ingest_document", written(tmp_path, "long.txt", text.encode()))
+    await llm_pipeline.run("ingest_document", write_input(tmp_path, "long.txt", text.encode()))
     document_id = llm_pipeline.result("ingest_document")["document_id"]
-    summary = whole_result(llm_pipeline, document_id)["summary"]
+    summary = read_result(llm_pipeline, document_id)["summary"]
     assert (summary["method"], summary["truncated"]) == ("llm", True)
     assert len(llm.requests) <= 4
 
 
-async def test_a_file_gets_the_source_of_one_that_did_not_get_through(
+async def test_a_file_takes_over_the_source_of_a_document_that_failed(
     llm_pipeline: Pipeline, llm: FakeLlmServer, paper: str, tmp_path: Path
 ):
     llm.next(server.fails(401, "bad key"))
     with pytest.raises(LlmRefused):
         await llm_pipeline.run("ingest_document", {"path": paper, "source": "s", "title": "Tides"})
     failed = llm_pipeline.result("ingest_document")["document_id"]
-    other = written(tmp_path, "newer.pdf", pdf(["Another text altogether."]))
-    assert await llm_pipeline.run("ingest_document", other | {"source": "s"}) == STAGES
+    other_input = write_input(tmp_path, "newer.pdf", pdf(["Another text altogether."]))
+    assert await llm_pipeline.run("ingest_document", other_input | {"source": "s"}) == STAGES
     newer = llm_pipeline.result("ingest_document")["document_id"]
     assert newer != failed
-    result = whole_result(llm_pipeline, newer)
+    result = read_result(llm_pipeline, newer)
     assert (result["title"], result["source"]) == ("newer.pdf", "s")
-    stored = await document(llm_pipeline, newer)
+    stored = await get_document(llm_pipeline, newer)
     assert (stored.state, stored.source, stored.completed_stages) == (
         "completed",
         "s",
         tuple(STAGES),
     )
-    assert (await document(llm_pipeline, failed)).source is None
-    # What has failed is there still, and has its own file.
+    assert (await get_document(llm_pipeline, failed)).source is None
+    # The failed document still exists, with its own file.
     await llm_pipeline.run("summarize_content", {"document_id": failed})
-    assert whole_result(llm_pipeline, failed)["title"] == "Tides"
-    assert (await document(llm_pipeline, failed)).state == "completed"
+    assert read_result(llm_pipeline, failed)["title"] == "Tides"
+    assert (await get_document(llm_pipeline, failed)).state == "completed"
 
 
-async def test_a_source_that_comes_with_the_second_try_is_kept(
+async def test_a_source_that_comes_with_the_second_attempt_is_stored(
     llm_pipeline: Pipeline, llm: FakeLlmServer, paper: str
 ):
     llm.next(server.fails(401, "bad key"))
     with pytest.raises(LlmRefused):
         await llm_pipeline.run("ingest_document", {"path": paper})
-    document_id = await ingested(llm_pipeline, {"path": paper, "source": "s"})
-    assert (await document(llm_pipeline, document_id)).source == "s"
-    assert whole_result(llm_pipeline, document_id)["source"] == "s"
+    document_id = await ingest(llm_pipeline, {"path": paper, "source": "s"})
+    assert (await get_document(llm_pipeline, document_id)).source == "s"
+    assert read_result(llm_pipeline, document_id)["source"] == "s"
 
 
-async def test_a_finished_document_stays_so_while_a_stage_is_run_again(
+async def test_a_document_stays_completed_while_a_stage_is_run_again(
     llm_pipeline: Pipeline, llm: FakeLlmServer, paper: str
 ):
-    document_id = await ingested(llm_pipeline, {"path": paper})
+    document_id = await ingest(llm_pipeline, {"path": paper})
     update = {"llm_model": "another"}
-    other = replace(llm_pipeline, settings=llm_pipeline.settings.model_copy(update=update))
-    go_on = threading.Event()
-    llm.next(held(go_on, server.fails(401, "bad key")))
+    other_pipeline = replace(llm_pipeline, settings=llm_pipeline.settings.model_copy(update=update))
+    release = threading.Event()
+    llm.next(held(release, server.fails(401, "bad key")))
     request_count = len(llm.requests)
-    again = asyncio.create_task(other.run("summarize_content", {"document_id": document_id}))
+    run = asyncio.create_task(other_pipeline.run("summarize_content", {"document_id": document_id}))
     try:
         await eventually(lambda: len(llm.requests) > request_count)
-        assert (await document(llm_pipeline, document_id)).state == "completed"
+        assert (await get_document(llm_pipeline, document_id)).state == "completed"
     finally:
-        go_on.set()
+        release.set()
     with pytest.raises(LlmRefused):
-        await again
-    assert (await document(llm_pipeline, document_id)).state == "completed"
+        await run
+    assert (await get_document(llm_pipeline, document_id)).state == "completed"
 
 
-@pytest.mark.parametrize("same", ["content", "source"])
-async def test_nothing_runs_while_another_run_is_at_work(
-    pipeline: Pipeline, ledger: Ledger, paper: str, tmp_path: Path, same: str
+@pytest.mark.parametrize("same_part", ["content", "source"])
+async def test_no_stage_runs_while_another_run_works_on_the_document(
+    pipeline: Pipeline, ledger: Ledger, paper: str, tmp_path: Path, same_part: str
 ):
     message = JobMessage(job_type="extract_text", payload={})
     run = NewJob(message, "hot", "ingest", "hot.extract_text")
@@ -237,19 +237,19 @@ async def test_nothing_runs_while_another_run_is_at_work(
     await PipelineLedger(ledger).documents.upsert_document(
         sha256, source="s", document_id="d", pipeline=message.job_id
     )
-    other = written(tmp_path, "newer.pdf", pdf(["Another text altogether."]))
-    again = {"path": paper} if same == "content" else other | {"source": "s"}
-    assert await pipeline.run("ingest_document", again) == ["ingest_document"]
+    other_input = write_input(tmp_path, "newer.pdf", pdf(["Another text altogether."]))
+    payload = {"path": paper} if same_part == "content" else other_input | {"source": "s"}
+    assert await pipeline.run("ingest_document", payload) == ["ingest_document"]
     expected = {"document_id": "d", "duplicate": True, "state": "queued"}
     assert pipeline.result("ingest_document") == expected
     assert [each async for each in pipeline.storage.list_async("")] == []
 
     await ledger.jobs.cancel(message.job_id, time.time())
-    assert await pipeline.run("ingest_document", again) == STAGES
+    assert await pipeline.run("ingest_document", payload) == STAGES
 
 
 async def test_a_summary_is_paid_for_once(llm_pipeline: Pipeline, llm: FakeLlmServer, paper: str):
-    document_id = await ingested(llm_pipeline, {"path": paper})
+    document_id = await ingest(llm_pipeline, {"path": paper})
     assert llm_pipeline.result("summarize_content")["summary"] == server.ANSWER
     assert llm_pipeline.result("summarize_content")["method"] == "llm"
     for _ in range(3):
@@ -261,7 +261,7 @@ async def test_a_summary_is_paid_for_once(llm_pipeline: Pipeline, llm: FakeLlmSe
 async def test_a_summary_is_not_paid_for_again_when_the_stage_is_forced(
     llm_pipeline: Pipeline, llm: FakeLlmServer, paper: str
 ):
-    document_id = await ingested(llm_pipeline, {"path": paper})
+    document_id = await ingest(llm_pipeline, {"path": paper})
     await llm_pipeline.run("summarize_content", {"document_id": document_id, "force": True})
     assert not llm_pipeline.result("summarize_content")["reused"]
     assert llm_pipeline.result("summarize_content")["answer_reused"]
@@ -273,7 +273,7 @@ async def test_an_answer_serves_another_document_with_the_same_text(
 ):
     same_text = [pdf([TEXT], title="On Tides"), pdf([TEXT], title="On Tides") + b"\n"]
     ids = [
-        await ingested(llm_pipeline, written(tmp_path, f"{n}.pdf", content))
+        await ingest(llm_pipeline, write_input(tmp_path, f"{n}.pdf", content))
         for n, content in enumerate(same_text)
     ]
     assert len(set(ids)) == 2
@@ -283,7 +283,7 @@ async def test_an_answer_serves_another_document_with_the_same_text(
 async def test_a_damaged_answer_is_paid_for_again(
     llm_pipeline: Pipeline, llm: FakeLlmServer, paper: str
 ):
-    document_id = await ingested(llm_pipeline, {"path": paper})
+    document_id = await ingest(llm_pipeline, {"path": paper})
     async for stored in llm_pipeline.storage.list_async("llm"):
         llm_pipeline.storage.put(stored.key, b"{}")
     await llm_pipeline.run("summarize_content", {"document_id": document_id, "force": True})
@@ -293,16 +293,16 @@ async def test_a_damaged_answer_is_paid_for_again(
 async def test_a_change_of_model_makes_a_new_request(
     llm_pipeline: Pipeline, llm: FakeLlmServer, paper: str
 ):
-    document_id = await ingested(llm_pipeline, {"path": paper})
+    document_id = await ingest(llm_pipeline, {"path": paper})
     update = {"llm_model": "other-model"}
-    other = replace(llm_pipeline, settings=llm_pipeline.settings.model_copy(update=update))
-    await other.run("summarize_content", {"document_id": document_id})
-    assert other.result("summarize_content")["model"] == "other-model"
+    other_pipeline = replace(llm_pipeline, settings=llm_pipeline.settings.model_copy(update=update))
+    await other_pipeline.run("summarize_content", {"document_id": document_id})
+    assert other_pipeline.result("summarize_content")["model"] == "other-model"
     assert len(llm.requests) == 2
 
 
 async def test_finished_stages_are_not_run_again(pipeline: Pipeline, paper: str):
-    document_id = await ingested(pipeline, {"path": paper})
+    document_id = await ingest(pipeline, {"path": paper})
     outputs = {stage: pipeline.storage.get(stage_key(document_id, stage)) for stage in STAGES[1:]}
     await pipeline.run("extract_text", {"document_id": document_id})
     assert all(pipeline.result(stage)["reused"] for stage in STAGES[1:])
@@ -311,13 +311,13 @@ async def test_finished_stages_are_not_run_again(pipeline: Pipeline, paper: str)
 
 
 async def test_forced_stages_are_run_again_to_the_end(pipeline: Pipeline, paper: str):
-    await ingested(pipeline, {"path": paper})
+    await ingest(pipeline, {"path": paper})
     assert await pipeline.run("ingest_document", {"path": paper, "force": True}) == STAGES
     assert not any(pipeline.result(stage)["reused"] for stage in STAGES[1:])
 
 
 async def test_a_damaged_output_is_made_again(pipeline: Pipeline, paper: str):
-    document_id = await ingested(pipeline, {"path": paper})
+    document_id = await ingest(pipeline, {"path": paper})
     pipeline.storage.put(stage_key(document_id, "summarize_content"), b"{half")
     await pipeline.run("summarize_content", {"document_id": document_id})
     assert not pipeline.result("summarize_content")["reused"]
@@ -325,62 +325,62 @@ async def test_a_damaged_output_is_made_again(pipeline: Pipeline, paper: str):
 
 
 async def test_chunks_that_got_lost_are_embedded_again(pipeline: Pipeline, paper: str):
-    document_id = await ingested(pipeline, {"path": paper})
+    document_id = await ingest(pipeline, {"path": paper})
     async with open_index(pipeline.settings) as store, store.open_active() as (index, _):
         await index.delete_document(document_id)
     await pipeline.run("embed_content", {"document_id": document_id})
     assert not pipeline.result("embed_content")["reused"]
-    assert await chunk_count(pipeline, document_id) == 1
+    assert await count_chunks(pipeline, document_id) == 1
 
 
 async def test_a_shorter_text_leaves_no_orphan_chunks(
     pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    payload = written(tmp_path, "a.pdf", sample(0).content)
+    payload = write_input(tmp_path, "a.pdf", sample(0).content)
     monkeypatch.setattr("switchyard.services.pipeline.text.chunks.CHUNK_WORDS", 40)
     monkeypatch.setattr("switchyard.services.pipeline.text.chunks.OVERLAP_WORDS", 0)
-    document_id = await ingested(pipeline, payload)
-    many = await chunk_count(pipeline, document_id)
+    document_id = await ingest(pipeline, payload)
+    small_chunks = await count_chunks(pipeline, document_id)
     monkeypatch.undo()
     await pipeline.run("embed_content", {"document_id": document_id, "force": True})
-    few = pipeline.result("embed_content")["chunks"]
-    assert few < many
-    assert await chunk_count(pipeline, document_id) == few
+    usual_chunks = pipeline.result("embed_content")["chunks"]
+    assert usual_chunks < small_chunks
+    assert await count_chunks(pipeline, document_id) == usual_chunks
 
 
 async def test_a_long_text_is_embedded_batch_by_batch(
     pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """So the memory that it takes does not grow with the text."""
+    """So the memory that embedding takes does not grow with the text."""
     sizes: list[int] = []
     embed = WordllamaEmbedder.embed
 
-    async def noted(self: WordllamaEmbedder, texts: Any) -> list[list[float]]:
+    async def record_size(self: WordllamaEmbedder, texts: Any) -> list[list[float]]:
         sizes.append(len(texts))
         return await embed(self, texts)
 
-    monkeypatch.setattr(WordllamaEmbedder, "embed", noted)
+    monkeypatch.setattr(WordllamaEmbedder, "embed", record_size)
     monkeypatch.setattr(embed_worker, "BATCH_SIZE", 4)
     text = " ".join(f"Sentence {n} is about the tide number {n}." for n in range(300)).encode()
-    document_id = await ingested(pipeline, written(tmp_path, "long.txt", text))
+    document_id = await ingest(pipeline, write_input(tmp_path, "long.txt", text))
     chunks = pipeline.result("embed_content")["chunks"]
-    *of_chunks, _ = sizes  # the last are the descriptions of classes
-    assert chunks == sum(of_chunks) > 8
-    assert max(of_chunks) == 4
-    assert await chunk_count(pipeline, document_id) == chunks
+    *chunk_batches, _ = sizes  # the last batch holds the descriptions of classes
+    assert chunks == sum(chunk_batches) > 8
+    assert max(chunk_batches) == 4
+    assert await count_chunks(pipeline, document_id) == chunks
 
 
-async def test_a_document_that_two_jobs_work_at_once_is_whole(pipeline: Pipeline, paper: str):
-    pipelines = [replace(pipeline, ran=[]) for _ in range(4)]
+async def test_a_document_that_four_jobs_ingest_at_once_is_whole(pipeline: Pipeline, paper: str):
+    pipelines = [replace(pipeline, outcomes=[]) for _ in range(4)]
     await asyncio.gather(*[each.run("ingest_document", {"path": paper}) for each in pipelines])
     document_id = pipelines[0].result("ingest_document")["document_id"]
-    assert (await document(pipeline, document_id)).state == "completed"
-    assert await chunk_count(pipeline, document_id) == 1
+    assert (await get_document(pipeline, document_id)).state == "completed"
+    assert await count_chunks(pipeline, document_id) == 1
 
 
 async def test_the_first_document_of_an_empty_index_has_no_links(pipeline: Pipeline, paper: str):
-    await ingested(pipeline, {"path": paper})
-    outcome = dict(pipeline.ran)["link_content"]
+    await ingest(pipeline, {"path": paper})
+    outcome = dict(pipeline.outcomes)["link_content"]
     assert isinstance(outcome, Done)
     assert outcome.result["links"] == []
-    assert EMBED.name in dict(pipeline.ran)
+    assert EMBED.name in dict(pipeline.outcomes)

@@ -24,21 +24,21 @@ TIDES = "On tides and their causes in the deep sea"
 SAND = "What becomes of sand on a very long beach"
 
 
-async def paper(pipeline: Pipeline, folder: Path, title: str, cites: str) -> str:
-    """Take in a paper that cites another, and find its references."""
+async def ingest_paper(pipeline: Pipeline, folder: Path, title: str, cited_title: str) -> str:
+    """Ingest a paper that cites another, and find its references."""
     body = "The water rises twice a day, says somebody [1]. Others say so, too [1, 2]."
-    listed = f"""References
-[1] R. Roe. {cites}. Journal of Physics, 12(3):33-40, 1999.
+    reference_list = f"""References
+[1] R. Roe. {cited_title}. Journal of Physics, 12(3):33-40, 1999.
 [2] A. Smith. The sea. Oxford University Press, Oxford, 2004."""
     path = folder / f"{title[:4]}.pdf"
-    path.write_bytes(pdf([body, listed], title=title))
+    path.write_bytes(pdf([body, reference_list], title=title))
     await pipeline.run("ingest_document", {"path": str(path), "source": f"https://x/{title[:4]}"})
     document_id = str(pipeline.result("ingest_document")["document_id"])
     await pipeline.run("process_references", {"document_id": document_id})
     return document_id
 
 
-async def cited(ledger: Ledger, key: str) -> list[tuple[str, ...]]:
+async def read_citations(ledger: Ledger, key: str) -> list[tuple[str, ...]]:
     page = await PipelineLedger(ledger).graph_reads.graph_neighbours(
         key, kinds=[EdgeKind.CITES], direction=Direction.OUT
     )
@@ -46,7 +46,7 @@ async def cited(ledger: Ledger, key: str) -> list[tuple[str, ...]]:
     return [each.node.documents for each in page.items if each.node.documents]
 
 
-async def everything(ledger: Ledger) -> tuple[Any, ...]:
+async def read_graph(ledger: Ledger) -> tuple[Any, ...]:
     nodes = await PipelineLedger(ledger).graph_reads.graph_nodes_after(0, 1000)
     edges, _ = await PipelineLedger(ledger).graph_reads.graph_edges_after(None, 1000)
     return sorted(node.key for _, node in nodes), sorted(map(str, edges))
@@ -55,27 +55,28 @@ async def everything(ledger: Ledger) -> tuple[Any, ...]:
 async def test_papers_that_cite_each_other_are_found_whichever_comes_first(
     pipeline: Pipeline, ledger: Ledger, tmp_path: Path
 ):
-    tides = await paper(pipeline, tmp_path, TIDES, SAND)
-    sand = await paper(pipeline, tmp_path, SAND, TIDES)
-    assert await cited(ledger, tides) == [(sand,)]
-    assert await cited(ledger, sand) == [(tides,)]
-    await pipeline.run("link_content", {"document_id": tides, "force": True})  # sees the other now
-    before = await everything(ledger)
+    tides = await ingest_paper(pipeline, tmp_path, TIDES, SAND)
+    sand = await ingest_paper(pipeline, tmp_path, SAND, TIDES)
+    assert await read_citations(ledger, tides) == [(sand,)]
+    assert await read_citations(ledger, sand) == [(tides,)]
+    # The other document exists now.
+    await pipeline.run("link_content", {"document_id": tides, "force": True})
+    before = await read_graph(ledger)
     for document_id in (sand, tides):
         for stage in ("process_references", "link_content", "update_graph"):
             await pipeline.run(stage, {"document_id": document_id, "force": True})
-    assert await everything(ledger) == before
+    assert await read_graph(ledger) == before
 
 
 async def test_new_content_does_not_keep_the_citations_of_the_old(
     pipeline: Pipeline, ledger: Ledger, tmp_path: Path
 ):
-    tides = await paper(pipeline, tmp_path, TIDES, SAND)
+    tides = await ingest_paper(pipeline, tmp_path, TIDES, SAND)
     stored_references = json.loads(pipeline.storage.get(references_key(tides)))
     stored_references["content"] = "of another version"
     pipeline.storage.put(references_key(tides), json.dumps(stored_references).encode())
     await pipeline.run("link_content", {"document_id": tides})
-    assert await cited(ledger, tides) == []
+    assert await read_citations(ledger, tides) == []
 
 
 async def test_a_document_that_is_gone_leaves_the_graph(pipeline: Pipeline, ledger: Ledger):
@@ -95,23 +96,23 @@ async def test_a_document_that_is_gone_leaves_the_graph(pipeline: Pipeline, ledg
 async def test_ranking_and_similarity_are_computed_again(
     pipeline: Pipeline, ledger: Ledger, tmp_path: Path
 ):
-    tides = await paper(pipeline, tmp_path, TIDES, SAND)
-    sand = await paper(pipeline, tmp_path, SAND, "Grains of sand and what they are made of")
+    tides = await ingest_paper(pipeline, tmp_path, TIDES, SAND)
+    sand = await ingest_paper(pipeline, tmp_path, SAND, "Grains of sand and what they are made of")
     ran = await pipeline.run("compute_similarity", {"batch": 1, "threshold": -1}, "maintenance")
     assert ran == ["compute_similarity"] * 3
-    similar = await PipelineLedger(ledger).graph_reads.graph_neighbours(
+    similar_page = await PipelineLedger(ledger).graph_reads.graph_neighbours(
         tides, kinds=[EdgeKind.SIMILAR]
     )
-    assert similar is not None
-    assert [each.node.documents for each in similar.items] == [(sand,)] * 2
+    assert similar_page is not None
+    assert [each.node.documents for each in similar_page.items] == [(sand,)] * 2
     await pipeline.run("recompute_graph", {}, lane="maintenance")
     result = pipeline.result("recompute_graph")
     assert (result["nodes"], result["edges"], result["shown"]) == (4, 6, True)
-    best = (await PipelineLedger(ledger).graph_reads.graph_cited(by_rank=True)).items
-    assert best[0].label == "The sea"
-    assert [node.kind for node in best[2:]] == [NodeKind.DOCUMENT, NodeKind.DOCUMENT]
-    assert sum(node.rank or 0 for node in best) == pytest.approx(1)
-    assert {node.community for node in best} == {0}
+    ranked_nodes = (await PipelineLedger(ledger).graph_reads.graph_cited(by_rank=True)).items
+    assert ranked_nodes[0].label == "The sea"
+    assert [node.kind for node in ranked_nodes[2:]] == [NodeKind.DOCUMENT, NodeKind.DOCUMENT]
+    assert sum(node.rank or 0 for node in ranked_nodes) == pytest.approx(1)
+    assert {node.community for node in ranked_nodes} == {0}
     summary = await PipelineLedger(ledger).graph_reads.graph_summary()
     assert summary.ranking is not None
     assert summary.ranking.nodes == 4
@@ -123,36 +124,36 @@ async def test_readers_see_the_old_ranking_until_the_new_one_is_whole(ledger: Le
     await upsert_document(ledger, "a", {}, "A")
     ((node_id, _),) = await PipelineLedger(ledger).graph_reads.graph_nodes_after(0, 10)
 
-    async def seen() -> float | None:
+    async def read_rank() -> float | None:
         node = await PipelineLedger(ledger).graph_reads.graph_node("a")
         assert node is not None
         return node.rank
 
-    async def ranking(value: float, *, whole: bool = True) -> None:
+    async def write_ranking(value: float, *, is_finished: bool = True) -> None:
         generation = await PipelineLedger(ledger).graph_rankings.begin_ranking()
         await PipelineLedger(ledger).graph_rankings.put_ranks(generation, [(node_id, value, 0)])
-        if whole:
-            done = Ranking(generation, ledger.clock.time(), 1, 0, 1, 0.1)
-            assert await PipelineLedger(ledger).graph_rankings.finish_ranking(done)
+        if is_finished:
+            ranking = Ranking(generation, ledger.clock.time(), 1, 0, 1, 0.1)
+            assert await PipelineLedger(ledger).graph_rankings.finish_ranking(ranking)
 
-    await ranking(0.25, whole=False)  # its worker was killed
-    assert await seen() is None
-    await ranking(0.5)
-    assert await seen() == 0.5
-    await ranking(0.75, whole=False)
-    assert await seen() == 0.5
-    await ranking(1.0)
-    assert await seen() == 1.0
-    late = Ranking(2, ledger.clock.time(), 1, 0, 1, 0.1)
-    assert not await PipelineLedger(ledger).graph_rankings.finish_ranking(late)
-    assert await seen() == 1.0
+    await write_ranking(0.25, is_finished=False)  # its worker was killed
+    assert await read_rank() is None
+    await write_ranking(0.5)
+    assert await read_rank() == 0.5
+    await write_ranking(0.75, is_finished=False)
+    assert await read_rank() == 0.5
+    await write_ranking(1.0)
+    assert await read_rank() == 1.0
+    older_ranking = Ranking(2, ledger.clock.time(), 1, 0, 1, 0.1)
+    assert not await PipelineLedger(ledger).graph_rankings.finish_ranking(older_ranking)
+    assert await read_rank() == 1.0
 
 
 @pytest.mark.long
 async def test_the_computation_is_killed_at_its_limits():
     rng = np.random.default_rng(0)
-    ends = rng.integers(0, 300_000, (2, 3_000_000))
-    edges = Edges(ends[0], ends[1], np.ones(3_000_000, bool), np.ones(3_000_000))
+    node_pairs = rng.integers(0, 300_000, (2, 3_000_000))
+    edges = Edges(node_pairs[0], node_pairs[1], np.ones(3_000_000, bool), np.ones(3_000_000))
     executor = Executor(1)
     try:
         with pytest.raises((MemoryError, ProcessCrashed)):
@@ -169,11 +170,11 @@ async def test_the_computation_is_killed_at_its_limits():
     assert ranks == rank(first_edges)  # the same edges, the same answer
 
 
-def test_who_is_cited_by_many_and_by_the_cited_is_first():
+def test_works_cited_by_many_or_by_a_cited_work_rank_first():
     #  1, 2, 3 cite 4; 4 cites 5; 6 and 7 are like one another, and nothing else
     sources, targets = np.array([1, 2, 3, 4, 6]), np.array([4, 4, 4, 5, 7])
-    cites = np.array([True] * 4 + [False])
-    ranks = rank(Edges(sources, targets, cites, np.array([9.0, 1, 1, 1, -0.5])))
+    is_citation = np.array([True] * 4 + [False])
+    ranks = rank(Edges(sources, targets, is_citation, np.array([9.0, 1, 1, 1, -0.5])))
     by_node = dict(zip(ranks.nodes, ranks.ranks, strict=True))
     assert sorted(by_node, key=by_node.__getitem__)[-2:] == [4, 5]
     communities = dict(zip(ranks.nodes, ranks.communities, strict=True))
@@ -181,7 +182,7 @@ def test_who_is_cited_by_many_and_by_the_cited_is_first():
     assert communities[6] == communities[7] != communities[1]
 
 
-def test_ranks_are_those_of_the_definition():
+def test_ranks_are_those_of_the_definition_of_pagerank():
     rng = np.random.default_rng(1)
     size, damping = 60, 0.85
     pairs = np.unique(rng.integers(0, size, (2, 90)), axis=1)
@@ -193,7 +194,7 @@ def test_ranks_are_those_of_the_definition():
         links[index_of[source], index_of[target]] = 1
     dangling = links.sum(axis=1) == 0
     assert dangling.any()
-    links[dangling] = 1  # who cites nothing goes on anywhere
+    links[dangling] = 1  # from a work that cites nothing, the walk goes on anywhere
     steps = links / links.sum(axis=1, keepdims=True)
     exact = np.linalg.solve(
         np.eye(len(index_of)) - damping * steps.T, np.full(len(index_of), 1 - damping)
@@ -201,6 +202,6 @@ def test_ranks_are_those_of_the_definition():
     assert ranks.ranks == pytest.approx((exact / exact.sum()).tolist(), rel=1e-5)
 
 
-def test_nothing_is_ranked_where_there_is_nothing():
-    nothing = np.array([], dtype=int)
-    assert rank(Edges(nothing, nothing, nothing, nothing)).rows() == []
+def test_an_empty_graph_has_no_ranks():
+    empty = np.array([], dtype=int)
+    assert rank(Edges(empty, empty, empty, empty)).rows() == []

@@ -1,4 +1,4 @@
-"""Hostile PDFs end as done, as needing OCR or as failed, in time, and cost nobody else anything."""
+"""Hostile PDFs end in time as done, as needing OCR or as failed, and harm no other document."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from switchyard.services.pipeline.text.page_process import PageProcess
 from switchyard.services.pipeline.text.pdf import ExtractorName, opening, read_pdf
 from switchyard.services.pipeline.text.pdf_pages import Limits
 from tests.integration.pipeline.conftest import Pipeline
-from tests.integration.pipeline.documents import ingested, whole_result, written
+from tests.integration.pipeline.documents import ingest, read_result, write_input
 from tests.support.hostile_pdfs import (
     hostile_pdfs,
     nested_fonts,
@@ -44,8 +44,8 @@ from tests.support.hostile_pdfs import (
 )
 from tests.support.pdfs import TEXT, pdf
 
-LIMIT = 20.0
-"""Seconds for one of them; `extract_text` has 120."""
+TIME_LIMIT = 20.0
+"""Seconds for the text of one file; `extract_text` has 120."""
 FAILURES = {
     "CorruptDocument",
     "DocumentTooLarge",
@@ -66,14 +66,14 @@ HOSTILE_TO_PDFIUM: dict[str, tuple[Callable[[], bytes], set[str]]] = {
 }
 
 
-async def extracted(
+async def extract(
     executor: Executor, settings: Settings, name: str, data: bytes, **limits: Any
 ) -> Any:
     """Extract the text of a file, with `limits` in place of those of the job type. Returns how that
     ended, and the seconds that it took."""
     key = f"{INCOMING}{name}"
     await Storage(settings.files_url).put_async(key, data)
-    job_type = replace(Registry.load().get("extract_text"), **{"timeout": LIMIT, **limits})
+    job_type = replace(Registry.load().get("extract_text"), **{"timeout": TIME_LIMIT, **limits})
     message = JobMessage(job_type="extract_text", payload={"key": key})
     ctx = JobContext(message, "hot", "test", settings)
     began = time.monotonic()
@@ -88,13 +88,11 @@ async def run_hostile_pdfs(settings: Settings, count: int) -> Counter[str]:
     slots = asyncio.Semaphore(2)
     outcomes: Counter[str] = Counter()
 
-    async def hostile(file_number: int, name: str, data: bytes) -> None:
+    async def run_hostile(file_number: int, name: str, data: bytes) -> None:
         async with slots:
-            outcome, seconds = await extracted(executor, settings, f"hostile-{file_number}", data)
-        assert seconds < 2 * LIMIT + 10, (
-            name,
-            seconds,
-        )  # twice where a reused process was replaced
+            outcome, seconds = await extract(executor, settings, f"hostile-{file_number}", data)
+        # The limit counts twice where a reused process was replaced.
+        assert seconds < 2 * TIME_LIMIT + 10, (name, seconds)
         if isinstance(outcome, Done):
             outcomes["needs_ocr" if outcome.result["needs_ocr"] else "done"] += 1
             return
@@ -102,19 +100,19 @@ async def run_hostile_pdfs(settings: Settings, count: int) -> Counter[str]:
         assert outcome.error_type in FAILURES, (name, outcome.error_type, outcome.traceback)
         outcomes["too costly" if TOO_COSTLY in outcome.message else outcome.error_type] += 1
 
-    async def ordinary(file_number: int) -> None:
+    async def run_ordinary(file_number: int) -> None:
         async with slots:
             data = pdf([f"{TEXT} Number {file_number}."])
-            outcome, _ = await extracted(executor, settings, f"ordinary-{file_number}", data)
+            outcome, _ = await extract(executor, settings, f"ordinary-{file_number}", data)
         assert isinstance(outcome, Done), (file_number, outcome)
         assert not outcome.result["needs_ocr"]
 
     try:
         async with asyncio.TaskGroup() as running:
             for file_number, (name, data) in enumerate(hostile_pdfs(count)):
-                running.create_task(hostile(file_number, name, data))
+                running.create_task(run_hostile(file_number, name, data))
                 if file_number % 10 == 0:
-                    running.create_task(ordinary(file_number))
+                    running.create_task(run_ordinary(file_number))
     finally:
         await executor.close()
     return outcomes
@@ -129,18 +127,18 @@ async def test_a_small_pdf_that_never_comes_to_its_end_is_given_up_at_its_first_
     endless = nested_forms(depth=11, width=10)
     assert len(endless) < 4_000
     executor = Executor(processes=1)
-    limits = {"cpu_limit": 2, "timeout": 3 * LIMIT}
+    limits = {"cpu_limit": 2, "timeout": 3 * TIME_LIMIT}
     try:
-        outcome, _ = await extracted(executor, settings, "endless", endless, **limits)
-        ordinary, _ = await extracted(executor, settings, "ordinary", pdf([TEXT]), **limits)
+        outcome, _ = await extract(executor, settings, "endless", endless, **limits)
+        ordinary_outcome, _ = await extract(executor, settings, "ordinary", pdf([TEXT]), **limits)
     finally:
         await executor.close()
     assert (outcome.error_type, outcome.permanent) == ("ProcessorTimeExceeded", True)
     assert "2 s of processor time" in outcome.message
-    assert isinstance(ordinary, Done)
+    assert isinstance(ordinary_outcome, Done)
 
 
-QUICK = Limits(page_seconds=1, lost_pages=1)
+QUICK_LIMITS = Limits(page_seconds=1, lost_pages=1)
 
 
 @pytest.mark.parametrize(
@@ -150,10 +148,10 @@ QUICK = Limits(page_seconds=1, lost_pages=1)
 def test_the_other_pages_are_read_beside_one_that_costs_too_much(
     kind: str, extractor: ExtractorName
 ) -> None:
-    read = read_pdf(with_a_costly_page(kind), QUICK, extractor)
-    assert [page.text for page in read.pages] == [f"{TEXT} Page 1.", "", f"{TEXT} Page 3."]
+    document = read_pdf(with_a_costly_page(kind), QUICK_LIMITS, extractor)
+    assert [page.text for page in document.pages] == [f"{TEXT} Page 1.", "", f"{TEXT} Page 3."]
     reason = "page 2 of the PDF takes more than 1 s of processor time"
-    assert [page.error for page in read.pages] == [None, reason, None]
+    assert [page.error for page in document.pages] == [None, reason, None]
 
 
 @pytest.mark.parametrize(("kind", "extractor"), [("fonts", "pymupdf"), ("patterns", "pypdfium2")])
@@ -161,21 +159,21 @@ def test_a_page_that_only_costs_too_much_to_draw_is_read_and_not_drawn(
     kind: str, extractor: ExtractorName
 ) -> None:
     content = with_a_costly_page(kind)
-    assert not any(page.error for page in read_pdf(content, QUICK, extractor).pages)
-    with opening(content, QUICK, extractor) as opened:
+    assert not any(page.error for page in read_pdf(content, QUICK_LIMITS, extractor).pages)
+    with opening(content, QUICK_LIMITS, extractor) as opened:
         with pytest.raises(PageTooCostly, match="page 2 of the PDF takes more than 1 s"):
             opened.draw(2, dpi=72, side=1_000)
         assert opened.draw(3, dpi=72, side=1_000).shape[2] == 3
 
 
 def test_a_document_of_many_costly_pages_is_refused_by_the_second_that_is_too_many() -> None:
-    started: list[int] = []
-    with PageProcess(_endless, QUICK) as process:
+    lost_pages: list[int] = []
+    with PageProcess(_endless, QUICK_LIMITS) as process:
         for number in (1, 2, 3):
             with pytest.raises(PageTooCostly if number == 1 else DocumentTooLarge):
                 process.run(number)
-            started.append(process._lost_pages)
-    assert started == [1, 2, 2]
+            lost_pages.append(process._lost_pages)
+    assert lost_pages == [1, 2, 2]
 
 
 def _endless(_number: int) -> None:
@@ -190,21 +188,21 @@ def test_a_crash_of_the_library_at_one_page_leaves_the_others() -> None:
             os.kill(os.getpid(), signal.SIGABRT)
         return number
 
-    with PageProcess(work, QUICK) as process:
+    with PageProcess(work, QUICK_LIMITS) as process:
         assert process.run(1) == 1
         with pytest.raises(CorruptDocument, match=r"page 2 crashes the library .*SIGABRT"):
             process.run(2)
         assert process.run(3) == 3
 
 
-def test_an_error_that_can_not_be_rebuilt_is_raised_with_its_text() -> None:
+def test_an_error_that_can_not_be_unpickled_is_raised_with_its_text() -> None:
     class CustomError(Exception):
         pass
 
     def work(number: int) -> None:
         raise CustomError(f"page {number}") if number == 1 else CorruptDocument("damaged")
 
-    with PageProcess(work, QUICK) as process:
+    with PageProcess(work, QUICK_LIMITS) as process:
         with pytest.raises(RuntimeError, match="CustomError: page 1"):
             process.run(1)
         with pytest.raises(CorruptDocument, match="damaged"):
@@ -214,29 +212,33 @@ def test_an_error_that_can_not_be_rebuilt_is_raised_with_its_text() -> None:
 async def test_a_document_tells_which_page_was_too_costly(
     pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(extraction, "read_pdf", partial(read_pdf, limits=QUICK))
-    payload = written(tmp_path, "forms.pdf", with_a_costly_page("forms"))
-    document_id = await ingested(pipeline, payload)
-    result = whole_result(pipeline, document_id)
+    monkeypatch.setattr(extraction, "read_pdf", partial(read_pdf, limits=QUICK_LIMITS))
+    payload = write_input(tmp_path, "forms.pdf", with_a_costly_page("forms"))
+    document_id = await ingest(pipeline, payload)
+    result = read_result(pipeline, document_id)
     reason = "page 2 of the PDF takes more than 1 s of processor time"
     assert (result["unreadable_pages"], result["page_errors"]) == ([2], {"2": reason})
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", HOSTILE_TO_PDFIUM)
-async def test_what_harms_pdfium_harms_its_own_process_alone(settings: Settings, name: str) -> None:
-    make, outcomes = HOSTILE_TO_PDFIUM[name]
-    by_pdfium = settings.model_copy(update={"pdf_extractor": "pypdfium2"})
+async def test_a_pdf_that_harms_pdfium_harms_its_own_process_alone(
+    settings: Settings, name: str
+) -> None:
+    make_pdf, allowed_errors = HOSTILE_TO_PDFIUM[name]
+    pdfium_settings = settings.model_copy(update={"pdf_extractor": "pypdfium2"})
     executor = Executor(processes=1)
     try:
-        outcome, _ = await extracted(executor, by_pdfium, name, make(), cpu_limit=2)
-        ordinary, _ = await extracted(executor, by_pdfium, "ordinary", pdf([TEXT]), cpu_limit=2)
+        outcome, _ = await extract(executor, pdfium_settings, name, make_pdf(), cpu_limit=2)
+        ordinary_outcome, _ = await extract(
+            executor, pdfium_settings, "ordinary", pdf([TEXT]), cpu_limit=2
+        )
     finally:
         await executor.close()
     assert isinstance(outcome, Failure)
-    assert outcome.error_type in outcomes, outcome
-    assert isinstance(ordinary, Done)
-    assert not ordinary.result["needs_ocr"]
+    assert outcome.error_type in allowed_errors, outcome
+    assert isinstance(ordinary_outcome, Done)
+    assert not ordinary_outcome.result["needs_ocr"]
 
 
 @pytest.mark.long

@@ -22,32 +22,32 @@ BACKUPS = 2
 
 
 async def test_a_backup_beside_writers_has_an_index_that_is_searched(tmp_path: Path) -> None:
-    settings = settings_in(tmp_path / "system")
+    settings = make_settings(tmp_path / "system")
     await make_ledger(settings.ledger_url)
-    begun = asyncio.Event()
-    writing = asyncio.create_task(write(settings, begun))
+    has_documents = asyncio.Event()
+    writer = asyncio.create_task(write_repeatedly(settings, has_documents))
     try:
-        await begun.wait()
+        await has_documents.wait()
         for number in range(BACKUPS):
             backup = await create_backup(settings, tmp_path, "{}")
             verify_backup(backup.archive)
-            other = settings_in(tmp_path / f"other-{number}")
-            restore_backup(other, backup.archive, replace=False)
+            restored_settings = make_settings(tmp_path / f"other-{number}")
+            restore_backup(restored_settings, backup.archive, replace=False)
             backup.archive.unlink()
-            assert await read(other) == DOCUMENTS
-        assert not writing.done()
+            assert await count_searchable_documents(restored_settings) == DOCUMENTS
+        assert not writer.done()
     finally:
-        writing.cancel()
+        writer.cancel()
         with suppress(asyncio.CancelledError):
-            await writing
+            await writer
 
 
-def settings_in(folder: Path) -> Settings:
+def make_settings(folder: Path) -> Settings:
     return Settings(data_dir=folder, embed_offline="hashed")
 
 
-async def write(settings: Settings, begun: asyncio.Event) -> None:
-    """Write documents anew in turn, and compact now and then, until cancelled."""
+async def write_repeatedly(settings: Settings, has_documents: asyncio.Event) -> None:
+    """Write the documents again and again, and compact after every tenth, until cancelled."""
     number = 0
     async with open_index(settings) as index:
         while True:
@@ -69,13 +69,13 @@ async def write(settings: Settings, begun: asyncio.Event) -> None:
             await index.write(put)
             number += 1
             if number == DOCUMENTS:
-                begun.set()
+                has_documents.set()
             if number % 10 == 0:
                 await compact_index(index)
 
 
-async def read(settings: Settings) -> int:
-    """Read everything, search, and return the number of documents."""
+async def count_searchable_documents(settings: Settings) -> int:
+    """Read all chunks, search, and return the number of documents."""
     async with open_index(settings) as index, index.open_active() as (table, embedder):
         documents = await table.document_ids()
         for document in documents:

@@ -52,8 +52,8 @@ from tests.support.small_steps import remove_in_steps
 TIDES = KnownWork(1, "On tides and their causes", 1999, "10.1000/tides", authors=("Richard Roe",))
 SEA = KnownWork(2, "The sea and its harbours", 2004, arxiv_id="1706.03762", authors=("A. Smith",))
 WIND = KnownWork(3, "Wind over the northern harbours", 2010, authors=("Jane Doe",))
-OLD = KnownWork(4, "A chronicle of lighthouses in Brittany", 1887, "10.2000/light")
-ITEM = KnownWork(5, "Tables for the use of pilots", 1850, authors=("Jean Pilote",))
+LIGHTHOUSES = KnownWork(4, "A chronicle of lighthouses in Brittany", 1887, "10.2000/light")
+PILOTS = KnownWork(5, "Tables for the use of pilots", 1850, authors=("Jean Pilote",))
 
 
 @pytest.fixture
@@ -64,13 +64,13 @@ def openalex() -> Iterator[OpenAlexServer]:
 
 @pytest.fixture
 def crossref() -> Iterator[CrossrefServer]:
-    with CrossrefServer([TIDES, OLD]) as server:
+    with CrossrefServer([TIDES, LIGHTHOUSES]) as server:
         yield server
 
 
 @pytest.fixture
 def wikidata() -> Iterator[WikidataServer]:
-    with WikidataServer([ITEM, SEA]) as server:
+    with WikidataServer([PILOTS, SEA]) as server:
         yield server
 
 
@@ -92,38 +92,38 @@ def linking_settings(
     return settings.model_copy(update=update)
 
 
-def cites(work: KnownWork, **fields: Any) -> Reference:
+def make_reference(work: KnownWork, **fields: Any) -> Reference:
     """Return a reference as a parser returns it."""
     persons = tuple(Person(name.split()[-1], name[0]) for name in work.authors)
     return Reference(text=work.title, title=work.title, authors=persons, year=work.year, **fields)
 
 
-async def linked(
+async def link_references(
     settings: Settings, ledger: Ledger, *references: Reference, timeout: float = 60
 ) -> list[WorkLink]:
     async with Linker.open(settings, ledger, timeout=timeout) as linker:
         return await linker.link(references)
 
 
-async def at_once(self: Linker, seconds: float, error: Exception) -> None:
-    """Return at once, in the place of a pause."""
+async def skip_pause(self: Linker, seconds: float, error: Exception) -> None:
+    """Stand in for `Linker._sleep_or_raise`, without a pause."""
 
 
-async def test_by_doi_by_arxiv_id_and_by_search_in_the_order_of_the_settings(
+async def test_works_are_found_by_doi_arxiv_id_or_search_in_the_order_of_the_settings(
     linking_settings: Settings,
     ledger: Ledger,
     openalex: OpenAlexServer,
     crossref: CrossrefServer,
     wikidata: WikidataServer,
 ):
-    links = await linked(
+    links = await link_references(
         linking_settings,
         ledger,
-        cites(TIDES, doi="10.1000/Tides"),
-        cites(SEA, arxiv_id="1706.03762v2"),
-        cites(WIND),
-        cites(OLD, doi="10.2000/light"),
-        cites(ITEM),
+        make_reference(TIDES, doi="10.1000/Tides"),
+        make_reference(SEA, arxiv_id="1706.03762v2"),
+        make_reference(WIND),
+        make_reference(LIGHTHOUSES, doi="10.2000/light"),
+        make_reference(PILOTS),
         Reference(text="", title="Nothing that anybody would know of"),
         Reference(text="too little"),
     )
@@ -146,7 +146,9 @@ async def test_by_doi_by_arxiv_id_and_by_search_in_the_order_of_the_settings(
         assert all(each.parameters["mailto"] == "me@example.org" for each in site.requests)
     assert "mailto" not in wikidata.requests[0].parameters
     request_counts = [len(site.requests) for site in (openalex, crossref, wikidata)]
-    await linked(linking_settings, ledger, cites(WIND), cites(TIDES, doi="10.1000/tides"))
+    await link_references(
+        linking_settings, ledger, make_reference(WIND), make_reference(TIDES, doi="10.1000/tides")
+    )
     assert [len(site.requests) for site in (openalex, crossref, wikidata)] == request_counts
 
 
@@ -158,7 +160,7 @@ async def test_authors_that_are_items_of_wikidata_are_named_in_their_order(
     wikidata.works.append(charts)
     wikidata.people["Q903"] = ""
     reference = Reference(text="", title=charts.title, authors=(Person("Pilote", "J"),), year=1851)
-    (link,) = await linked(linking_settings, ledger, reference)
+    (link,) = await link_references(linking_settings, ledger, reference)
     assert link.work is not None
     assert [each.family for each in link.work.authors] == ["Pilote", "Phare", "Marin"]
     # The item of the work, then all people in one request.
@@ -168,11 +170,11 @@ async def test_authors_that_are_items_of_wikidata_are_named_in_their_order(
     assert requested_ids[-1] == "Q901|Q902|Q903"
 
 
-async def test_what_fits_several_works_is_kept_as_ambiguous(
+async def test_a_reference_that_fits_several_works_is_ambiguous(
     linking_settings: Settings, ledger: Ledger, openalex: OpenAlexServer
 ):
     openalex.works.append(replace(WIND, number=33, authors=("John Doe",)))
-    (link,) = await linked(linking_settings, ledger, cites(WIND))
+    (link,) = await link_references(linking_settings, ledger, make_reference(WIND))
     assert link.status is LinkStatus.AMBIGUOUS
     assert [each.work.id for each in link.candidates] == ["openalex:W3", "openalex:W33"]
 
@@ -185,25 +187,32 @@ async def test_a_catalogue_that_fails_is_tried_again_and_then_the_next_is_asked(
     wikidata: WikidataServer,
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr(Linker, "_sleep_or_raise", at_once)
+    monkeypatch.setattr(Linker, "_sleep_or_raise", skip_pause)
     openalex.next(cut(), says(b"<html>", "text/html"))
-    (link,) = await linked(linking_settings, ledger, cites(TIDES, doi="10.1000/tides"))
+    (link,) = await link_references(
+        linking_settings, ledger, make_reference(TIDES, doi="10.1000/tides")
+    )
     assert (link.provider, len(openalex.requests)) == ("openalex", 3)
     openalex.always(fails(500))
-    links = await linked(linking_settings, ledger, cites(OLD, doi="10.2000/light"), cites(WIND))
+    links = await link_references(
+        linking_settings,
+        ledger,
+        make_reference(LIGHTHOUSES, doi="10.2000/light"),
+        make_reference(WIND),
+    )
     assert [each.status.value for each in links] == ["linked", "not_found"]
     # Nobody said that there is no such work: it is asked for again.
     openalex.always(None)
-    (link,) = await linked(linking_settings, ledger, cites(WIND))
+    (link,) = await link_references(linking_settings, ledger, make_reference(WIND))
     assert link.provider == "openalex"
     for site in (openalex, crossref, wikidata):
         site.always(fails(503))
     with pytest.raises(SourceUnavailable):
-        await linked(linking_settings, ledger, cites(ITEM))
+        await link_references(linking_settings, ledger, make_reference(PILOTS))
 
 
 @pytest.mark.parametrize(
-    "nonsense",
+    "invalid_answer",
     [
         says([]),
         says({"results": {}, "message": {"items": 1}, "query": []}),
@@ -216,11 +225,13 @@ async def test_an_invalid_record_of_a_catalogue_is_no_work(
     ledger: Ledger,
     openalex: OpenAlexServer,
     monkeypatch: pytest.MonkeyPatch,
-    nonsense: Behaviour,
+    invalid_answer: Behaviour,
 ):
-    monkeypatch.setattr(Linker, "_sleep_or_raise", at_once)
-    openalex.always(nonsense)
-    (link,) = await linked(linking_settings, ledger, cites(OLD, doi="10.2000/light"))
+    monkeypatch.setattr(Linker, "_sleep_or_raise", skip_pause)
+    openalex.always(invalid_answer)
+    (link,) = await link_references(
+        linking_settings, ledger, make_reference(LIGHTHOUSES, doi="10.2000/light")
+    )
     assert (link.status.value, link.provider) == ("linked", "crossref")
 
 
@@ -229,7 +240,7 @@ async def test_a_long_pause_sends_the_job_back_with_no_attempt_used_up(
 ):
     openalex.next(throttled(600))
     with pytest.raises(SourceBusy) as busy:
-        await linked(linking_settings, ledger, cites(WIND))
+        await link_references(linking_settings, ledger, make_reference(WIND))
     assert (busy.value.counts, busy.value.wait) == (False, 600)
 
 
@@ -241,13 +252,13 @@ async def test_two_processes_at_the_same_moment_ask_each_question_once(
         for n in range(120)
     ]
     openalex.by_doi |= {work.doi: work for work in works}
-    references = [cites(work, doi=work.doi) for work in works] + [cites(WIND)] * 3
-    async with await Ledger.open(linking_settings.ledger_url) as other:
-        both = await asyncio.gather(
-            linked(linking_settings, ledger, *references),
-            linked(linking_settings, other, *reversed(references)),
+    references = [make_reference(work, doi=work.doi) for work in works] + [make_reference(WIND)] * 3
+    async with await Ledger.open(linking_settings.ledger_url) as other_ledger:
+        links_of_both = await asyncio.gather(
+            link_references(linking_settings, ledger, *references),
+            link_references(linking_settings, other_ledger, *reversed(references)),
         )
-    assert all(link.status is LinkStatus.LINKED for links in both for link in links)
+    assert all(link.status is LinkStatus.LINKED for links in links_of_both for link in links)
     assert len(openalex.answered) == len(set(openalex.answered)) == 121
 
 
@@ -255,28 +266,28 @@ async def test_a_killed_process_leaves_its_questions_to_others(
     linking_settings: Settings, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(linking, "CLAIM_POLL_INTERVAL", 0.01)
-    key = questions_of(cites(WIND))[0].key
+    key = questions_of(make_reference(WIND))[0].key
     claims = await PipelineLedger(ledger).catalogue_answers.claim_catalogue_questions(
         [key], "dead", ttl=0.3, max_age=60
     )
     assert claims.claimed == (key,)
-    (link,) = await linked(linking_settings, ledger, cites(WIND))
+    (link,) = await link_references(linking_settings, ledger, make_reference(WIND))
     assert link.status is LinkStatus.LINKED
 
 
-async def test_claims_are_exclusive_end_with_their_holder_and_old_answers_are_dropped(
+async def test_claims_are_exclusive_until_given_up_and_old_answers_are_dropped(
     ledger: Ledger,
 ):
-    async def claimed(holder: str, *keys: str) -> tuple[str, ...]:
+    async def claim_questions(holder: str, *keys: str) -> tuple[str, ...]:
         claims = await PipelineLedger(ledger).catalogue_answers.claim_catalogue_questions(
             keys, holder, ttl=60, max_age=60
         )
         return claims.claimed
 
-    assert await claimed("one", "a", "b") == ("a", "b")
-    assert await claimed("two", "a", "c") == ("c",)
+    assert await claim_questions("one", "a", "b") == ("a", "b")
+    assert await claim_questions("two", "a", "c") == ("c",)
     await PipelineLedger(ledger).catalogue_answers.give_up_catalogue_claims(["a", "c"], "one")
-    assert await claimed("two", "a", "b") == ("a",)
+    assert await claim_questions("two", "a", "b") == ("a",)
     await PipelineLedger(ledger).catalogue_answers.keep_catalogue_answers({"b": [1]})
     claim = await PipelineLedger(ledger).catalogue_answers.claim_catalogue_questions(
         ["b"], "two", ttl=60, max_age=60
@@ -288,21 +299,21 @@ async def test_claims_are_exclusive_end_with_their_holder_and_old_answers_are_dr
     assert (old.stored, old.claimed) == ({}, ("b",))
     await PipelineLedger(ledger).catalogue_answers.give_up_catalogue_claims(["b"], "two")
 
-    async def dropped(max_age: float) -> int:
+    async def drop_answers(max_age: float) -> int:
         answers = PipelineLedger(ledger).catalogue_answers
         rows = await remove_in_steps(
             lambda limit: answers.drop_catalogue_answers(max_age=max_age, limit=limit), limit=1
         )
         return rows.total()
 
-    assert await dropped(60) == 0
-    assert await dropped(0) == 1
+    assert await drop_answers(60) == 0
+    assert await drop_answers(0) == 1
     await PipelineLedger(ledger).catalogue_answers.give_up_catalogue_claims(["a", "c"], "two")
-    assert await dropped(60) == 2
+    assert await drop_answers(60) == 2
 
 
 BODY = "The tide rises twice a day [1]. Others disagree with this [2]."
-LISTED = """References
+REFERENCE_LIST = """References
 [1] R. Roe. On tides and their causes. Journal of Physics, 12(3):33-40, 1999. doi:10.1000/tides
 [2] J. Doe. Wind over the northern harbours. Journal of Winds, 3(1):1-9, 2010."""
 
@@ -310,33 +321,33 @@ LISTED = """References
 async def test_a_document_s_references_are_linked_and_every_repeat_changes_nothing(
     pipeline: Pipeline, linking_settings: Settings, openalex: OpenAlexServer, tmp_path: Path
 ):
-    links = replace(pipeline, settings=linking_settings)
+    linking_pipeline = replace(pipeline, settings=linking_settings)
     path = tmp_path / "paper.pdf"
-    path.write_bytes(pdf([BODY, LISTED]))
-    await links.run("ingest_document", {"path": str(path)})
-    document_id = links.result("ingest_document")["document_id"]
+    path.write_bytes(pdf([BODY, REFERENCE_LIST]))
+    await linking_pipeline.run("ingest_document", {"path": str(path)})
+    document_id = linking_pipeline.result("ingest_document")["document_id"]
     with pytest.raises(NothingToLink):
-        await links.run("link_citations", {"document_id": document_id})
-    assert await links.run("process_references", {"document_id": document_id}) == [
+        await linking_pipeline.run("link_citations", {"document_id": document_id})
+    assert await linking_pipeline.run("process_references", {"document_id": document_id}) == [
         "process_references",
         "link_citations",
     ]
-    result = links.result("link_citations")
+    result = linking_pipeline.result("link_citations")
     assert (result["linked"], result["ambiguous"], result["not_found"]) == (2, 0, 0)
-    stored_links = links.storage.get(links_key(document_id))
+    stored_links = linking_pipeline.storage.get(links_key(document_id))
     request_count = len(openalex.requests)
-    await links.run("link_citations", {"document_id": document_id})
-    await links.run("process_references", {"document_id": document_id})
-    assert links.storage.get(links_key(document_id)) == stored_links
+    await linking_pipeline.run("link_citations", {"document_id": document_id})
+    await linking_pipeline.run("process_references", {"document_id": document_id})
+    assert linking_pipeline.storage.get(links_key(document_id)) == stored_links
     assert len(openalex.requests) == request_count
-    references = await stored_references(links.storage, document_id)
+    references = await stored_references(linking_pipeline.storage, document_id)
     assert references is not None
     assert [each["link"]["work"]["id"] for each in references["references"]] == [
         "doi:10.1000/tides",
         "openalex:W3",
     ]
-    assert links.ledger is not None
-    page = await PipelineLedger(links.ledger).graph_reads.graph_neighbours(
+    assert linking_pipeline.ledger is not None
+    page = await PipelineLedger(linking_pipeline.ledger).graph_reads.graph_neighbours(
         document_id, kinds=[EdgeKind.CITES]
     )
     assert page is not None
@@ -345,28 +356,32 @@ async def test_a_document_s_references_are_linked_and_every_repeat_changes_nothi
         ("openalex:W3", "openalex", "link"),
     }
     # The links of another list of references are not shown with this one.
-    other = json.loads(links.storage.get(references_key(document_id))) | {"hash": "other"}
-    links.storage.put(references_key(document_id), json.dumps(other).encode())
-    references = await stored_references(links.storage, document_id)
+    other_list = json.loads(linking_pipeline.storage.get(references_key(document_id))) | {
+        "hash": "other"
+    }
+    linking_pipeline.storage.put(references_key(document_id), json.dumps(other_list).encode())
+    references = await stored_references(linking_pipeline.storage, document_id)
     assert references is not None
     assert "link" not in references["references"][0]
 
 
-async def test_a_job_whose_time_is_over_goes_on_later(
+async def test_a_job_whose_time_is_over_continues_later(
     linking_settings: Settings,
     pipeline: Pipeline,
     ledger: Ledger,
     monkeypatch: pytest.MonkeyPatch,
 ):
     with pytest.raises(OutOfTime):
-        await linked(linking_settings, ledger, cites(WIND), timeout=-1)
-    stored = {"hash": "x", "references": [cites(WIND).as_json()], "citations": []}
+        await link_references(linking_settings, ledger, make_reference(WIND), timeout=-1)
+    stored = {"hash": "x", "references": [make_reference(WIND).as_json()], "citations": []}
     pipeline.storage.put(references_key("d"), json.dumps(stored).encode())
     monkeypatch.setattr(
         "switchyard.services.pipeline.workers.references.link_citations.TIME_BUDGET", -1
     )
-    links = replace(pipeline, settings=linking_settings)
-    assert isinstance(await links.one("link_citations", {"document_id": "d"}), Snooze)
+    linking_pipeline = replace(pipeline, settings=linking_settings)
+    assert isinstance(
+        await linking_pipeline.run_job("link_citations", {"document_id": "d"}), Snooze
+    )
 
 
 @pytest.mark.long
@@ -383,7 +398,7 @@ async def test_the_references_of_a_book_are_linked_beside_other_jobs(
         )
         for n in range(MAX_REFERENCES)
     ]
-    references = [cites(work, doi=work.doi) for work in works]
+    references = [make_reference(work, doi=work.doi) for work in works]
     people = [Person(name.split()[-1], name[0]) for name in authors]
     known_works = {
         questions_of(reference)[0].key: [
@@ -399,8 +414,8 @@ async def test_the_references_of_a_book_are_linked_beside_other_jobs(
     await PipelineLedger(ledger).catalogue_answers.keep_catalogue_answers(known_works)
     stored = {"hash": "x", "references": [each.as_json() for each in references], "citations": []}
     pipeline.storage.put(references_key("d"), json.dumps(stored).encode())
-    links = replace(pipeline, settings=linking_settings)
-    outcome = await links.one("link_citations", {"document_id": "d"})
+    linking_pipeline = replace(pipeline, settings=linking_settings)
+    outcome = await linking_pipeline.run_job("link_citations", {"document_id": "d"})
     assert isinstance(outcome, Done)
     assert outcome.result["linked"] == MAX_REFERENCES
 
@@ -414,15 +429,17 @@ async def test_thousands_of_references_of_a_catalogue_that_is_throttled_half_the
         KnownWork(10 + n, f"Harbour number {n} of the {n} th coast", 1900, f"10.3000/{n}")
         for n in range(2_950)
     ]
-    plain = [
+    works_without_doi = [
         KnownWork(50_000 + n, f"Lighthouse {n} seen from the {n} th pier", 1900) for n in range(50)
     ]
-    openalex.works = plain
+    openalex.works = works_without_doi
     openalex.by_doi = {work.doi: work for work in works}
-    references = [cites(work, doi=work.doi) for work in works] + [cites(work) for work in plain]
+    references = [make_reference(work, doi=work.doi) for work in works] + [
+        make_reference(work) for work in works_without_doi
+    ]
     refused = 0
 
-    def every_other(exchange: Any, request: Any) -> None:
+    def refuse_every_other(exchange: Any, request: Any) -> None:
         nonlocal refused
         if len(openalex.requests) % 2:
             refused += 1
@@ -430,11 +447,11 @@ async def test_thousands_of_references_of_a_catalogue_that_is_throttled_half_the
         else:
             openalex.answer(exchange, request)
 
-    openalex.always(every_other)
+    openalex.always(refuse_every_other)
     links: list[WorkLink] = []
     for _ in range(100):
         try:
-            links = await linked(linking_settings, ledger, *references, timeout=60)
+            links = await link_references(linking_settings, ledger, *references, timeout=60)
             break
         except (SourceBusy, OutOfTime):
             continue  # as the job would, later
@@ -444,23 +461,23 @@ async def test_thousands_of_references_of_a_catalogue_that_is_throttled_half_the
     assert len(openalex.answered) == len(set(openalex.answered)) == 3_000
 
 
-async def test_references_of_no_document_are_cut_and_linked_and_their_links_are_the_result(
+async def test_references_without_a_document_are_parsed_and_linked(
     pipeline: Pipeline, linking_settings: Settings, openalex: OpenAlexServer
 ):
-    links = replace(pipeline, settings=linking_settings)
+    linking_pipeline = replace(pipeline, settings=linking_settings)
     texts = [
         "R. Roe. On tides and their causes. Physics 12(3):33-40, 1999. doi:10.1000/tides",
         "X. Nobody. What no catalogue has ever heard of. Nowhere Press, 1931.",
     ]
-    await links.run("link_citations", {"references": texts})
-    result = links.result("link_citations")
+    await linking_pipeline.run("link_citations", {"references": texts})
+    result = linking_pipeline.result("link_citations")
     assert (result["references"], result["linked"], result["not_found"]) == (2, 1, 1)
-    references = json.loads(links.storage.get(result["result"]))["references"]
+    references = json.loads(linking_pipeline.storage.get(result["result"]))["references"]
     assert references[0]["title"] == "On tides and their causes"
     assert references[0]["link"]["work"]["id"] == "doi:10.1000/tides"
     assert references[1]["link"]["status"] == "not_found"
     with pytest.raises(ValueError, match="one of document_id and references"):
-        await links.run("link_citations", {})
+        await linking_pipeline.run("link_citations", {})
 
 
 async def test_a_catalogue_that_pauses_for_hours_is_left_out_and_asked_later(
@@ -471,9 +488,14 @@ async def test_a_catalogue_that_pauses_for_hours_is_left_out_and_asked_later(
     wikidata: WikidataServer,
 ):
     openalex.next(throttled(7200))
-    cited = (cites(TIDES, doi="10.1000/tides"), cites(OLD), cites(ITEM), cites(WIND))
+    references = (
+        make_reference(TIDES, doi="10.1000/tides"),
+        make_reference(LIGHTHOUSES),
+        make_reference(PILOTS),
+        make_reference(WIND),
+    )
     async with Linker.open(linking_settings, ledger, timeout=60) as linker:
-        links = await linker.link(cited)
+        links = await linker.link(references)
     assert [each.provider for each in links] == ["crossref", "crossref", "wikidata", ""]
     assert list(linker.paused) == ["openalex"]
     assert len(openalex.requests) == 1
@@ -482,14 +504,15 @@ async def test_a_catalogue_that_pauses_for_hours_is_left_out_and_asked_later(
     system.ledger = ledger
     (check,) = await check_source_pauses(system)
     assert (check.status, check.finding) == ("warning", Finding.SOURCE_PAUSED)
-    until = datetime.fromtimestamp(linker.paused["openalex"], UTC)
+    pause_end = datetime.fromtimestamp(linker.paused["openalex"], UTC)
     assert (
-        f"openalex asked for a pause: nothing is sent to it until {until:%Y-%m-%d}" in check.detail
+        f"openalex asked for a pause: nothing is sent to it until {pause_end:%Y-%m-%d}"
+        in check.detail
     )
 
     await ledger.leases.drop_old_leases(-7200, limit=9)  # the pause is over
     assert await check_source_pauses(system) == []
-    (link,) = await linked(linking_settings, ledger, cites(WIND))
+    (link,) = await link_references(linking_settings, ledger, make_reference(WIND))
     assert (link.status, link.provider) == (LinkStatus.LINKED, "openalex")
 
 
@@ -502,8 +525,8 @@ async def test_references_are_linked_as_far_as_they_can_be_when_every_catalogue_
 ):
     for site in (openalex, crossref, wikidata):
         site.next(throttled(7200))
-    with_linking = replace(pipeline, settings=linking_settings)
-    outcome = await with_linking.one(
+    linking_pipeline = replace(pipeline, settings=linking_settings)
+    outcome = await linking_pipeline.run_job(
         "link_citations", {"references": ["J. Doe. Wind over harbours. 2010."]}
     )
     assert isinstance(outcome, Done)
@@ -521,24 +544,30 @@ async def test_the_key_of_openalex_is_sent_and_shown_nowhere(
     capsys: pytest.CaptureFixture[str],
     answer: Behaviour | None,
 ):
-    monkeypatch.setattr(Linker, "_sleep_or_raise", at_once)
+    monkeypatch.setattr(Linker, "_sleep_or_raise", skip_pause)
     caplog.set_level("DEBUG")
     if answer is not None:
         openalex.next(answer)
-    keyed = linking_settings.model_copy(update={"openalex_api_key": SecretStr("k-secret")})
-    await linked(keyed, ledger, cites(WIND))
+    settings_with_key = linking_settings.model_copy(
+        update={"openalex_api_key": SecretStr("k-secret")}
+    )
+    await link_references(settings_with_key, ledger, make_reference(WIND))
     assert {each.parameters["api_key"] for each in openalex.requests} == {"k-secret"}
     printed = capsys.readouterr()
     assert "k-secret" not in caplog.text + printed.out + printed.err
-    assert "k-secret" not in repr(OpenAlex.server(keyed)) + repr(keyed)
+    assert "k-secret" not in repr(OpenAlex.server(settings_with_key)) + repr(settings_with_key)
 
 
-async def test_a_redirect_that_repeats_the_key_does_not_tell_it(
+async def test_the_error_for_a_redirect_that_repeats_the_key_does_not_show_it(
     linking_settings: Settings, ledger: Ledger, openalex: OpenAlexServer
 ):
     openalex.next(moved("/gone?api_key=k-secret&x=1"), fails(404))
-    keyed = linking_settings.model_copy(update={"openalex_api_key": SecretStr("k-secret")})
-    async with SourceClient.connect(OpenAlex.server(keyed), keyed, ledger, max_wait=10) as client:
+    settings_with_key = linking_settings.model_copy(
+        update={"openalex_api_key": SecretStr("k-secret")}
+    )
+    async with SourceClient.connect(
+        OpenAlex.server(settings_with_key), settings_with_key, ledger, max_wait=10
+    ) as client:
         with pytest.raises(SourceNotFound) as missing:
             await client.get("/works")
     assert "k-secret" not in str(missing.value)

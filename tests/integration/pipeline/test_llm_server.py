@@ -1,4 +1,4 @@
-"""Behaviours of LLM servers, and how the job that asked ends."""
+"""Answers and failures of model servers, and how a call ends with each."""
 
 from __future__ import annotations
 
@@ -46,26 +46,28 @@ def _quick_tries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("switchyard.services.llm.server_client.FIRST_RETRY_DELAY", 0.01)
 
 
-SCALE = SimilarityCalibration(min_relevance=0.0, min_similarity=0.2, vector_weight=0.5)
+CALIBRATION = SimilarityCalibration(min_relevance=0.0, min_similarity=0.2, vector_weight=0.5)
 
 
 @pytest.fixture
-def asking(llm: FakeLlmServer) -> Settings:
+def llm_settings(llm: FakeLlmServer) -> Settings:
     return Settings(llm_base_url=llm.url, llm_model="test-model", llm_timeout=5)
 
 
-ASKED = {"messages": QUESTION, "max_tokens": 100, "temperature": 0}
+CHAT = {"messages": QUESTION, "max_tokens": 100, "temperature": 0}
 
 
-async def ask(settings: Settings, timeout: float = 10) -> Completion:
-    (server,) = settings.llm_servers
-    async with ServerClient.connect(server, settings.llm_timeout) as client:
-        return (await client.ask(ASKED, timeout=timeout)).answer
+async def ask_model(settings: Settings, timeout: float = 10) -> Completion:
+    (server_settings,) = settings.llm_servers
+    async with ServerClient.connect(server_settings, settings.llm_timeout) as client:
+        return (await client.ask(CHAT, timeout=timeout)).answer
 
 
-async def test_a_question_is_sent_in_the_form_of_the_api(llm: FakeLlmServer, asking: Settings):
+async def test_a_question_is_sent_in_the_form_of_the_api(
+    llm: FakeLlmServer, llm_settings: Settings
+):
     key = SecretStr("sk-secret")
-    answer = await ask(asking.model_copy(update={"llm_api_key": key}))
+    answer = await ask_model(llm_settings.model_copy(update={"llm_api_key": key}))
     assert (answer.text, answer.model, answer.finish_reason) == (
         server.ANSWER,
         "test-model",
@@ -86,16 +88,16 @@ async def test_a_question_is_sent_in_the_form_of_the_api(llm: FakeLlmServer, ask
 
 
 async def test_another_services_key_is_not_sent(
-    llm: FakeLlmServer, asking: Settings, monkeypatch: pytest.MonkeyPatch
+    llm: FakeLlmServer, llm_settings: Settings, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("OPENAI_API_KEY", "sk-of-somebody-else")
-    await ask(asking)
+    await ask_model(llm_settings)
     assert "somebody" not in str(llm.requests[0].headers)
 
 
-async def test_thinking_aloud_is_not_part_of_the_answer(llm: FakeLlmServer, asking: Settings):
+async def test_thinking_aloud_is_not_part_of_the_answer(llm: FakeLlmServer, llm_settings: Settings):
     llm.next(server.answers("<think>\nHmm.\n</think>\n\nWater."))
-    assert (await ask(asking)).text == "Water."
+    assert (await ask_model(llm_settings)).text == "Water."
 
 
 @pytest.mark.parametrize("streams", [False, True])
@@ -117,146 +119,153 @@ async def test_thinking_aloud_is_not_part_of_the_answer(llm: FakeLlmServer, aski
     ],
 )
 async def test_the_answer_is_what_the_model_says_and_not_its_reasoning(
-    llm: FakeLlmServer, asking: Settings, message: dict[str, object], streams: bool
+    llm: FakeLlmServer, llm_settings: Settings, message: dict[str, object], streams: bool
 ):
     llm.next(server.streams(message) if streams else server.says_message(message))
-    assert (await ask(asking)).text == "Water."
+    assert (await ask_model(llm_settings)).text == "Water."
 
 
 async def test_reasoning_that_was_streamed_is_taken_back_and_is_not_streamed_again(
-    llm: FakeLlmServer, asking: Settings
+    llm: FakeLlmServer, llm_settings: Settings
 ):
     text_pieces: list[str] = []
     pieces = [{"content": each} for each in ("The sea ", "is wet", ".</thi", "nk>\n\nWa", "ter.")]
     llm.always(server.streams(*pieces))
-    (one,) = asking.llm_servers
-    async with ServerClient.connect(one, 5) as client:
+    (server_settings,) = llm_settings.llm_servers
+    async with ServerClient.connect(server_settings, 5) as client:
         for _ in range(2):
             response = await client.ask(
-                ASKED, timeout=10, on_text=text_pieces.append, restart=text_pieces.clear
+                CHAT, timeout=10, on_text=text_pieces.append, restart=text_pieces.clear
             )
             assert response.answer.text == "Water."
             assert "".join(text_pieces) == "Water."
             text_pieces.clear()
-        never = pytest.fail
         await client.ask(
-            ASKED, timeout=10, on_text=text_pieces.append, restart=lambda: never("streamed again")
+            CHAT,
+            timeout=10,
+            on_text=text_pieces.append,
+            restart=lambda: pytest.fail("streamed again"),
         )
 
 
 @pytest.mark.parametrize("reason", [None, "", "null"])
 @pytest.mark.parametrize("end", [b"", b'data: {"choices": [{"del'])
 async def test_a_stream_that_ends_in_the_middle_is_no_answer(
-    llm: FakeLlmServer, asking: Settings, reason: str | None, end: bytes
+    llm: FakeLlmServer, llm_settings: Settings, reason: str | None, end: bytes
 ):
     words = [{"content": f"{each} "} for each in ["Tides", "rise", "and", "fall", "twice", "a"]]
     llm.next(server.streams(*words, each_reason=reason, reason=None, end=end))
     with pytest.raises(LlmUnavailable, match="ends in the middle"):
-        await ask(asking)
+        await ask_model(llm_settings)
 
 
 @pytest.mark.parametrize("end", [b"data: [DONE]\n\n", b"data: [DONE]", b"data:[DONE]\r\n\r\n"])
 async def test_the_regular_end_of_a_stream_is_the_end_of_its_answer(
-    llm: FakeLlmServer, asking: Settings, end: bytes
+    llm: FakeLlmServer, llm_settings: Settings, end: bytes
 ):
     llm.next(server.streams({"content": "Water."}, each_reason="", reason=None, end=end))
-    answer = await ask(asking)
+    answer = await ask_model(llm_settings)
     assert (answer.text, answer.finish_reason, answer.is_complete) == ("Water.", None, True)
 
 
-async def test_an_answer_without_a_reason_is_cut_where_the_server_gives_one(
-    llm: FakeLlmServer, asking: Settings
+async def test_an_answer_without_a_reason_is_cut_if_the_server_gave_reasons_before(
+    llm: FakeLlmServer, llm_settings: Settings
 ):
-    """llama-cpp-python's server drops an answer for the next request, and ends it with the mark."""
-    (one,) = asking.llm_servers
-    async with ServerClient.connect(one, 5) as client:
-        await client.ask(ASKED, timeout=10)
+    """llama-cpp-python's server stops an answer when the next request comes. It ends the stream
+    with its mark, and gives no reason."""
+    (server_settings,) = llm_settings.llm_servers
+    async with ServerClient.connect(server_settings, 5) as client:
+        await client.ask(CHAT, timeout=10)
         learned = client.learned
-    dropped = server.streams({"content": "Wat"}, reason=None)
-    async with ServerClient.connect(one, 5) as another:
-        another.adopt(learned)
-        llm.next(dropped)
+    stream_without_reason = server.streams({"content": "Wat"}, reason=None)
+    async with ServerClient.connect(server_settings, 5) as second_client:
+        second_client.adopt(learned)
+        llm.next(stream_without_reason)
         with pytest.raises(LlmCut, match="ends in the middle"):
-            await another.ask(ASKED, timeout=10, on_text=lambda _: None)
+            await second_client.ask(CHAT, timeout=10, on_text=lambda _: None)
 
 
 async def test_an_answer_that_ends_without_a_reason_again_is_whole(
-    llm: FakeLlmServer, asking: Settings
+    llm: FakeLlmServer, llm_settings: Settings
 ):
-    """The server ends this answer so, though it says why others end; no later request was sent for
-    which it could have dropped this one."""
-    (one,) = asking.llm_servers
-    dropped = server.streams({"content": "Wat"}, reason=None)
-    async with ServerClient.connect(one, 5) as client:
-        await client.ask(ASKED, timeout=10)
-        llm.next(dropped)
+    """The server gives no reason for this answer, though it does for others. The second time, no
+    other request was sent for which it could have stopped the answer."""
+    (server_settings,) = llm_settings.llm_servers
+    stream_without_reason = server.streams({"content": "Wat"}, reason=None)
+    async with ServerClient.connect(server_settings, 5) as client:
+        await client.ask(CHAT, timeout=10)
+        llm.next(stream_without_reason)
         with pytest.raises(LlmCut, match="ends in the middle"):
-            await client.ask(ASKED, timeout=10, on_text=lambda _: None)
-        llm.next(dropped)
-        response = await client.ask(ASKED, timeout=10, on_text=lambda _: None)
+            await client.ask(CHAT, timeout=10, on_text=lambda _: None)
+        llm.next(stream_without_reason)
+        response = await client.ask(CHAT, timeout=10, on_text=lambda _: None)
     assert response.answer.text == "Wat"
 
 
-async def test_a_reason_without_a_stream_says_nothing_of_streams(
-    llm: FakeLlmServer, asking: Settings
+async def test_a_reason_outside_of_a_stream_teaches_nothing_about_streams(
+    llm: FakeLlmServer, llm_settings: Settings
 ):
-    (one,) = asking.llm_servers
-    async with ServerClient.connect(one.model_copy(update={"stream": False}), 5) as client:
-        await client.ask(ASKED, timeout=10)
+    (server_settings,) = llm_settings.llm_servers
+    async with ServerClient.connect(
+        server_settings.model_copy(update={"stream": False}), 5
+    ) as client:
+        await client.ask(CHAT, timeout=10)
         assert client.learned == ""
 
 
-async def test_the_servers_own_reason_is_enough_for_the_end(llm: FakeLlmServer, asking: Settings):
+async def test_a_reason_ends_a_stream_without_its_mark(llm: FakeLlmServer, llm_settings: Settings):
     llm.next(server.streams({"content": "Water."}, reason="STOP", end=b""))
-    assert (await ask(asking)).finish_reason == "stop"
+    assert (await ask_model(llm_settings)).finish_reason == "stop"
 
 
 @pytest.mark.parametrize("streams", [False, True])
 @pytest.mark.parametrize("reason", ["length", "max_tokens", "MAX_TOKENS", "model_length"])
 async def test_an_answer_that_is_cut_at_its_limit_is_not_complete(
-    llm: FakeLlmServer, asking: Settings, reason: str, streams: bool
+    llm: FakeLlmServer, llm_settings: Settings, reason: str, streams: bool
 ):
     behaviour = server.streams({"content": "Wat"}, reason=reason)
     llm.next(behaviour if streams else server.answers("Wat", finish_reason=reason))
-    assert not (await ask(asking)).is_complete
+    assert not (await ask_model(llm_settings)).is_complete
 
 
 @pytest.mark.parametrize("streams", [False, True])
 @pytest.mark.parametrize("reason", ["error", "abort", "insufficient_system_resource"])
-async def test_an_answer_that_the_server_broke_off_is_none(
-    llm: FakeLlmServer, asking: Settings, reason: str, streams: bool
+async def test_an_answer_that_the_server_broke_off_is_no_answer(
+    llm: FakeLlmServer, llm_settings: Settings, reason: str, streams: bool
 ):
     behaviour = server.streams({"content": "Wat"}, reason=reason)
     llm.next(behaviour if streams else server.answers("Wat", finish_reason=reason))
     with pytest.raises(LlmUnavailable, match=reason):
-        await ask(asking)
+        await ask_model(llm_settings)
 
 
 @pytest.mark.parametrize("empty", [{"choices": []}, {"choices": None}, {}])
-async def test_a_piece_with_the_usage_alone_is_read_as_that(
-    llm: FakeLlmServer, asking: Settings, empty: dict[str, object]
+async def test_a_piece_of_a_stream_may_have_the_usage_alone(
+    llm: FakeLlmServer, llm_settings: Settings, empty: dict[str, object]
 ):
     usage = {"usage": {"prompt_tokens": 3, "completion_tokens": 4}}
     first = json.dumps(empty).encode()
     last = json.dumps(empty | usage).encode()
     end = b"data: " + last + b"\n\n: still there\n\ndata:\n\ndata: [DONE]\n\n"
     llm.next(server.streams({"content": "Water."}, begin=b"data: " + first + b"\n\n", end=end))
-    answer = await ask(asking)
+    answer = await ask_model(llm_settings)
     assert (answer.text, answer.usage) == ("Water.", usage["usage"])
     assert len(llm.requests) == 1
 
 
 async def test_a_stream_that_breaks_after_the_answers_end_is_not_asked_again(
-    llm: FakeLlmServer, asking: Settings
+    llm: FakeLlmServer, llm_settings: Settings
 ):
     llm.next(server.streams({"content": "Water."}, end=b"", claimed_length=5_000))
-    assert (await ask(asking)).text == "Water."
+    assert (await ask_model(llm_settings)).text == "Water."
     assert len(llm.requests) == 1
 
 
-async def test_a_stream_under_another_name_is_read_as_one(llm: FakeLlmServer, asking: Settings):
+async def test_a_stream_of_another_content_type_is_read_as_a_stream(
+    llm: FakeLlmServer, llm_settings: Settings
+):
     llm.next(server.streams({"content": "Water."}, content_type="text/plain"))
-    assert (await ask(asking)).text == "Water."
+    assert (await ask_model(llm_settings)).text == "Water."
 
 
 @pytest.mark.parametrize("streams", [False, True])
@@ -268,75 +277,77 @@ async def test_a_stream_under_another_name_is_read_as_one(llm: FakeLlmServer, as
     ],
 )
 async def test_a_refusal_is_no_answer(
-    llm: FakeLlmServer, asking: Settings, message: dict[str, object], streams: bool
+    llm: FakeLlmServer, llm_settings: Settings, message: dict[str, object], streams: bool
 ):
     llm.next(server.streams(message) if streams else server.says_message(message))
     with pytest.raises(LlmRefused, match="can't help"):
-        await ask(asking)
+        await ask_model(llm_settings)
 
 
 async def test_a_limit_that_reasoning_has_used_up_is_named_and_not_paid_for_again(
-    llm: FakeLlmServer, asking: Settings
+    llm: FakeLlmServer, llm_settings: Settings
 ):
     llm.next(server.answers("<think>The sea is", finish_reason="length"))
     with pytest.raises(LlmRefused, match="raise max_tokens"):
-        await ask(asking)
+        await ask_model(llm_settings)
 
 
 @pytest.mark.parametrize("behaviour", [cut(), server.cut_in_the_middle()])
 async def test_a_dropped_connection_is_tried_again_at_once(
-    llm: FakeLlmServer, asking: Settings, behaviour: Behaviour
+    llm: FakeLlmServer, llm_settings: Settings, behaviour: Behaviour
 ):
     llm.next(*[behaviour] * (NETWORK_TRIES - 1))
-    assert (await ask(asking)).text == server.ANSWER
+    assert (await ask_model(llm_settings)).text == server.ANSWER
     assert len(llm.requests) == NETWORK_TRIES
 
 
-async def test_after_a_few_dropped_connections_the_job_waits(llm: FakeLlmServer, asking: Settings):
+async def test_after_a_few_dropped_connections_the_job_waits(
+    llm: FakeLlmServer, llm_settings: Settings
+):
     llm.always(cut())
     with pytest.raises(LlmUnavailable, match="can't be reached"):
-        await ask(asking)
+        await ask_model(llm_settings)
     assert len(llm.requests) == NETWORK_TRIES
 
 
-async def test_a_server_that_is_not_there_is_named_as_that():
+async def test_the_error_says_that_a_server_can_not_be_reached():
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     with pytest.raises(LlmUnavailable, match="can't be reached"):
-        await ask(Settings(llm_base_url=f"http://127.0.0.1:{port}/v1", llm_timeout=2))
+        await ask_model(Settings(llm_base_url=f"http://127.0.0.1:{port}/v1", llm_timeout=2))
 
 
 @pytest.mark.parametrize("status", [408, 409, 429, 500, 502, 503, 504, 529])
 async def test_overload_and_breakdowns_are_left_to_the_jobs_retries(
-    llm: FakeLlmServer, asking: Settings, status: int
+    llm: FakeLlmServer, llm_settings: Settings, status: int
 ):
     llm.always(server.fails(status, "no luck"))
     with pytest.raises(LlmUnavailable, match=f"{status}.*no luck") as raised:
-        await ask(asking)
+        await ask_model(llm_settings)
     assert raised.value.after is None
     assert len(llm.requests) == 1
 
 
 @pytest.mark.parametrize("status", [429, 503])
-async def test_retry_after_is_handed_on(llm: FakeLlmServer, asking: Settings, status: int):
+async def test_retry_after_is_handed_on(llm: FakeLlmServer, llm_settings: Settings, status: int):
     llm.next(server.fails(status, "slow down", Retry_After="37"))
     with pytest.raises(LlmUnavailable) as raised:
-        await ask(asking)
+        await ask_model(llm_settings)
     assert raised.value.after == 37
 
 
-def refuses(*words: str, status: int = 400, **more: str) -> Behaviour:
+def refuses(*names_and_messages: str, status: int = 400, **error_fields: str) -> Behaviour:
     """Return a model server that refuses this parameter, and answers requests without it."""
 
-    def behave(exchange: Exchange, request: Request) -> None:
-        for name, message in zip(words[::2], words[1::2], strict=True):
+    def answer_request(exchange: Exchange, request: Request) -> None:
+        for name, message in zip(names_and_messages[::2], names_and_messages[1::2], strict=True):
             if name in request.json:
-                error = {"message": message, "type": "invalid_request_error", **more}
+                error = {"message": message, "type": "invalid_request_error", **error_fields}
                 exchange.send_json(status, {"error": error})
                 return
         exchange.server.owner.answer(exchange, request)
 
-    return behave
+    return answer_request
 
 
 NO_MAX_TOKENS = (
@@ -380,22 +391,22 @@ NO_TEMPERATURE = (
     ],
 )
 async def test_a_parameter_that_the_model_refuses_is_changed_from_then_on(
-    llm: FakeLlmServer, asking: Settings, behaviour: Behaviour, expected: dict[str, object]
+    llm: FakeLlmServer, llm_settings: Settings, behaviour: Behaviour, expected: dict[str, object]
 ):
     llm.always(behaviour)
-    (one,) = asking.llm_servers
-    async with ServerClient.connect(one, 5) as client:
-        assert (await client.ask(ASKED, timeout=10)).answer.text == server.ANSWER
-        learning = len(llm.requests)
-        await client.ask(ASKED, timeout=10)
-        assert len(llm.requests) == learning + 1
+    (server_settings,) = llm_settings.llm_servers
+    async with ServerClient.connect(server_settings, 5) as client:
+        assert (await client.ask(CHAT, timeout=10)).answer.text == server.ANSWER
+        requests_so_far = len(llm.requests)
+        await client.ask(CHAT, timeout=10)
+        assert len(llm.requests) == requests_so_far + 1
     names = ("max_tokens", "max_completion_tokens", "temperature")
     last = llm.requests[-1].json
     assert {name: last[name] for name in names if name in last} == expected
 
 
 SCHEMA_CHAT = {
-    **ASKED,
+    **CHAT,
     "response_format": {
         "type": "json_schema",
         "json_schema": {"name": OWN_SCHEMA_NAME, "schema": {"type": "object"}},
@@ -406,14 +417,14 @@ SCHEMA_CHAT = {
 def takes_schemas(known_names: tuple[str, ...], status: int, message: str) -> Behaviour:
     """Return a model server that accepts only these types of `response_format`."""
 
-    def behave(exchange: Exchange, request: Request) -> None:
-        form = request.json.get("response_format")
-        if form is None or form["type"] in known_names:
+    def answer_request(exchange: Exchange, request: Request) -> None:
+        response_format = request.json.get("response_format")
+        if response_format is None or response_format["type"] in known_names:
             server.answers('{"a": 1}')(exchange, request)
         else:
             server.fails(status, message)(exchange, request)
 
-    return behave
+    return answer_request
 
 
 @pytest.mark.parametrize(
@@ -429,41 +440,43 @@ def takes_schemas(known_names: tuple[str, ...], status: int, message: str) -> Be
     ],
 )
 async def test_a_schema_is_sent_in_the_form_that_the_server_has_accepted(
-    llm: FakeLlmServer, asking: Settings, behaviour: Behaviour, expected: object
+    llm: FakeLlmServer, llm_settings: Settings, behaviour: Behaviour, expected: object
 ):
     llm.always(behaviour)
-    (one,) = asking.llm_servers
-    async with ServerClient.connect(one, 5) as client:
+    (server_settings,) = llm_settings.llm_servers
+    async with ServerClient.connect(server_settings, 5) as client:
         assert (await client.ask(SCHEMA_CHAT, timeout=10)).answer.text == '{"a": 1}'
         assert len(llm.requests) <= 3
         for _ in range(CONFIRMING_CALLS - 1):
             await client.ask(SCHEMA_CHAT, timeout=10)
-        learning = len(llm.requests)
+        requests_so_far = len(llm.requests)
         await client.ask(SCHEMA_CHAT, timeout=10)
-        assert len(llm.requests) == learning + 1
+        assert len(llm.requests) == requests_so_far + 1
     assert llm.requests[-1].json.get("response_format") == expected
 
 
-async def test_a_brief_server_error_changes_no_parameter(llm: FakeLlmServer, asking: Settings):
-    (one,) = asking.llm_servers
-    async with ServerClient.connect(one, 5) as client:
+async def test_a_brief_server_error_changes_no_parameter(
+    llm: FakeLlmServer, llm_settings: Settings
+):
+    (server_settings,) = llm_settings.llm_servers
+    async with ServerClient.connect(server_settings, 5) as client:
         for _ in range(CONFIRMING_CALLS + 1):
             llm.next(server.fails(500), server.answers('{"a": 1}'))
             assert (await client.ask(SCHEMA_CHAT, timeout=10)).answer.text == '{"a": 1}'
             llm.next(server.answers('{"a": 2}'))
             assert (await client.ask(SCHEMA_CHAT, timeout=10)).answer.text == '{"a": 2}'
-            form = llm.requests[-1].json["response_format"]
-            assert form == SCHEMA_CHAT["response_format"]
+            response_format = llm.requests[-1].json["response_format"]
+            assert response_format == SCHEMA_CHAT["response_format"]
 
 
-async def test_a_clients_own_schema_is_sent_as_it_is(llm: FakeLlmServer, asking: Settings):
+async def test_a_clients_own_schema_is_sent_as_it_is(llm: FakeLlmServer, llm_settings: Settings):
     llm.always(server.fails(400, "response_format is not supported"))
-    (one,) = asking.llm_servers
-    form = {"type": "json_schema", "json_schema": {"name": "mine", "schema": {}}}
-    async with ServerClient.connect(one, 5) as client:
+    (server_settings,) = llm_settings.llm_servers
+    response_format = {"type": "json_schema", "json_schema": {"name": "mine", "schema": {}}}
+    async with ServerClient.connect(server_settings, 5) as client:
         with pytest.raises(LlmRefused):
-            await client.ask({**ASKED, "response_format": form}, timeout=10)
-    assert [each.json["response_format"] for each in llm.requests] == [form]
+            await client.ask({**CHAT, "response_format": response_format}, timeout=10)
+    assert [each.json["response_format"] for each in llm.requests] == [response_format]
 
 
 async def test_the_settings_can_say_how_a_server_is_asked(llm: FakeLlmServer):
@@ -483,17 +496,17 @@ async def test_the_settings_can_say_how_a_server_is_asked(llm: FakeLlmServer):
 
 
 async def test_a_server_that_does_not_stream_is_not_asked_to_again(
-    llm: FakeLlmServer, asking: Settings
+    llm: FakeLlmServer, llm_settings: Settings
 ):
-    def behave(exchange: Exchange, request: Request) -> None:
+    def answer_request(exchange: Exchange, request: Request) -> None:
         refused = server.fails(400, "stream is not supported")
         (refused if request.json.get("stream") else server.answers())(exchange, request)
 
-    llm.always(behave)
-    (one,) = asking.llm_servers
-    async with ServerClient.connect(one, 5) as client:
+    llm.always(answer_request)
+    (server_settings,) = llm_settings.llm_servers
+    async with ServerClient.connect(server_settings, 5) as client:
         for _ in range(2):
-            assert (await client.ask(ASKED, timeout=10)).answer.text == server.ANSWER
+            assert (await client.ask(CHAT, timeout=10)).answer.text == server.ANSWER
     assert ["stream" in each.json for each in llm.requests] == [True, False, False]
 
 
@@ -501,28 +514,28 @@ async def test_a_server_that_does_not_stream_is_not_asked_to_again(
     "broken", [server.streams(reason=None), server.says(b"data: [DONE]\n\n", "text/event-stream")]
 )
 async def test_after_a_stream_without_an_answer_the_request_is_sent_once_unstreamed(
-    llm: FakeLlmServer, asking: Settings, broken: Behaviour
+    llm: FakeLlmServer, llm_settings: Settings, broken: Behaviour
 ):
-    def behave(exchange: Exchange, request: Request) -> None:
+    def answer_request(exchange: Exchange, request: Request) -> None:
         too_long = server.fails(400, "the request exceeds the available context size")
         (broken if request.json.get("stream") else too_long)(exchange, request)
 
-    llm.always(behave)
+    llm.always(answer_request)
     with pytest.raises(LlmContextTooLong, match="context size"):
-        await ask(asking)
+        await ask_model(llm_settings)
     assert len(llm.requests) == 2
 
 
 async def test_the_settings_can_say_which_parameters_a_model_takes(
-    llm: FakeLlmServer, asking: Settings
+    llm: FakeLlmServer, llm_settings: Settings
 ):
     llm.always(refuses(*NO_MAX_TOKENS, *NO_TEMPERATURE))
     overrides = {"llm_max_tokens_name": "max_completion_tokens", "llm_sends_temperature": False}
-    await ask(asking.model_copy(update=overrides))
+    await ask_model(llm_settings.model_copy(update=overrides))
     assert len(llm.requests) == 1
-    fixed = {"llm_max_tokens_name": "max_tokens", "llm_sends_temperature": False}
+    with_refused_name = {"llm_max_tokens_name": "max_tokens", "llm_sends_temperature": False}
     with pytest.raises(LlmRefused, match="max_completion_tokens"):
-        await ask(asking.model_copy(update=fixed))
+        await ask_model(llm_settings.model_copy(update=with_refused_name))
     assert len(llm.requests) == 2
 
 
@@ -535,30 +548,30 @@ async def test_the_settings_can_say_which_parameters_a_model_takes(
     ],
 )
 async def test_a_question_that_is_too_long_is_not_asked_again_in_another_form(
-    llm: FakeLlmServer, asking: Settings, message: str
+    llm: FakeLlmServer, llm_settings: Settings, message: str
 ):
     llm.always(server.fails(400, message))
     with pytest.raises(LlmRefused, match="400"):
-        await ask(asking)
+        await ask_model(llm_settings)
     assert len(llm.requests) == 1
 
 
 async def test_a_server_that_refuses_every_form_is_asked_a_few_times(
-    llm: FakeLlmServer, asking: Settings
+    llm: FakeLlmServer, llm_settings: Settings
 ):
     llm.always(
         server.fails(400, "max_tokens, max_completion_tokens, temperature: unsupported, all")
     )
     with pytest.raises(LlmRefused, match="unsupported"):
-        await ask(asking)
+        await ask_model(llm_settings)
     assert len(llm.requests) <= 4
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 413, 422])
-async def test_a_lasting_refusal_is_final(llm: FakeLlmServer, asking: Settings, status: int):
+async def test_a_lasting_refusal_is_final(llm: FakeLlmServer, llm_settings: Settings, status: int):
     llm.always(server.fails(status, "no such model"))
     with pytest.raises(LlmRefused, match=f"{status}: no such model"):
-        await ask(asking)
+        await ask_model(llm_settings)
     assert len(llm.requests) == 1
 
 
@@ -592,11 +605,11 @@ async def test_a_lasting_refusal_is_final(llm: FakeLlmServer, asking: Settings, 
     ],
 )
 async def test_an_invalid_answer_is_retried_later(
-    llm: FakeLlmServer, asking: Settings, behaviour: Behaviour
+    llm: FakeLlmServer, llm_settings: Settings, behaviour: Behaviour
 ):
     llm.always(behaviour)
     with pytest.raises(InvalidLlmResponse):
-        await ask(asking)
+        await ask_model(llm_settings)
     assert len(llm.requests) == 1
 
 
@@ -610,39 +623,41 @@ async def test_an_invalid_answer_is_retried_later(
     ],
 )
 async def test_the_error_quotes_what_was_answered_instead(
-    llm: FakeLlmServer, asking: Settings, embedder: RemoteEmbedder, body: bytes, message: str
+    llm: FakeLlmServer, llm_settings: Settings, embedder: RemoteEmbedder, body: bytes, message: str
 ):
     llm.always(server.says(body))
     with pytest.raises(InvalidLlmResponse, match=re.escape(message)):
-        await ask(asking)
+        await ask_model(llm_settings)
     with pytest.raises(InvalidLlmResponse, match=re.escape(message.split(": ", 1)[1][-12:])):
         await embedder.embed(["a"])
 
 
-async def test_a_filtered_answer_is_final(llm: FakeLlmServer, asking: Settings):
+async def test_a_filtered_answer_is_final(llm: FakeLlmServer, llm_settings: Settings):
     llm.next(server.answers(None, finish_reason="content_filter"))
     with pytest.raises(LlmRefused, match="filter"):
-        await ask(asking)
+        await ask_model(llm_settings)
 
 
-async def test_a_slow_answer_is_given_up_at_the_time_limit(llm: FakeLlmServer, asking: Settings):
+async def test_a_slow_answer_is_given_up_at_the_time_limit(
+    llm: FakeLlmServer, llm_settings: Settings
+):
     llm.always(slow(30))
     started = time.monotonic()
     with pytest.raises(LlmUnavailable, match="JOBS_LLM_TIMEOUT"):
-        await ask(asking.model_copy(update={"llm_timeout": 0.3}))
+        await ask_model(llm_settings.model_copy(update={"llm_timeout": 0.3}))
     assert time.monotonic() - started < 5
     assert len(llm.requests) == 1
 
 
-async def test_all_tries_together_keep_to_their_limit(llm: FakeLlmServer, asking: Settings):
+async def test_all_tries_together_keep_to_their_limit(llm: FakeLlmServer, llm_settings: Settings):
     llm.next(cut(), slow(30))
     with pytest.raises(LlmUnavailable, match=r"within 0\.5 s"):
-        await ask(asking, timeout=0.5)
+        await ask_model(llm_settings, timeout=0.5)
 
 
-async def test_a_cancelled_job_closes_its_request(llm: FakeLlmServer, asking: Settings):
+async def test_a_cancelled_job_closes_its_request(llm: FakeLlmServer, llm_settings: Settings):
     llm.always(slow(30))
-    task = asyncio.create_task(ask(asking))
+    task = asyncio.create_task(ask_model(llm_settings))
     await eventually(lambda: llm.requests)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -657,7 +672,9 @@ async def test_without_a_server_nobody_is_asked():
 
 @pytest.fixture
 def embedder(llm: FakeLlmServer) -> RemoteEmbedder:
-    return RemoteEmbedder(llm.url, "embed-model", server.DIMENSIONS, timeout=5, calibration=SCALE)
+    return RemoteEmbedder(
+        llm.url, "embed-model", server.DIMENSIONS, timeout=5, calibration=CALIBRATION
+    )
 
 
 async def test_a_server_embeds_in_batches(llm: FakeLlmServer, embedder: RemoteEmbedder):
@@ -679,8 +696,8 @@ async def test_a_server_that_takes_few_texts_gets_fewer_from_then_on(
     llm.always(server.embeds(max_texts=max_texts, too_many=status))
     assert await embedder.embed(texts) == expected
     llm.requests.clear()
-    of_another_job = replace(embedder, sizes=embedder.sizes)
-    assert await of_another_job.embed(texts) == expected
+    embedder_of_another_job = replace(embedder, sizes=embedder.sizes)
+    assert await embedder_of_another_job.embed(texts) == expected
     assert all(len(request.json["input"]) <= max_texts for request in llm.requests)
 
 
@@ -749,7 +766,7 @@ async def test_invalid_vectors_are_retried_later(
 @pytest.mark.parametrize("status", [200, 400, 500])
 async def test_no_answer_fills_the_memory(
     llm: FakeLlmServer,
-    asking: Settings,
+    llm_settings: Settings,
     embedder: RemoteEmbedder,
     monkeypatch: pytest.MonkeyPatch,
     status: int,
@@ -759,59 +776,59 @@ async def test_no_answer_fills_the_memory(
     with pytest.raises((InvalidLlmResponse, LlmUnavailable), match="longer than"):
         await embedder.embed(["a"])
     with pytest.raises((InvalidLlmResponse, LlmUnavailable), match="longer than"):
-        await ask(asking)
+        await ask_model(llm_settings)
 
 
-_OBJECTS = b"[" + b"{}," * 200_000 + b"{}]"
-"""600 KB, of which the SDK makes objects for 15 seconds."""
+_MANY_OBJECTS = b"[" + b"{}," * 200_000 + b"{}]"
+"""600 KB of JSON, for which the SDK takes 15 seconds."""
 
 
 async def test_an_answer_of_many_small_values_is_read_in_time(
-    llm: FakeLlmServer, asking: Settings, embedder: RemoteEmbedder
+    llm: FakeLlmServer, llm_settings: Settings, embedder: RemoteEmbedder
 ):
     began = time.monotonic()
-    llm.always(server.says(b'{"object": "list", "data": ' + _OBJECTS + b"}"))
+    llm.always(server.says(b'{"object": "list", "data": ' + _MANY_OBJECTS + b"}"))
     with pytest.raises(InvalidLlmResponse, match="did not answer with 1 vectors"):
         await embedder.embed(["a"])
-    event = b'data: {"choices": ' + _OBJECTS + b"}\n\n"
+    event = b'data: {"choices": ' + _MANY_OBJECTS + b"}\n\n"
     llm.always(server.says(event, "text/event-stream"))
     with pytest.raises(InvalidLlmResponse, match="is empty"):
-        await ask(asking)
+        await ask_model(llm_settings)
     assert time.monotonic() - began < 5
 
 
 async def test_a_redirect_to_another_host_is_not_followed(
-    llm: FakeLlmServer, asking: Settings, embedder: RemoteEmbedder
+    llm: FakeLlmServer, llm_settings: Settings, embedder: RemoteEmbedder
 ):
-    with FakeLlmServer() as inner:
-        elsewhere = {"Location": f"{inner.url}/chat/completions"}
-        llm.always(lambda exchange, _: exchange.send(307, b"", headers=elsewhere))
+    with FakeLlmServer() as other_server:
+        headers = {"Location": f"{other_server.url}/chat/completions"}
+        llm.always(lambda exchange, _: exchange.send(307, b"", headers=headers))
         with pytest.raises(InvalidLlmResponse, match="redirects to another host"):
-            await ask(asking)
+            await ask_model(llm_settings)
         with pytest.raises(InvalidLlmResponse, match="redirects to another host"):
             await embedder.embed(["a"])
-        assert inner.requests == []
+        assert other_server.requests == []
 
 
 @pytest.mark.parametrize("part", [b"x" * 65536, b"data: x\n" * 8192, b"data: x\r\n" * 8192])
 async def test_an_event_without_an_end_is_given_up_by_its_size(
-    llm: FakeLlmServer, asking: Settings, monkeypatch: pytest.MonkeyPatch, part: bytes
+    llm: FakeLlmServer, llm_settings: Settings, monkeypatch: pytest.MonkeyPatch, part: bytes
 ):
     monkeypatch.setattr("switchyard.services.llm.bounded_http.MAX_EVENT", 1_000_000)
     llm.always(endless(200, "text/event-stream", part))
     with pytest.raises(InvalidLlmResponse, match="longer than"):
-        await ask(asking)
+        await ask_model(llm_settings)
 
 
 async def test_a_stream_of_small_events_may_be_long(
-    llm: FakeLlmServer, asking: Settings, monkeypatch: pytest.MonkeyPatch
+    llm: FakeLlmServer, llm_settings: Settings, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("switchyard.services.llm.bounded_http.MAX_EVENT", 1_000)
     chunk = {"choices": [{"index": 0, "delta": {"content": "word "}, "finish_reason": None}]}
     end = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
     events = [f"data: {json.dumps(each)}\n\n" for each in [*[chunk] * 500, end]]
     llm.next(server.says("".join(events).encode(), "text/event-stream"))
-    assert (await ask(asking)).text == ("word " * 500).strip()
+    assert (await ask_model(llm_settings)).text == ("word " * 500).strip()
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:99999/v1", "http://[::1/v1"])
@@ -829,10 +846,10 @@ async def test_a_circle_of_redirects_is_refused_for_good():
         await writer.drain()
         writer.close()
 
-    async with await asyncio.start_server(redirect, "127.0.0.1", 0) as listening:
-        port = listening.sockets[0].getsockname()[1]
+    async with await asyncio.start_server(redirect, "127.0.0.1", 0) as redirecting_server:
+        port = redirecting_server.sockets[0].getsockname()[1]
         embedder = RemoteEmbedder(
-            f"http://127.0.0.1:{port}/v1", "m", 8, timeout=10, calibration=SCALE
+            f"http://127.0.0.1:{port}/v1", "m", 8, timeout=10, calibration=CALIBRATION
         )
         with pytest.raises(LlmRefused, match="circle"):
             await embedder.embed(["a"])

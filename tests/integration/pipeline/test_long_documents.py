@@ -1,5 +1,4 @@
-"""Drafts of long documents are stored: an attempt goes on behind the last draft of the one
-before."""
+"""Drafts of long documents are stored, and the next attempt continues after the last draft."""
 
 from __future__ import annotations
 
@@ -31,16 +30,16 @@ def book() -> bytes:
     return lines_of_text(TEXTS, lines=2)
 
 
-def drafts_in(
+def open_drafts(
     pipeline: Pipeline, input_hash: str = "content", *, min_pages: int = PAGES_PER_DRAFT + 1
 ) -> Drafts:
     return Drafts(pipeline.storage, "book", "extract_text", input_hash, min_pages=min_pages)
 
 
-def read_until(data: bytes, drafts: Drafts, last: int, extractor: ExtractorName) -> None:
+def read_until_death(data: bytes, drafts: Drafts, last_page: int, extractor: ExtractorName) -> None:
     def on_page(number: int, count: int) -> None:
         assert count == PAGES
-        if number == last:
+        if number == last_page:
             raise Died
 
     with pytest.raises(Died):
@@ -48,13 +47,13 @@ def read_until(data: bytes, drafts: Drafts, last: int, extractor: ExtractorName)
 
 
 @pytest.mark.parametrize("extractor", ["pymupdf", "pypdfium2"])
-def test_the_next_attempt_goes_on_behind_the_last_draft_and_reads_the_same(
+def test_the_next_attempt_continues_after_the_last_draft_and_reads_the_same(
     pipeline: Pipeline, book: bytes, extractor: ExtractorName
 ):
-    read_until(book, drafts_in(pipeline), 2 * PAGES_PER_DRAFT + 10, extractor)
+    read_until_death(book, open_drafts(pipeline), 2 * PAGES_PER_DRAFT + 10, extractor)
     pages_read: list[int] = []
-    drafts = drafts_in(pipeline)
-    read = read_pdf(
+    drafts = open_drafts(pipeline)
+    document = read_pdf(
         book,
         extractor=extractor,
         drafts=drafts,
@@ -66,15 +65,15 @@ def test_the_next_attempt_goes_on_behind_the_last_draft_and_reads_the_same(
         *range(2 * PAGES_PER_DRAFT + 1, PAGES + 1),
     ]
     assert drafts.reused_pages == 2 * PAGES_PER_DRAFT
-    assert read == read_pdf(book, extractor=extractor)
-    assert [page.text.splitlines()[0] for page in read.pages] == TEXTS
+    assert document == read_pdf(book, extractor=extractor)
+    assert [page.text.splitlines()[0] for page in document.pages] == TEXTS
 
 
 def test_pages_of_a_damaged_draft_or_one_of_other_content_are_read_again(
     pipeline: Pipeline, book: bytes
 ):
-    read_until(book, drafts_in(pipeline, "older content"), PAGES, "pymupdf")
-    drafts = drafts_in(pipeline)
+    read_until_death(book, open_drafts(pipeline, "older content"), PAGES, "pymupdf")
+    drafts = open_drafts(pipeline)
     read_pdf(book, drafts=drafts)
     assert drafts.reused_pages == 0
     key = page_key("book", "extract_text", PAGES_PER_DRAFT + 1)
@@ -82,7 +81,7 @@ def test_pages_of_a_damaged_draft_or_one_of_other_content_are_read_again(
     stored_draft["pages"] = stored_draft["pages"][:5]
     pipeline.storage.put(key, json.dumps(stored_draft).encode())
     pipeline.storage.put(page_key("book", "extract_text", 1), b"{")
-    drafts = drafts_in(pipeline)
+    drafts = open_drafts(pipeline)
     assert len(read_pdf(book, drafts=drafts).pages) == PAGES
     assert drafts.reused_pages == PAGES - 2 * PAGES_PER_DRAFT
 
@@ -90,11 +89,11 @@ def test_pages_of_a_damaged_draft_or_one_of_other_content_are_read_again(
 def test_broken_pages_stay_broken_in_drafts(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("switchyard.services.pipeline.text.pdf.PAGES_PER_DRAFT", 2)
     data = with_a_broken_page(5)
-    read = read_pdf(data, drafts=drafts_in(pipeline, min_pages=5))
-    drafts = drafts_in(pipeline, min_pages=5)
-    assert read_pdf(data, drafts=drafts) == read
+    document = read_pdf(data, drafts=open_drafts(pipeline, min_pages=5))
+    drafts = open_drafts(pipeline, min_pages=5)
+    assert read_pdf(data, drafts=drafts) == document
     assert drafts.reused_pages == 5
-    assert [page.number for page in read.pages if page.error is not None] == [2]
+    assert [page.number for page in document.pages if page.error is not None] == [2]
 
 
 async def test_the_job_reports_progress_and_leaves_no_drafts_behind(
@@ -104,9 +103,9 @@ async def test_the_job_reports_progress_and_leaves_no_drafts_behind(
     pipeline.storage.put(key, book)
     message = JobMessage(job_type="extract_text", payload={"key": key})
     ctx = JobContext(message, "hot", "test", pipeline.settings)
-    done = extract_text(ExtractText(key=key), ctx)
-    assert isinstance(done, Done)
-    assert (done.result or {})["pages_read"] == PAGES
+    outcome = extract_text(ExtractText(key=key), ctx)
+    assert isinstance(outcome, Done)
+    assert (outcome.result or {})["pages_read"] == PAGES
     reported = ctx.progress_buffer.take()
     assert reported is not None
     assert reported.progress == ReportedProgress(1.0, f"page {PAGES} of {PAGES}")

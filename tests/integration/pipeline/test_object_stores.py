@@ -67,12 +67,12 @@ def base_url(
     return f"{scheme}://{CONTAINER}/{tmp_path.name}"
 
 
-async def parts(number: int) -> AsyncIterator[bytes]:
+async def make_parts(number: int) -> AsyncIterator[bytes]:
     for _ in range(number):
         yield b"x" * MIB
 
 
-async def keys(storage: Storage, prefix: str = "") -> list[str]:
+async def list_keys(storage: Storage, prefix: str = "") -> list[str]:
     return sorted([stored.key async for stored in storage.list_async(prefix)])
 
 
@@ -83,9 +83,11 @@ async def test_a_store_keeps_files_as_a_directory_does(base_url: str):
     assert await storage.get_async("a/b") == b"two"
     assert not await storage.put_new_async("a/b", b"three")
     assert await storage.put_new_async("a/c", b"three")
-    assert (await storage.put_stream_async("big", parts(12), max_bytes=20 * MIB)).size == 12 * MIB
-    assert await keys(storage) == ["a/b", "a/c", "big"]
-    assert await keys(storage, "a") == ["a/b", "a/c"]
+    assert (
+        await storage.put_stream_async("big", make_parts(12), max_bytes=20 * MIB)
+    ).size == 12 * MIB
+    assert await list_keys(storage) == ["a/b", "a/c", "big"]
+    assert await list_keys(storage, "a") == ["a/b", "a/c"]
     assert await storage.size_async("a") == 8
     tail = b"".join([part async for part in storage.stream_async("big", start=12 * MIB - 3)])
     assert tail == b"xxx"
@@ -96,25 +98,25 @@ async def test_a_store_keeps_files_as_a_directory_does(base_url: str):
     with pytest.raises(NotStored):
         await storage.get_async("d")
     assert await storage.delete_prefix_async("a") == 1
-    assert await keys(storage) == ["big"]
+    assert await list_keys(storage) == ["big"]
 
 
 async def test_an_upload_that_is_too_long_or_cut_off_leaves_nothing(base_url: str):
     storage = Storage(base_url)
     with pytest.raises(FileTooLarge):
-        await storage.put_stream_async("long", parts(12), max_bytes=11 * MIB)
+        await storage.put_stream_async("long", make_parts(12), max_bytes=11 * MIB)
 
-    async def cut() -> AsyncIterator[bytes]:
-        async for part in parts(8):
+    async def yield_and_fail() -> AsyncIterator[bytes]:
+        async for part in make_parts(8):
             yield part
         raise ConnectionError("the sender is gone")
 
     with pytest.raises(ConnectionError):
-        await storage.put_stream_async("cut", cut(), max_bytes=20 * MIB)
-    assert await keys(storage) == []
+        await storage.put_stream_async("cut", yield_and_fail(), max_bytes=20 * MIB)
+    assert await list_keys(storage) == []
 
 
-async def test_a_bucket_that_is_not_there_is_no_file_that_is_not_there(base_url: str):
+async def test_a_missing_bucket_is_not_taken_for_a_missing_file(base_url: str):
     """Otherwise jobs would be given up, as if their documents were gone for good."""
     storage = Storage(base_url.replace(CONTAINER, "nobodys", 1))
     calls: tuple[Callable[[], Awaitable[object]], ...] = (
@@ -130,10 +132,10 @@ async def test_a_bucket_that_is_not_there_is_no_file_that_is_not_there(base_url:
     with pytest.raises(StorageAuthError):
         storage.get("a")
     with pytest.raises(IndexUnavailable, match="has no bucket or container there"):
-        await opened(index_store_at(base_url.replace(CONTAINER, "nobodys", 1)))
+        await open_chunk_table(index_store_at(base_url.replace(CONTAINER, "nobodys", 1)))
 
 
-async def opened(store: IndexStore) -> None:
+async def open_chunk_table(store: IndexStore) -> None:
     async with store.table(Generation("chunks", "hashed", 4)):
         pass
 
@@ -142,7 +144,7 @@ async def opened(store: IndexStore) -> None:
 async def test_wrong_credentials_are_waited_out_as_an_outage_is(
     base_url: str, monkeypatch: pytest.MonkeyPatch
 ):
-    right = os.environ["AZURE_STORAGE_ACCOUNT_KEY"]
+    right_key = os.environ["AZURE_STORAGE_ACCOUNT_KEY"]
     await Storage(base_url).put_async("a", b"one")
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", b64encode(b"another one").decode())
     storage = Storage(base_url)
@@ -154,22 +156,22 @@ async def test_wrong_credentials_are_waited_out_as_an_outage_is(
     with refused:
         await storage.size_async()
     with pytest.raises(IndexUnavailable, match=r"refuses access \(AuthorizationFailure\)"):
-        await opened(index_store_at(base_url))
-    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", right)
+        await open_chunk_table(index_store_at(base_url))
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", right_key)
     assert await Storage(base_url).get_async("a") == b"one"
 
 
-def run_send(url: str, half: Event) -> None:
-    async def sending() -> None:
-        async def slowly() -> AsyncIterator[bytes]:
-            async for part in parts(20):
+def run_upload(url: str, is_half_sent: Event) -> None:
+    async def upload() -> None:
+        async def yield_and_wait() -> AsyncIterator[bytes]:
+            async for part in make_parts(20):
                 yield part
-            half.set()
+            is_half_sent.set()
             await asyncio.Event().wait()
 
-        await Storage(url).put_stream_async("killed", slowly(), max_bytes=100 * MIB)
+        await Storage(url).put_stream_async("killed", yield_and_wait(), max_bytes=100 * MIB)
 
-    asyncio.run(sending())
+    asyncio.run(upload())
 
 
 @pytest.mark.parametrize("where", ["store", "directory"])
@@ -177,15 +179,15 @@ async def test_an_upload_whose_process_is_killed_leaves_nothing(
     base_url: str, tmp_path: Path, where: str
 ):
     url = base_url if where == "store" else (tmp_path / "files").as_uri()
-    half = SPAWN.Event()
-    process = SPAWN.Process(target=run_send, args=(url, half))
+    is_half_sent = SPAWN.Event()
+    process = SPAWN.Process(target=run_upload, args=(url, is_half_sent))
     process.start()
-    assert await asyncio.to_thread(half.wait, 60)
+    assert await asyncio.to_thread(is_half_sent.wait, 60)
     assert process.pid is not None
     os.kill(process.pid, signal.SIGKILL)
     await asyncio.to_thread(process.join)
     storage = Storage(url)
-    assert await keys(storage) == []
+    assert await list_keys(storage) == []
     assert not await storage.exists_async("killed")
 
 
@@ -245,12 +247,12 @@ async def test_workers_of_several_hosts_share_one_store(
         )
         for n in range(3)
     ]
-    outcome = await hosts[0].one("ingest_document", {"path": str(tmp_path / "tide.txt")})
+    outcome = await hosts[0].run_job("ingest_document", {"path": str(tmp_path / "tide.txt")})
     document_id = outcome.result["document_id"]  # type: ignore[union-attr]
     for n, stage in enumerate(
         ("extract_text", "summarize_content", "embed_content", "link_content"), start=1
     ):
-        await hosts[n % 3].one(stage, {"document_id": document_id}, run_id=hosts[0].run_id)
+        await hosts[n % 3].run_job(stage, {"document_id": document_id}, run_id=hosts[0].run_id)
     assert b"Moon" in await hosts[1].storage.get_async(result_key(document_id))
     async with open_index(hosts[2].settings) as index, index.open_active() as (table, embedder):
         hits = await search(table, embedder, "why the tide rises", 3)
@@ -258,13 +260,13 @@ async def test_workers_of_several_hosts_share_one_store(
     assert not any((tmp_path / f"host-{n}").exists() for n in range(3))
 
 
-async def test_a_store_is_of_one_system(base_url: str, pipeline: Pipeline, tmp_path: Path):
+async def test_a_store_belongs_to_one_system(base_url: str, pipeline: Pipeline, tmp_path: Path):
     update = {"storage_url": f"{base_url}/files", "index_url": SecretStr(f"{base_url}/index")}
     settings = pipeline.settings.model_copy(update=update)
     assert pipeline.ledger is not None
     await claim_places(settings, pipeline.ledger)
-    other = f"sqlite+aiosqlite:///{tmp_path / 'other.db'}"
-    await make_ledger(other)
-    async with await Ledger.open(other) as second:
+    other_url = f"sqlite+aiosqlite:///{tmp_path / 'other.db'}"
+    await make_ledger(other_url)
+    async with await Ledger.open(other_url) as other_ledger:
         with pytest.raises(WrongStorage, match="JOBS_STORAGE_URL"):
-            await claim_places(settings, second)
+            await claim_places(settings, other_ledger)

@@ -1,4 +1,4 @@
-"""Pages that are pictures get their text from OCR, and the document goes on with it."""
+"""Pages that are pictures get their text from OCR, and the document continues with it."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from switchyard.services.pipeline.text.plain_text import words
 from switchyard.services.pipeline.workers import ocr as ocr_worker
 from switchyard.services.pipeline.workers.ocr import NoTextFound
 from tests.integration.pipeline.conftest import Pipeline
+from tests.integration.pipeline.documents import ingest_file
 from tests.integration.pipeline.scans import (
     SLIPS,
-    as_image,
-    ingest_file,
-    picture_of,
-    text_of,
-    with_scans,
+    convert_to_image,
+    draw_page,
+    make_pdf_with_scans,
+    read_page_texts,
 )
 from tests.support.pdfs import TEXT, pdf, scan, scanned, slips
 
 
 async def test_a_scan_is_read_and_found_by_its_words(pipeline: Pipeline, tmp_path: Path):
     document_id = await ingest_file(pipeline, tmp_path, "slips.pdf", scan(slips(SLIPS)))
-    assert [name for name, _ in pipeline.ran] == [
+    assert [name for name, _ in pipeline.outcomes] == [
         "ingest_document",
         "extract_text",
         "await_ocr",
@@ -47,7 +47,7 @@ async def test_a_scan_is_read_and_found_by_its_words(pipeline: Pipeline, tmp_pat
         "classify_document",
         "link_content",
     ]
-    assert text_of(pipeline, document_id) == list(SLIPS)
+    assert read_page_texts(pipeline, document_id) == list(SLIPS)
     assert pipeline.ledger is not None
     stored = await PipelineLedger(pipeline.ledger).documents.get_document(document_id)
     assert stored is not None
@@ -68,9 +68,9 @@ async def test_a_scan_is_read_and_found_by_its_words(pipeline: Pipeline, tmp_pat
 async def test_an_image_is_a_document(
     pipeline: Pipeline, tmp_path: Path, kind: str, media_type: str
 ):
-    content = as_image(slips(SLIPS[:1]), kind)
+    content = convert_to_image(slips(SLIPS[:1]), kind)
     document_id = await ingest_file(pipeline, tmp_path, f"slip.{kind.lower()}", content)
-    assert text_of(pipeline, document_id) == [SLIPS[0]]
+    assert read_page_texts(pipeline, document_id) == [SLIPS[0]]
     assert pipeline.ledger is not None
     stored = await PipelineLedger(pipeline.ledger).documents.get_document(document_id)
     assert stored is not None
@@ -78,36 +78,38 @@ async def test_an_image_is_a_document(
 
 
 @pytest.mark.long
-async def test_every_page_of_a_tiff_is_one(pipeline: Pipeline, tmp_path: Path):
-    first, *others = [Image.fromarray(picture_of(slips(SLIPS), n)) for n in (1, 2, 3)]
+async def test_every_page_of_a_tiff_is_a_page_of_the_document(pipeline: Pipeline, tmp_path: Path):
+    first_picture, *other_pictures = [
+        Image.fromarray(draw_page(slips(SLIPS), n)) for n in (1, 2, 3)
+    ]
     buffer = io.BytesIO()
-    first.save(buffer, "TIFF", save_all=True, append_images=others)
+    first_picture.save(buffer, "TIFF", save_all=True, append_images=other_pictures)
     document_id = await ingest_file(pipeline, tmp_path, "slips.tif", buffer.getvalue())
-    assert text_of(pipeline, document_id) == list(SLIPS)
+    assert read_page_texts(pipeline, document_id) == list(SLIPS)
 
 
 async def test_scanned_pages_of_a_document_with_text_are_read_and_put_in_their_places(
     pipeline: Pipeline, tmp_path: Path, ocr_states: list[str]
 ):
-    content = with_scans(SLIPS, scans=[2], blank=[3])
+    content = make_pdf_with_scans(SLIPS, scanned=[2], blank_before=[3])
     document_id = await ingest_file(pipeline, tmp_path, "mixed.pdf", content)
-    assert [name for name, _ in pipeline.ran][1:5] == [
+    assert [name for name, _ in pipeline.outcomes][1:5] == [
         "extract_text",
         "await_ocr",
         "ocr_pdf",
         "summarize_content",
     ]
     assert pipeline.result("ocr_pdf")["pages_read"] == 1
-    assert text_of(pipeline, document_id) == [SLIPS[0], SLIPS[1], "", SLIPS[2]]
+    assert read_page_texts(pipeline, document_id) == [SLIPS[0], SLIPS[1], "", SLIPS[2]]
     assert ocr_states == ["needs_ocr", "recognizing"]
     result = json.loads(pipeline.storage.get(result_key(document_id)))
     assert result["pages_without_text"] == [3]
-    again = {"document_id": document_id}
-    await pipeline.run("extract_text", again)
-    assert [name for name, _ in pipeline.ran][1] == "summarize_content"
-    await pipeline.run("extract_text", again | {"force": True})
-    assert pipeline.result("ocr_pdf")["pages_read"] == 1  # those with text keep theirs
-    await pipeline.run("ocr_pdf", again | {"force": True}, lane="vlm_ocr")
+    payload = {"document_id": document_id}
+    await pipeline.run("extract_text", payload)
+    assert [name for name, _ in pipeline.outcomes][1] == "summarize_content"
+    await pipeline.run("extract_text", payload | {"force": True})
+    assert pipeline.result("ocr_pdf")["pages_read"] == 1  # pages with text keep it
+    await pipeline.run("ocr_pdf", payload | {"force": True}, lane="vlm_ocr")
     assert pipeline.result("ocr_pdf")["pages_read"] == 4
 
 
@@ -115,14 +117,14 @@ async def test_scanned_pages_of_a_document_with_text_are_read_and_put_in_their_p
 def ocr_states(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Collect the states of documents that concern OCR, in their order."""
     states: list[str] = []
-    inner = DocumentRepository.set_stage
+    original = DocumentRepository.set_stage
 
     async def set_stage(
         documents: DocumentRepository, document_id: str, stage: str, state: str, **fields: Any
     ):
         if state in {"needs_ocr", "recognizing"} and state not in states:
             states.append(state)
-        await inner(documents, document_id, stage, state, **fields)
+        await original(documents, document_id, stage, state, **fields)
 
     monkeypatch.setattr(DocumentRepository, "set_stage", set_stage)
     return states
@@ -132,9 +134,9 @@ def ocr_states(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_a_scan_is_a_page_without_words_that_pictures_cover_by_more_than_half(
     extractor: ExtractorName,
 ):
-    shade = pymupdf.Pixmap(pymupdf.csGRAY, pymupdf.IRect(0, 0, 40, 40))
+    pixmap = pymupdf.Pixmap(pymupdf.csGRAY, pymupdf.IRect(0, 0, 40, 40))
     document = pymupdf.open(stream=pdf([TEXT, "", TEXT]), filetype="pdf")  # the second one is blank
-    document[2].insert_image(document[2].rect, pixmap=shade)  # a background
+    document[2].insert_image(document[2].rect, pixmap=pixmap)  # a background
     width, height = document[0].rect.width, document[0].rect.height
     for boxes in (
         [(0, 0, width, height * 0.45)],
@@ -144,38 +146,42 @@ def test_a_scan_is_a_page_without_words_that_pictures_cover_by_more_than_half(
     ):
         page = document.new_page(width=width, height=height)
         for box in boxes:
-            page.insert_image(pymupdf.Rect(box), pixmap=shade, keep_proportion=False)
-    read = read_pdf(bytes(document.tobytes()), extractor=extractor)
-    assert [page.number for page in read.pages if page.is_scan] == [5, 6]
+            page.insert_image(pymupdf.Rect(box), pixmap=pixmap, keep_proportion=False)
+    pdf_text = read_pdf(bytes(document.tobytes()), extractor=extractor)
+    assert [page.number for page in pdf_text.pages if page.is_scan] == [5, 6]
 
 
 async def test_blank_pages_do_not_send_a_document_to_ocr_and_a_setting_keeps_scans_from_it(
     pipeline: Pipeline, tmp_path: Path
 ):
     await ingest_file(pipeline, tmp_path, "blank.pdf", pdf([TEXT, "", TEXT]))
-    assert [name for name, _ in pipeline.ran][2] == "summarize_content"
+    assert [name for name, _ in pipeline.outcomes][2] == "summarize_content"
     update = {"ocr_scanned_pages": False}
-    off = replace(pipeline, settings=pipeline.settings.model_copy(update=update))
-    document_id = await ingest_file(off, tmp_path, "mixed.pdf", with_scans(SLIPS, scans=[2]))
-    assert [name for name, _ in off.ran][2] == "summarize_content"
-    await off.run("ocr_pdf", {"document_id": document_id}, lane="vlm_ocr")
-    assert text_of(off, document_id) == list(SLIPS)
+    pipeline_without_ocr = replace(pipeline, settings=pipeline.settings.model_copy(update=update))
+    document_id = await ingest_file(
+        pipeline_without_ocr, tmp_path, "mixed.pdf", make_pdf_with_scans(SLIPS, scanned=[2])
+    )
+    assert [name for name, _ in pipeline_without_ocr.outcomes][2] == "summarize_content"
+    await pipeline_without_ocr.run("ocr_pdf", {"document_id": document_id}, lane="vlm_ocr")
+    assert read_page_texts(pipeline_without_ocr, document_id) == list(SLIPS)
 
 
-async def test_without_ocr_a_document_goes_on_with_the_text_that_it_has(
+async def test_without_ocr_a_document_continues_with_the_text_that_it_has(
     pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    def missing(*_: Any) -> None:
+    def raise_not_installed(*_: Any) -> None:
         raise OcrNotInstalled("install switchyard[ocr]")
 
-    monkeypatch.setattr("switchyard.services.pipeline.text.ocr.require_ocr", missing)
-    document_id = await ingest_file(pipeline, tmp_path, "mixed.pdf", with_scans(SLIPS, scans=[2]))
+    monkeypatch.setattr("switchyard.services.pipeline.text.ocr.require_ocr", raise_not_installed)
+    document_id = await ingest_file(
+        pipeline, tmp_path, "mixed.pdf", make_pdf_with_scans(SLIPS, scanned=[2])
+    )
     assert pipeline.result("ocr_pdf") == {
         "document_id": document_id,
         "pages_left": 1,
         "error": "install switchyard[ocr]",
     }
-    assert pipeline.ran[-1][0] == "link_content"
+    assert pipeline.outcomes[-1][0] == "link_content"
     with pytest.raises(OcrNotInstalled):
         await ingest_file(pipeline, tmp_path, "scan.pdf", scan(slips(SLIPS[:1])))
 
@@ -183,12 +189,12 @@ async def test_without_ocr_a_document_goes_on_with_the_text_that_it_has(
 async def test_a_document_that_was_read_is_not_read_again(pipeline: Pipeline, tmp_path: Path):
     document_id = await ingest_file(pipeline, tmp_path, "slips.pdf", scan(slips(SLIPS)))
     await pipeline.run("extract_text", {"document_id": document_id})
-    assert [name for name, _ in pipeline.ran][:2] == ["extract_text", "summarize_content"]
+    assert [name for name, _ in pipeline.outcomes][:2] == ["extract_text", "summarize_content"]
     assert pipeline.result("extract_text")["reused"]
 
 
 @pytest.mark.long
-async def test_pictures_without_words_end_with_the_reason(pipeline: Pipeline, tmp_path: Path):
+async def test_the_error_for_pictures_without_words_says_so(pipeline: Pipeline, tmp_path: Path):
     with pytest.raises(NoTextFound, match="no words on the document's 2 pages"):
         await ingest_file(pipeline, tmp_path, "blank.pdf", scanned())
     document_id = str(pipeline.result("ingest_document")["document_id"])
@@ -199,23 +205,23 @@ async def test_pictures_without_words_end_with_the_reason(pipeline: Pipeline, tm
 
 
 async def test_a_picture_of_one_line_of_pixels_has_no_words(pipeline: Pipeline, tmp_path: Path):
-    strip = io.BytesIO()
+    buffer = io.BytesIO()
     striped = Image.new("1", (200_000, 100))
     striped.paste(1, (0, 0, 1_000, 100))
-    striped.save(strip, "PNG")
+    striped.save(buffer, "PNG")
     with pytest.raises(NoTextFound, match=r"no words on the document's page$"):
-        await ingest_file(pipeline, tmp_path, "strip.png", strip.getvalue())
+        await ingest_file(pipeline, tmp_path, "strip.png", buffer.getvalue())
 
 
 async def test_a_picture_that_is_cut_off_fails_for_that_reason(pipeline: Pipeline, tmp_path: Path):
     png = io.BytesIO()
     Image.effect_noise((300, 200), 50).save(png, "PNG")
-    half = png.getvalue()[: len(png.getvalue()) // 2]
+    cut_png = png.getvalue()[: len(png.getvalue()) // 2]
     with pytest.raises(NoTextFound, match=r"1 can't be read: .* image file is truncated"):
-        await ingest_file(pipeline, tmp_path, "half.png", half)
+        await ingest_file(pipeline, tmp_path, "half.png", cut_png)
 
 
-async def test_one_page_that_stops_the_reading_does_so_with_its_own_error(
+async def test_an_error_of_one_page_that_stops_the_job_is_raised_as_it_is(
     pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     async def recognise(pages: Any, number: int) -> dict[str, Any]:
@@ -229,16 +235,16 @@ async def test_one_page_that_stops_the_reading_does_so_with_its_own_error(
 async def test_a_page_that_can_not_be_read_does_not_hold_up_the_others(
     pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    inner = ocr_worker._PageReader._recognise
+    original = ocr_worker._PageReader._recognise
 
     async def recognise(pages: Any, number: int) -> dict[str, Any]:
         if number == 2:
             return {"text": None, "error": "MemoryError: too much"}
-        return await inner(pages, number)
+        return await original(pages, number)
 
     monkeypatch.setattr(ocr_worker._PageReader, "_recognise", recognise)
     document_id = await ingest_file(pipeline, tmp_path, "slips.pdf", scan(slips(SLIPS)))
-    assert text_of(pipeline, document_id) == [SLIPS[0], "", SLIPS[2]]
+    assert read_page_texts(pipeline, document_id) == [SLIPS[0], "", SLIPS[2]]
     assert pipeline.result("ocr_pdf")["broken_pages"] == [2]
     page_result = json.loads(pipeline.storage.get(page_key(document_id, "ocr_pdf", 2)))
     assert page_result["error"] == "MemoryError: too much"
@@ -246,20 +252,20 @@ async def test_a_page_that_can_not_be_read_does_not_hold_up_the_others(
     assert page_result["content"] == extracted["content"]
 
 
-async def test_of_a_document_of_costly_pages_only_some_are_tried(
+async def test_only_some_pages_of_a_document_of_costly_pages_are_tried(
     pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     tried: list[int] = []
 
-    def read_page(original: Any, number: int, *rest: Any) -> Any:
+    def read_page(original: Any, number: int, *arguments: Any) -> Any:
         tried.append(number)
         raise PageTooCostly(f"page {number} of the PDF takes more than 10 s of processor time")
 
     document_id = await ingest_file(pipeline, tmp_path, "long.pdf", slips([SLIPS[0]] * 8))
     monkeypatch.setattr("switchyard.services.pipeline.text.ocr.read_page", read_page)
     monkeypatch.setattr(ocr_worker._PageReader, "_concurrency", lambda _: 1)
-    again = {"document_id": document_id, "force": True}
-    await pipeline.run("ocr_pdf", again, lane="vlm_ocr")
+    payload = {"document_id": document_id, "force": True}
+    await pipeline.run("ocr_pdf", payload, lane="vlm_ocr")
     assert tried == [1, 2, 3, 4, 5]
     page_result = json.loads(pipeline.storage.get(page_key(document_id, "ocr_pdf", 8)))
     assert page_result["error"] == "not drawn, as 5 pages of the document take too long"
@@ -275,7 +281,7 @@ async def test_a_page_that_can_not_be_read_again_keeps_its_text(
     monkeypatch.setattr(ocr_worker._PageReader, "_recognise", recognise)
     document_id = await ingest_file(pipeline, tmp_path, "slips.pdf", slips(SLIPS))
     await pipeline.run("ocr_pdf", {"document_id": document_id, "force": True}, lane="vlm_ocr")
-    assert text_of(pipeline, document_id) == ["What stands there", *SLIPS[1:]]
+    assert read_page_texts(pipeline, document_id) == ["What stands there", *SLIPS[1:]]
     assert pipeline.result("ocr_pdf")["broken_pages"] == []
 
 
@@ -284,7 +290,7 @@ async def test_plain_text_has_no_pages_for_ocr(pipeline: Pipeline, tmp_path: Pat
     payload = {"document_id": document_id, "force": True}
     with pytest.raises(UnsupportedDocument, match="plain text has no pages"):
         await pipeline.run("ocr_pdf", payload, lane="vlm_ocr")
-    assert text_of(pipeline, document_id) == [SLIPS[0]]
+    assert read_page_texts(pipeline, document_id) == [SLIPS[0]]
 
 
 async def test_a_language_without_a_model_is_refused(pipeline: Pipeline, tmp_path: Path):

@@ -40,13 +40,13 @@ RECORD = {
 
 @pytest.fixture
 def site() -> Iterator[Site]:
-    with Site() as opened:
-        opened.pages["/records/7"] = server.with_etag(RECORD, '"1"')
-        yield opened
+    with Site() as site:
+        site.pages["/records/7"] = server.with_etag(RECORD, '"1"')
+        yield site
 
 
 @pytest.fixture
-def zenodo(
+def zenodo_pipeline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pipeline: Pipeline, site: Site
 ) -> Iterator[Pipeline]:
     [example] = re.findall(r"```python\n# zenodo\.py\n(.*?)```", SOURCES_DOC, re.DOTALL)
@@ -61,23 +61,25 @@ def zenodo(
     del sys.modules["zenodo"]
 
 
-async def test_the_source_of_the_docs_takes_documents_in(zenodo: Pipeline, site: Site) -> None:
-    ran = await zenodo.run("ingest_zenodo", {"id": 7})
+async def test_the_source_of_the_docs_ingests_documents(
+    zenodo_pipeline: Pipeline, site: Site
+) -> None:
+    ran = await zenodo_pipeline.run("ingest_zenodo", {"id": 7})
     assert ran[0] == "ingest_zenodo"
     assert ran[-1] == "link_content"
-    assert await zenodo.run("ingest_zenodo", {"id": 7}) == ["ingest_zenodo"]
+    assert await zenodo_pipeline.run("ingest_zenodo", {"id": 7}) == ["ingest_zenodo"]
     assert site.requests[-1].headers["if-none-match"] == '"1"'
     site.pages["/records/7"] = server.says({"id": 7})
     with pytest.raises(InvalidSourceResponse):
-        await zenodo.one("ingest_zenodo", {"id": 7})
+        await zenodo_pipeline.run_job("ingest_zenodo", {"id": 7})
     site.next(server.throttled(30))
-    assert isinstance(await zenodo.one("ingest_zenodo", {"id": 7}), Snooze)
+    assert isinstance(await zenodo_pipeline.run_job("ingest_zenodo", {"id": 7}), Snooze)
 
 
-def test_its_handler_is_found_by_another_process(zenodo: Pipeline) -> None:
+def test_the_handler_of_the_docs_source_can_be_pickled(zenodo_pipeline: Pipeline) -> None:
     import pickle
 
-    handler = zenodo.registry.get("ingest_zenodo").handler
+    handler = zenodo_pipeline.registry.get("ingest_zenodo").handler
     assert pickle.loads(pickle.dumps(handler)) is handler
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from switchyard.services.pipeline.text.pdf import ExtractorName, read_pdf
 
-both = pytest.mark.parametrize("extractor", ["pymupdf", "pypdfium2"])
+by_both_extractors = pytest.mark.parametrize("extractor", ["pymupdf", "pypdfium2"])
 
 GOODS = [
     ("Item", "Qty", "Price"),
@@ -34,14 +34,14 @@ PROSE = (
     "lamp, and wrote down the wind. In winter the waves reached the gallery, and the whole tower "
     "trembled, but the flame behind the glass never once went out in all of those years."
 )
-OTHER = (
+OTHER_PROSE = (
     "On the mainland a baker rose at three. Her oven was older than the street, and the first "
     "loaves were for the fishermen. She knew each of them by the sound of his boots, and which "
     "of them would not come back from the autumn storms when the boats were counted."
 )
 
 
-def printed(lines: Iterable[str], font: str = "helv", size: float = 10) -> bytes:
+def make_pdf(lines: Iterable[str], font: str = "helv", size: float = 10) -> bytes:
     document = pymupdf.open()
     page = document.new_page()
     for number, line in enumerate(lines):
@@ -49,28 +49,28 @@ def printed(lines: Iterable[str], font: str = "helv", size: float = 10) -> bytes
     return bytes(document.tobytes(no_new_id=True))
 
 
-def text_of(data: bytes, extractor: ExtractorName) -> str:
+def read_text(data: bytes, extractor: ExtractorName) -> str:
     (page,) = read_pdf(data, extractor=extractor).pages
     return page.text
 
 
-def rows_in(text: str) -> list[tuple[str, ...]]:
+def parse_rows(text: str) -> list[tuple[str, ...]]:
     lines = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("|")]
     return [tuple(cell.strip() for cell in line) for line in lines if line[0].strip() != "---"]
 
 
-@both
+@by_both_extractors
 @pytest.mark.parametrize("font", ["cour", "helv"])
 def test_cells_that_blanks_set_apart_are_a_table(extractor: ExtractorName, font: str):
     rows = [f"{item:<20}{count:>6}    {price:>12}" for item, count, price in GOODS]
     intro = "Goods that the keeper ordered in the spring of that year:"
-    text = text_of(printed([intro, "", *rows, "", "All of it came by boat."], font), extractor)
-    assert rows_in(text) == GOODS
+    text = read_text(make_pdf([intro, "", *rows, "", "All of it came by boat."], font), extractor)
+    assert parse_rows(text) == GOODS
     assert text.startswith(intro)
     assert text.endswith("All of it came by boat.")
 
 
-@both
+@by_both_extractors
 @pytest.mark.parametrize(
     "rows",
     [
@@ -87,25 +87,25 @@ def test_cells_that_blanks_set_apart_are_a_table(extractor: ExtractorName, font:
 def test_padded_cells_of_one_word_are_separate_cells(
     extractor: ExtractorName, rows: list[tuple[str, ...]]
 ):
-    text = text_of(printed([f"{a:<12}{b:<10}{c}" for a, b, c in rows], "cour"), extractor)
-    assert rows_in(text) == [tuple(" ".join(cell.split()) for cell in row) for row in rows]
+    text = read_text(make_pdf([f"{a:<12}{b:<10}{c}" for a, b, c in rows], "cour"), extractor)
+    assert parse_rows(text) == [tuple(" ".join(cell.split()) for cell in row) for row in rows]
 
 
-@both
+@by_both_extractors
 def test_columns_that_blanks_set_apart_are_read_one_after_the_other(extractor: ExtractorName):
-    sides = zip_longest(wrap(PROSE, 34), wrap(OTHER, 34), fillvalue="")
-    lines = [f"{left:<40}{right}" for left, right in sides]
-    assert text_of(printed(lines, "cour"), extractor) == f"{PROSE}\n\n{OTHER}"
+    line_pairs = zip_longest(wrap(PROSE, 34), wrap(OTHER_PROSE, 34), fillvalue="")
+    lines = [f"{left:<40}{right}" for left, right in line_pairs]
+    assert read_text(make_pdf(lines, "cour"), extractor) == f"{PROSE}\n\n{OTHER_PROSE}"
 
 
-@both
+@by_both_extractors
 @pytest.mark.parametrize("gap", [4.0, 5.0, 7.5])
 @pytest.mark.parametrize("label_gap", [4.5, 60.0])
 def test_numbers_close_to_one_another_are_cells_of_their_own(
     extractor: ExtractorName, gap: float, label_gap: float
 ):
     font, size = pymupdf.Font("helv"), 10
-    widths = [max(font.text_length(row[at], size) for row in YEARS) for at in range(4)]
+    widths = [max(font.text_length(row[column], size) for row in YEARS) for column in range(4)]
     document = pymupdf.open()
     page = document.new_page()
     for number, (label, *values) in enumerate(YEARS):
@@ -113,37 +113,37 @@ def test_numbers_close_to_one_another_are_cells_of_their_own(
         right = 50 + widths[0] + label_gap
         for value, width in zip(values, widths[1:], strict=True):
             right += width
-            at = (right - font.text_length(value, size), 100 + 13 * number)
-            page.insert_text(at, value, fontsize=size)
+            position = (right - font.text_length(value, size), 100 + 13 * number)
+            page.insert_text(position, value, fontsize=size)
             right += gap
-    assert rows_in(text_of(bytes(document.tobytes()), extractor)) == YEARS
+    assert parse_rows(read_text(bytes(document.tobytes()), extractor)) == YEARS
 
 
-def form(page: Any, left: float, title: str, entries: Sequence[str], number: str) -> None:
-    page.insert_text((left, 70), title, fontsize=14)
+def draw_form(page: Any, x: float, title: str, entries: Sequence[str], number: str) -> None:
+    page.insert_text((x, 70), title, fontsize=14)
     for index, entry in enumerate(entries):
-        page.insert_text((left, 100 + 18 * index), "o", fontname="zadb", fontsize=10)
-        page.insert_text((left + 20, 100 + 18 * index), entry, fontsize=10)
-    page.insert_text((left, 260), "Please tick all that apply, and sign below.", fontsize=10)
-    page.insert_text((left + 150, 570), number, fontsize=9)
+        page.insert_text((x, 100 + 18 * index), "o", fontname="zadb", fontsize=10)
+        page.insert_text((x + 20, 100 + 18 * index), entry, fontsize=10)
+    page.insert_text((x, 260), "Please tick all that apply, and sign below.", fontsize=10)
+    page.insert_text((x + 150, 570), number, fontsize=9)
 
 
-@both
+@by_both_extractors
 def test_facing_pages_with_boxes_to_tick_are_read_one_after_the_other(extractor: ExtractorName):
     symptoms = ["Fever", "Cough", "Headache", "Nausea", "Rash", "Sore throat"]
     allergies = ["Penicillin", "Pollen", "Dust mites", "Nuts", "Milk", "Bee stings"]
     document = pymupdf.open()
     page = document.new_page(width=842, height=595)
-    form(page, 50, "Symptoms in the last two weeks", symptoms, "4")
-    form(page, 470, "Known allergies", allergies, "5")
-    text = text_of(bytes(document.tobytes()), extractor)
-    words = [" ".join(row[1:]) for row in rows_in(text)]
+    draw_form(page, 50, "Symptoms in the last two weeks", symptoms, "4")
+    draw_form(page, 470, "Known allergies", allergies, "5")
+    text = read_text(bytes(document.tobytes()), extractor)
+    words = [" ".join(row[1:]) for row in parse_rows(text)]
     assert words == symptoms + allergies
     assert text.index("Sore throat") < text.index("Known allergies") < text.index("Penicillin")
     assert text.count("Please tick") == 2
 
 
-@both
+@by_both_extractors
 def test_a_table_over_a_wide_page_stays_whole(extractor: ExtractorName):
     document = pymupdf.open()
     page = document.new_page(width=842, height=595)
@@ -152,10 +152,10 @@ def test_a_table_over_a_wide_page_stays_whole(extractor: ExtractorName):
     for number, row in enumerate(rows):
         for x, cell in zip((50, 200, 470, 620), row, strict=True):
             page.insert_text((x, 100 + 18 * number), cell, fontsize=10)
-    assert rows_in(text_of(bytes(document.tobytes()), extractor)) == rows
+    assert parse_rows(read_text(bytes(document.tobytes()), extractor)) == rows
 
 
-def justified(text: str, columns: int, width: float) -> bytes:
+def make_justified_pdf(text: str, columns: int, width: float) -> bytes:
     """Return a page of justified text, each word placed by itself, as typesetters do it."""
     font, size = pymupdf.Font("helv"), 10
     document = pymupdf.open()
@@ -171,24 +171,24 @@ def justified(text: str, columns: int, width: float) -> bytes:
     return bytes(document.tobytes(no_new_id=True))
 
 
-def filled(text: str, columns: int) -> list[str]:
+def justify_with_blanks(text: str, columns: int) -> list[str]:
     """Justify lines with further blanks between some of the words, as printers of plain text do
     it."""
-    picked = random.Random(1)
+    rng = random.Random(1)
     lines = []
     for line in wrap(text, columns):
         words = line.split()
         while len(" ".join(words)) < columns:
-            words[picked.randrange(len(words) - 1)] += " "
+            words[rng.randrange(len(words) - 1)] += " "
         lines.append(" ".join(words))
     return lines
 
 
-@both
+@by_both_extractors
 @pytest.mark.parametrize(("columns", "width"), [(22, 115), (40, 200), (70, 330)])
 def test_justified_text_is_no_table(extractor: ExtractorName, columns: int, width: float):
-    text = f"{PROSE} {OTHER} " * 3
-    assert "|" not in text_of(justified(text, columns, width), extractor)
+    text = f"{PROSE} {OTHER_PROSE} " * 3
+    assert "|" not in read_text(make_justified_pdf(text, columns, width), extractor)
 
 
 CODE = """int main(void) {
@@ -201,16 +201,16 @@ REFERENCES = """[1] Smith J 1999 Nature 401 23 lamps
 [2] Brown K 2001 Science 88 14 oil
 [3] White L 1987 Nature 77 210 wick
 [4] Green M 1990 Science 65 12 tower"""
-IN_LINE_BY_CHANCE = {
-    "filled with blanks": filled(f"{PROSE} {OTHER} " * 4, 60),
+ALIGNED_BY_CHANCE = {
+    "filled with blanks": justify_with_blanks(f"{PROSE} {OTHER_PROSE} " * 4, 60),
     "thousands": ["1 234 567", "2 345 678", "9 876 543", "1 111 222", "4 555 666"],
-    "digits": [f"{at}4159 2653{at} 8979{at} 2384{at} 2643{at}" for at in range(6)],
+    "digits": [f"{n}4159 2653{n} 8979{n} 2384{n} 2643{n}" for n in range(6)],
     "code": CODE.splitlines(),
     "references": REFERENCES.splitlines(),
 }
 
 
-@both
-@pytest.mark.parametrize("lines", IN_LINE_BY_CHANCE.values(), ids=IN_LINE_BY_CHANCE)
-def test_text_that_stands_in_line_by_chance_is_no_table(extractor: ExtractorName, lines: list[str]):
-    assert "|" not in text_of(printed(lines, "cour"), extractor)
+@by_both_extractors
+@pytest.mark.parametrize("lines", ALIGNED_BY_CHANCE.values(), ids=ALIGNED_BY_CHANCE)
+def test_text_that_is_aligned_by_chance_is_no_table(extractor: ExtractorName, lines: list[str]):
+    assert "|" not in read_text(make_pdf(lines, "cour"), extractor)

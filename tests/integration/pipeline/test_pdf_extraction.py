@@ -47,23 +47,24 @@ from tests.support.pdfs import (
     with_a_broken_page,
 )
 
-WHOLE = {
+UNDAMAGED_PDFS = {
     "sample": next(samples(1)).content,
     "object-streams": pdf([TEXT] * 5, deflate=True, use_objstms=1),
     "plain": pdf([TEXT] * 5),
 }
-TIMEOUT = 20
+PROCESS_TIMEOUT = 20
+"""Seconds until a process that reads a PDF is killed."""
 
 
 def test_text_is_read_page_by_page():
-    read = read_pdf(pdf(["First page.", "", "Third page."]))
-    assert [(page.number, page.text) for page in read.pages] == [
+    pdf_text = read_pdf(pdf(["First page.", "", "Third page."]))
+    assert [(page.number, page.text) for page in pdf_text.pages] == [
         (1, "First page."),
         (2, ""),
         (3, "Third page."),
     ]
-    assert not read.needs_ocr
-    assert not read.repaired
+    assert not pdf_text.needs_ocr
+    assert not pdf_text.repaired
 
 
 def test_a_documents_own_title_is_used_unless_it_is_junk():
@@ -77,47 +78,51 @@ def test_page_numbers_are_not_text():
 
 
 def test_images_without_text_need_ocr():
-    read = read_pdf(scanned())
-    assert read.needs_ocr
-    assert [page.text for page in read.pages] == ["", ""]
+    pdf_text = read_pdf(scanned())
+    assert pdf_text.needs_ocr
+    assert [page.text for page in pdf_text.pages] == ["", ""]
 
 
-def test_one_page_of_text_is_enough_to_go_on_without_ocr():
+def test_one_page_of_text_is_enough_to_continue_without_ocr():
     output = extract(pdf([TEXT, ""]), "application/pdf", title=None, filename="a.pdf")
     assert not output["needs_ocr"]
     assert output["pages_without_text"] == [2]
 
 
 @pytest.mark.parametrize("percent", range(0, 100, 10))
-@pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.parametrize("name", UNDAMAGED_PDFS)
 def test_a_truncated_pdf_is_refused_wherever_it_was_cut(
     name: str, percent: int, in_process: Callable[..., Any]
 ):
-    data = WHOLE[name][: len(WHOLE[name]) * percent // 100]
-    error = in_process(read_pdf, data, timeout=TIMEOUT)
+    data = UNDAMAGED_PDFS[name][: len(UNDAMAGED_PDFS[name]) * percent // 100]
+    error = in_process(read_pdf, data, timeout=PROCESS_TIMEOUT)
     assert isinstance(error, CorruptDocument)
     assert any(word in str(error) for word in ("truncated", "corrupt", "empty"))
 
 
-@pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.parametrize("name", UNDAMAGED_PDFS)
 def test_a_whole_pdf_is_read_in_a_process_of_its_own(name: str, in_process: Callable[..., Any]):
-    read = in_process(read_pdf, WHOLE[name], timeout=TIMEOUT)
-    assert isinstance(read, PdfText)
-    assert not read.needs_ocr
+    pdf_text = in_process(read_pdf, UNDAMAGED_PDFS[name], timeout=PROCESS_TIMEOUT)
+    assert isinstance(pdf_text, PdfText)
+    assert not pdf_text.needs_ocr
 
 
 @settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-@given(seed=st.integers(0, 2**32), damage=st.integers(1, 200), name=st.sampled_from(list(WHOLE)))
+@given(
+    seed=st.integers(0, 2**32),
+    damage=st.integers(1, 200),
+    name=st.sampled_from(list(UNDAMAGED_PDFS)),
+)
 def test_a_damaged_pdf_never_hangs_or_crashes_the_caller(
     seed: int, damage: int, name: str, in_process: Callable[..., Any]
 ):
-    randomness = random.Random(seed)
-    data = bytearray(WHOLE[name])
+    rng = random.Random(seed)
+    data = bytearray(UNDAMAGED_PDFS[name])
     for _ in range(damage):
-        data[randomness.randrange(len(data))] = randomness.randrange(256)
-    outcome = in_process(read_pdf, bytes(data), timeout=TIMEOUT)
+        data[rng.randrange(len(data))] = rng.randrange(256)
+    outcome = in_process(read_pdf, bytes(data), timeout=PROCESS_TIMEOUT)
     assert isinstance(outcome, PdfText | CorruptDocument | EncryptedDocument | DocumentTooLarge)
 
 
@@ -141,21 +146,21 @@ def test_only_a_pdf_is_opened_as_one_whatever_else_the_library_reads(
         read_pdf(not_pdfs()[name].replace(b"1 0 obj", b"%PDF-1.7"), extractor=extractor)
 
 
-def read_by(extractor: ExtractorName, data: bytes) -> PdfText:
+def read_with(extractor: ExtractorName, data: bytes) -> PdfText:
     return read_pdf(data, extractor=extractor)
 
 
 @pytest.mark.parametrize("extractor", ["pymupdf", "pypdfium2"])
-def test_an_outline_of_any_depth_is_read_as_far_as_anybody_would_look(
+def test_an_outline_of_any_depth_is_read_up_to_a_limit(
     extractor: ExtractorName, in_process: Callable[..., Any]
 ):
-    read = in_process(read_by, extractor, deep_outline(), timeout=3 * TIMEOUT)
-    assert isinstance(read, PdfText), read
-    assert 5 <= len(read.outline) <= 100
-    assert {entry.page for entry in read.outline} <= {0, 1}
+    pdf_text = in_process(read_with, extractor, deep_outline(), timeout=3 * PROCESS_TIMEOUT)
+    assert isinstance(pdf_text, PdfText), pdf_text
+    assert 5 <= len(pdf_text.outline) <= 100
+    assert {entry.page for entry in pdf_text.outline} <= {0, 1}
 
 
-def test_entries_of_an_outline_lead_to_pages_by_whatever_way():
+def test_outline_entries_find_their_pages_by_every_kind_of_target():
     document = pymupdf.open("pdf", pdf([TEXT] * 3))
     first, second, third = (document.page_xref(index) for index in range(3))
     targets = [
@@ -170,9 +175,9 @@ def test_entries_of_an_outline_lead_to_pages_by_whatever_way():
         "",
     ]
     entries = [document.get_new_xref() for _ in targets]
-    following = [*(f"/Next {xref} 0 R" for xref in entries[1:]), f"/Next {entries[0]} 0 R"]
-    for xref, target, next_one in zip(entries, targets, following, strict=True):
-        document.update_object(xref, f"<</Title(Tide){target}{next_one}>>")
+    next_links = [*(f"/Next {xref} 0 R" for xref in entries[1:]), f"/Next {entries[0]} 0 R"]
+    for xref, target, next_link in zip(entries, targets, next_links, strict=True):
+        document.update_object(xref, f"<</Title(Tide){target}{next_link}>>")
     catalog = document.pdf_catalog()
     document.xref_set_key(catalog, "Outlines", f"<</First {entries[0]} 0 R>>")
     document.xref_set_key(catalog, "Dests", f"<</old[{third} 0 R/Fit]>>")
@@ -184,11 +189,11 @@ def test_entries_of_an_outline_lead_to_pages_by_whatever_way():
 
 
 def test_a_wrong_cross_reference_is_repaired_when_the_file_is_whole():
-    keyword_start = WHOLE["plain"].rindex(b"startxref")
-    damaged = WHOLE["plain"][:keyword_start] + b"startxref\n1\n%%EOF\n"
-    read = read_pdf(damaged)
-    assert read.repaired
-    assert len(read.pages) == 5
+    keyword_start = UNDAMAGED_PDFS["plain"].rindex(b"startxref")
+    damaged = UNDAMAGED_PDFS["plain"][:keyword_start] + b"startxref\n1\n%%EOF\n"
+    pdf_text = read_pdf(damaged)
+    assert pdf_text.repaired
+    assert len(pdf_text.pages) == 5
 
 
 def test_a_pdf_with_a_password_is_refused():
@@ -202,8 +207,8 @@ def test_a_pdf_with_a_password_is_refused():
 def test_a_pdf_of_which_only_attachments_are_encrypted_is_read(extractor: ExtractorName):
     assert read_pdf(attachments_encrypted("/EFF/StdCF"), extractor=extractor).pages[0].text == TEXT
     filters = "/StmF/Identity/StrF/Identity/EFF/StdCF"
-    read = read_pdf(attachments_encrypted(filters), extractor=extractor)
-    assert read.pages[0].text == TEXT
+    pdf_text = read_pdf(attachments_encrypted(filters), extractor=extractor)
+    assert pdf_text.pages[0].text == TEXT
     for filters in ("/StmF/StdCF", "/StrF/StdCF", "/StmF/StdCF/StrF/StdCF"):
         with pytest.raises((EncryptedDocument, CorruptDocument)):
             read_pdf(attachments_encrypted(filters), extractor=extractor)
@@ -237,7 +242,7 @@ def test_a_warning_is_no_damage_where_nothing_was_lost(content: bytes, resources
     ],
     ids=["packed-badly", "packed-and-cut", "filter", "form", "no-operators"],
 )
-def test_a_page_of_which_all_was_lost_is_broken(content: bytes, stream_fields: str):
+def test_a_page_that_has_lost_all_its_content_is_broken(content: bytes, stream_fields: str):
     with pytest.raises(CorruptDocument, match="page 1 can't be read"):
         extract(drawn(content, about=stream_fields), PDF, title=None, filename=None)
 
@@ -246,11 +251,11 @@ def test_a_pdf_that_is_encrypted_but_open_to_all_is_read():
     assert not read_pdf(encrypted("")).needs_ocr
 
 
-def test_limits_are_named_when_they_are_broken():
+def test_the_error_names_the_limit_that_a_document_exceeds():
     with pytest.raises(DocumentTooLarge, match="5 pages, 4 are allowed"):
-        read_pdf(WHOLE["plain"], Limits(pages=4))
+        read_pdf(UNDAMAGED_PDFS["plain"], Limits(pages=4))
     with pytest.raises(DocumentTooLarge, match="characters"):
-        read_pdf(WHOLE["plain"], Limits(characters=100))
+        read_pdf(UNDAMAGED_PDFS["plain"], Limits(characters=100))
     with pytest.raises(DocumentTooLarge, match=r"page 1 .* 30000 × 30000 pixels"):
         read_pdf(sized(14_400, 14_400))
     with pytest.raises(DocumentTooLarge, match="an image of 3000 × 3000"):
@@ -260,14 +265,16 @@ def test_limits_are_named_when_they_are_broken():
 def test_an_image_within_forms_is_measured_however_they_are_used():
     document = pymupdf.open()
     page = document.new_page()
-    twice, around, image = (document.get_new_xref() for _ in range(3))
+    used_twice, containing_itself, image = (document.get_new_xref() for _ in range(3))
     form = "<</Type/XObject/Subtype/Form/BBox[0 0 9 9]/Resources<</XObject<<%s>>>>>>"
-    document.update_object(twice, form % "")
-    document.update_object(around, form % f"/Self {around} 0 R/Image {image} 0 R")
+    document.update_object(used_twice, form % "")
+    document.update_object(
+        containing_itself, form % f"/Self {containing_itself} 0 R/Image {image} 0 R"
+    )
     document.update_object(image, "<</Type/XObject/Subtype/Image/Width 20000/Height 20001>>")
-    for xref in (twice, around, image):
+    for xref in (used_twice, containing_itself, image):
         document.update_stream(xref, b" ")
-    forms = f"/A {twice} 0 R/B {twice} 0 R/C {around} 0 R"
+    forms = f"/A {used_twice} 0 R/B {used_twice} 0 R/C {containing_itself} 0 R"
     document.xref_set_key(page.xref, "Resources", f"<</XObject<<{forms}>>>>")
     with pytest.raises(DocumentTooLarge, match="an image of 20000 × 20001"):
         read_pdf(document.tobytes())
@@ -288,7 +295,7 @@ def test_a_text_gets_a_title(text: str, filename: str | None, title: str):
     assert extract(text.encode(), MARKDOWN, title="Given", filename=None)["title"] == "Given"
 
 
-def test_text_files_come_out_in_the_form_of_pdfs():
+def test_text_files_have_the_same_output_fields_as_pdfs():
     text = extract("Grüße aus München.".encode(), PLAIN_TEXT, title=None, filename="a.txt")
     from_pdf = extract(pdf(), "application/pdf", title=None, filename="a.pdf")
     assert text.keys() == from_pdf.keys()
@@ -297,7 +304,7 @@ def test_text_files_come_out_in_the_form_of_pdfs():
         extract(b" \n ...", PLAIN_TEXT, title=None, filename=None)
 
 
-# --- what a reader can read is taken --------------------------------------------------------------
+# --- damaged files that readers can open --------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -313,8 +320,8 @@ def test_text_files_come_out_in_the_form_of_pdfs():
     ],
     ids=["no-eof", "no-eof-repaired", "garbage", "html", "no-header", "misspelt", "junk-before"],
 )
-def test_a_damaged_file_that_a_reader_can_read_is_taken(damage: Callable[[bytes], bytes]):
-    data = damage(WHOLE["plain"])
+def test_a_damaged_file_that_readers_can_open_is_accepted(damage: Callable[[bytes], bytes]):
+    data = damage(UNDAMAGED_PDFS["plain"])
     assert media_type_of(data, None) == PDF
     refuse_unsupported(data[:SNIFF_BYTES])
     refuse_false_pdf(data[:SNIFF_BYTES], "paper.pdf")
@@ -346,9 +353,9 @@ def test_no_image_is_decoded_for_the_sake_of_the_title():
     page.insert_text((50, 40), "Heading", fontsize=20)
     page.insert_text((50, 700), "Some words below.", fontsize=10)
     data = bytes(document.tobytes(deflate=True))
-    before = time.process_time()
+    began = time.process_time()
     assert read_pdf(data).title == "Heading"
-    assert time.process_time() - before < 0.5
+    assert time.process_time() - began < 0.5
 
 
 @pytest.mark.parametrize(
@@ -363,9 +370,9 @@ def test_memory_that_ran_out_is_no_fault_of_the_document(message: str):
 
 def test_a_scan_of_which_the_library_complains_needs_ocr_and_is_not_broken():
     data = scanned().replace(b"/DeviceGray", b"/DeviceNone")
-    read = read_pdf(data)
-    assert read.needs_ocr
-    assert not any(page.error is not None for page in read.pages)
+    pdf_text = read_pdf(data)
+    assert pdf_text.needs_ocr
+    assert not any(page.error is not None for page in pdf_text.pages)
 
 
 def test_without_pymupdf_the_error_says_what_to_do_and_is_permanent(

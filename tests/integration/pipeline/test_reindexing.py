@@ -1,4 +1,4 @@
-"""The jobs that build an index anew, and a document's part of it."""
+"""The jobs that rebuild an index, or a document's part of it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ async def test_a_document_is_reindexed_and_its_state_stays(pipeline: Pipeline, t
     async with open_index(pipeline.settings) as index:
         async with index.open_active() as (table, _):
             await table.delete_document(document_id)
-        outcome = await pipeline.one("reindex_content", {"document_id": document_id})
+        outcome = await pipeline.run_job("reindex_content", {"document_id": document_id})
         assert isinstance(outcome, Done)
         assert outcome.result["chunks"] == 1
         assert len(await read_contents(index)) == 1
@@ -31,7 +31,7 @@ async def test_a_document_is_reindexed_and_its_state_stays(pipeline: Pipeline, t
     assert document.state == "completed"
 
 
-async def test_a_job_ends_with_its_time_budget_and_the_next_one_goes_on(
+async def test_a_job_ends_with_its_time_budget_and_the_next_one_continues(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ):
     pipeline.settings = pipeline.settings.model_copy(
@@ -39,23 +39,23 @@ async def test_a_job_ends_with_its_time_budget_and_the_next_one_goes_on(
     )
     async with open_index(pipeline.settings) as index:
         await write_document(index, "a", 2, "old")
-        with monkeypatch.context() as short:
-            short.setattr(reindex_worker, "TIME_BUDGET", -1.0)
-            first = await pipeline.one("rebuild_index", {"dimensions": 32, "force": True})
+        with monkeypatch.context() as without_time:
+            without_time.setattr(reindex_worker, "TIME_BUDGET", -1.0)
+            first = await pipeline.run_job("rebuild_index", {"dimensions": 32, "force": True})
         assert isinstance(first, Next)
-        (following,) = first.jobs
-        assert dict(following.payload) == {"dimensions": 32, "force": False}
-        second = await pipeline.one("rebuild_index", dict(following.payload))
+        (next_job,) = first.jobs
+        assert dict(next_job.payload) == {"dimensions": 32, "force": False}
+        second = await pipeline.run_job("rebuild_index", dict(next_job.payload))
         assert isinstance(second, Done)
         assert second.result == {"embedder": "hashed-2-32", "dimensions": 32, "built": True}
-        third = await pipeline.one("rebuild_index", {"dimensions": 32})
+        third = await pipeline.run_job("rebuild_index", {"dimensions": 32})
         assert isinstance(third, Done)
         assert third.result["built"] is False
-        assert isinstance(await pipeline.one("compact_storage", {}), Done)
+        assert isinstance(await pipeline.run_job("compact_storage", {}), Done)
         assert await read_contents(index) == {"a": texts_of_document("a", 2, "old")}
 
 
-async def test_a_document_that_comes_in_behind_a_swap_is_of_the_new_embedder(
+async def test_a_document_after_a_rebuild_is_embedded_by_the_new_embedder(
     pipeline: Pipeline, tmp_path: Path
 ):
     (tmp_path / "a.txt").write_text("The Moon draws the water of the sea, and the tide rises.")

@@ -34,16 +34,16 @@ def storage(root: Path) -> Storage:
     return Storage(root.as_uri())
 
 
-async def parts(*pieces: bytes) -> AsyncIterator[bytes]:
+async def stream_parts(*pieces: bytes) -> AsyncIterator[bytes]:
     for piece in pieces:
         yield piece
 
 
-async def keys(storage: Storage, prefix: str = "") -> list[str]:
+async def list_keys(storage: Storage, prefix: str = "") -> list[str]:
     return sorted([stored.key async for stored in storage.list_async(prefix)])
 
 
-def names(root: Path) -> list[str]:
+def list_names(root: Path) -> list[str]:
     return [path.name for path in root.rglob("*") if path.is_file()]
 
 
@@ -59,7 +59,7 @@ def names(root: Path) -> list[str]:
 async def test_an_uploaded_text_is_kept_in_utf_8(
     storage: Storage, data: bytes, charset: str, stored_text: bytes
 ) -> None:
-    upload = await receive(storage, parts(data), charset=lambda: charset_named(charset))
+    upload = await receive(storage, stream_parts(data), charset=lambda: charset_named(charset))
     assert await storage.get_async(upload.key) == stored_text
 
 
@@ -90,7 +90,7 @@ async def test_no_method_takes_a_key_that_leaves_the_storage(storage: Storage):
     for attempt in (
         storage.put_async("../x", b""),
         storage.put_new_async("../x", b""),
-        storage.put_stream_async("../x", parts(b"x"), max_bytes=1),
+        storage.put_stream_async("../x", stream_parts(b"x"), max_bytes=1),
         storage.get_async("../x"),
         storage.exists_async("../x"),
         storage.rename_async("../x", "a"),
@@ -120,33 +120,33 @@ async def test_a_reader_never_sees_half_a_file(storage: Storage, root: Path):
     try:
         for _ in range(150):
             assert await storage.get_async("big") in contents
-            assert await keys(storage) == ["big"]  # temporary files are not listed
+            assert await list_keys(storage) == ["big"]  # temporary files are not listed
     finally:
         stop.set()
         writer.join()
-    assert names(root) == ["big"]
+    assert list_names(root) == ["big"]
 
 
 async def test_a_stream_is_measured_while_it_is_stored(storage: Storage):
-    received = await storage.put_stream_async("s", parts(b"ab", b"", b"c"), max_bytes=3)
+    received = await storage.put_stream_async("s", stream_parts(b"ab", b"", b"c"), max_bytes=3)
     assert (received.size, received.sha256) == (3, content_hash(b"abc"))
     assert b"".join([part async for part in storage.stream_async("s")]) == b"abc"
 
 
 async def test_a_stream_that_is_too_long_leaves_nothing(storage: Storage, root: Path):
     with pytest.raises(FileTooLarge, match="10"):
-        await storage.put_stream_async("s", parts(*[b"x" * 6] * 9), max_bytes=10)
-    assert names(root) == []
+        await storage.put_stream_async("s", stream_parts(*[b"x" * 6] * 9), max_bytes=10)
+    assert list_names(root) == []
 
 
 async def test_a_stream_that_breaks_off_leaves_nothing(storage: Storage, root: Path):
-    async def breaking() -> AsyncIterator[bytes]:
+    async def break_off() -> AsyncIterator[bytes]:
         yield b"x" * 20_000_000
         raise ConnectionError("the client went away")
 
     with pytest.raises(ConnectionError, match="went away"):
-        await storage.put_stream_async("s", breaking(), max_bytes=100_000_000)
-    assert names(root) == []
+        await storage.put_stream_async("s", break_off(), max_bytes=100_000_000)
+    assert list_names(root) == []
 
 
 async def test_a_file_that_is_too_large_is_not_read(storage: Storage):
@@ -156,20 +156,20 @@ async def test_a_file_that_is_too_large_is_not_read(storage: Storage):
         await storage.get_async("a", max_bytes=4)
 
 
-async def test_of_many_who_put_a_new_file_one_succeeds(storage: Storage):
-    done = await asyncio.gather(*[storage.put_new_async("a", bytes([n])) for n in range(20)])
-    assert sum(done) == 1
-    assert storage.get("a") == bytes([done.index(True)])
+async def test_of_many_writers_of_a_new_file_one_succeeds(storage: Storage):
+    results = await asyncio.gather(*[storage.put_new_async("a", bytes([n])) for n in range(20)])
+    assert sum(results) == 1
+    assert storage.get("a") == bytes([results.index(True)])
 
 
 async def test_folders_are_listed_measured_and_removed(storage: Storage):
     for key in ("a/1", "a/b/2", "ab/3"):
         storage.put(key, b"12345")
-    assert await keys(storage, "a") == ["a/1", "a/b/2"]
+    assert await list_keys(storage, "a") == ["a/1", "a/b/2"]
     assert await storage.size_async("a") == 10
     assert await storage.size_async() == 15
     assert await storage.delete_prefix_async("a") == 2
-    assert await keys(storage) == ["ab/3"]
+    assert await list_keys(storage) == ["ab/3"]
 
 
 async def test_only_old_files_are_removed_where_an_age_is_given(storage: Storage):
@@ -182,13 +182,13 @@ async def test_only_old_files_are_removed_where_an_age_is_given(storage: Storage
 async def test_a_renamed_file_has_only_its_new_key(storage: Storage):
     storage.put("a", b"x")
     await storage.rename_async("a", "b/c")
-    assert await keys(storage) == ["b/c"]
+    assert await list_keys(storage) == ["b/c"]
 
 
 async def test_an_upload_is_stored_as_it_comes_in(storage: Storage):
     content = pdf()
     pieces = [content[start : start + 100] for start in range(0, len(content), 100)]
-    upload = await receive(storage, parts(*pieces))
+    upload = await receive(storage, stream_parts(*pieces))
     assert upload.key.startswith("uploads/incoming/")
     assert (upload.size, upload.sha256) == (len(content), content_hash(content))
     assert storage.get(upload.key) == content
@@ -199,11 +199,11 @@ async def test_an_upload_that_is_no_document_is_refused(
     storage: Storage, root: Path, pieces: list[bytes]
 ):
     with pytest.raises(UnsupportedDocument):
-        await receive(storage, parts(*pieces))
-    assert names(root) == []
+        await receive(storage, stream_parts(*pieces))
+    assert list_names(root) == []
 
 
 async def test_an_upload_that_is_too_large_is_refused(storage: Storage, root: Path):
     with pytest.raises(DocumentTooLarge, match="50"):
-        await receive(storage, parts(*[b"text " * 4] * 5), max_bytes=50)
-    assert names(root) == []
+        await receive(storage, stream_parts(*[b"text " * 4] * 5), max_bytes=50)
+    assert list_names(root) == []

@@ -11,32 +11,32 @@ from switchyard.services.common.files.errors import UnsupportedDocument
 from switchyard.services.pipeline.text.pdf import ExtractorName, read_pdf
 from tests.support.pdfs import TEXT
 
-both = pytest.mark.parametrize("extractor", ["pymupdf", "pypdfium2"])
+by_both_extractors = pytest.mark.parametrize("extractor", ["pymupdf", "pypdfium2"])
 HEBREW = "שלום עולם (2021) Python 3.11 סוף"
 
 
-@both
-@pytest.mark.parametrize("printed", ["for readers", "as in a mirror"])
-def test_hebrew_is_read_in_its_order(extractor: ExtractorName, printed: str):
+@by_both_extractors
+@pytest.mark.parametrize("glyph_order", ["for readers", "as in a mirror"])
+def test_hebrew_is_read_in_its_order(extractor: ExtractorName, glyph_order: str):
     document = pymupdf.open()
     page = document.new_page()
-    if printed == "for readers":
-        read = HEBREW
-        page.insert_htmlbox(pymupdf.Rect(50, 50, 500, 100), f'<p dir="rtl">{read}</p>')
+    if glyph_order == "for readers":
+        expected = HEBREW
+        page.insert_htmlbox(pymupdf.Rect(50, 50, 500, 100), f'<p dir="rtl">{expected}</p>')
     else:
-        read = "שלום עולם של מים"
+        expected = "שלום עולם של מים"
         writer = pymupdf.TextWriter(page.rect)
         font = pymupdf.Font(script=pymupdf.mupdf.UCDN_SCRIPT_HEBREW)
         x = 50.0
-        for char in read:
+        for char in expected:
             writer.append((x, 100), char, font=font, fontsize=12)
             x += font.text_length(char, 12)
         writer.write_text(page)
-    (page_read,) = read_pdf(bytes(document.tobytes()), extractor=extractor).pages
-    assert page_read.text == read
+    (page_text,) = read_pdf(bytes(document.tobytes()), extractor=extractor).pages
+    assert page_text.text == expected
 
 
-def shadowed(draw: Any) -> bytes:
+def make_shadowed_pdf(draw: Any) -> bytes:
     document = pymupdf.open()
     page = document.new_page()
     for dx, dy in ((0.0, 0.0), (0.3, 0.0), (0.3, 0.3), (0.0, 0.3)):
@@ -44,19 +44,19 @@ def shadowed(draw: Any) -> bytes:
     return bytes(document.tobytes())
 
 
-@both
+@by_both_extractors
 def test_print_that_is_drawn_several_times_over_is_read_once(extractor: ExtractorName):
     def draw(page: Any, dx: float, dy: float) -> None:
         page.insert_text((50 + dx, 100 + dy), "Annual Report 2011", fontsize=24)
         page.insert_text((50 + dx, 200 + dy), [TEXT, f"Share price: {100:,}", "1111"], fontsize=11)
 
-    read = read_pdf(shadowed(draw), extractor=extractor)
-    text = " ".join(read.pages[0].text.replace("#", "").split())
+    pdf_text = read_pdf(make_shadowed_pdf(draw), extractor=extractor)
+    text = " ".join(pdf_text.pages[0].text.replace("#", "").split())
     assert text == f"Annual Report 2011 {TEXT} Share price: 100 1111"
-    assert read.title == "Annual Report 2011"
+    assert pdf_text.title == "Annual Report 2011"
 
 
-@both
+@by_both_extractors
 def test_equal_texts_at_different_places_are_both_read(extractor: ExtractorName):
     document = pymupdf.open()
     document.new_page().insert_text((50, 100), ["no no no", "no no no"], fontsize=11)
@@ -64,7 +64,7 @@ def test_equal_texts_at_different_places_are_both_read(extractor: ExtractorName)
     assert page.text.split() == ["no"] * 6
 
 
-def form(template: str, data: str) -> bytes:
+def make_xfa_form(template: str, data: str) -> bytes:
     """Return an XFA form as Adobe's designer writes it: its one page only asks to wait."""
     document = pymupdf.open()
     document.new_page().insert_text((50, 100), "Please wait...", fontsize=11)
@@ -94,13 +94,13 @@ DATA = (
 )
 
 
-@both
+@by_both_extractors
 def test_a_form_in_xml_is_read_with_what_was_entered(extractor: ExtractorName):
-    (page,) = read_pdf(form(TEMPLATE, DATA), extractor=extractor).pages
+    (page,) = read_pdf(make_xfa_form(TEMPLATE, DATA), extractor=extractor).pages
     assert page.text == "Application to sponsor\n\nFamily name\n\nfamily_name: Okafor & Sons"
 
 
-@both
+@by_both_extractors
 @pytest.mark.parametrize(
     "template",
     ["", "no XML", "<!DOCTYPE a [<!ENTITY b 'word'>]><template>&b;</template>", "<a>" * 100_000],
@@ -109,4 +109,4 @@ def test_a_form_that_can_not_be_read_is_refused_with_what_to_do(
     extractor: ExtractorName, template: str
 ):
     with pytest.raises(UnsupportedDocument, match=r"XFA form.*print it to a PDF"):
-        read_pdf(form(template, ""), extractor=extractor)
+        read_pdf(make_xfa_form(template, ""), extractor=extractor)

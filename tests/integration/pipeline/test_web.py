@@ -14,8 +14,6 @@ from switchyard.services.common.files.errors import UnsupportedDocument
 from switchyard.services.common.files.storage_keys import result_key
 from switchyard.services.engine.jobs.outcomes import Done, Next, Snooze
 from switchyard.services.engine.jobs.registry import InvalidPayload, Registry
-from switchyard.services.pipeline.ledger import PipelineLedger
-from switchyard.services.pipeline.records.documents import Document
 from switchyard.services.pipeline.sources.source_errors import (
     InvalidSourceResponse,
     SourceNotFound,
@@ -31,6 +29,7 @@ from switchyard.services.pipeline.workers.ingest import source_jobs
 from switchyard.services.pipeline.workers.ingest import web as ingest_web
 from switchyard.services.pipeline.workers.ingest.web import UnreadablePage, document_on_page
 from tests.integration.pipeline.conftest import Pipeline
+from tests.integration.pipeline.documents import get_only_document
 from tests.support import site as server
 from tests.support.hosts import PAGE
 from tests.support.pdfs import pdf
@@ -42,59 +41,57 @@ JOB = "ingest_url"
 
 @pytest.fixture
 def site() -> Iterator[Site]:
-    with Site() as opened:
-        opened.pages["/tides"] = server.with_etag(PAGE, '"1"', content_type="text/html")
-        yield opened
+    with Site() as site:
+        site.pages["/tides"] = server.with_etag(PAGE, '"1"', content_type="text/html")
+        yield site
 
 
 @pytest.fixture
-def web(pipeline: Pipeline, site: Site) -> Pipeline:
+def web_pipeline(pipeline: Pipeline, site: Site) -> Pipeline:
     hosts = (site.origin.removeprefix("http://"),)
     update = {"web_hosts": hosts, "web_interval": 0.0}
     return replace(pipeline, settings=pipeline.settings.model_copy(update=update))
 
 
-async def the_document(pipeline: Pipeline) -> Document:
-    assert pipeline.ledger is not None
-    [document] = (await PipelineLedger(pipeline.ledger).documents.list_documents()).items
-    return document
-
-
-def at(site: Site, path: str = "/tides") -> dict[str, Any]:
+def payload_for(site: Site, path: str = "/tides") -> dict[str, Any]:
     return {"url": f"{site.origin}{path}"}
 
 
-async def test_a_page_becomes_a_document_of_its_readable_text(web: Pipeline, site: Site) -> None:
-    assert await web.run(JOB, at(site)) == [JOB, *STAGES]
-    document = await the_document(web)
+async def test_a_page_becomes_a_document_of_its_readable_text(
+    web_pipeline: Pipeline, site: Site
+) -> None:
+    assert await web_pipeline.run(JOB, payload_for(site)) == [JOB, *STAGES]
+    document = await get_only_document(web_pipeline)
     assert document.source == f"url:{site.origin}/tides"
     assert (document.title, document.media_type) == ("Tides of Oldport", "text/markdown")
-    text = web.storage.get(f"uploads/{document.id}/input.md").decode()
+    text = web_pipeline.storage.get(f"uploads/{document.id}/input.md").decode()
     assert "follows the moon" in text
     assert "Imprint" not in text
-    entry = json.loads(web.storage.get(result_key(document.id)))["entry"]
+    entry = json.loads(web_pipeline.storage.get(result_key(document.id)))["entry"]
     assert entry == {"url": f"{site.origin}/tides", "author": "Ada Tide", "language": "en"}
     assert site.paths == ["/robots.txt", "/tides"]
     assert site.requests[1].headers["user-agent"].startswith("switchyard")
 
 
-async def test_a_pdf_and_a_text_are_taken_in_as_they_are(web: Pipeline, site: Site) -> None:
+async def test_a_pdf_and_a_text_are_ingested_as_they_are(
+    web_pipeline: Pipeline, site: Site
+) -> None:
     site.pages["/paper"] = server.says(pdf(), "application/octet-stream")
     site.pages["/notes.txt"] = server.says("Low water is at six. High water is at noon.")
-    assert await web.run(JOB, at(site, "/paper")) == [JOB, *STAGES]
-    assert (await the_document(web)).media_type == "application/pdf"
-    assert await web.run(JOB, at(site, "/notes.txt")) == [JOB, *STAGES]
+    assert await web_pipeline.run(JOB, payload_for(site, "/paper")) == [JOB, *STAGES]
+    assert (await get_only_document(web_pipeline)).media_type == "application/pdf"
+    assert await web_pipeline.run(JOB, payload_for(site, "/notes.txt")) == [JOB, *STAGES]
 
 
 async def test_a_page_and_a_text_are_read_in_the_charset_that_their_server_names(
-    web: Pipeline, site: Site
+    web_pipeline: Pipeline, site: Site
 ) -> None:
     text = "The mole’s toll is 5 €, so “high water” is dear"
     page = PAGE.replace("follows the moon", f"follows the moon. {text}").encode("cp1252")
     site.pages["/tides"] = server.says(page, "text/html; charset=ISO-8859-1")
-    await web.one(JOB, at(site))
-    document = await the_document(web)
-    assert text in web.storage.get(f"uploads/{document.id}/input.md").decode()
+    await web_pipeline.run_job(JOB, payload_for(site))
+    document = await get_only_document(web_pipeline)
+    assert text in web_pipeline.storage.get(f"uploads/{document.id}/input.md").decode()
     found_document, _ = await document_on_page(
         FetchedPage(
             "http://a/notes.txt",
@@ -110,49 +107,49 @@ async def test_a_page_and_a_text_are_read_in_the_charset_that_their_server_names
 
 
 async def test_a_file_is_decoded_and_hashed_off_the_event_loop(
-    web: Pipeline, site: Site, monkeypatch: pytest.MonkeyPatch
+    web_pipeline: Pipeline, site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The file may be as large as any document."""
     threads: dict[str, int] = {}
     for module, name in ((ingest_web, "decode_text"), (source_jobs, "identify")):
-        monkeypatch.setattr(module, name, _noting_thread(getattr(module, name), threads))
+        monkeypatch.setattr(module, name, _record_thread(getattr(module, name), threads))
     site.pages["/paper"] = server.says(pdf(), "application/octet-stream")
     site.pages["/notes.txt"] = server.says("Low water is at six. High water is at noon.")
     for path in ("/paper", "/notes.txt"):
-        await web.one(JOB, at(site, path))
+        await web_pipeline.run_job(JOB, payload_for(site, path))
     assert threads.keys() == {"decode_text", "identify"}
     assert threading.get_ident() not in threads.values()
 
 
-def _noting_thread(function: Callable[..., Any], threads: dict[str, int]) -> Callable[..., Any]:
-    def noting(*arguments: Any) -> Any:
+def _record_thread(function: Callable[..., Any], threads: dict[str, int]) -> Callable[..., Any]:
+    def call_and_record(*arguments: Any) -> Any:
         threads[function.__name__] = threading.get_ident()
         return function(*arguments)
 
-    return noting
+    return call_and_record
 
 
-async def test_a_page_that_is_as_it_was_is_not_sent_again(web: Pipeline, site: Site) -> None:
-    await web.run(JOB, at(site))
-    assert await web.run(JOB, at(site, "/tides#spring")) == [JOB]
-    assert isinstance(web.ran[0][1], Done)
+async def test_an_unchanged_page_is_not_ingested_again(web_pipeline: Pipeline, site: Site) -> None:
+    await web_pipeline.run(JOB, payload_for(site))
+    assert await web_pipeline.run(JOB, payload_for(site, "/tides#spring")) == [JOB]
+    assert isinstance(web_pipeline.outcomes[0][1], Done)
     assert site.requests[-1].headers["if-none-match"] == '"1"'
-    assert site.paths == ["/robots.txt", "/tides", "/tides"]  # its rules are known for an hour
+    assert site.paths == ["/robots.txt", "/tides", "/tides"]  # robots.txt is cached for an hour
     site.pages["/tides"] = server.says(PAGE.replace("four metres", "five metres"), "text/html")
-    assert await web.run(JOB, at(site)) == [JOB, *STAGES]
-    assert web.result(JOB)["updated"] is True
+    assert await web_pipeline.run(JOB, payload_for(site)) == [JOB, *STAGES]
+    assert web_pipeline.result(JOB)["updated"] is True
 
 
-async def test_robots_txt_is_kept(web: Pipeline, site: Site) -> None:
+async def test_robots_txt_is_obeyed(web_pipeline: Pipeline, site: Site) -> None:
     rules = "User-agent: *\nDisallow: /\n\nUser-agent: Switchyard\nDisallow: /private/*.html$\n"
     site.pages["/robots.txt"] = server.says(rules)
     with pytest.raises(SourceRefused, match=r"robots\.txt"):
-        await web.one(JOB, at(site, "/private/tides.html"))
+        await web_pipeline.run_job(JOB, payload_for(site, "/private/tides.html"))
     site.pages["/to"] = server.moved("/private/tides.html")
     with pytest.raises(SourceRefused, match=r"robots\.txt"):
-        await web.one(JOB, at(site, "/to"))
+        await web_pipeline.run_job(JOB, payload_for(site, "/to"))
     assert "/private/tides.html" not in site.paths
-    assert isinstance(await web.one(JOB, at(site)), Next)
+    assert isinstance(await web_pipeline.run_job(JOB, payload_for(site)), Next)
 
 
 @pytest.mark.parametrize(
@@ -160,69 +157,72 @@ async def test_robots_txt_is_kept(web: Pipeline, site: Site) -> None:
     [server.fails(404), server.fails(403), server.says(b"\xff\x00 <html>"), server.says("")],
 )
 async def test_a_site_without_rules_allows_everything(
-    web: Pipeline, site: Site, rules: server.Behaviour
+    web_pipeline: Pipeline, site: Site, rules: server.Behaviour
 ) -> None:
     site.pages["/robots.txt"] = rules
-    assert isinstance(await web.one(JOB, at(site)), Next)
+    assert isinstance(await web_pipeline.run_job(JOB, payload_for(site)), Next)
 
 
 async def test_a_site_whose_robots_txt_is_unavailable_is_not_fetched(
-    web: Pipeline, site: Site
+    web_pipeline: Pipeline, site: Site
 ) -> None:
     site.pages["/robots.txt"] = server.fails(500)
     with pytest.raises(SourceUnavailable):
-        await web.one(JOB, at(site))
+        await web_pipeline.run_job(JOB, payload_for(site))
     site.pages["/robots.txt"] = server.throttled(40, status=503)
-    outcome = await web.one(JOB, at(site))
+    outcome = await web_pipeline.run_job(JOB, payload_for(site))
     assert isinstance(outcome, Snooze)
     assert outcome.after == 40
     assert "/tides" not in site.paths
 
 
 async def test_rules_without_an_end_are_read_as_far_as_the_rfc_says(
-    web: Pipeline, site: Site
+    web_pipeline: Pipeline, site: Site
 ) -> None:
     site.pages["/robots.txt"] = server.endless()
-    assert isinstance(await web.one(JOB, at(site)), Next)
+    assert isinstance(await web_pipeline.run_job(JOB, payload_for(site)), Next)
 
 
 async def test_rules_that_take_too_long_to_read_forbid(
-    web: Pipeline, site: Site, monkeypatch: pytest.MonkeyPatch
+    web_pipeline: Pipeline, site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site.pages["/robots.txt"] = server.says("User-agent: *\nDisallow: /*a*a*a*a*a*a*a*a*a*b\n")
-    monkeypatch.setattr("tests.integration.pipeline.conftest.JobContext", _Hurried)
+    monkeypatch.setattr("tests.integration.pipeline.conftest.JobContext", _TimedOutContext)
     with pytest.raises(SourceRefused, match="can't be read"):
-        await web.one(JOB, at(site))
+        await web_pipeline.run_job(JOB, payload_for(site))
 
 
-class _Hurried:
+class _TimedOutContext:
     """A context whose processes time out at once."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         from switchyard.services.engine.jobs.context import JobContext
 
-        async def late(*_: Any, **__: Any) -> Any:
+        async def time_out(*_: Any, **__: Any) -> Any:
             raise TimeoutError
 
-        return JobContext(*args, **{**kwargs, "in_process": late})
+        return JobContext(*args, **{**kwargs, "in_process": time_out})
 
 
-async def test_no_redirect_leads_to_our_own_network(web: Pipeline, site: Site) -> None:
-    with Site() as inside:
-        inside.pages["/secret"] = server.says(PAGE, "text/html")
+async def test_no_redirect_leads_to_our_own_network(web_pipeline: Pipeline, site: Site) -> None:
+    with Site() as internal_site:
+        internal_site.pages["/secret"] = server.says(PAGE, "text/html")
         with pytest.raises(SourceRefused, match="JOBS_WEB_HOSTS") as refused:
-            await web.one(JOB, at(inside, "/secret"))
-        assert inside.origin.removeprefix("http://") in str(refused.value)
-        for path, target in (("/a", f"{inside.origin}/secret"), ("/b", "file:///etc/passwd")):
+            await web_pipeline.run_job(JOB, payload_for(internal_site, "/secret"))
+        assert internal_site.origin.removeprefix("http://") in str(refused.value)
+        for path, target in (
+            ("/a", f"{internal_site.origin}/secret"),
+            ("/b", "file:///etc/passwd"),
+        ):
             site.pages[path] = server.moved(target)
             with pytest.raises(SourceRefused):
-                await web.one(JOB, at(site, path))
-        site.pages["/robots.txt"] = server.moved(f"{inside.origin}/secret")
-        for cached_file in (web.settings.data_dir / "files/sources/robots").iterdir():
+                await web_pipeline.run_job(JOB, payload_for(site, path))
+        site.pages["/robots.txt"] = server.moved(f"{internal_site.origin}/secret")
+        for cached_file in (web_pipeline.settings.data_dir / "files/sources/robots").iterdir():
             cached_file.unlink()
         with pytest.raises(SourceRefused):
-            await web.one(JOB, at(site))
-        assert inside.requests == []
+            await web_pipeline.run_job(JOB, payload_for(site))
+        assert internal_site.requests == []
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ async def test_no_redirect_leads_to_our_own_network(web: Pipeline, site: Site) -
     ],
 )
 async def test_each_kind_of_bad_page_raises_its_own_error(
-    web: Pipeline,
+    web_pipeline: Pipeline,
     site: Site,
     behaviour: server.Behaviour,
     error: type[Exception],
@@ -251,43 +251,45 @@ async def test_each_kind_of_bad_page_raises_its_own_error(
     monkeypatch.setattr(web_fetcher, "MAX_PAGE_BYTES", 300_000)
     site.pages["/tides"] = behaviour
     with pytest.raises(error):
-        await web.one(JOB, at(site))
+        await web_pipeline.run_job(JOB, payload_for(site))
 
 
-@pytest.mark.parametrize("limited", [server.throttled(40), server.throttled(40, status=503)])
+@pytest.mark.parametrize("limit_answer", [server.throttled(40), server.throttled(40, status=503)])
 async def test_a_site_that_asks_for_a_pause_gets_one(
-    web: Pipeline, site: Site, limited: server.Behaviour
+    web_pipeline: Pipeline, site: Site, limit_answer: server.Behaviour
 ) -> None:
-    site.pages["/tides"] = limited
-    outcome = await web.one(JOB, at(site))
+    site.pages["/tides"] = limit_answer
+    outcome = await web_pipeline.run_job(JOB, payload_for(site))
     assert isinstance(outcome, Snooze)
     assert outcome.after == 40
     request_count = len(site.requests)
-    assert isinstance(await web.one(JOB, at(site, "/other")), Snooze)
+    assert isinstance(await web_pipeline.run_job(JOB, payload_for(site, "/other")), Snooze)
     assert len(site.requests) == request_count
 
 
 async def test_one_host_is_asked_as_slowly_as_its_robots_txt_says(
-    web: Pipeline, site: Site
+    web_pipeline: Pipeline, site: Site
 ) -> None:
-    with Site() as other:
-        other.pages["/tides"] = site.pages["/tides"]
-        hosts = tuple(each.origin.removeprefix("http://") for each in (site, other))
-        patient = web.settings.model_copy(update={"web_hosts": hosts, "web_interval": 0.4})
-        web = replace(web, settings=patient)
+    with Site() as other_site:
+        other_site.pages["/tides"] = site.pages["/tides"]
+        hosts = tuple(each.origin.removeprefix("http://") for each in (site, other_site))
+        slower_settings = web_pipeline.settings.model_copy(
+            update={"web_hosts": hosts, "web_interval": 0.4}
+        )
+        web_pipeline = replace(web_pipeline, settings=slower_settings)
         site.pages["/robots.txt"] = server.says("User-agent: *\nCrawl-delay: 4\n")
-        await web.one(JOB, at(site))
+        await web_pipeline.run_job(JOB, payload_for(site))
         site.pages["/more"] = server.says(PAGE, "text/html")
-        await web.one(JOB, at(site, "/more"))
+        await web_pipeline.run_job(JOB, payload_for(site, "/more"))
         assert [each.path for each in site.requests] == ["/robots.txt", "/tides", "/more"]
-        # Kept from the start of the first, which may take its time to arrive, but comes after the
-        # rules were asked for.
+        # The delay counts from the sending of the first request, which may arrive late, but was
+        # sent after the rules were requested.
         rules, _first, second = (each.at for each in site.requests)
         assert second - rules >= 4
-        assert not isinstance(await web.one(JOB, at(other)), Snooze)
+        assert not isinstance(await web_pipeline.run_job(JOB, payload_for(other_site)), Snooze)
 
 
-async def test_a_malformed_page_does_no_harm() -> None:
+async def test_a_malformed_page_is_read_without_an_error() -> None:
     for html in (
         b"<div>" * 200_000,
         b"<" * 200_000,
@@ -300,12 +302,12 @@ async def test_a_malformed_page_does_no_harm() -> None:
 
 
 @pytest.mark.parametrize("charset", ["idna", "undefined", "zip", "punycode", "utf-7"])
-def test_a_server_can_name_no_charset_that_fails(charset: str) -> None:
+def test_no_charset_that_a_server_names_fails(charset: str) -> None:
     page = PAGE.encode().replace(b"<title>", b"<title>+2AA-")
     assert isinstance(read_page(page, "http://example.org/", charset).text, str)
 
 
-def test_the_links_and_wishes_of_a_page_are_read() -> None:
+def test_the_links_and_robots_rules_of_a_page_are_read() -> None:
     page_text = read_page(PAGE.encode(), "http://example.org/tides/")
     base = "http://example.org/tides/x"
     assert link_addresses(base, page_text.links, max_links=10) == [

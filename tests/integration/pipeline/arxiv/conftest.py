@@ -14,12 +14,12 @@ from tests.support.arxiv_server import ArxivServer, Paper
 
 @pytest.fixture
 def site() -> Iterator[ArxivServer]:
-    with ArxivServer([Paper(ID, comment="20 pages", doi="10.1000/182")]) as opened:
-        yield opened
+    with ArxivServer([Paper(ID, comment="20 pages", doi="10.1000/182")]) as server:
+        yield server
 
 
 @pytest.fixture
-def arxiv(pipeline: Pipeline, site: ArxivServer) -> Pipeline:
+def arxiv_pipeline(pipeline: Pipeline, site: ArxivServer) -> Pipeline:
     """Return a pipeline whose arXiv is the test's server, without arXiv's limits on requests."""
     update = {"arxiv_base_url": site.url, "arxiv_interval": 0.0}
     return replace(pipeline, settings=pipeline.settings.model_copy(update=update))

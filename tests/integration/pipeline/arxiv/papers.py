@@ -1,15 +1,10 @@
-"""One paper, its jobs, and helpers that read the stored document."""
+"""One paper, its jobs, and the vectors of its document."""
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
-from switchyard.services.common.files.storage_keys import result_key
 from switchyard.services.pipeline.index.open_index import open_index
-from switchyard.services.pipeline.ledger import PipelineLedger
-from switchyard.services.pipeline.records.documents import Document
 from tests.integration.pipeline.conftest import Pipeline
+from tests.integration.pipeline.documents import get_only_document
 
 JOB = "ingest_arxiv"
 STAGES = [
@@ -23,20 +18,8 @@ STAGES = [
 ID = "1605.08386"
 
 
-async def the_document(arxiv: Pipeline) -> Document:
-    """Return the only document."""
-    assert arxiv.ledger is not None
-    [only_document] = (await PipelineLedger(arxiv.ledger).documents.list_documents()).items
-    return only_document
-
-
-async def whole_result(arxiv: Pipeline) -> dict[str, Any]:
-    document = await the_document(arxiv)
-    return dict(json.loads(arxiv.storage.get(result_key(document.id))))
-
-
-async def indexed(arxiv: Pipeline) -> list[list[float]]:
+async def read_vectors(arxiv_pipeline: Pipeline) -> list[list[float]]:
     """Return the vectors of the only document."""
-    async with open_index(arxiv.settings) as store, store.open_active() as (index, _):
-        document_id = (await the_document(arxiv)).id
+    async with open_index(arxiv_pipeline.settings) as store, store.open_active() as (index, _):
+        document_id = (await get_only_document(arxiv_pipeline)).id
         return await index.vectors_at(document_id, range(100))

@@ -35,27 +35,27 @@ MARCH = datetime(2024, 3, 1, 12, tzinfo=UTC)
 
 @pytest.fixture
 def site() -> Iterator[ArxivServer]:
-    with ArxivServer(many(7)) as opened:
-        yield opened
+    with ArxivServer(many(7)) as site:
+        yield site
 
 
 @pytest.fixture
-def hasty(settings: Settings, site: ArxivServer) -> Settings:
+def unthrottled_settings(settings: Settings, site: ArxivServer) -> Settings:
     """Return settings for the test's server, without arXiv's limits on requests."""
     return settings.model_copy(update={"arxiv_base_url": site.url, "arxiv_interval": 0.0})
 
 
 @pytest.fixture
-async def client(hasty: Settings) -> AsyncIterator[ArxivClient]:
-    async with ArxivClient.connect(hasty) as opened:
-        yield opened
+async def client(unthrottled_settings: Settings) -> AsyncIterator[ArxivClient]:
+    async with ArxivClient.connect(unthrottled_settings) as client:
+        yield client
 
 
-async def listed(client: ArxivClient, **options: Any) -> list[FeedPage]:
+async def list_pages(client: ArxivClient, **options: Any) -> list[FeedPage]:
     return [page async for page in client.pages("cat:physics.ao-ph", **options)]
 
 
-def ids(pages: list[FeedPage]) -> list[str]:
+def ids_of(pages: list[FeedPage]) -> list[str]:
     return [entry.id for page in pages for entry in page.entries]
 
 
@@ -109,11 +109,13 @@ async def test_a_damaged_record_is_left_out_and_does_not_shift_the_pages(
     client: ArxivClient, site: ArxivServer
 ) -> None:
     site.replace("2403.00001", damaged=True)
-    pages = await listed(client, from_date=MARCH, to_date=MARCH + timedelta(days=1), page_size=2)
-    assert ids(pages) == [f"2403.{number:05}" for number in (0, 2, 3, 4, 5, 6)]
+    pages = await list_pages(
+        client, from_date=MARCH, to_date=MARCH + timedelta(days=1), page_size=2
+    )
+    assert ids_of(pages) == [f"2403.{number:05}" for number in (0, 2, 3, 4, 5, 6)]
 
 
-async def test_an_entry_fits_into_a_payload_unless_thousands_wrote_it(
+async def test_an_entry_fits_into_a_payload_unless_it_has_thousands_of_authors(
     client: ArxivClient, site: ArxivServer
 ) -> None:
     site.replace("2403.00002", authors=tuple(f"Author {number}" for number in range(3000)))
@@ -129,24 +131,26 @@ async def test_an_entry_fits_into_a_payload_unless_thousands_wrote_it(
 async def test_a_listing_has_every_paper_of_its_dates_once_oldest_first(
     client: ArxivClient,
 ) -> None:
-    pages = await listed(
+    pages = await list_pages(
         client,
         from_date=MARCH + timedelta(hours=1),
         to_date=MARCH + timedelta(hours=5),
         page_size=2,
     )
-    assert ids(pages) == [f"2403.{number:05}" for number in range(1, 6)]
+    assert ids_of(pages) == [f"2403.{number:05}" for number in range(1, 6)]
     assert [len(page.entries) for page in pages] == [2, 2, 1]
     assert pages[0].total == 5
     assert pages[-1].cursor is None
 
 
-async def test_a_listing_goes_on_from_the_cursor_of_any_page(client: ArxivClient) -> None:
+async def test_a_listing_continues_from_the_cursor_of_any_page(client: ArxivClient) -> None:
     end = MARCH + timedelta(days=1)
-    pages = await listed(client, from_date=MARCH, to_date=end, page_size=2)
+    pages = await list_pages(client, from_date=MARCH, to_date=end, page_size=2)
     saved_cursor = str(pages[1].cursor)
-    rest = await listed(client, cursor=ListingCursor.parse(saved_cursor), to_date=end, page_size=2)
-    assert ids(rest) == ids(pages[2:])
+    remaining = await list_pages(
+        client, cursor=ListingCursor.parse(saved_cursor), to_date=end, page_size=2
+    )
+    assert ids_of(remaining) == ids_of(pages[2:])
 
 
 async def test_a_range_with_too_many_papers_is_listed_in_windows(
@@ -156,26 +160,26 @@ async def test_a_range_with_too_many_papers_is_listed_in_windows(
     site.deepest = 10
     monkeypatch.setattr(arxiv_client, "MAX_SEARCH_RESULTS", 10)
     end = MARCH + timedelta(days=30)
-    pages = await listed(client, from_date=MARCH, to_date=end, page_size=4)
-    assert ids(pages) == [paper.id for paper in site.papers]
+    pages = await list_pages(client, from_date=MARCH, to_date=end, page_size=4)
+    assert ids_of(pages) == [paper.id for paper in site.papers]
     middle = pages[len(pages) // 2]
-    rest = await listed(client, cursor=middle.cursor, to_date=end, page_size=4)
-    assert ids(pages[: len(pages) // 2 + 1]) + ids(rest) == ids(pages)
+    remaining = await list_pages(client, cursor=middle.cursor, to_date=end, page_size=4)
+    assert ids_of(pages[: len(pages) // 2 + 1]) + ids_of(remaining) == ids_of(pages)
 
 
 async def test_an_empty_page_in_the_middle_is_requested_again(
     client: ArxivClient, site: ArxivServer
 ) -> None:
     site.next(server.empty_page(), server.empty_page())
-    pages = await listed(client, from_date=MARCH, to_date=MARCH + timedelta(days=1))
-    assert len(ids(pages)) == 7
+    pages = await list_pages(client, from_date=MARCH, to_date=MARCH + timedelta(days=1))
+    assert len(ids_of(pages)) == 7
     site.always(server.empty_page())
     with pytest.raises(InvalidSourceResponse, match="came empty 3 times"):
-        await listed(client, from_date=MARCH, to_date=MARCH + timedelta(days=1))
+        await list_pages(client, from_date=MARCH, to_date=MARCH + timedelta(days=1))
 
 
 async def test_a_range_without_papers_ends_at_once(client: ArxivClient, site: ArxivServer) -> None:
-    pages = await listed(client, from_date=MARCH, to_date=MARCH - timedelta(days=1))
+    pages = await list_pages(client, from_date=MARCH, to_date=MARCH - timedelta(days=1))
     assert (pages, site.requests) == ([], [])
 
 
@@ -190,7 +194,7 @@ async def test_a_refusal_quotes_arxiv_s_message(client: ArxivClient, site: Arxiv
             await client.entries(["1605.08386"])
 
 
-BILLION = b"""<?xml version="1.0"?><!DOCTYPE feed [<!ENTITY a "aaaaaaaaaa">
+ENTITY_BOMB = b"""<?xml version="1.0"?><!DOCTYPE feed [<!ENTITY a "aaaaaaaaaa">
 <!ENTITY b "&a;&a;&a;&a;">]><feed xmlns="http://www.w3.org/2005/Atom"><id>&b;</id></feed>"""
 
 
@@ -210,7 +214,7 @@ BILLION = b"""<?xml version="1.0"?><!DOCTYPE feed [<!ENTITY a "aaaaaaaaaa">
         (server.says(b"\xff\xfe<feed/>"), InvalidSourceResponse, "no XML"),
         (server.says(b"<rss/>"), InvalidSourceResponse, "no Atom feed"),
         (server.says(b"<a>" * 100_000), InvalidSourceResponse, "nested too deeply"),
-        (server.says(BILLION), InvalidSourceResponse, "DOCTYPE"),
+        (server.says(ENTITY_BOMB), InvalidSourceResponse, "DOCTYPE"),
         (
             server.says(b'<feed xmlns="http://www.w3.org/2005/Atom"/>'),
             InvalidSourceResponse,
@@ -218,7 +222,7 @@ BILLION = b"""<?xml version="1.0"?><!DOCTYPE feed [<!ENTITY a "aaaaaaaaaa">
         ),
     ],
 )
-async def test_an_answer_that_is_none_has_its_error(
+async def test_each_kind_of_invalid_answer_raises_its_own_error(
     client: ArxivClient,
     site: ArxivServer,
     behaviour: server.Behaviour,
@@ -253,14 +257,14 @@ async def test_a_server_that_is_too_slow_is_given_up(
 
 
 async def test_requests_keep_their_distance_in_all_processes_together(
-    hasty: Settings, ledger: Ledger, site: ArxivServer
+    unthrottled_settings: Settings, ledger: Ledger, site: ArxivServer
 ) -> None:
     """Two ledgers stand for two processes."""
-    careful = hasty.model_copy(update={"arxiv_interval": 1.0})
+    throttled_settings = unthrottled_settings.model_copy(update={"arxiv_interval": 1.0})
     async with (
-        await Ledger.open(careful.ledger_url) as other,
-        ArxivClient.connect(careful, ledger, max_wait=30) as first,
-        ArxivClient.connect(careful, other, max_wait=30) as second,
+        await Ledger.open(throttled_settings.ledger_url) as other_ledger,
+        ArxivClient.connect(throttled_settings, ledger, max_wait=30) as first,
+        ArxivClient.connect(throttled_settings, other_ledger, max_wait=30) as second,
     ):
         site.always(server.slow(0.05))
         await asyncio.gather(
@@ -272,26 +276,26 @@ async def test_requests_keep_their_distance_in_all_processes_together(
         )
     times = sorted(request.at for request in site.requests)
     assert len(times) == 4
-    # They are kept at their start, and seen where they arrive: on a busy machine some take longer.
+    # The distance is kept at the sending, and measured at the arrival, which may be later.
     assert min(b - a for a, b in pairwise(times)) > 0.8
     assert site.most_at_once == 1
 
 
 async def test_requests_never_overlap_however_long_one_takes(
-    hasty: Settings, ledger: Ledger, site: ArxivServer
+    unthrottled_settings: Settings, ledger: Ledger, site: ArxivServer
 ) -> None:
-    async with ArxivClient.connect(hasty, ledger, max_wait=30) as client:
+    async with ArxivClient.connect(unthrottled_settings, ledger, max_wait=30) as client:
         site.always(server.slow(0.1))
         await asyncio.gather(*(client.entries(["2403.00001"]) for _ in range(4)))
     assert site.most_at_once == 1
 
 
 async def test_two_callers_wait_for_a_turn_and_others_get_source_busy(
-    hasty: Settings, ledger: Ledger, site: ArxivServer
+    unthrottled_settings: Settings, ledger: Ledger, site: ArxivServer
 ) -> None:
     """So waiting takes two slots of all workers together, and no turn is lost."""
-    careful = hasty.model_copy(update={"arxiv_interval": 0.5})
-    async with ArxivClient.connect(careful, ledger) as client:
+    throttled_settings = unthrottled_settings.model_copy(update={"arxiv_interval": 0.5})
+    async with ArxivClient.connect(throttled_settings, ledger) as client:
         requested_at = time.monotonic()
         answers = await asyncio.gather(
             *(client.entries(["2403.00001"]) for _ in range(5)), return_exceptions=True
@@ -305,12 +309,12 @@ async def test_two_callers_wait_for_a_turn_and_others_get_source_busy(
 
 @pytest.mark.parametrize("status", [429, 503])
 async def test_retry_after_pauses_every_process(
-    hasty: Settings, ledger: Ledger, site: ArxivServer, status: int
+    unthrottled_settings: Settings, ledger: Ledger, site: ArxivServer, status: int
 ) -> None:
     async with (
-        await Ledger.open(hasty.ledger_url) as other,
-        ArxivClient.connect(hasty, ledger) as first,
-        ArxivClient.connect(hasty, other) as second,
+        await Ledger.open(unthrottled_settings.ledger_url) as other_ledger,
+        ArxivClient.connect(unthrottled_settings, ledger) as first,
+        ArxivClient.connect(unthrottled_settings, other_ledger) as second,
     ):
         site.next(server.throttled(100, status))
         with pytest.raises(SourceBusy) as busy:
@@ -324,9 +328,9 @@ async def test_retry_after_pauses_every_process(
 
 
 async def test_a_short_pause_is_waited_for(
-    hasty: Settings, ledger: Ledger, site: ArxivServer
+    unthrottled_settings: Settings, ledger: Ledger, site: ArxivServer
 ) -> None:
-    async with ArxivClient.connect(hasty, ledger, max_wait=5) as client:
+    async with ArxivClient.connect(unthrottled_settings, ledger, max_wait=5) as client:
         site.next(server.throttled(1))
         with pytest.raises(SourceBusy):
             await client.entries(["2403.00001"])

@@ -15,41 +15,45 @@ MARCH = datetime(2024, 3, 1, 12, tzinfo=UTC)
 
 
 async def test_a_query_is_followed_page_by_page(
-    arxiv: Pipeline, site: ArxivServer, monkeypatch: pytest.MonkeyPatch
+    arxiv_pipeline: Pipeline, site: ArxivServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("switchyard.services.pipeline.workers.ingest.arxiv.PAGE_SIZE", 4)
     site.papers = many(15)
     payload = {"query": "cat:physics.ao-ph", "start": 1, "max_results": 10, "force": True}
     ids, sizes, starts = [], [], []
     while payload:
-        outcome = await arxiv.one(JOB, payload)
+        outcome = await arxiv_pipeline.run_job(JOB, payload)
         assert isinstance(outcome, Next)
         starts.append(outcome.result["start"])
         papers = [job.payload for job in outcome.jobs if "id" in job.payload]
-        following = [dict(job.payload) for job in outcome.jobs if "query" in job.payload]
+        next_pages = [dict(job.payload) for job in outcome.jobs if "query" in job.payload]
         assert all(each["force"] for each in papers)
         ids += [each["id"] for each in papers]
         sizes.append(len(papers))
-        [payload] = following or [{}]
+        [payload] = next_pages or [{}]
     assert ids == [f"2403.{number:05}v1" for number in range(13, 3, -1)]  # the newest first
     assert (sizes, starts) == ([4, 4, 2], [1, 5, 9])
 
 
-async def test_since_finds_what_is_newer_oldest_first(arxiv: Pipeline, site: ArxivServer) -> None:
+async def test_since_finds_newer_papers_oldest_first(
+    arxiv_pipeline: Pipeline, site: ArxivServer
+) -> None:
     site.papers = many(5)
     site.replace("2403.00000", updated=MARCH + timedelta(days=9), version=2)
     since = (MARCH + timedelta(hours=3)).isoformat()
-    outcome = await arxiv.one(JOB, {"query": "ti:number", "since": since})
+    outcome = await arxiv_pipeline.run_job(JOB, {"query": "ti:number", "since": since})
     assert isinstance(outcome, Next)
     assert [job.payload["id"] for job in outcome.jobs] == ["2403.00003v1", "2403.00004v1"]
-    updated = {"query": "ti:number", "since": since, "date": "lastUpdatedDate"}
-    outcome = await arxiv.one(JOB, updated)
+    payload_by_update = {"query": "ti:number", "since": since, "date": "lastUpdatedDate"}
+    outcome = await arxiv_pipeline.run_job(JOB, payload_by_update)
     assert isinstance(outcome, Next)
     assert [job.payload["id"] for job in outcome.jobs][-1] == "2403.00000v2"
     naive = since.removesuffix("+00:00")
-    assert isinstance(await arxiv.one(JOB, {"query": "ti:number", "since": naive}), Next)
+    assert isinstance(
+        await arxiv_pipeline.run_job(JOB, {"query": "ti:number", "since": naive}), Next
+    )
 
 
-async def test_a_query_that_finds_nothing_is_done(arxiv: Pipeline) -> None:
-    outcome = await arxiv.one(JOB, {"query": "cat:math.CO"})
+async def test_a_query_that_finds_nothing_is_done(arxiv_pipeline: Pipeline) -> None:
+    outcome = await arxiv_pipeline.run_job(JOB, {"query": "cat:math.CO"})
     assert outcome == Next([], {"papers": 0, "start": 0, "total": 0, "next_start": None})

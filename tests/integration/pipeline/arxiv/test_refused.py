@@ -1,5 +1,5 @@
-"""Payloads and papers that `ingest_arxiv` refuses, and how long it waits when arXiv asks for
-that."""
+"""Payloads and papers that `ingest_arxiv` refuses, and how long it snoozes when arXiv asks for
+a pause."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from tests.support.arxiv_server import ArxivServer
     ],
 )
 def test_a_payload_is_checked_when_it_is_published(
-    arxiv: Pipeline, payload: dict[str, Any], message: str | None
+    arxiv_pipeline: Pipeline, payload: dict[str, Any], message: str | None
 ) -> None:
-    job_type = arxiv.registry.get(JOB)
+    job_type = arxiv_pipeline.registry.get(JOB)
     if message is None:
         job_type.validate(payload)
         return
@@ -44,32 +44,34 @@ def test_a_payload_is_checked_when_it_is_published(
         job_type.validate(payload)
 
 
-async def test_an_entry_of_another_paper_is_refused(arxiv: Pipeline) -> None:
-    outcome = await arxiv.one(JOB, {"query": "cat:physics.ao-ph"})
+async def test_an_entry_of_another_paper_is_refused(arxiv_pipeline: Pipeline) -> None:
+    outcome = await arxiv_pipeline.run_job(JOB, {"query": "cat:physics.ao-ph"})
     assert isinstance(outcome, Next)
     payload = {**outcome.jobs[0].payload, "id": "1605.00001"}
     with pytest.raises(InvalidPayload, match="of another paper"):
-        arxiv.registry.get(JOB).validate(payload)
+        arxiv_pipeline.registry.get(JOB).validate(payload)
 
 
-async def test_a_paper_that_does_not_exist_is_a_permanent_error(arxiv: Pipeline) -> None:
+async def test_a_paper_that_does_not_exist_is_a_permanent_error(arxiv_pipeline: Pipeline) -> None:
     with pytest.raises(SourceNotFound, match=r"no paper 0000\.0000"):
-        await arxiv.one(JOB, {"id": "0000.0000"})
+        await arxiv_pipeline.run_job(JOB, {"id": "0000.0000"})
 
 
-async def test_what_arxiv_refuses_is_a_permanent_error(arxiv: Pipeline, site: ArxivServer) -> None:
-    refused = server.refusal("incorrect id format for 9999.99999")
-    site.next(server.answers(400, refused))
+async def test_a_refusal_of_arxiv_is_a_permanent_error(
+    arxiv_pipeline: Pipeline, site: ArxivServer
+) -> None:
+    refusal = server.refusal("incorrect id format for 9999.99999")
+    site.next(server.answers(400, refusal))
     with pytest.raises(SourceRefused, match="incorrect id format for 9999"):
-        await arxiv.one(JOB, {"id": "9999.99999"})
+        await arxiv_pipeline.run_job(JOB, {"id": "9999.99999"})
 
 
-async def test_throttling_snoozes(arxiv: Pipeline, site: ArxivServer) -> None:
+async def test_a_throttled_job_snoozes(arxiv_pipeline: Pipeline, site: ArxivServer) -> None:
     site.next(server.throttled(77))
-    outcome = await arxiv.one(JOB, {"id": ID})
+    outcome = await arxiv_pipeline.run_job(JOB, {"id": ID})
     assert isinstance(outcome, Snooze)
     assert outcome.after == 77
-    outcome = await arxiv.one(JOB, {"query": "all:x"})
+    outcome = await arxiv_pipeline.run_job(JOB, {"query": "all:x"})
     assert isinstance(outcome, Snooze)
     assert 60 < outcome.after <= 77
     assert len(site.requests) == 1
@@ -95,10 +97,12 @@ def test_a_job_that_waits_long_asks_for_its_turn_less_often(
 
 
 async def test_no_request_is_made_for_a_paper_whose_entry_is_carried_though_arxiv_is_paused(
-    arxiv: Pipeline, site: ArxivServer
+    arxiv_pipeline: Pipeline, site: ArxivServer
 ) -> None:
-    outcome = await arxiv.one(JOB, {"query": "cat:physics.ao-ph"})
+    outcome = await arxiv_pipeline.run_job(JOB, {"query": "cat:physics.ao-ph"})
     assert isinstance(outcome, Next)
     site.next(server.throttled(77))
-    assert isinstance(await arxiv.one(JOB, {"id": ID}), Snooze)
-    assert not isinstance(await arxiv.one(JOB, dict(outcome.jobs[0].payload)), Snooze | Done)
+    assert isinstance(await arxiv_pipeline.run_job(JOB, {"id": ID}), Snooze)
+    assert not isinstance(
+        await arxiv_pipeline.run_job(JOB, dict(outcome.jobs[0].payload)), Snooze | Done
+    )

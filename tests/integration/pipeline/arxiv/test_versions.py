@@ -17,15 +17,9 @@ from switchyard.services.engine.jobs.outcomes import Done, Next, Outcome, Snooze
 from switchyard.services.llm.llm_errors import LlmRefused
 from switchyard.services.pipeline.workers.ingest.arxiv_documents import IngestedVersion, takes_over
 from switchyard.services.pipeline.workers.stages import INGEST
-from tests.integration.pipeline.arxiv.papers import (
-    ID,
-    JOB,
-    STAGES,
-    indexed,
-    the_document,
-    whole_result,
-)
+from tests.integration.pipeline.arxiv.papers import ID, JOB, STAGES, read_vectors
 from tests.integration.pipeline.conftest import Pipeline
+from tests.integration.pipeline.documents import get_only_document, read_only_result
 from tests.support.arxiv_server import ArxivServer
 from tests.support.eventually import eventually
 from tests.support.llm_server import DIMENSIONS, FakeLlmServer, answers, embeds, fails
@@ -33,129 +27,141 @@ from tests.support.site import held
 
 
 async def test_a_newer_version_replaces_what_the_document_has(
-    arxiv: Pipeline, site: ArxivServer
+    arxiv_pipeline: Pipeline, site: ArxivServer
 ) -> None:
-    await arxiv.run(JOB, {"id": ID})
-    first = await the_document(arxiv)
-    # As long as before: what is kept must not be told by its size.
+    await arxiv_pipeline.run(JOB, {"id": ID})
+    first = await get_only_document(arxiv_pipeline)
+    # As long as before: whether an output is reused must not be decided by its size.
     abstract = site.papers[0].abstract.replace("Tides", "Waves")
     site.replace(ID, version=2, abstract=abstract)
-    assert await arxiv.run(JOB, {"id": ID}) == STAGES
-    assert arxiv.result(JOB)["updated"] is True
-    second = await the_document(arxiv)
+    assert await arxiv_pipeline.run(JOB, {"id": ID}) == STAGES
+    assert arxiv_pipeline.result(JOB)["updated"] is True
+    second = await get_only_document(arxiv_pipeline)
     assert (second.id, second.filename, second.state) == (first.id, f"{ID}v2.md", "completed")
     assert second.content_hash != first.content_hash
-    result = await whole_result(arxiv)
+    result = await read_only_result(arxiv_pipeline)
     assert result["entry"]["version"] == 2
     assert "Waves" in result["summary"]["summary"]
-    assert await arxiv.run(JOB, {"id": f"{ID}v1"}) == [JOB]  # the older one adds nothing
-    assert (await the_document(arxiv)).filename == f"{ID}v2.md"
+    assert await arxiv_pipeline.run(JOB, {"id": f"{ID}v1"}) == [JOB]  # the older one adds nothing
+    assert (await get_only_document(arxiv_pipeline)).filename == f"{ID}v2.md"
 
 
 async def test_a_new_version_with_the_same_abstract_pays_for_no_summary(
-    arxiv: Pipeline, site: ArxivServer
+    arxiv_pipeline: Pipeline, site: ArxivServer
 ) -> None:
-    await arxiv.run(JOB, {"id": ID})
+    await arxiv_pipeline.run(JOB, {"id": ID})
     site.replace(ID, version=2, comment="21 pages")
-    assert await arxiv.run(JOB, {"id": ID}) == STAGES
-    assert arxiv.result("summarize_content")["reused"] is True
-    assert (await whole_result(arxiv))["entry"]["comment"] == "21 pages"
+    assert await arxiv_pipeline.run(JOB, {"id": ID}) == STAGES
+    assert arxiv_pipeline.result("summarize_content")["reused"] is True
+    assert (await read_only_result(arxiv_pipeline))["entry"]["comment"] == "21 pages"
 
 
 @pytest.mark.parametrize("stage", ["summarize_content", "embed_content"])
 async def test_late_results_of_an_older_version_are_discarded(
-    arxiv: Pipeline, site: ArxivServer, llm: FakeLlmServer, stage: str
+    arxiv_pipeline: Pipeline, site: ArxivServer, llm: FakeLlmServer, stage: str
 ) -> None:
     update = {"llm_base_url": llm.url, "embed_base_url": llm.url, "embed_dimensions": DIMENSIONS}
-    arxiv = replace(arxiv, settings=arxiv.settings.model_copy(update=update))
-    first = await arxiv.one(JOB, {"id": ID})
+    arxiv_pipeline = replace(
+        arxiv_pipeline, settings=arxiv_pipeline.settings.model_copy(update=update)
+    )
+    first = await arxiv_pipeline.run_job(JOB, {"id": ID})
     assert isinstance(first, Next)
     payload = dict(first.jobs[0].payload)
-    for before in STAGES[1 : STAGES.index(stage)]:
-        await arxiv.one(before, payload)
-    request_count, go_on = len(llm.requests), threading.Event()
-    llm.next(held(go_on, answers("The old one.") if stage == "summarize_content" else embeds()))
-    late = asyncio.create_task(arxiv.one(stage, payload))
+    for earlier_stage in STAGES[1 : STAGES.index(stage)]:
+        await arxiv_pipeline.run_job(earlier_stage, payload)
+    request_count, release = len(llm.requests), threading.Event()
+    llm.next(held(release, answers("The old one.") if stage == "summarize_content" else embeds()))
+    late_stage = asyncio.create_task(arxiv_pipeline.run_job(stage, payload))
     try:
         await eventually(lambda: len(llm.requests) > request_count)
         site.replace(ID, version=2, abstract="Waves, and nothing but waves.")
         llm.next(answers("The new one."))
-        assert await arxiv.run(JOB, {"id": ID}) == STAGES
-        stored_before = await whole_result(arxiv), await indexed(arxiv)
+        assert await arxiv_pipeline.run(JOB, {"id": ID}) == STAGES
+        stored_before = await read_only_result(arxiv_pipeline), await read_vectors(arxiv_pipeline)
     finally:
-        go_on.set()
-    assert await late == Done({"document_id": payload["document_id"], "superseded": True})
-    assert (await whole_result(arxiv), await indexed(arxiv)) == stored_before
+        release.set()
+    assert await late_stage == Done({"document_id": payload["document_id"], "superseded": True})
+    assert (
+        await read_only_result(arxiv_pipeline),
+        await read_vectors(arxiv_pipeline),
+    ) == stored_before
     assert stored_before[0]["summary"]["summary"] == "The new one."
-    await arxiv.run("link_content", {**payload, "force": True})
-    assert (await whole_result(arxiv))["summary"] == stored_before[0]["summary"]
-    assert (await the_document(arxiv)).state == "completed"
+    await arxiv_pipeline.run("link_content", {**payload, "force": True})
+    assert (await read_only_result(arxiv_pipeline))["summary"] == stored_before[0]["summary"]
+    assert (await get_only_document(arxiv_pipeline)).state == "completed"
 
 
 @pytest.mark.parametrize("stage", STAGES[2:])
 async def test_a_stage_of_an_older_version_leaves_the_rest_to_the_newer_one(
-    arxiv: Pipeline, site: ArxivServer, stage: str
+    arxiv_pipeline: Pipeline, site: ArxivServer, stage: str
 ) -> None:
-    await arxiv.run(JOB, {"id": ID})
-    before = await whole_result(arxiv)
+    await arxiv_pipeline.run(JOB, {"id": ID})
+    before = await read_only_result(arxiv_pipeline)
     site.replace(ID, version=2, abstract="Waves, and nothing but waves.")
-    newer = await arxiv.one(JOB, {"id": ID})
+    newer = await arxiv_pipeline.run_job(JOB, {"id": ID})
     assert isinstance(newer, Next)
     payload = dict(newer.jobs[0].payload)
-    late = await arxiv.one(stage, payload, attempt=3)
-    assert late == Done({"document_id": payload["document_id"], "superseded": True})
-    assert await whole_result(arxiv) == before
-    assert await arxiv.run("extract_text", payload) == STAGES[1:]
-    assert (await whole_result(arxiv))["entry"]["version"] == 2
-    assert (await the_document(arxiv)).state == "completed"
+    late_stage = await arxiv_pipeline.run_job(stage, payload, attempt=3)
+    assert late_stage == Done({"document_id": payload["document_id"], "superseded": True})
+    assert await read_only_result(arxiv_pipeline) == before
+    assert await arxiv_pipeline.run("extract_text", payload) == STAGES[1:]
+    assert (await read_only_result(arxiv_pipeline))["entry"]["version"] == 2
+    assert (await get_only_document(arxiv_pipeline)).state == "completed"
 
 
 async def test_a_stage_of_an_older_version_that_fails_too_late_changes_nothing(
-    arxiv: Pipeline, site: ArxivServer, llm: FakeLlmServer
+    arxiv_pipeline: Pipeline, site: ArxivServer, llm: FakeLlmServer
 ) -> None:
-    arxiv = replace(arxiv, settings=arxiv.settings.model_copy(update={"llm_base_url": llm.url}))
-    first = await arxiv.one(JOB, {"id": ID})
+    arxiv_pipeline = replace(
+        arxiv_pipeline,
+        settings=arxiv_pipeline.settings.model_copy(update={"llm_base_url": llm.url}),
+    )
+    first = await arxiv_pipeline.run_job(JOB, {"id": ID})
     assert isinstance(first, Next)
     payload = dict(first.jobs[0].payload)
-    await arxiv.one("extract_text", payload)
-    go_on = threading.Event()
-    llm.next(held(go_on, fails(401, "no such key")))
-    late = asyncio.create_task(arxiv.one("summarize_content", payload))
+    await arxiv_pipeline.run_job("extract_text", payload)
+    release = threading.Event()
+    llm.next(held(release, fails(401, "no such key")))
+    late_stage = asyncio.create_task(arxiv_pipeline.run_job("summarize_content", payload))
     try:
         await eventually(lambda: len(llm.requests) == 1)
         site.replace(ID, version=2, abstract="Waves, and nothing but waves.")
-        assert await arxiv.run(JOB, {"id": ID}) == STAGES
+        assert await arxiv_pipeline.run(JOB, {"id": ID}) == STAGES
     finally:
-        go_on.set()
+        release.set()
     with pytest.raises(LlmRefused):
-        await late
-    assert (await the_document(arxiv)).state == "completed"
+        await late_stage
+    assert (await get_only_document(arxiv_pipeline)).state == "completed"
 
 
 @pytest.mark.parametrize("number", range(8))
 async def test_of_several_versions_at_once_the_newest_stays(
-    arxiv: Pipeline, site: ArxivServer, number: int
+    arxiv_pipeline: Pipeline, site: ArxivServer, number: int
 ) -> None:
     jobs = []
     for version in (1, 2, 3):
         site.replace(ID, version=version, abstract=f"Waves of version {version}.")
-        outcome = await arxiv.one(JOB, {"query": "cat:physics.ao-ph"})
+        outcome = await arxiv_pipeline.run_job(JOB, {"query": "cat:physics.ao-ph"})
         assert isinstance(outcome, Next)
         jobs.append(dict(outcome.jobs[0].payload))
 
-    async def taken_in(payload: dict[str, Any]) -> Outcome:
-        copied_pipeline, run_id = replace(arxiv), str(uuid4())
+    async def ingest_version(payload: dict[str, Any]) -> Outcome:
+        copied_pipeline, run_id = replace(arxiv_pipeline), str(uuid4())
         outcome: Outcome = Snooze(0)
         while isinstance(outcome, Snooze):
-            outcome = await copied_pipeline.one(JOB, payload, run_id=run_id)
+            outcome = await copied_pipeline.run_job(JOB, payload, run_id=run_id)
         return outcome
 
-    await asyncio.gather(*(taken_in(payload) for payload in list(permutations(jobs))[number % 6]))
-    document = await the_document(arxiv)
+    await asyncio.gather(
+        *(ingest_version(payload) for payload in list(permutations(jobs))[number % 6])
+    )
+    document = await get_only_document(arxiv_pipeline)
     assert document.filename == f"{ID}v3.md"
-    ingest_result = json.loads(arxiv.storage.get(stage_key(document.id, INGEST.name)))["result"]
+    ingest_result = json.loads(arxiv_pipeline.storage.get(stage_key(document.id, INGEST.name)))[
+        "result"
+    ]
     assert ingest_result["entry"]["version"] == 3
-    assert b"version 3" in arxiv.storage.get(ingest_result["key"])
+    assert b"version 3" in arxiv_pipeline.storage.get(ingest_result["key"])
 
 
 @pytest.mark.parametrize(

@@ -34,27 +34,27 @@ async def system(
         data_dir=tmp_path / "data",
         arxiv_base_url=site.url,
         arxiv_interval=0.1,
-    ) as opened:
-        yield opened
+    ) as system:
+        yield system
 
 
-async def completed(system: System, *papers: str) -> None:
+async def wait_until_completed(system: System, *papers: str) -> None:
     """Wait until the documents of these papers, and no others, are completed."""
 
-    async def reached() -> bool:
+    async def are_completed() -> bool:
         documents = (await PipelineLedger(system.ledger).documents.list_documents()).items
-        done = {each.source for each in documents if each.state == "completed"}
-        return done == {f"arxiv:{each}" for each in papers}
+        completed_sources = {each.source for each in documents if each.state == "completed"}
+        return completed_sources == {f"arxiv:{each}" for each in papers}
 
-    await eventually(reached, 60.0, f"documents of {papers}")
+    await eventually(are_completed, 60.0, f"documents of {papers}")
 
 
 @pytest.mark.long
 async def test_one_job_takes_a_paper_through_every_stage(system: System, site: ArxivServer) -> None:
     await system.start_worker("ingest", "llm", "embed", "link")
-    first = await system.publish("hot.ingest_arxiv", {"id": ID})
-    await completed(system, ID)
-    record = await system.wait_for_state(first, State.SUCCEEDED)
+    first_id = await system.publish("hot.ingest_arxiv", {"id": ID})
+    await wait_until_completed(system, ID)
+    record = await system.wait_for_state(first_id, State.SUCCEEDED)
     assert record.result is not None
     document_id = record.result["document_id"]
     raw = Storage(system.settings.files_url).get(result_key(document_id))
@@ -62,13 +62,13 @@ async def test_one_job_takes_a_paper_through_every_stage(system: System, site: A
     assert result["title"] == site.papers[0].title
     assert result["entry"]["authors"] == list(site.papers[0].authors)
     assert result["summary"]["summary"]
-    jobs = await system.ledger.job_reads.pipeline(first)
+    jobs = await system.ledger.job_reads.pipeline(first_id)
     assert {job.job_type for job in jobs} == set(STAGES)
 
-    again = await system.publish("backfill.ingest_arxiv", {"id": f"arXiv:{ID}v1"})
-    record = await system.wait_for_state(again, State.SUCCEEDED)
+    repeat_id = await system.publish("backfill.ingest_arxiv", {"id": f"arXiv:{ID}v1"})
+    record = await system.wait_for_state(repeat_id, State.SUCCEEDED)
     assert record.result == {"document_id": document_id, "duplicate": True, "state": "completed"}
-    assert len(await system.ledger.job_reads.pipeline(again)) == 1
+    assert len(await system.ledger.job_reads.pipeline(repeat_id)) == 1
 
 
 @pytest.mark.long
@@ -78,14 +78,14 @@ async def test_the_papers_of_a_query_go_through_every_stage(
     monkeypatch.setattr("switchyard.services.pipeline.workers.ingest.arxiv.PAGE_SIZE", 2)
     site.papers = many(3)
     await system.start_worker("ingest", "llm", "embed", "link")
-    query = await system.publish("hot.ingest_arxiv", {"query": "cat:physics.ao-ph"})
-    await completed(system, *(paper.id for paper in site.papers))
+    query_id = await system.publish("hot.ingest_arxiv", {"query": "cat:physics.ao-ph"})
+    await wait_until_completed(system, *(paper.id for paper in site.papers))
     for document in (await PipelineLedger(system.ledger).documents.list_documents()).items:
-        # A run of its own: what becomes of one paper says nothing of another.
+        # Each paper has a run of its own.
         assert document.pipeline is not None
         jobs = await system.ledger.job_reads.pipeline(document.pipeline)
         assert (len(jobs), {job.job_type for job in jobs}) == (len(STAGES), set(STAGES))
-    assert len(await system.ledger.job_reads.pipeline(query)) == 2
+    assert len(await system.ledger.job_reads.pipeline(query_id)) == 2
     assert len(site.requests) == 2  # a page each, and no paper by itself
 
 
@@ -108,7 +108,7 @@ async def test_a_malformed_id_is_refused_at_once_and_dead_when_it_comes_by_itsel
     letter = await system.wait_for_letter(foreign.job_id)
     assert letter.info.reason is Reason.INVALID_PAYLOAD
     assert "they look like 1605.08386" in letter.info.message
-    # This one looks well to us.
+    # This id looks valid to us.
     refused = server.refusal("incorrect id format for 2499.99999")
     site.next(lambda exchange, _: exchange.send(400, refused))
     job_id = await system.publish("hot.ingest_arxiv", {"id": "2499.99999"})

@@ -1,4 +1,4 @@
-"""An object store that is unreachable is reported as that: to searches, uploads and the doctor."""
+"""An object store that is unreachable is reported as such: to searches, uploads and the doctor."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from structlog.testing import capture_logs
 
 from switchyard.cli.system.free_ports import LOOPBACK, free_port
 from switchyard.services.common.errors import RetryableError
-from switchyard.services.common.files import storage as storing
+from switchyard.services.common.files import storage as storage_module
 from switchyard.services.common.files.errors import StorageUnavailable
 from switchyard.services.common.files.storage import Storage
 from switchyard.services.common.files.storage_quota import Quota
@@ -47,19 +47,19 @@ INDEX_URL = "s3://switchyard/index"
 
 
 @pytest.fixture(autouse=True)
-def nobody_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def unreachable_s3(monkeypatch: pytest.MonkeyPatch) -> None:
     """Configure an S3 server on a port where nobody listens; requests to it end soon."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{LOOPBACK}:{free_port()}")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "tester")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "of-this-test-alone")
     monkeypatch.setenv("AWS_REGION", "us-east-1")
     monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
-    monkeypatch.setattr(storing, "RETRY_TIMEOUT", timedelta(seconds=0.2))
+    monkeypatch.setattr(storage_module, "RETRY_TIMEOUT", timedelta(seconds=0.2))
 
 
 @contextmanager
 def running_store(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Run a server within the block."""
+    """Run an S3 server, which the environment names."""
     try:
         with s3_server() as environment:
             for name, value in environment.items():
@@ -86,7 +86,7 @@ async def test_every_call_raises_storage_unavailable():
 async def test_a_silent_store_is_given_up_soon_where_a_caller_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(storing, "FAIL_FAST_TIMEOUT", 1.0)
+    monkeypatch.setattr(storage_module, "FAIL_FAST_TIMEOUT", 1.0)
     settings = Settings(data_dir=tmp_path, amqp_url=None, storage_url="s3://switchyard/files")
 
     async with silence() as url:
@@ -103,7 +103,7 @@ async def test_a_silent_store_is_given_up_soon_where_a_caller_waits(
 async def test_an_upload_to_a_silent_store_is_refused_soon(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quota: int | None
 ):
-    monkeypatch.setattr(storing, "FAIL_FAST_TIMEOUT", 1.0)
+    monkeypatch.setattr(storage_module, "FAIL_FAST_TIMEOUT", 1.0)
     settings = Settings(
         data_dir=tmp_path,
         amqp_url=None,
@@ -126,7 +126,7 @@ async def test_an_upload_to_a_silent_store_is_refused_soon(
 async def test_uploads_to_a_silent_store_do_not_wait_for_one_another(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr(storing, "FAIL_FAST_TIMEOUT", 1.0)
+    monkeypatch.setattr(storage_module, "FAIL_FAST_TIMEOUT", 1.0)
     async with silence() as url:
         monkeypatch.setenv("AWS_ENDPOINT_URL", url)
         quota = Quota(Storage("s3://switchyard/files", fail_fast=True), 1_000)
@@ -135,7 +135,7 @@ async def test_uploads_to_a_silent_store_do_not_wait_for_one_another(
         refused = await asyncio.gather(*checks, return_exceptions=True)
         assert time.monotonic() - began < 10
         assert {type(each) for each in refused} == {StorageUnavailable}
-        with pytest.raises(StorageUnavailable):  # the next one asks the store itself
+        with pytest.raises(StorageUnavailable):  # the next check asks the store again
             await quota.check()
 
 
@@ -143,7 +143,7 @@ async def test_uploads_to_a_silent_store_do_not_wait_for_one_another(
 async def test_a_slow_upload_is_waited_for_and_a_slow_store_is_probed(
     monkeypatch: pytest.MonkeyPatch, slow: str
 ):
-    monkeypatch.setattr(storing, "FAIL_FAST_TIMEOUT", 0.4)
+    monkeypatch.setattr(storage_module, "FAIL_FAST_TIMEOUT", 0.4)
     head_requested = asyncio.Event()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -158,29 +158,29 @@ async def test_a_slow_upload_is_waited_for_and_a_slow_store_is_probed(
         status = "404 Not Found" if head.startswith("head ") else "200 OK"
         body = "<Upload><UploadId>1</UploadId><ETag>1</ETag></Upload>"
         body = body if head.startswith("post ") else ""
-        more = f"Content-Length: {len(body)}\r\nETag: 1\r\nConnection: close"
-        writer.write(f"HTTP/1.1 {status}\r\n{more}\r\n\r\n{body}".encode())
+        headers = f"Content-Length: {len(body)}\r\nETag: 1\r\nConnection: close"
+        writer.write(f"HTTP/1.1 {status}\r\n{headers}\r\n\r\n{body}".encode())
         await writer.drain()
         writer.close()
 
-    async def parts() -> AsyncIterator[bytes]:
+    async def stream_content() -> AsyncIterator[bytes]:
         yield b"content"
         if slow == "sender":
-            await asyncio.to_thread(Event().wait, 4 * storing.FAIL_FAST_TIMEOUT)
+            await asyncio.to_thread(Event().wait, 4 * storage_module.FAIL_FAST_TIMEOUT)
 
     async with await asyncio.start_server(answer, LOOPBACK, 0) as server:
         port = server.sockets[0].getsockname()[1]
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{LOOPBACK}:{port}")
         store = Storage("s3://switchyard/files", fail_fast=True)
-        received = await store.put_stream_async("key", parts(), max_bytes=100)
+        received = await store.put_stream_async("key", stream_content(), max_bytes=100)
     assert received.size == 7
     assert head_requested.is_set() == (slow == "store")
 
 
-@pytest.mark.parametrize("away", [StorageUnavailable("away"), IndexUnavailable("away")])
-def test_a_job_waits_for_a_store_without_using_up_an_attempt(away: RetryableError):
+@pytest.mark.parametrize("error", [StorageUnavailable("away"), IndexUnavailable("away")])
+def test_a_job_waits_for_a_store_without_using_up_an_attempt(error: RetryableError):
     decision = decide(
-        Failure.from_error(away),
+        Failure.from_error(error),
         attempts=2,
         max_attempts=3,
         policy=RetryPolicy.from_levels(),
@@ -229,13 +229,13 @@ async def test_a_table_that_can_not_be_opened_raises_index_unavailable(tmp_path:
             pass
 
 
-async def test_an_index_whose_store_refuses_is_waited_for(
+async def test_an_index_whose_store_refuses_access_counts_as_unavailable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     generation = generation_of(embedder_for(Settings(data_dir=tmp_path)), "chunks")
     vector = [1.0] + [0.0] * (generation.dimensions - 1)
 
-    async def refusing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
         await writer.drain()
@@ -246,7 +246,7 @@ async def test_an_index_whose_store_refuses_is_waited_for(
         table = await stack.enter_async_context(index_store_at(INDEX_URL).table(generation))
         await table.put("Title", [Chunk(chunk_id("any", 0), "any", 0, 1, "text")], [vector])
         port = urlsplit(os.environ["AWS_ENDPOINT_URL"]).port
-    async with await asyncio.start_server(refusing, LOOPBACK, port):
+    async with await asyncio.start_server(refuse, LOOPBACK, port):
         with pytest.raises(IndexUnavailable):
             async with stack:
                 await table.nearest(vector, 1)
@@ -257,7 +257,7 @@ async def test_the_doctor_reports_an_index_of_another_embedder_and_creates_none(
     (check,) = await check_index(settings)
     assert (check.status, check.detail) == ("ok", "nothing has been indexed yet")
     assert list(tmp_path.iterdir()) == []
-    async with open_index(settings) as opened, opened.open_active():
+    async with open_index(settings) as index, index.open_active():
         pass
     (check,) = await check_index(settings)
     assert check.status == "ok"
