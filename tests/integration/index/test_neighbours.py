@@ -42,7 +42,7 @@ async def read_neighbour_indexes(index: ChunkIndex) -> set[str]:
 async def explain_nearest(index: ChunkIndex) -> str:
     """Return the plan of a search for the nearest chunks."""
     assert isinstance(index, PostgresTable)
-    statement = index._nearest("id", "$1::real[]::vector", "$2", "")
+    statement = index._nearest_statement("id", "$1::real[]::vector", "$2", "")
     async with index._open_read(search_settings(index._lists)) as connection:
         rows = await connection.fetch(f"EXPLAIN {statement}", [1.0] * DIMENSIONS, 10)
     return "\n".join(row[0] for row in rows)
