@@ -1,4 +1,4 @@
-"""Queues of one kind of worker on a test's broker, their consumers, and what handlers did."""
+"""Queues of one worker kind on a test's broker, their consumers, and a handler that records."""
 
 import asyncio
 import time
@@ -25,24 +25,26 @@ from tests.support.publishing import MAX_OVERSHOOT
 
 HOT, MAINTENANCE, BACKFILL = "hot.any", "maintenance.any", "backfill.any"
 QUEUES = (HOT, BACKFILL)
-RETRY = 0.2
+RETRY_DELAY = 0.2
+"""Seconds for which the only retry queue holds a message."""
 LOG = structlog.get_logger("test")
 
 
 class Handler(Signals):
-    """Runs "jobs": a message whose id begins with `held` runs until the test releases it."""
+    """Handler of messages: one whose id begins with `held` runs until the test releases it."""
 
     def __init__(self) -> None:
         super().__init__()
         self.starts: list[str] = []
         """Message ids, in the order in which their handlers began."""
-        self.at: dict[str, float] = {}
-        """When they began; seconds, on the monotonic clock."""
+        self.started_at: dict[str, float] = {}
+        """When the handler of each message id began; seconds, on the monotonic clock."""
         self.deliveries: dict[str, Delivery] = {}
         """The last delivery of each message id."""
         self.released: set[str] = set()
-        self.seconds = 0.0
-        """How long those run that are not held."""
+        """Ids of held messages whose handlers may end."""
+        self.duration = 0.0
+        """Seconds for which a message runs that is not held."""
 
     def __repr__(self) -> str:
         return f"<Handler: {self.starts}>"
@@ -50,13 +52,13 @@ class Handler(Signals):
     async def __call__(self, delivery: Delivery) -> None:
         name = delivery.message_id
         self.starts.append(name)
-        self.at[name] = time.monotonic()
+        self.started_at[name] = time.monotonic()
         self.deliveries[name] = delivery
         self.changed()
         if name.startswith("held"):
             await self.until(lambda: name in self.released, timeout=60)
-        elif self.seconds:
-            await asyncio.sleep(self.seconds)
+        elif self.duration:
+            await asyncio.sleep(self.duration)
         delivery.ack()
 
     def release(self, *names: str) -> None:
@@ -67,9 +69,11 @@ class Handler(Signals):
         self.release(*(name for name in self.starts if name.startswith("held")))
 
     async def started(self, *names: str) -> None:
+        """Wait until the handlers of these messages have started."""
         await self.until(lambda: set(names) <= set(self.starts))
 
-    def of(self, prefix: str) -> list[str]:
+    def started_ids(self, prefix: str) -> list[str]:
+        """Return the started messages whose ids begin so, in the order of their starts."""
         return [name for name in self.starts if name.startswith(prefix)]
 
 
@@ -95,13 +99,13 @@ class Lanes:
         return ids
 
     async def fill(self, lane: str) -> list[str]:
-        """Publish until the lane refuses; the ids of what it took."""
-        taken: list[str] = []
+        """Publish until the lane refuses a message; return the ids of those it took."""
+        taken_ids: list[str] = []
         for number in range(MAX_OVERSHOOT):
             try:
-                taken += await self.publish(lane, [f"filling-{number}"])
+                taken_ids += await self.publish(lane, [f"filling-{number}"])
             except Refused:
-                return taken
+                return taken_ids
         raise AssertionError("the lane never refused")
 
     async def consume(
@@ -113,7 +117,7 @@ class Lanes:
         wait: bool = True,
         **options: Any,
     ) -> LaneConsumer:
-        """Start a consumer; it has its queues when this returns."""
+        """Start a consumer and, with `wait`, wait until it consumes its queues."""
         reconnector = Reconnector(url or self.broker.amqp_url, "test consumer", LOG)
         consumer = LaneConsumer(reconnector, queues, handler, LOG, **{"slots": 4, **options})
         task = asyncio.create_task(consumer.run())
@@ -125,22 +129,22 @@ class Lanes:
     async def consuming(
         self, consumer: LaneConsumer, *queues: str, timeout: float = MAX_WAIT
     ) -> None:
-        """Wait until it consumes these queues, or all that it has."""
+        """Wait until the consumer consumes these of its queues, or all if none is named."""
 
-        def ready() -> bool:
+        def is_consuming() -> bool:
             states = consumer.states
             return all(states[name] == "consuming" for name in queues or states)
 
-        await eventually(ready, timeout, f"consuming {queues or 'all'}")
+        await eventually(is_consuming, timeout, f"consuming {queues or 'all'}")
 
     async def stop(self, consumer: LaneConsumer) -> None:
-        """Stop it and close its connection: what it holds is back on the broker then."""
-        for each, task, reconnector, handler in self._running:
-            if each is consumer:
-                each.stop()
+        """Stop the consumer and close its connection: the broker has back what it held."""
+        for running, task, reconnector, handler in self._running:
+            if running is consumer:
+                running.stop()
                 await asyncio.wait_for(task, 10)
                 handler.release_all()
-                await each.drain(5)
+                await running.drain(5)
                 await reconnector.close()
 
     async def close(self) -> None:
@@ -148,19 +152,19 @@ class Lanes:
             await self.stop(consumer)
 
     async def ready(self, queue: str) -> int:
-        """Return messages that no consumer holds, as of now."""
+        """Return the number of messages in the queue that no consumer holds."""
         channel = await self.publisher._get_channel()
         return (await channel.queue_declare(queue, passive=True)).message_count or 0
 
     async def wait_until_ready(self, queue: str, count: int) -> None:
-        async def reached() -> bool:
+        async def is_count() -> bool:
             return await self.ready(queue) == count
 
-        await eventually(reached, what=f"{count} ready in {queue}")
+        await eventually(is_count, what=f"{count} ready in {queue}")
 
 
-def small(**max_length: int) -> tuple[Lane, ...]:
-    """Return the lanes without the queues that these tests do not need."""
+def lanes_for(**max_length: int) -> tuple[Lane, ...]:
+    """Return the lanes without worker queues, some with another maximum length."""
     return tuple(
         replace(lane, workers=(), max_length=max_length.get(lane.name, lane.max_length))
         for lane in LANES
@@ -169,17 +173,19 @@ def small(**max_length: int) -> tuple[Lane, ...]:
 
 @asynccontextmanager
 async def lanes_on(broker: TestBroker, lanes: tuple[Lane, ...]) -> AsyncIterator[Lanes]:
+    """Declare these lanes for one job type, and publish to and consume from them."""
     routes = [Route(lane, "job", "any") for lane in ("hot", "maintenance", "backfill")]
-    topology = build(broker.profile, routes, lanes=lanes, retry_delays=[RETRY])
+    topology = build(broker.profile, routes, lanes=lanes, retry_delays=[RETRY_DELAY])
     await broker.declare(topology)
     settings = BrokerSettings(amqp_url=broker.amqp_url, profile=broker.profile)
     async with Publisher(settings) as publisher:
-        made = Lanes(broker, publisher)
+        opened = Lanes(broker, publisher)
         try:
-            yield made
+            yield opened
         finally:
-            await made.close()
+            await opened.close()
 
 
-def names(prefix: str, count: int) -> list[str]:
+def message_ids(prefix: str, count: int) -> list[str]:
+    """Return that many ids: `prefix-0`, `prefix-1` …"""
     return [f"{prefix}-{number}" for number in range(count)]

@@ -1,4 +1,4 @@
-"""Workers' troubles: a ledger with faults, jobs that others hold, signs of life."""
+"""Helpers for tests of workers: a ledger with faults, claims of other workers, heartbeats."""
 
 import time
 from functools import partial
@@ -15,35 +15,37 @@ from tests.support.eventually import eventually
 from tests.support.system import System
 from tests.support.tcp_proxy import TcpProxy
 
-LEVELS = (0.1, 0.2)
-PATIENT = 0.4
+RETRY_DELAYS = (0.1, 0.2)
+TAKEOVER_AFTER = 0.4
 """Seconds of silence after which a worker counts as dead in these tests."""
 
 
-def by(proxy: TcpProxy, system: System) -> dict[str, Any]:
-    """Return settings of a worker whose way to the broker leads through the proxy."""
+def through_proxy(proxy: TcpProxy, system: System) -> dict[str, Any]:
+    """Return the settings of a worker that reaches its broker through the proxy."""
     return {"amqp_url": SecretStr(proxy.url(system.broker.amqp_url))}
 
 
 class FaultyLedger:
-    """A ledger that is away for the calls that a test names."""
+    """A ledger that can't be reached by the calls that a test names in `away`."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self.away: set[str] = set()
-        """Calls that do not reach it; `*` for all."""
+        """Names of the calls that fail with `error`; `*` for all."""
         self.error: LedgerError = LedgerUnavailable("away")
-        """What these calls raise."""
+        """The error that calls in `away` raise."""
         self.loses_answer_of: set[str] = set()
-        """Calls that reach it, but whose answer is lost, once each."""
+        """Names of calls that reach the ledger and whose answer is lost, once each."""
         self.clock = ledger.clock
 
     def __getattr__(self, name: str) -> Any:
-        value = getattr(self._ledger, name)
-        return partial(self.call, value) if callable(value) else _FaultyRepository(self, value)
+        attribute = getattr(self._ledger, name)
+        if callable(attribute):
+            return partial(self.call, attribute)
+        return _FaultyRepository(self, attribute)
 
     async def call(self, method: Any, *arguments: Any, **options: Any) -> Any:
-        """Call a method of a repository, unless it is away."""
+        """Call a method of a repository, unless its name is in `away`."""
         name = method.__name__
         if {name, "*"} & self.away:
             raise self.error
@@ -55,7 +57,7 @@ class FaultyLedger:
 
 
 class _FaultyRepository:
-    """One repository of such a ledger."""
+    """A repository of a FaultyLedger."""
 
     def __init__(self, ledger: FaultyLedger, repository: Any) -> None:
         self._ledger = ledger
@@ -65,10 +67,10 @@ class _FaultyRepository:
         return partial(self._ledger.call, getattr(self._repository, name))
 
 
-async def held_by(
+async def claim_for(
     system: System, message: JobMessage, worker_id: str, takeover_from: str | None = None
 ) -> str:
-    """Let another worker, which is only in the ledger, claim the job; the claim's id."""
+    """Claim the job for another worker that exists only in the ledger; return the claim's id."""
     await system.ledger.workers.register_worker(
         worker_id, kinds=["llm"], lanes=["hot"], host="elsewhere", pid=1, concurrency=1
     )
@@ -86,11 +88,11 @@ async def held_by(
     return request.claim_id
 
 
-async def another_beat(system: System, worker_id: str) -> None:
-    """Wait until the worker has given a further sign of life."""
-    before = await system.ledger.workers.worker_beat(worker_id)
+async def wait_for_heartbeat(system: System, worker_id: str) -> None:
+    """Wait for the worker's next heartbeat."""
+    heartbeat_before = await system.ledger.workers.worker_beat(worker_id)
 
-    async def seen() -> bool:
-        return await system.ledger.workers.worker_beat(worker_id) != before
+    async def has_come() -> bool:
+        return await system.ledger.workers.worker_beat(worker_id) != heartbeat_before
 
-    await eventually(seen, what="a sign of life")
+    await eventually(has_come, what="a heartbeat")

@@ -1,4 +1,4 @@
-"""Somebody with backfills on a system of its own."""
+"""A user who starts backfills, on a system of its own for each test."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Backfills are paused, cancelled, and end at their date or with what may be open."""
+"""Pausing and cancelling backfills, their end date, and their limit of open jobs."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -21,34 +21,34 @@ async def test_pause_means_no_further_publish_within_a_second(user: BackfillUser
     operation = await user.start("numbers", {"to": 100_000}, rate=400, high=9_000)
     async with user.running():
 
-        async def published() -> int:
-            own, _ = await user.system.ledger.bulk_jobs.count_bulk_jobs(operation.id)
-            return sum(own.values())
+        async def count_published() -> int:
+            own_jobs, _ = await user.system.ledger.bulk_jobs.count_bulk_jobs(operation.id)
+            return sum(own_jobs.values())
 
-        await eventually(published)
+        await eventually(count_published)
         await bulk_control.pause(user.system.ledger, operation.id)
 
-        async def let_go() -> bool:
+        async def is_released() -> bool:
             return (
                 await bulk_control.require_bulk(user.system.ledger, operation.id)
             ).holder is None
 
-        await eventually(let_go)
-        before = await published()
+        await eventually(is_released)
+        published_at_pause = await count_published()
         progress = await user.progress(operation)
-        assert progress.published == before  # also the cursor knows of all
-        await user.system.wait_until_ready(QUEUE, before)
+        assert progress.published == published_at_pause  # so does the cursor
+        await user.system.wait_until_ready(QUEUE, published_at_pause)
         await asyncio.sleep(0.5)  # there is no signal for what does not happen
-        assert await published() == before
+        assert await count_published() == published_at_pause
         await bulk_control.resume(user.system.ledger, operation.id)
 
-        async def goes_on() -> bool:
-            return await published() > before
+        async def has_resumed() -> bool:
+            return await count_published() > published_at_pause
 
-        await eventually(goes_on)
+        await eventually(has_resumed)
 
 
-async def test_cancelled_its_queued_jobs_never_run(user: BackfillUser) -> None:
+async def test_queued_jobs_of_a_cancelled_backfill_never_run(user: BackfillUser) -> None:
     operation = await user.start("numbers", {"to": 600})
     async with user.running():
         await user.system.wait_until_ready(QUEUE, 600)
@@ -59,12 +59,12 @@ async def test_cancelled_its_queued_jobs_never_run(user: BackfillUser) -> None:
     assert (progress.done, progress.finished) == (0, 0)
     await user.system.start_worker()
     await user.system.wait_until_ready(QUEUE, 0, timeout=30)
-    last = await user.system.publish("backfill.noop", {"n": -1})
-    await user.system.wait_for_state(last, State.SUCCEEDED)
-    assert [start.job_id for start in journal.starts] == [last]
+    last_id = await user.system.publish("backfill.noop", {"n": -1})
+    await user.system.wait_for_state(last_id, State.SUCCEEDED)
+    assert [start.job_id for start in journal.starts] == [last_id]
 
 
-async def test_a_source_that_hangs_does_not_keep_it_from_being_cancelled(
+async def test_a_backfill_whose_source_hangs_can_be_cancelled(
     user: BackfillUser,
 ) -> None:
     operation = await user.start("numbers", {"to": 900, "hangs_at": 30})
@@ -74,7 +74,7 @@ async def test_a_source_that_hangs_does_not_keep_it_from_being_cancelled(
             assert await user.backfills.cancel(operation.id, jobs=True) == 30
 
 
-async def test_also_a_slow_one_ends_at_its_date(user: BackfillUser) -> None:
+async def test_a_slow_backfill_ends_at_its_end_date(user: BackfillUser) -> None:
     until = datetime.now(UTC) + timedelta(seconds=1)
     operation = await user.start("numbers", {"to": 100}, rate=0.01, until=until.isoformat())
     await user.system.start_worker()
@@ -83,32 +83,32 @@ async def test_also_a_slow_one_ends_at_its_date(user: BackfillUser) -> None:
     assert (await user.progress(operation)).published <= 1
 
 
-async def test_nothing_is_published_after_its_date_when_its_turn_comes_later(
+async def test_a_backfill_whose_turn_comes_after_its_end_date_publishes_nothing(
     user: BackfillUser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     until = datetime.now(UTC) + timedelta(seconds=1)
 
     @asynccontextmanager
-    async def late(traffic: HotTraffic, session: BulkSession) -> AsyncIterator[None]:
+    async def wait_for_end_date(traffic: HotTraffic, session: BulkSession) -> AsyncIterator[None]:
         while datetime.now(UTC) < until:
             await session.sleep(0.05)
         yield
 
-    monkeypatch.setattr(HotTraffic, "turn", late)
+    monkeypatch.setattr(HotTraffic, "turn", wait_for_end_date)
     operation = await user.start("numbers", {"to": 100}, until=until.isoformat())
     async with asyncio.timeout(20):
         assert (await user.run(operation)).state is BulkState.COMPLETED
     assert (await user.progress(operation)).published == 0
 
 
-async def test_it_ends_at_its_date(user: BackfillUser) -> None:
+async def test_a_backfill_ends_at_its_end_date(user: BackfillUser) -> None:
     await user.system.start_worker()
-    # Time enough for the first of them also on a busy machine, and too little for a tenth of all.
+    # Long enough for the first jobs even on a busy machine; far too short for all at 20 a second.
     until = datetime.now(UTC) + timedelta(seconds=3)
     operation = await user.start("numbers", {"to": 100_000}, rate=20, until=until.isoformat())
-    ended = await user.run(operation)
+    operation_at_end = await user.run(operation)
     progress = await user.progress(operation)
-    assert (ended.state, ended.note) == (
+    assert (operation_at_end.state, operation_at_end.note) == (
         BulkState.COMPLETED,
         "its end date came before the end of the source",
     )
@@ -116,19 +116,19 @@ async def test_it_ends_at_its_date(user: BackfillUser) -> None:
     assert progress.jobs == {State.SUCCEEDED: progress.published}
 
 
-async def test_no_more_of_its_jobs_are_open_than_it_may_have(user: BackfillUser) -> None:
+async def test_a_backfill_has_at_most_max_open_jobs_open(user: BackfillUser) -> None:
     operation = await user.start("numbers", {"to": 100}, max_open=7, job_type="gated")
     await user.system.start_worker(slots=20)
     async with user.running():
         await eventually(lambda: len(journal.starts) == 7)
 
-        async def waits() -> bool:
+        async def is_waiting() -> bool:
             note = (await bulk_control.require_bulk(user.system.ledger, operation.id)).note
             return note == "7 of its jobs are not finished"
 
-        await eventually(waits)
+        await eventually(is_waiting)
         for start in list(journal.starts):
             journal.release(start.job_id)
         await eventually(lambda: len(journal.starts) == 14)
-        own, _ = await user.system.ledger.bulk_jobs.count_bulk_jobs(operation.id)
-        assert sum(own.values()) == 14
+        own_jobs, _ = await user.system.ledger.bulk_jobs.count_bulk_jobs(operation.id)
+        assert sum(own_jobs.values()) == 14

@@ -1,11 +1,11 @@
-"""What comes of a backfill's jobs, and the job that follows when the last of them has ended."""
+"""The summary of a backfill's jobs, and the job that follows when the last of them has ended."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from switchyard.services.engine.backfill import backfill_run as course
+from switchyard.services.engine.backfill import backfill_run
 from switchyard.services.engine.backfill.sources import InvalidBackfill
 from switchyard.services.engine.bulk import control as bulk_control
 from switchyard.services.engine.bulk.session import BulkFailed
@@ -16,7 +16,7 @@ from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.jobs import journal
 
-NEXT: dict[str, Any] = {"then": "noop", "then_payload": {"n": -1}}
+THEN_NOOP: dict[str, Any] = {"then": "noop", "then_payload": {"n": -1}}
 
 
 async def then_id_of(user: BackfillUser, operation: BulkOperation) -> str:
@@ -25,44 +25,46 @@ async def then_id_of(user: BackfillUser, operation: BulkOperation) -> str:
     return then_id
 
 
-async def test_its_end_waits_for_what_followed_and_tells_the_dead(user: BackfillUser) -> None:
+async def test_a_backfill_waits_for_following_jobs_and_reports_dead_ones(
+    user: BackfillUser,
+) -> None:
     system = user.system
     await system.start_worker("llm", "embed")
-    steps = [{"steps": ["done"]}, {"steps": ["permanent"]}, {"steps": ["permanent"]}]
-    scripted = await user.start("file", await user.store(steps), job_type="scripted")
-    spread = await user.start(
+    payloads = [{"steps": ["done"]}, {"steps": ["permanent"]}, {"steps": ["permanent"]}]
+    scripted_backfill = await user.start("file", await user.store(payloads), job_type="scripted")
+    spread_backfill = await user.start(
         "file", await user.store([{"count": 2}, {"count": 3}]), job_type="spread"
     )
-    await user.run(scripted)
-    await user.run(spread)
-    progress = await user.progress(scripted)
+    await user.run(scripted_backfill)
+    await user.run(spread_backfill)
+    progress = await user.progress(scripted_backfill)
     assert progress.jobs == {State.SUCCEEDED: 1, State.DEAD: 2}
     assert (progress.dead, progress.succeeded) == (2, False)
-    (cause,) = progress.deaths
-    assert (cause.job_type, cause.reason, cause.error_type, cause.count) == (
+    (deaths,) = progress.deaths
+    assert (deaths.job_type, deaths.reason, deaths.error_type, deaths.count) == (
         "scripted",
         "permanent",
         "PermanentError",
         2,
     )
-    progress = await user.progress(spread)
+    progress = await user.progress(spread_backfill)
     assert progress.jobs == {State.SUCCEEDED: 2}
     assert progress.followers == {State.SUCCEEDED: 5}
     assert progress.succeeded
 
 
-async def test_a_job_follows_when_the_last_of_its_jobs_has_ended(
+async def test_the_then_job_runs_when_the_last_job_of_the_backfill_has_ended(
     broker310: TestBroker, database_url: str, tmp_path: Path
 ) -> None:
     async with opened(broker310, database_url, tmp_path) as (system, user):
-        operation = await user.start("numbers", {"to": 560, "keys": 520}, **NEXT)
+        operation = await user.start("numbers", {"to": 560, "keys": 520}, **THEN_NOOP)
         then_id = await then_id_of(user, operation)
         async with user.running():
             await system.wait_until_ready(QUEUE, 520)
             assert await system.state(then_id) is State.JOINING
             await system.start_worker(slots=8)
-            then = await system.wait_for_state(then_id, State.SUCCEEDED, timeout=40)
-        assert (then.payload, then.routing_key) == ({"n": -1}, "backfill.noop")
+            then_job = await system.wait_for_state(then_id, State.SUCCEEDED, timeout=40)
+        assert (then_job.payload, then_job.routing_key) == ({"n": -1}, "backfill.noop")
         join = await system.ledger.joins.join(then_id)
         assert join is not None
         assert (join.total, join.succeeded) == (520, 520)
@@ -70,25 +72,25 @@ async def test_a_job_follows_when_the_last_of_its_jobs_has_ended(
         assert journal.starts[-1].job_id == then_id
 
 
-async def test_one_without_items_is_followed_at_once(user: BackfillUser) -> None:
+async def test_the_then_job_of_a_backfill_without_items_runs_at_once(user: BackfillUser) -> None:
     await user.system.start_worker()
-    operation = await user.start("file", await user.store([{"n": 1}]), job_type="noop", **NEXT)
+    operation = await user.start("file", await user.store([{"n": 1}]), job_type="noop", **THEN_NOOP)
     await user.storage.put_async(operation.spec["options"]["key"], b"")
     await user.run(operation)
     await user.system.wait_for_state(await then_id_of(user, operation), State.SUCCEEDED)
 
 
-async def test_whoever_goes_on_with_it_lets_the_job_go(
+async def test_a_resumed_backfill_releases_the_then_job(
     user: BackfillUser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The one before died after the last publish."""
-    with monkeypatch.context() as patched:
+    """Its first runner died after the last publish, before it released the job."""
+    with monkeypatch.context() as patch:
 
-        async def dies(*_: object) -> None:
+        async def fail(*_: object) -> None:
             raise BulkFailed("killed")
 
-        patched.setattr(course.BackfillRun, "_seal_join", dies)
-        operation = await user.start("numbers", {"to": 3}, **NEXT)
+        patch.setattr(backfill_run.BackfillRun, "_seal_join", fail)
+        operation = await user.start("numbers", {"to": 3}, **THEN_NOOP)
         assert (await user.run(operation)).state is BulkState.FAILED
     await user.system.start_worker()
     assert await user.system.state(await then_id_of(user, operation)) is State.JOINING
@@ -97,15 +99,15 @@ async def test_whoever_goes_on_with_it_lets_the_job_go(
     await user.system.wait_for_state(await then_id_of(user, operation), State.SUCCEEDED)
 
 
-async def test_cancelled_it_is_not_followed(user: BackfillUser) -> None:
-    operation = await user.start("numbers", {"to": 40}, rate=5, **NEXT)
+async def test_a_cancelled_backfill_cancels_its_then_job(user: BackfillUser) -> None:
+    operation = await user.start("numbers", {"to": 40}, rate=5, **THEN_NOOP)
     async with user.running():
-        await eventually(lambda: user.system.ready(QUEUE), what="it publishes")
+        await eventually(lambda: user.system.ready(QUEUE), what="a published job")
         await user.backfills.cancel(operation.id, jobs=False)
         assert await user.system.state(await then_id_of(user, operation)) is State.CANCELLED
 
 
-UNFIT: list[tuple[dict[str, Any], str]] = [
+INVALID_THEN_JOBS: list[tuple[dict[str, Any], str]] = [
     ({"then": "nothing"}, "then: .*nothing"),
     ({"then": "hot.nothing"}, "then: .*nothing"),
     ({"then": "nowhere.noop"}, "then: .*nowhere"),
@@ -114,7 +116,7 @@ UNFIT: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-async def test_a_job_that_can_not_follow_is_refused_at_the_start(user: BackfillUser) -> None:
-    for spec, why in UNFIT:
-        with pytest.raises(InvalidBackfill, match=why):
+async def test_an_invalid_then_job_is_refused_at_the_start(user: BackfillUser) -> None:
+    for spec, message in INVALID_THEN_JOBS:
+        with pytest.raises(InvalidBackfill, match=message):
             await user.start("numbers", {"to": 3}, **spec)

@@ -1,4 +1,4 @@
-"""What a backfill makes way for, and what it tells while it waits."""
+"""Backfills make way for other jobs, and say what they wait for."""
 
 import asyncio
 import time
@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from switchyard.services.engine.backfill import backfill_run as course
-from switchyard.services.engine.backfill import gate
+from switchyard.services.engine.backfill import backfill_run, gate
 from switchyard.services.engine.backfill import progress as progress_module
 from switchyard.services.engine.bulk import control as bulk_control
 from switchyard.services.engine.records.states import State
@@ -18,56 +17,56 @@ from tests.support.jobs import journal
 from tests.support.system import System, lanes_with
 
 
-async def test_it_keeps_its_queue_between_the_watermarks(user: BackfillUser) -> None:
+async def test_a_backfill_keeps_its_queue_between_the_watermarks(user: BackfillUser) -> None:
     system = user.system
     operation = await user.start("numbers", {"to": 500}, low=20, high=60, job_type="gated")
     async with user.running():
         await system.wait_until_ready(QUEUE, 60)
 
-        async def waits() -> bool:
+        async def is_waiting() -> bool:
             note = (await bulk_control.require_bulk(system.ledger, operation.id)).note
             return note == f"{QUEUE} holds 60 jobs; goes on at 20"
 
-        await eventually(waits)
-        await take(system, 35)
+        await eventually(is_waiting)
+        await take_jobs(system, 35)
         await asyncio.sleep(2 * gate.DEPTHS_TTL)  # between the watermarks nothing happens
         assert await system.ready(QUEUE) == 25
-        await take(system, 5)  # to 20 and no further: it looks again from there on
+        await take_jobs(system, 5)  # to the low watermark: it goes on from there
         await system.wait_until_ready(QUEUE, 60)
 
 
-async def test_it_fills_its_queue_to_half_of_where_publishers_are_refused(
+async def test_a_backfill_fills_its_queue_to_half_of_the_limit_for_publishers(
     user: BackfillUser,
 ) -> None:
-    """For an llm queue that is far below the broker's limit."""
+    """Publishers to an llm queue are refused far below the broker's limit."""
     system = user.system
-    marks = {"llm_ok_below": 10, "llm_slow_at": 20, "llm_full_at": 40}
-    system.settings = system.settings.model_copy(update=marks)
+    queue_marks = {"llm_ok_below": 10, "llm_slow_at": 20, "llm_full_at": 40}
+    system.settings = system.settings.model_copy(update=queue_marks)
     operation = await user.start("numbers", {"to": 100}, job_type="gated")
     async with user.running():
 
-        async def waits() -> bool:
+        async def is_waiting() -> bool:
             note = (await bulk_control.require_bulk(system.ledger, operation.id)).note
             return note == f"{QUEUE} holds 20 jobs; goes on at 10"
 
-        await eventually(waits)
+        await eventually(is_waiting)
 
 
-async def test_its_course_is_told_also_while_it_waits(
+async def test_samples_are_recorded_also_while_a_backfill_waits(
     user: BackfillUser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(course, "SAMPLE_INTERVAL", 0.1)
+    monkeypatch.setattr(backfill_run, "SAMPLE_INTERVAL", 0.1)
     operation = await user.start("numbers", {"to": 9}, high=1)
     async with user.running():
 
         async def has_samples() -> bool:
-            found = await bulk_control.require_bulk(user.system.ledger, operation.id)
-            return len(found.counts.get("samples", ())) > 3
+            record = await bulk_control.require_bulk(user.system.ledger, operation.id)
+            return len(record.counts.get("samples", ())) > 3
 
         await eventually(has_samples)
 
 
-async def test_that_nobody_runs_it_is_told(
+async def test_a_backfill_that_nobody_runs_says_so(
     user: BackfillUser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     operation = await user.start("numbers", {"to": 9})
@@ -78,23 +77,23 @@ async def test_that_nobody_runs_it_is_told(
     assert "is `jobctl scheduler` running?" in note
 
 
-async def test_its_course_goes_by_the_ledgers_clock_wherever_it_runs_or_is_looked_at(
+async def test_a_backfill_goes_by_the_ledgers_clock_wherever_it_runs_or_is_viewed(
     user: BackfillUser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A host two hours ahead would say that nobody runs it, and mix up its rate."""
+    """By its own clock, a host two hours ahead would report "nobody runs it" and a wrong rate."""
     operation = await user.start("numbers", {"to": 9})
-    right = time.time
-    monkeypatch.setattr(time, "time", lambda: right() + 7200)
+    real_time = time.time
+    monkeypatch.setattr(time, "time", lambda: real_time() + 7200)
     await user.system.ledger.job_reads.get("any")  # the clocks are compared
     progress = await user.progress(operation)
     assert progress.note is None
     await user.system.start_worker()
-    ended = await user.run(operation)
-    samples = ended.counts["samples"]
-    assert all(abs(each["at"] - right()) < 600 for each in samples)
+    operation_at_end = await user.run(operation)
+    samples = operation_at_end.counts["samples"]
+    assert all(abs(sample["at"] - real_time()) < 600 for sample in samples)
 
 
-async def take(system: System, count: int) -> None:
+async def take_jobs(system: System, count: int) -> None:
     async with system.channel() as channel:
         queue = await channel.get_queue(QUEUE, ensure=False)
         for _ in range(count):
@@ -102,10 +101,10 @@ async def take(system: System, count: int) -> None:
             await message.ack()
 
 
-async def test_a_lane_that_is_full_all_the_same_loses_nothing(
+async def test_a_backfill_into_a_full_lane_loses_nothing(
     broker: TestBroker, sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(course, "REFUSED_PAUSE", 0.05)
+    monkeypatch.setattr(backfill_run, "REFUSED_PAUSE", 0.05)
     lanes = lanes_with(max_length={"backfill": 50})
     async with opened(broker, sqlite_url, tmp_path, lanes=lanes) as (system, user):
         operation = await user.start("numbers", {"to": 300}, high=100_000)
@@ -121,29 +120,29 @@ async def test_a_lane_that_is_full_all_the_same_loses_nothing(
         assert (await user.progress(operation)).jobs == {State.SUCCEEDED: 300}
 
 
-async def test_it_slows_down_while_hot_jobs_wait(user: BackfillUser) -> None:
+async def test_a_backfill_slows_down_while_hot_jobs_wait(user: BackfillUser) -> None:
     system = user.system
     for number in range(gate.HOT_BACKLOG + 1):
         await system.publish("hot.gated", {"n": number})
     operation = await user.start("numbers", {"to": 100_000})
     async with user.running():
 
-        async def says_so() -> bool:
+        async def says_that_it_is_slow() -> bool:
             note = (await bulk_control.require_bulk(system.ledger, operation.id)).note
             return note == f"slow: {gate.HOT_BACKLOG + 1} hot jobs wait"
 
-        async def published() -> int:
+        async def count_published() -> int:
             return sum((await system.ledger.bulk_jobs.count_bulk_jobs(operation.id))[0].values())
 
-        async def has_gone_on() -> bool:
-            return await published() >= before + 3 * gate.SLOW_BATCH
+        async def has_published_more() -> bool:
+            return await count_published() >= published_before + 3 * gate.SLOW_BATCH
 
-        await eventually(says_so)
-        began, before = time.monotonic(), await published()
-        await eventually(has_gone_on)
-        a_second = (await published() - before) / (time.monotonic() - began)
-        assert a_second < 2 * gate.SLOW_BATCH / gate.SLOW_PAUSE
-        await system.start_worker(slots=30)  # which run all the hot ones
+        await eventually(says_that_it_is_slow)
+        began, published_before = time.monotonic(), await count_published()
+        await eventually(has_published_more)
+        rate = (await count_published() - published_before) / (time.monotonic() - began)
+        assert rate < 2 * gate.SLOW_BATCH / gate.SLOW_PAUSE
+        await system.start_worker(slots=30)  # it runs all the hot jobs
         await system.wait_until_ready("hot.llm", 0, timeout=30)
 
         async def is_fast() -> bool:
@@ -161,16 +160,16 @@ async def test_hot_jobs_overtake_a_backfill_that_fills_every_slot(
         async with user.running():
             await eventually(lambda: len(journal.starts) > 200)
             for number in range(6):
-                began = len(journal.starts)
-                hot = await system.publish("hot.noop", {"n": -number})
-                await journal.started(hot)
-                place = next(
-                    place
-                    for place, start in enumerate(journal.starts[began:])
-                    if start.job_id == hot
+                starts_before = len(journal.starts)
+                hot_id = await system.publish("hot.noop", {"n": -number})
+                await journal.started(hot_id)
+                jobs_before_it = next(
+                    jobs_before_it
+                    for jobs_before_it, start in enumerate(journal.starts[starts_before:])
+                    if start.job_id == hot_id
                 )
                 # A thousand jobs of the backfill are in its queue all the time. Only those that
                 # begin while the hot one is recorded and confirmed may come before it.
-                assert place < 300
+                assert jobs_before_it < 300
             assert await system.ready(QUEUE) > 500
             assert not (await user.progress(operation)).is_over

@@ -17,7 +17,7 @@ from switchyard.services.engine.records.bulk import BulkState
 from switchyard.services.engine.records.requests import JobFilter, NewJob
 from switchyard.services.engine.records.states import State
 from switchyard.services.pipeline.ledger import PipelineLedger
-from switchyard.services.pipeline.sources import backfill_arxiv as arxiv
+from switchyard.services.pipeline.sources import backfill_arxiv
 from tests.support.arxiv_server import ArxivServer, Paper, answer_well, fails
 from tests.support.backfills import BackfillUser, numbers, opened
 from tests.support.brokers import TestBroker
@@ -25,7 +25,7 @@ from tests.support.jobs import journal
 from tests.support.system import JOB_MODULES
 
 MANY = BATCH + 10
-"""Items of more than one batch."""
+"""Number of items: more than one batch has."""
 
 
 async def test_each_item_becomes_one_job_and_is_done(
@@ -45,7 +45,7 @@ async def test_each_item_becomes_one_job_and_is_done(
         assert len(journal.starts) == MANY
 
 
-async def test_other_tasks_run_while_a_batch_is_made(
+async def test_other_tasks_of_the_loop_run_while_a_batch_is_made(
     user: BackfillUser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made_in_turn, max_made_in_turn, loop = 0, 0, asyncio.get_running_loop()
@@ -97,13 +97,13 @@ async def test_unusable_lines_are_skipped_and_reported(user: BackfillUser) -> No
     assert not progress.succeeded
 
 
-async def test_a_csv_with_odd_rows_is_read_all_the_same(user: BackfillUser) -> None:
-    long = "x" * 200_000
-    options = await user.store(f"\n\nn,text\n1,{long}\n2,b\n".encode(), FileFormat.CSV)
+async def test_a_csv_with_empty_long_and_unclosed_rows_is_read(user: BackfillUser) -> None:
+    long_text = "x" * 200_000
+    options = await user.store(f"\n\nn,text\n1,{long_text}\n2,b\n".encode(), FileFormat.CSV)
     spec_json = {"source": "file", "options": options, "job_type": "noop"}
     spec_json["payload"] = {"n": 0, "text": "{n}{text}"}
     preview = await user.backfills.preview(parse_spec(spec_json))
-    assert [job.message.payload["text"] for job in preview.jobs] == [f"1{long}", "2b"]
+    assert [job.message.payload["text"] for job in preview.jobs] == [f"1{long_text}", "2b"]
     rows = "".join(f"{n},some text\n" for n in range(100_000))
     options = await user.store(f'n,text\n1,"open\n{rows}'.encode(), FileFormat.CSV)
     preview = await user.backfills.preview(parse_spec({**spec_json, "options": options}))
@@ -133,7 +133,7 @@ async def test_items_with_the_same_key_are_one_job(user: BackfillUser) -> None:
     assert len(journal.starts) == 520
 
 
-async def test_documents_that_are_stored_are_gone_through_once(user: BackfillUser) -> None:
+async def test_each_document_stored_before_the_start_becomes_one_job(user: BackfillUser) -> None:
     ledger = user.system.ledger
     for number in range(7):
         source = f"arxiv:{number}" if number % 2 else f"upload:{number}"
@@ -160,16 +160,20 @@ async def test_papers_of_arxiv_are_published_page_by_page(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(bulk_runner, "MIN_RETRY_PAUSE", 0.05)
-    monkeypatch.setattr(arxiv, "PAGE_SIZE", 10)
-    first = datetime(2024, 3, 1, 12, tzinfo=UTC)
+    monkeypatch.setattr(backfill_arxiv, "PAGE_SIZE", 10)
+    first_published = datetime(2024, 3, 1, 12, tzinfo=UTC)
     papers = [
-        Paper(f"2403.{number:05}", published=first + timedelta(hours=number), categories=("cs.DB",))
+        Paper(
+            f"2403.{number:05}",
+            published=first_published + timedelta(hours=number),
+            categories=("cs.DB",),
+        )
         for number in range(60)
     ]
     modules = (*JOB_MODULES, "switchyard.services.pipeline.workers.ingest.arxiv")
     with ArxivServer([*papers, Paper("2403.99999", categories=("math.CO",))]) as server:
-        source = {"arxiv_base_url": server.url, "arxiv_interval": 0.001}
-        async with opened(broker310, sqlite_url, tmp_path, modules=modules, **source) as (
+        arxiv_settings = {"arxiv_base_url": server.url, "arxiv_interval": 0.001}
+        async with opened(broker310, sqlite_url, tmp_path, modules=modules, **arxiv_settings) as (
             system,
             user,
         ):
@@ -186,7 +190,7 @@ async def test_papers_of_arxiv_are_published_page_by_page(
             assert (progress.total, progress.published) == (24, 24)
 
 
-UNUSABLE: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
+INVALID_BACKFILLS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     (
         "nowhere",
         {},
@@ -215,7 +219,7 @@ UNUSABLE: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
 
 
 async def test_an_invalid_backfill_is_refused_at_the_start(user: BackfillUser) -> None:
-    for source, options, spec, message in UNUSABLE:
+    for source, options, spec, message in INVALID_BACKFILLS:
         with pytest.raises(InvalidBackfill) as refused:
             await user.start(source, options, **spec)
         assert message in str(refused.value)

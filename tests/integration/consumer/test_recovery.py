@@ -1,4 +1,4 @@
-"""A consumer goes on after the loss of its connection, its channel or its place at a queue."""
+"""A consumer goes on after it has lost its connection, its channel or a queue's subscription."""
 
 import asyncio
 import time
@@ -9,7 +9,7 @@ from switchyard.broker.consume.delivery import Delivery
 from switchyard.broker.lanes import JOBS_EXCHANGE
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
-from tests.support.lane_consumers import BACKFILL, HOT, Handler, Lanes, names
+from tests.support.lane_consumers import BACKFILL, HOT, Handler, Lanes, message_ids
 from tests.support.tcp_proxy import TcpProxy
 
 
@@ -20,35 +20,37 @@ async def test_consuming_resumes_after_the_connection_was_cut(
         await lanes.publish("hot", ["held"])
         await lanes.consume(handler, url=proxy.url(broker.amqp_url))
         await handler.started("held")
-        lost = handler.deliveries["held"]
+        first_delivery = handler.deliveries["held"]
         for round_ in range(3):
             proxy.cut()
-            await lanes.publish("hot", names(f"hot-{round_}", 3))
-            await lanes.publish("backfill", names(f"backfill-{round_}", 3))
-            await handler.started(*names(f"hot-{round_}", 3), *names(f"backfill-{round_}", 3))
+            await lanes.publish("hot", message_ids(f"hot-{round_}", 3))
+            await lanes.publish("backfill", message_ids(f"backfill-{round_}", 3))
+            await handler.started(
+                *message_ids(f"hot-{round_}", 3), *message_ids(f"backfill-{round_}", 3)
+            )
             handler.release("held")
-        assert lost.is_lost
-        assert lost.ack() is False  # nobody can settle it any more
-        assert len(handler.of("held")) > 1  # but it came again
+        assert first_delivery.is_lost
+        assert first_delivery.ack() is False  # nobody can settle it any more
+        assert len(handler.started_ids("held")) > 1  # but it was delivered again
 
 
-async def test_after_a_long_outage_the_next_job_starts_within_a_second_and_few_lines_were_said(
+async def test_after_a_long_outage_the_next_job_starts_within_a_second_and_one_line_was_logged(
     lanes310: Lanes, handler: Handler
 ) -> None:
     async with TcpProxy("127.0.0.1", lanes310.broker.node.amqp_port) as proxy:
         consumer = await lanes310.consume(handler, url=proxy.url(lanes310.broker.amqp_url))
         await lanes310.consuming(consumer)
-        with capture_logs() as said:
+        with capture_logs() as logs:
             proxy.refuse()
             proxy.cut()
-            await asyncio.sleep(2.5)  # pauses that double each time are over a second then
+            await asyncio.sleep(2.5)  # long enough for pauses that double to exceed a second
             await lanes310.publish("hot", ["hot"])
             await proxy.accept()
             back_at = time.monotonic()
             await handler.started("hot")
-            took = time.monotonic() - back_at
-    assert took < 1
-    assert len([each for each in said if each["event"] == "broker unreachable"]) == 1
+            start_delay = time.monotonic() - back_at
+    assert start_delay < 1
+    assert len([line for line in logs if line["event"] == "broker unreachable"]) == 1
 
 
 async def test_consuming_resumes_after_an_operator_closed_the_connection(
@@ -69,63 +71,63 @@ async def test_consuming_resumes_after_the_broker_closed_the_channel(
     await lanes.publish("hot", ["held-hot"])
     await lanes.publish("backfill", ["held-backfill"])
     await handler.started("held-hot", "held-backfill")
-    broken = handler.deliveries["held-backfill"]._channel
-    broken.ack(999_999)  # PRECONDITION_FAILED: unknown delivery tag
-    await broken.closed
-    await handler.until(lambda: handler.of("held-backfill") == ["held-backfill"] * 2)
+    channel = handler.deliveries["held-backfill"]._channel
+    channel.ack(999_999)  # PRECONDITION_FAILED: unknown delivery tag
+    await channel.closed
+    await handler.until(lambda: handler.started_ids("held-backfill") == ["held-backfill"] * 2)
     await lanes.publish("hot", ["hot"])
     await lanes.publish("backfill", ["backfill"])
     await handler.started("hot", "backfill")
-    assert not handler.deliveries["held-hot"].is_lost  # the other queue was left alone
+    assert not handler.deliveries["held-hot"].is_lost  # the other queue's channel was left open
     assert consumer.states == {HOT: "consuming", BACKFILL: "consuming"}
 
 
-async def test_a_consumer_that_the_broker_forgot_is_made_anew_and_its_jobs_run_on(
+async def test_a_forgotten_consumer_subscribes_again_while_its_jobs_run_on(
     lanes: Lanes, handler: Handler
 ) -> None:
     await lanes.consume(handler, watch_seconds=0.1)
     await lanes.publish("hot", ["held-hot"])
     await handler.started("held-hot")
     with capture_logs() as logs:
-        await forget(handler.deliveries["held-hot"])
+        await make_broker_forget(handler.deliveries["held-hot"])
         await lanes.publish("hot", ["hot"])
         await handler.started("hot")
     assert not handler.deliveries["held-hot"].is_lost
-    lost = [line for line in logs if "delivers nothing to it" in line["event"]]
-    assert [(line["log_level"], line["queue"]) for line in lost] == [("error", HOT)]
+    errors = [line for line in logs if "delivers nothing to it" in line["event"]]
+    assert [(line["log_level"], line["queue"]) for line in errors] == [("error", HOT)]
 
 
-async def test_a_consumer_that_the_broker_forgot_beside_a_busy_one_is_made_anew(
+async def test_a_forgotten_consumer_beside_a_busy_one_subscribes_again(
     lanes310: Lanes, handler: Handler
 ) -> None:
-    other = Handler()
-    await lanes310.consume(other, slots=1, queues=[HOT])
+    busy_handler = Handler()
+    await lanes310.consume(busy_handler, slots=1, queues=[HOT])
     await lanes310.publish("hot", ["held-other"])
-    await other.started("held-other")
+    await busy_handler.started("held-other")
     await lanes310.consume(handler, watch_seconds=0.1)
     await lanes310.publish("hot", ["held-hot"])
     await handler.started("held-hot")
-    await forget(handler.deliveries["held-hot"])
+    await make_broker_forget(handler.deliveries["held-hot"])
     await lanes310.publish("hot", ["hot"])
     await handler.started("hot")
-    assert other.starts == ["held-other"]
+    assert busy_handler.starts == ["held-other"]
 
 
 async def test_a_consumer_that_is_full_or_has_nothing_to_do_is_left_alone(
     lanes310: Lanes, handler: Handler
 ) -> None:
-    await lanes310.publish("backfill", names("held", 5))
+    await lanes310.publish("backfill", message_ids("held", 5))
     with capture_logs() as logs:
         await lanes310.consume(handler, slots=2, reserve=1, watch_seconds=0.001)
-        for name in names("hot", 100):  # looks go on meanwhile
+        for name in message_ids("hot", 100):  # the consumer is checked meanwhile
             await lanes310.publish("hot", [name])
             await handler.started(name)
     assert [line["event"] for line in logs if line["log_level"] == "error"] == []
-    assert handler.of("held") == ["held-0"]
+    assert handler.started_ids("held") == ["held-0"]
 
 
-async def forget(delivery: Delivery) -> None:
-    """End the consumer that it came from, behind its owner's back."""
+async def make_broker_forget(delivery: Delivery) -> None:
+    """Cancel the subscription that the delivery came from, unnoticed by its consumer."""
     channel = delivery._channel
     (tag,) = channel._callbacks
     await channel.basic_cancel(tag)
@@ -141,11 +143,11 @@ async def test_consuming_resumes_after_basic_cancel_and_other_queues_are_left_al
     declared = await broker.management.queue(BACKFILL)
     await broker.management.delete(path)
     await eventually(lambda: consumer.states[BACKFILL] == "away")
-    await lanes.publish("hot", names("hot", 10))
-    await handler.started(*names("hot", 10))
+    await lanes.publish("hot", message_ids("hot", 10))
+    await handler.started(*message_ids("hot", 10))
     assert consumer.states[HOT] == "consuming"
-    again = {key: declared[key] for key in ("durable", "auto_delete", "arguments")}
-    await broker.management.put(path, again)
+    queue_options = {key: declared[key] for key in ("durable", "auto_delete", "arguments")}
+    await broker.management.put(path, queue_options)
     binding = {"routing_key": "backfill.job"}
     await broker.management.post(f"/bindings/{{vhost}}/e/{JOBS_EXCHANGE}/q/{BACKFILL}", binding)
     await lanes.publish("backfill", ["backfill"])
@@ -153,10 +155,10 @@ async def test_consuming_resumes_after_basic_cancel_and_other_queues_are_left_al
     assert not handler.deliveries["held-hot"].is_lost
 
 
-async def test_consuming_resumes_after_the_connection_fell_silent(
+async def test_consuming_resumes_after_the_connection_became_silent(
     lanes310: Lanes, handler: Handler
 ) -> None:
-    """No reset, no answer: only the missing heartbeats tell, even amid a call to the broker."""
+    """Only missing heartbeats reveal it: no reset comes, and a call gets no answer."""
     broker = lanes310.broker
     async with TcpProxy("127.0.0.1", broker.node.amqp_port) as proxy:
         url = f"{proxy.url(broker.amqp_url)}?heartbeat=1"

@@ -26,7 +26,7 @@ from tests.support.tcp_proxy import TcpProxy
 
 @pytest.fixture(params=[Publisher, InThread], ids=["asyncio", "blocking"])
 def publisher_type(request: pytest.FixtureRequest) -> PublisherType:
-    """Each of the publishers."""
+    """The asyncio publisher, then the blocking one."""
     return cast("PublisherType", request.param)
 
 

@@ -1,4 +1,4 @@
-"""What the publishers accept is in its queue."""
+"""A job that the publishers accept is in its queue."""
 
 from datetime import UTC, datetime
 
@@ -45,6 +45,6 @@ async def test_a_body_of_many_frames_arrives_whole(
         await publisher.publish(message, HOT)
         await publisher.publish(job("behind-it"), HOT)
     arrived = await take(lanes.amqp_url, HOT_QUEUE, 2)
-    bodies = {each.message_id: each.body for each in arrived}
+    bodies = {queued_message.message_id: queued_message.body for queued_message in arrived}
     assert JobMessage.decode(bodies[message.job_id]) == message
     assert JobMessage.decode(bodies["behind-it"]).payload == {}

@@ -1,5 +1,5 @@
-"""What the asyncio publisher alone has: streams of coroutines, a connection that is shared,
-publishes that are cancelled, events."""
+"""The asyncio publisher alone: streams of an async generator, its shared connection, cancelled
+publishes, and events."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -32,31 +32,41 @@ from tests.support.publishing import (
 from tests.support.tcp_proxy import TcpProxy
 
 
-def event() -> Envelope:
+def make_event() -> Envelope:
     return Envelope(b"{}", "event")
 
 
-async def test_thousands_of_jobs_of_a_generator_are_never_all_in_memory(lanes: TestBroker) -> None:
+async def test_a_stream_takes_no_more_jobs_of_its_generator_than_a_window(
+    lanes: TestBroker,
+) -> None:
     count, window = 2_000, 200
-    assert await most_held(broker_settings(lanes, publish_window=window), count) <= window + 1
+    assert (
+        await count_most_under_way(broker_settings(lanes, publish_window=window), count)
+        <= window + 1
+    )
     assert await depth(lanes.amqp_url, BACKFILL_QUEUE) == count
 
 
 @pytest.mark.parametrize("window", [1, 2, 3])
-async def test_the_smallest_windows_hold_no_more(broker310: TestBroker, window: int) -> None:
+async def test_the_smallest_windows_take_no_more_jobs_either(
+    broker310: TestBroker, window: int
+) -> None:
     await declare(broker310)
-    assert await most_held(broker_settings(broker310, publish_window=window), 50) <= window + 1
+    assert (
+        await count_most_under_way(broker_settings(broker310, publish_window=window), 50)
+        <= window + 1
+    )
 
 
-async def most_held(settings: BrokerSettings, count: int) -> int:
-    """Publish so many generated jobs; how many of them were under way at most."""
-    made, yielded, most = 0, 0, 0
+async def count_most_under_way(settings: BrokerSettings, count: int) -> int:
+    """Publish that many generated jobs; return how many of them were under way at most."""
+    generated, yielded, max_under_way = 0, 0, 0
 
     async def generate() -> AsyncIterator[Outgoing]:
-        nonlocal made, most
+        nonlocal generated, max_under_way
         for number in range(count):
-            made += 1
-            most = max(most, made - yielded)
+            generated += 1
+            max_under_way = max(max_under_way, generated - yielded)
             yield Outgoing(job(f"job-{number}"), BACKFILL)
 
     async with Publisher(settings) as publisher:
@@ -64,24 +74,26 @@ async def most_held(settings: BrokerSettings, count: int) -> int:
             assert result == Accepted(f"job-{yielded}", BACKFILL)
             yielded += 1
     assert yielded == count
-    return most
+    return max_under_way
 
 
 @pytest.mark.parametrize("window", [1, 2, 7, 100])
-async def test_never_more_than_a_window_is_unconfirmed(
+async def test_unconfirmed_messages_never_exceed_the_window(
     broker310: TestBroker, window: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await declare(broker310)
     count = max(30, 2 * window)
-    seen: list[int] = []
+    unconfirmed_counts: list[int] = []
     publish = PipelinedChannel.publish
 
-    def watched(channel: PipelinedChannel, *args: Any, **options: Any) -> asyncio.Future[None]:
+    def count_unconfirmed(
+        channel: PipelinedChannel, *args: Any, **options: Any
+    ) -> asyncio.Future[None]:
         confirm = publish(channel, *args, **options)
-        seen.append(channel.unconfirmed)
+        unconfirmed_counts.append(channel.unconfirmed)
         return confirm
 
-    monkeypatch.setattr(PipelinedChannel, "publish", watched)
+    monkeypatch.setattr(PipelinedChannel, "publish", count_unconfirmed)
     async with Publisher(broker_settings(broker310, publish_window=window)) as publisher:
         async with asyncio.TaskGroup() as group:
             batch = group.create_task(publisher.publish_many(jobs(count, BACKFILL)))
@@ -89,9 +101,9 @@ async def test_never_more_than_a_window_is_unconfirmed(
                 group.create_task(publisher.publish(job(), BACKFILL))
                 group.create_task(publisher.send(JOBS_EXCHANGE, BACKFILL, envelope_of(job())))
         for _ in range(count):
-            publisher.send_soon(EVENTS_EXCHANGE, "done.hot.crawl", event)
+            publisher.send_soon(EVENTS_EXCHANGE, "done.hot.crawl", make_event)
     assert [type(result) for result in batch.result()] == [Accepted] * count
-    assert max(seen) == window
+    assert max(unconfirmed_counts) == window
 
 
 async def test_publishes_of_many_coroutines_share_one_connection(broker310: TestBroker) -> None:
@@ -102,7 +114,7 @@ async def test_publishes_of_many_coroutines_share_one_connection(broker310: Test
         assert proxy.connections == 1
 
 
-async def test_closing_ends_the_publishes_that_wait(
+async def test_closing_fails_the_publishes_that_wait_for_a_confirm(
     proxied: tuple[TcpProxy, BrokerSettings],
 ) -> None:
     proxy, settings = proxied
@@ -114,9 +126,9 @@ async def test_closing_ends_the_publishes_that_wait(
     assert channel is not None
     await eventually(lambda: channel.unconfirmed)
     await publisher.close()
-    with pytest.raises(BrokerUnavailable) as away:
+    with pytest.raises(BrokerUnavailable) as unavailable:
         await waiting
-    assert away.value.maybe_accepted
+    assert unavailable.value.maybe_accepted
 
 
 async def test_a_cancelled_publish_does_not_break_the_others(
@@ -160,12 +172,12 @@ async def test_a_publish_cancelled_while_connecting_does_not_break_the_others(
     assert proxy.connections == 1
 
 
-async def test_an_event_is_sent_only_where_nobody_has_to_wait(
+async def test_an_event_is_dropped_rather_than_waiting_for_a_connection_or_the_window(
     proxied: tuple[TcpProxy, BrokerSettings],
 ) -> None:
     proxy, settings = proxied
     async with Publisher(settings.model_copy(update={"publish_window": 5})) as publisher:
-        send = partial(publisher.send_soon, EVENTS_EXCHANGE, "done.hot.crawl", event)
+        send = partial(publisher.send_soon, EVENTS_EXCHANGE, "done.hot.crawl", make_event)
         send()
         assert proxy.connections == 0  # an event is no reason to connect
         await publisher.publish(job(), HOT)

@@ -1,4 +1,4 @@
-"""Both publishers while their broker is away."""
+"""Both publishers while their broker can't be reached."""
 
 import asyncio
 import time
@@ -28,29 +28,29 @@ from tests.support.publishing import (
 from tests.support.tcp_proxy import TcpProxy
 
 
-async def test_a_broker_that_refuses_connections_is_away_at_once(
+async def test_a_broker_that_refuses_connections_is_unavailable_at_once(
     publisher_type: PublisherType, proxied: tuple[TcpProxy, BrokerSettings]
 ) -> None:
     proxy, settings = proxied
     proxy.refuse()
     async with publisher_type(settings) as publisher, asyncio.timeout(10):
-        with pytest.raises(BrokerUnavailable) as away:
+        with pytest.raises(BrokerUnavailable) as unavailable:
             await publisher.publish(job(), HOT)
-        assert not away.value.maybe_accepted
+        assert not unavailable.value.maybe_accepted
         await proxy.accept()
         assert await accepted(publisher, HOT)
 
 
-async def test_a_broker_that_is_silent_is_away_after_two_seconds(
+async def test_a_silent_broker_is_unavailable_after_two_seconds(
     publisher_type: PublisherType, proxied: tuple[TcpProxy, BrokerSettings]
 ) -> None:
     proxy, settings = proxied
     proxy.pause()
     async with publisher_type(settings) as publisher:
         async with asyncio.timeout(10):
-            with pytest.raises(BrokerUnavailable, match="no answer") as away:
+            with pytest.raises(BrokerUnavailable, match="no answer") as unavailable:
                 await publisher.publish(job(), HOT)
-        assert not away.value.maybe_accepted
+        assert not unavailable.value.maybe_accepted
         proxy.resume()
         assert await accepted(publisher, HOT)
 
@@ -67,16 +67,17 @@ async def test_a_job_whose_confirm_got_lost_may_have_been_accepted(
         proxy.cut()
         proxy.resume()
         async with asyncio.timeout(MAX_WAIT):
-            with pytest.raises(BrokerUnavailable) as away:
+            with pytest.raises(BrokerUnavailable) as unavailable:
                 await publishing
-        assert away.value.maybe_accepted
-        assert "no confirm within" not in str(away.value)  # by the cut, which comes first
+        assert unavailable.value.maybe_accepted
+        # The cut comes before the time-out.
+        assert "no confirm within" not in str(unavailable.value)
         assert await publisher.publish(job("after"), HOT) == Accepted("after", HOT)
-    found = {each.message_id for each in await take(broker310.amqp_url, HOT_QUEUE, 3)}
-    assert found == {"before", "the-one", "after"}
+    arrived_ids = {message.message_id for message in await take(broker310.amqp_url, HOT_QUEUE, 3)}
+    assert arrived_ids == {"before", "the-one", "after"}
 
 
-async def test_a_job_that_got_lost_on_its_way_may_have_been_accepted_too(
+async def test_a_job_lost_on_its_way_to_the_broker_may_have_been_accepted(
     publisher_type: PublisherType, proxied: tuple[TcpProxy, BrokerSettings], broker310: TestBroker
 ) -> None:
     proxy, settings = proxied
@@ -84,54 +85,60 @@ async def test_a_job_that_got_lost_on_its_way_may_have_been_accepted_too(
         await publisher.publish(job("before"), HOT)
         cut = proxy.cut_when(lambda seen: b"the-one" in seen)
         async with asyncio.timeout(MAX_WAIT):
-            with pytest.raises(BrokerUnavailable) as away:
+            with pytest.raises(BrokerUnavailable) as unavailable:
                 await publisher.publish(job("the-one"), HOT)
         assert cut.is_set()
-        assert away.value.maybe_accepted
-        assert "no confirm within" not in str(away.value)  # by the cut, which comes first
+        assert unavailable.value.maybe_accepted
+        # The cut comes before the time-out.
+        assert "no confirm within" not in str(unavailable.value)
         assert await publisher.publish(job("after"), HOT) == Accepted("after", HOT)
-    found = {each.message_id for each in await take(broker310.amqp_url, HOT_QUEUE, 2)}
-    assert found == {"before", "after"}
+    arrived_ids = {message.message_id for message in await take(broker310.amqp_url, HOT_QUEUE, 2)}
+    assert arrived_ids == {"before", "after"}
 
 
-async def test_a_batch_that_is_cut_in_the_middle_accounts_for_every_job(
+async def test_a_batch_that_is_cut_in_the_middle_has_a_result_for_every_job(
     publisher_type: PublisherType, proxied: tuple[TcpProxy, BrokerSettings], broker310: TestBroker
 ) -> None:
     proxy, settings = proxied
-    names = [f"job-{number:04}" for number in range(400)]
+    job_ids = [f"job-{number:04}" for number in range(400)]
     proxy.cut_when(lambda seen: b"job-0250" in seen)
     async with publisher_type(settings.model_copy(update={"publish_window": 100})) as publisher:
-        results = await publisher.publish_many(Outgoing(job(name), BACKFILL) for name in names)
-    sure = {result.job_id for result in results if isinstance(result, Accepted)}
-    unsure = {
-        name
-        for name, result in zip(names, results, strict=True)
+        results = await publisher.publish_many(
+            Outgoing(job(job_id), BACKFILL) for job_id in job_ids
+        )
+    accepted_ids = {result.job_id for result in results if isinstance(result, Accepted)}
+    doubtful_ids = {
+        job_id
+        for job_id, result in zip(job_ids, results, strict=True)
         if isinstance(result, BrokerUnavailable) and result.maybe_accepted
     }
-    assert sure | unsure == set(names)
-    assert 0 < len(unsure) <= 100
-    in_queue = await depth(broker310.amqp_url, BACKFILL_QUEUE)
-    there = {each.message_id for each in await take(broker310.amqp_url, BACKFILL_QUEUE, in_queue)}
-    assert sure <= there <= sure | unsure
+    assert accepted_ids | doubtful_ids == set(job_ids)
+    assert 0 < len(doubtful_ids) <= 100
+    queue_depth = await depth(broker310.amqp_url, BACKFILL_QUEUE)
+    queued_ids = {
+        message.message_id
+        for message in await take(broker310.amqp_url, BACKFILL_QUEUE, queue_depth)
+    }
+    assert accepted_ids <= queued_ids <= accepted_ids | doubtful_ids
 
 
 async def test_a_connection_that_was_closed_between_two_publishes_is_opened_again(
     publisher_type: PublisherType, lanes: TestBroker
 ) -> None:
-    """A script may rest longer than heartbeats allow: nothing is told as lost for that."""
+    """A script may pause for longer than heartbeats allow: no job counts as lost for that."""
 
-    async def all_closed() -> bool:
+    async def are_all_closed() -> bool:
         connections = await lanes.management.get("/vhosts/{vhost}/connections")
         return all(connection.get("state") != "running" for connection in connections)
 
     async with publisher_type(broker_settings(lanes)) as publisher:
         await publisher.publish(job(), HOT)
         assert await eventually(lanes.management.close_connections)
-        await eventually(all_closed)
+        await eventually(are_all_closed)
         assert await accepted(publisher, HOT)
 
 
-async def test_a_confirm_that_does_not_come_is_told_in_time(
+async def test_missing_confirms_of_a_batch_time_out_together(
     publisher_type: PublisherType, proxied: tuple[TcpProxy, BrokerSettings]
 ) -> None:
     proxy, settings = proxied
@@ -141,7 +148,7 @@ async def test_a_confirm_that_does_not_come_is_told_in_time(
         proxy.pause("to_client")
         began = time.monotonic()
         results = await publisher.publish_many(jobs(30, BACKFILL))
-        # Each waits from its own sending on: the time-outs do not add up.
+        # Each job's time-out counts from its own sending: they do not add up.
         assert time.monotonic() - began < 10
         assert {type(result) for result in results} == {BrokerUnavailable}
         in_doubt = [r.maybe_accepted for r in results if isinstance(r, BrokerUnavailable)]

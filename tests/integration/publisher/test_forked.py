@@ -1,5 +1,5 @@
-"""What was made before a fork: the child connects anew, or is told to, and leaves what is its
-parent's alone, also when it ends."""
+"""Publishers that were opened before a fork: the child connects anew, or is told to, and leaves its
+parent's connections alone, also when it ends."""
 
 import asyncio
 import os
@@ -29,9 +29,8 @@ from tests.support.system import JOB_MODULES
 KEY, QUEUE = "backfill.noop", "backfill.llm"
 
 
-def forked(work: Callable[[], object]) -> int:
-    """Run `work` in a forked child that ends as programs end, its garbage collected; its exit
-    code."""
+def run_in_fork(work: Callable[[], object]) -> int:
+    """Run `work` in a forked child, then collect its garbage; return the exit code."""
     child = os.fork()
     if child == 0:
         status = 1
@@ -57,53 +56,53 @@ def settings(broker: TestBroker) -> BrokerSettings:
     return BrokerSettings(amqp_url=broker.amqp_url, profile=broker.profile, confirm_timeout=5)
 
 
-def message() -> JobMessage:
+def make_message() -> JobMessage:
     return JobMessage(job_type="noop", payload={})
 
 
-async def has_one_connection(broker: TestBroker) -> None:
-    """Wait until the broker knows of one alone: it tells of what ended a moment later."""
+async def wait_for_one_connection(broker: TestBroker) -> None:
+    """Wait until the broker lists one connection: it lists closed ones for a moment."""
 
-    async def is_one() -> bool:
+    async def has_one() -> bool:
         return len(await broker.management.connections()) == 1
 
-    await eventually(is_one, what="one connection")
+    await eventually(has_one, what="one connection")
 
 
 def test_a_blocking_publisher_publishes_in_parent_and_children(
     broker: TestBroker, settings: BrokerSettings
 ) -> None:
     with BlockingPublisher(settings) as publisher:
-        publisher.publish(message(), KEY)
+        publisher.publish(make_message(), KEY)
 
         def work() -> None:
             for _ in range(3):
-                publisher.publish(message(), KEY)
+                publisher.publish(make_message(), KEY)
             publisher.close()
 
         for number in range(1, 3):
-            assert forked(work) == 0
-            publisher.publish(message(), KEY)
+            assert run_in_fork(work) == 0
+            publisher.publish(make_message(), KEY)
             assert asyncio.run(depth(broker.amqp_url, QUEUE)) == 1 + number * 4
-        assert forked(publisher.close) == 0
-        publisher.publish(message(), KEY)
-        asyncio.run(has_one_connection(broker))  # the parent's, the first and only one
+        assert run_in_fork(publisher.close) == 0
+        publisher.publish(make_message(), KEY)
+        asyncio.run(wait_for_one_connection(broker))  # the parent's first one, still open
 
 
-def test_what_was_under_way_at_the_fork_is_the_parents(
+def test_the_child_leaves_publishes_under_way_to_the_parent(
     broker: TestBroker, settings: BrokerSettings
 ) -> None:
-    many = (Outgoing(message(), KEY) for _ in range(settings.publish_window * 2))
+    outgoing = (Outgoing(make_message(), KEY) for _ in range(settings.publish_window * 2))
     with BlockingPublisher(settings) as publisher:
-        stream = publisher.publish_stream(many)
+        stream = publisher.publish_stream(outgoing)
         next(stream)
 
         def work() -> None:
-            rest = list(stream)
-            assert rest  # each ends: as not known, or as one that the child has sent anew
+            results = list(stream)
+            assert results  # each has a result: unknown, or sent again by the child
 
-        assert forked(work) == 0
-        assert all(type(each).__name__ == "Accepted" for each in stream)
+        assert run_in_fork(work) == 0
+        assert all(type(result).__name__ == "Accepted" for result in stream)
 
 
 def test_an_asyncio_publisher_connects_anew_in_the_childs_loop(
@@ -113,17 +112,17 @@ def test_an_asyncio_publisher_connects_anew_in_the_childs_loop(
 
     async def child() -> None:
         for _ in range(3):
-            await publisher.publish(message(), KEY)
+            await publisher.publish(make_message(), KEY)
         await publisher.close()
 
     async def parent() -> None:
         async with publisher:
-            await publisher.publish(message(), KEY)
+            await publisher.publish(make_message(), KEY)
             for work in (lambda: asyncio.run(child()), lambda: None):
                 assert await asyncio.to_thread(lambda: 0) == 0
-                assert forked(work) == 0  # in the middle of the parent's loop
-                await asyncio.wait_for(publisher.publish(message(), KEY), 5)
-            await has_one_connection(broker)
+                assert run_in_fork(work) == 0  # in the middle of the parent's loop
+                await asyncio.wait_for(publisher.publish(make_message(), KEY), 5)
+            await wait_for_one_connection(broker)
 
     asyncio.run(parent())
     assert asyncio.run(depth(broker.amqp_url, QUEUE)) == 6
@@ -148,7 +147,7 @@ def test_a_job_publisher_says_in_the_child_that_its_ledger_is_the_parents(
         async with await Ledger.open(database_url) as ledger, Publisher(settings) as publisher:
             jobs = JobPublisher(registry, ledger, publisher)
             await jobs.publish(JobRequest(KEY, {}))
-            assert forked(lambda: asyncio.run(child(jobs, ledger))) == 0
+            assert run_in_fork(lambda: asyncio.run(child(jobs, ledger))) == 0
             await jobs.publish(JobRequest(KEY, {}))
             assert len((await ledger.job_reads.list_jobs()).items) == 3
 

@@ -1,4 +1,4 @@
-"""What both publishers say of full lanes, of missing queues and of an alarm."""
+"""Publishes that the broker refuses: full lanes, missing queues, size, permissions, an alarm."""
 
 import asyncio
 import time
@@ -51,7 +51,7 @@ from tests.support.vhosts import EVERYTHING
 ANSWERS = (Accepted, LaneFull)
 
 
-def event() -> Envelope:
+def make_event() -> Envelope:
     return Envelope(b"{}", "event")
 
 
@@ -92,9 +92,11 @@ async def test_results_are_in_the_order_of_the_jobs(
     keys = [HOT, BACKFILL, MAINTENANCE, BACKFILL, HOT, MAINTENANCE, BACKFILL]
     async with publisher_type(broker_settings(full_lanes, publish_window=4)) as publisher:
         results = await publisher.publish_many(Outgoing(job(key), key) for key in keys)
-    told = [(type(each), each.routing_key) for each in results if isinstance(each, ANSWERS)]
-    outcome = {HOT: LaneFull, BACKFILL: Accepted, MAINTENANCE: LaneFull}
-    assert told == [(outcome[key], key) for key in keys]
+    outcomes = [
+        (type(result), result.routing_key) for result in results if isinstance(result, ANSWERS)
+    ]
+    expected = {HOT: LaneFull, BACKFILL: Accepted, MAINTENANCE: LaneFull}
+    assert outcomes == [(expected[key], key) for key in keys]
     assert await depth(full_lanes.amqp_url, BACKFILL_QUEUE) == SHORT
     assert len(await take(full_lanes.amqp_url, DEAD_QUEUE, 2)) == 2
 
@@ -144,23 +146,23 @@ def _unencodable() -> dict[str, Outgoing]:
     }
 
 
-@pytest.mark.parametrize("wrong", list(_unencodable()))
-async def test_a_job_that_does_not_fit_into_amqp_leaves_the_others_alone(
-    publisher_type: PublisherType, lanes: TestBroker, wrong: str
+@pytest.mark.parametrize("invalid_field", list(_unencodable()))
+async def test_a_job_that_amqp_can_not_encode_does_not_affect_the_others(
+    publisher_type: PublisherType, lanes: TestBroker, invalid_field: str
 ) -> None:
-    bad = _unencodable()[wrong]
+    invalid_job = _unencodable()[invalid_field]
     async with publisher_type(broker_settings(lanes)) as publisher:
-        before, refused, behind = await publisher.publish_many(
-            [Outgoing(job("before"), HOT), bad, Outgoing(job("behind"), HOT)]
+        before, refused, after = await publisher.publish_many(
+            [Outgoing(job("before"), HOT), invalid_job, Outgoing(job("after"), HOT)]
         )
         with pytest.raises(NeverTaken):
-            await publisher.publish(bad.message, bad.routing_key)
-    assert (before, behind) == (Accepted("before", HOT), Accepted("behind", HOT))
+            await publisher.publish(invalid_job.message, invalid_job.routing_key)
+    assert (before, after) == (Accepted("before", HOT), Accepted("after", HOT))
     assert isinstance(refused, NeverTaken)
     assert refused.left_nothing
 
 
-async def test_a_name_that_is_too_long_is_told_with_what_amqp_allows(
+async def test_the_error_about_a_long_routing_key_names_the_limit_of_amqp(
     publisher_type: PublisherType, lanes: TestBroker
 ) -> None:
     async with publisher_type(broker_settings(lanes)) as publisher:
@@ -169,9 +171,9 @@ async def test_a_name_that_is_too_long_is_told_with_what_amqp_allows(
 
 
 def _of_size(job_id: str, size: int) -> Outgoing:
-    """A job whose message has so many bytes."""
-    without = len(job(job_id, text="").encode())
-    return Outgoing(job(job_id, text="x" * (size - without)), HOT)
+    """Return a job whose message has exactly that many bytes."""
+    size_without_text = len(job(job_id, text="").encode())
+    return Outgoing(job(job_id, text="x" * (size - size_without_text)), HOT)
 
 
 async def test_a_message_larger_than_the_broker_takes_blocks_no_other_of_its_batch(
@@ -179,36 +181,36 @@ async def test_a_message_larger_than_the_broker_takes_blocks_no_other_of_its_bat
 ) -> None:
     await declare(small_broker)
     sizes = [100, SMALL, SMALL + 1, 200, 2 * SMALL, 300, SMALL + 1] + [150] * 40
-    batch = [_of_size(f"job-{place}", max(size, 260)) for place, size in enumerate(sizes)]
-    large = {place for place, size in enumerate(sizes) if size > SMALL}
+    batch = [_of_size(f"job-{index}", max(size, 260)) for index, size in enumerate(sizes)]
+    large = {index for index, size in enumerate(sizes) if size > SMALL}
     async with publisher_type(broker_settings(small_broker)) as publisher:
         results = await publisher.publish_many(batch)
-        for place, result in enumerate(results):
-            if place in large:
+        for index, result in enumerate(results):
+            if index in large:
                 assert isinstance(result, MessageTooLarge), result
-                assert (result.size, result.limit) == (sizes[place], SMALL)
+                assert (result.size, result.limit) == (sizes[index], SMALL)
                 assert "storage" in str(result)
             else:
-                assert result == Accepted(f"job-{place}", HOT)
-        # Known by now: refused without a closed channel, and nobody else notices.
-        again = await publisher.publish_many([_of_size("again", SMALL + 1), *jobs(20, HOT)])
-    assert isinstance(again[0], MessageTooLarge)
-    assert all(isinstance(each, Accepted) for each in again[1:])
+                assert result == Accepted(f"job-{index}", HOT)
+        # The limit is known now: refused unsent, so the channel stays open for the others.
+        later_results = await publisher.publish_many([_of_size("again", SMALL + 1), *jobs(20, HOT)])
+    assert isinstance(later_results[0], MessageTooLarge)
+    assert all(isinstance(result, Accepted) for result in later_results[1:])
 
 
-async def test_what_publishes_at_the_same_time_as_a_large_message_is_accepted(
+async def test_jobs_published_together_with_a_too_large_message_are_accepted(
     small_broker: TestBroker,
 ) -> None:
     await declare(small_broker)
     large = Envelope(b"x" * (SMALL + 1), "large")
     async with Publisher(broker_settings(small_broker)) as publisher:
-        several = await asyncio.gather(
-            *(publisher.publish(job(f"a-{each}"), HOT) for each in range(20)),
+        results = await asyncio.gather(
+            *(publisher.publish(job(f"a-{number}"), HOT) for number in range(20)),
             publisher.send(JOBS_EXCHANGE, HOT, large),
-            *(publisher.publish(job(f"b-{each}"), HOT) for each in range(20)),
+            *(publisher.publish(job(f"b-{number}"), HOT) for number in range(20)),
             return_exceptions=True,
         )
-    (refused,) = [each for each in several if not isinstance(each, Accepted)]
+    (refused,) = [result for result in results if not isinstance(result, Accepted)]
     assert isinstance(refused, MessageTooLarge)
 
 
@@ -223,16 +225,16 @@ async def test_an_event_that_is_too_large_is_dropped_and_disturbs_no_job(
                 EVENTS_EXCHANGE, "wrote.hot.crawl", lambda: Envelope(b"x" * 2 * SMALL, "event")
             )
             results = await publisher.publish_many(jobs(10, HOT))
-            assert all(isinstance(each, Accepted) for each in results)
+            assert all(isinstance(result, Accepted) for result in results)
 
 
 async def test_a_job_that_no_worker_could_read_is_refused_by_every_broker(
     publisher_type: PublisherType, lanes: TestBroker
 ) -> None:
     async with publisher_type(broker_settings(lanes)) as publisher:
-        await publisher.publish(_of_size("most", MAX_BODY_BYTES).message, HOT)
+        await publisher.publish(_of_size("largest", MAX_BODY_BYTES).message, HOT)
         with pytest.raises(MessageTooLarge, match="a worker reads at most 1,048,576"):
-            await publisher.publish(_of_size("more", MAX_BODY_BYTES + 1).message, HOT)
+            await publisher.publish(_of_size("too-large", MAX_BODY_BYTES + 1).message, HOT)
 
 
 async def test_the_setting_refuses_before_anything_is_sent(
@@ -240,30 +242,30 @@ async def test_the_setting_refuses_before_anything_is_sent(
 ) -> None:
     async with publisher_type(broker_settings(lanes, max_message_size=5_000)) as publisher:
         with pytest.raises(MessageTooLarge, match="JOBS_MAX_MESSAGE_SIZE allows at most 5,000"):
-            await publisher.publish(_of_size("more", 5_001).message, HOT)
-        most = _of_size("most", 5_000)
-        assert await publisher.publish(most.message, HOT) == Accepted("most", HOT)
+            await publisher.publish(_of_size("too-large", 5_001).message, HOT)
+        largest = _of_size("largest", 5_000)
+        assert await publisher.publish(largest.message, HOT) == Accepted("largest", HOT)
     assert await depth(lanes.amqp_url, HOT_QUEUE) == 1
 
 
-async def test_a_user_who_may_not_publish_is_told_so_and_others_are_accepted(
+async def test_a_job_that_the_user_may_not_publish_is_refused_and_others_are_accepted(
     publisher_type: PublisherType, lanes: TestBroker
 ) -> None:
     """A broker can allow or forbid each routing key of a topic exchange."""
-    url, vhost = await _user_without(lanes, MAINTENANCE)
+    url, vhost = await _create_user_without(lanes, MAINTENANCE)
     keys = [HOT, MAINTENANCE, HOT, HOT, MAINTENANCE, HOT]
     async with publisher_type(settings_of(url, lanes.profile)) as publisher:
         results = await publisher.publish_many(Outgoing(job(key), key) for key in keys)
-    assert [type(each) for each in results] == [
+    assert [type(result) for result in results] == [
         Accepted if key == HOT else NotPermitted for key in keys
     ], vhost
-    told = str(results[1])
-    assert "may not publish 'maintenance.crawl'" in told
-    assert "jobctl topology users" in told
+    error_text = str(results[1])
+    assert "may not publish 'maintenance.crawl'" in error_text
+    assert "jobctl topology users" in error_text
 
 
-async def _user_without(broker: TestBroker, routing_key: str) -> tuple[str, str]:
-    """The address of a user who may publish all jobs but those of that key, and the vhost."""
+async def _create_user_without(broker: TestBroker, routing_key: str) -> tuple[str, str]:
+    """Create a user who may publish all keys but this; return its AMQP URL and the vhost."""
     name, vhost = f"limited-{uuid4().hex[:8]}", broker.vhost
     await broker.management.put(f"/users/{name}", {"password": "secret", "tags": ""})
     await broker.management.put(f"/permissions/{{vhost}}/{name}", EVERYTHING)
@@ -274,49 +276,51 @@ async def _user_without(broker: TestBroker, routing_key: str) -> tuple[str, str]
     return parts._replace(netloc=f"{name}:secret@{parts.netloc.split('@')[-1]}").geturl(), vhost
 
 
-async def test_what_the_broker_refuses_for_its_properties_is_not_away(lanes: TestBroker) -> None:
+async def test_a_message_refused_for_its_properties_is_never_taken(lanes: TestBroker) -> None:
     """The broker says neither which message it was nor which property."""
     async with Publisher(broker_settings(lanes)) as publisher:
-        forged = _Forged(b"{}", "forged", _with_user_id("somebody-else"))
+        forged = _Forged(b"{}", "forged", _properties_with_user_id("somebody-else"))
         results = await asyncio.gather(
             publisher.publish(job("before"), HOT),
             publisher.send(JOBS_EXCHANGE, HOT, forged),  # type: ignore[arg-type]
-            publisher.publish(job("behind"), HOT),
+            publisher.publish(job("after"), HOT),
             return_exceptions=True,
         )
     assert results[0] == Accepted("before", HOT)
     assert isinstance(results[1], NeverTaken), results[1]
     assert "user_id" in str(results[1])
-    assert results[2] == Accepted("behind", HOT)
+    assert results[2] == Accepted("after", HOT)
 
 
 class _Forged(Forwarded):
-    """A message that names its user."""
+    """A message whose properties name another user."""
 
     def properties(self) -> bytes:
         return self.encoded
 
 
-def _with_user_id(name: str) -> bytes:
+def _properties_with_user_id(name: str) -> bytes:
     return b"\x00\x10" + bytes((len(name),)) + name.encode()
 
 
 @pytest.mark.long
-async def test_a_broker_with_an_alarm_takes_nothing_and_says_so(
+async def test_a_broker_with_an_alarm_blocks_publishers_and_they_say_so(
     publisher_type: PublisherType, own_node: Callable[..., LocalNode]
 ) -> None:
     node = own_node()
     await declare(TestBroker("3.10", "classic", "/", node))
-    alarm = partial(asyncio.to_thread, node.rabbitmqctl, "set_vm_memory_high_watermark")
+    set_memory_watermark = partial(
+        asyncio.to_thread, node.rabbitmqctl, "set_vm_memory_high_watermark"
+    )
     async with publisher_type(settings_of(node.amqp_url)) as publisher:
         await publisher.publish(job("before"), HOT)
-        await alarm("0.00000001")
+        await set_memory_watermark("0.00000001")
 
-        # The broker tells a connection of the alarm when it publishes, and keeps what it sent.
+        # The broker tells a connection of the alarm once it publishes, and keeps that message.
         began = time.monotonic()
-        with pytest.raises(BrokerUnavailable, match="blocks publishers") as held:
+        with pytest.raises(BrokerUnavailable, match="blocks publishers") as blocked:
             await publisher.publish(job("held"), HOT)
-        assert held.value.maybe_accepted
+        assert blocked.value.maybe_accepted
         assert time.monotonic() - began < BLOCKED_CONFIRM_TIMEOUT + 1
 
         began = time.monotonic()
@@ -324,13 +328,14 @@ async def test_a_broker_with_an_alarm_takes_nothing_and_says_so(
             await publisher.publish(job("never-sent"), HOT)
         results = await publisher.publish_many(jobs(100, HOT))
         if isinstance(publisher, Publisher):
-            publisher.send_soon(EVENTS_EXCHANGE, "done.hot.crawl", event)
+            publisher.send_soon(EVENTS_EXCHANGE, "done.hot.crawl", make_event)
         assert {type(result) for result in results} == {Blocked}
-        assert time.monotonic() - began < BLOCKED_CONFIRM_TIMEOUT  # nobody has waited for anything
+        # None of them waited for a confirm.
+        assert time.monotonic() - began < BLOCKED_CONFIRM_TIMEOUT
 
-        await alarm("0.8")
+        await set_memory_watermark("0.8")
         await eventually(partial(accepted, publisher, HOT), what="the end of the alarm")
-    arrived = {message.message_id for message in await take(node.amqp_url, HOT_QUEUE, 3)}
-    assert {"before", "held"} < arrived
-    assert "never-sent" not in arrived
+    arrived_ids = {message.message_id for message in await take(node.amqp_url, HOT_QUEUE, 3)}
+    assert {"before", "held"} < arrived_ids
+    assert "never-sent" not in arrived_ids
     assert await depth(node.amqp_url, HOT_QUEUE) == 0

@@ -1,4 +1,4 @@
-"""Events that nobody listens to are not sent, and whoever listens hears all."""
+"""Events without a listener are not sent; a listener gets all events."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from switchyard.broker.lanes import EVENTS_EXCHANGE
-from switchyard.broker.publish import no_listener_cache as unheard
+from switchyard.broker.publish import no_listener_cache
 from switchyard.broker.publish.no_listener_cache import MAX_ENTRIES
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.task_supervisor import TaskSupervisor
@@ -19,121 +19,121 @@ from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.publishing import HOT, broker_settings, job
 
-KIND = (EVENTS_EXCHANGE, "started.hot.crawl")
+STARTED_EVENT = (EVENTS_EXCHANGE, "started.hot.crawl")
 
 
 @pytest.fixture
-def sent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The routing keys of all events that have left."""
-    keys: list[str] = []
+def sent_keys(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Routing keys of all events that were sent."""
+    sent_keys: list[str] = []
     publish = PipelinedChannel.publish
 
-    def watched(
+    def record_key(
         channel: PipelinedChannel, exchange: str, routing_key: str, *args: Any, **options: Any
     ) -> asyncio.Future[None]:
         if exchange == EVENTS_EXCHANGE:
-            keys.append(routing_key)
+            sent_keys.append(routing_key)
         return publish(channel, exchange, routing_key, *args, **options)
 
-    monkeypatch.setattr(PipelinedChannel, "publish", watched)
-    return keys
+    monkeypatch.setattr(PipelinedChannel, "publish", record_key)
+    return sent_keys
 
 
-def tell(publisher: Publisher, number: int, event: str = "started") -> None:
+def send_event(publisher: Publisher, number: int, event: str = "started") -> None:
     announce(publisher, event, job_id=str(number), job_type="crawl", lane="hot", attempt=number + 1)
 
 
 @pytest.fixture
-def long_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody is asked again, and no rest ends, by the clock of a test."""
-    monkeypatch.setattr(unheard, "NO_LISTENER_TTL", 120.0)
-    monkeypatch.setattr(unheard, "PROBE_INTERVAL", 60.0)
+def no_probes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep the cache from probing again, and its entries from expiring, during a test."""
+    monkeypatch.setattr(no_listener_cache, "NO_LISTENER_TTL", 120.0)
+    monkeypatch.setattr(no_listener_cache, "PROBE_INTERVAL", 60.0)
 
 
-async def unheard_once(publisher: Publisher) -> None:
-    """One event has come back."""
+async def let_event_return(publisher: Publisher) -> None:
+    """Send an event that the broker returns, so that the cache has its key."""
     await publisher.publish(job(), HOT)
-    tell(publisher, 0)
+    send_event(publisher, 0)
     await publisher.probe()
-    assert KIND in publisher._no_listeners._entries
+    assert STARTED_EVENT in publisher._no_listeners._entries
 
 
-@pytest.mark.usefixtures("long_rest")
-async def test_an_event_that_came_back_keeps_others_of_its_kind_from_being_sent(
-    lanes: TestBroker, sent: list[str]
+@pytest.mark.usefixtures("no_probes")
+async def test_after_a_returned_event_others_with_its_key_are_not_sent(
+    lanes: TestBroker, sent_keys: list[str]
 ) -> None:
     async with Publisher(broker_settings(lanes)) as publisher:
-        await unheard_once(publisher)
-        sent.clear()
+        await let_event_return(publisher)
+        sent_keys.clear()
         for number in range(100):
-            tell(publisher, number)
-        publisher.send_soon(*KIND, lambda: pytest.fail("made, and not sent"))
-        assert sent == []
-        tell(publisher, 0, "succeeded")  # somebody may listen to the ends alone
-        assert sent == ["succeeded.hot.crawl"]
+            send_event(publisher, number)
+        publisher.send_soon(*STARTED_EVENT, lambda: pytest.fail("encoded, and not sent"))
+        assert sent_keys == []
+        send_event(publisher, 0, "succeeded")  # another key: somebody may listen to that alone
+        assert sent_keys == ["succeeded.hot.crawl"]
 
 
-async def test_one_at_a_time_is_sent_to_see_whether_somebody_listens_now(
-    lanes: TestBroker, sent: list[str], monkeypatch: pytest.MonkeyPatch
+async def test_one_event_at_a_time_probes_for_a_new_listener(
+    lanes: TestBroker, sent_keys: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unheard, "NO_LISTENER_TTL", 120.0)
-    monkeypatch.setattr(unheard, "PROBE_INTERVAL", 0.0)
+    monkeypatch.setattr(no_listener_cache, "NO_LISTENER_TTL", 120.0)
+    monkeypatch.setattr(no_listener_cache, "PROBE_INTERVAL", 0.0)
     async with Publisher(broker_settings(lanes)) as publisher:
-        await unheard_once(publisher)
+        await let_event_return(publisher)
         for _ in range(3):
-            sent.clear()
+            sent_keys.clear()
             for number in range(100):
-                tell(publisher, number)
-            assert sent == ["started.hot.crawl"]
-            await publisher.probe()  # confirmed after it
-        async with somebody_listening(lanes):
-            tell(publisher, 0)
+                send_event(publisher, number)
+            assert sent_keys == ["started.hot.crawl"]
+            await publisher.probe()  # confirmed after the event
+        async with listening(lanes):
+            send_event(publisher, 0)
             await publisher.probe()
-            sent.clear()
+            sent_keys.clear()
             for number in range(100):
-                tell(publisher, number)
-            assert len(sent) == 100
+                send_event(publisher, number)
+            assert len(sent_keys) == 100
 
 
 @asynccontextmanager
-async def somebody_listening(lanes: TestBroker) -> AsyncIterator[None]:
-    """Somebody listens."""
+async def listening(lanes: TestBroker) -> AsyncIterator[None]:
+    """Listen to all events."""
     async with connected(lanes.amqp_url, "listener") as connection:
         queue = await (await connection.channel()).declare_queue(exclusive=True)
         await queue.bind(EVENTS_EXCHANGE, "#")
         yield
 
 
-async def test_a_feed_that_listens_hears_every_event_although_nobody_did_before(
+async def test_a_feed_gets_every_event_once_it_listens(
     lanes: TestBroker,
 ) -> None:
-    heard: list[int] = []
+    received: list[int] = []
 
-    class Hearing(EventFeed):
+    class RecordingFeed(EventFeed):
         def deliver(self, event: Any) -> None:
-            heard.append(int(event.job_id))
+            received.append(int(event.job_id))
 
-    feed = Hearing(broker_settings(lanes))
+    feed = RecordingFeed(broker_settings(lanes))
     background = TaskSupervisor(feed._log)
-    told, first = 0, None
+    sent_count, first_expected = 0, None
     async with Publisher(broker_settings(lanes)) as publisher:
-        await unheard_once(publisher)
+        await let_event_return(publisher)
         background.start("event feed", feed.run)
         try:
             async with asyncio.timeout(10):
-                while first is None or told < first + 100:
-                    if first is None and feed.is_listening.is_set():
-                        first = told + 1
-                    told += 1
-                    tell(publisher, told)
-                    await publisher.probe()  # as fast as the broker takes them
-            await eventually(lambda: heard and heard[-1] == told)
+                while first_expected is None or sent_count < first_expected + 100:
+                    if first_expected is None and feed.is_listening.is_set():
+                        first_expected = sent_count + 1
+                    sent_count += 1
+                    send_event(publisher, sent_count)
+                    await publisher.probe()  # waits until the broker has it
+            await eventually(lambda: received and received[-1] == sent_count)
         finally:
             await background.close()
-    assert heard[-100:] == list(range(told - 99, told + 1))
+    assert received[-100:] == list(range(sent_count - 99, sent_count + 1))
 
 
-async def test_no_more_than_so_many_keys_are_remembered(
+async def test_the_cache_holds_no_more_than_max_entries(
     lanes: TestBroker,
 ) -> None:
     async with Publisher(broker_settings(lanes)) as publisher:

@@ -1,4 +1,4 @@
-"""A system on each kind of database, and the time that it goes by."""
+"""A system on each kind of database, and the clock that its schedules use."""
 
 from collections.abc import AsyncIterator
 

@@ -1,4 +1,4 @@
-"""What people do to schedules: pause, run at once, add, remove; and what is kept of them."""
+"""Schedules are paused, run at once, added and removed; and their history."""
 
 import pytest
 
@@ -13,7 +13,7 @@ from tests.support.schedules import START, Time, add, book, entry, outcomes, run
 from tests.support.system import System
 
 
-async def test_what_is_due_while_paused_is_neither_fired_nor_missed(
+async def test_a_paused_schedule_neither_fires_nor_misses_due_times(
     system: System, time: Time
 ) -> None:
     await add(system, entry())
@@ -27,16 +27,16 @@ async def test_what_is_due_while_paused_is_neither_fired_nor_missed(
     assert await outcomes(system) == [(630.0, "fired", 1)]
 
 
-async def test_one_is_run_at_once_also_while_it_is_paused(system: System, time: Time) -> None:
+async def test_a_schedule_can_be_run_at_once_while_it_is_paused(system: System, time: Time) -> None:
     await add(system, entry())
     await book(system).pause("tidy")
-    asked = await book(system).run("tidy", "me")
+    started = await book(system).run("tidy", "me")
     assert await runner(system).turn() == 1
     (fired,) = await book(system).history("tidy", 10)
-    assert (fired.job_id, fired.note) == (asked.job_id, "at once, by me")
+    assert (fired.job_id, fired.note) == (started.job_id, "at once, by me")
 
 
-async def test_what_would_be_refused_is_not_added(system: System, time: Time) -> None:
+async def test_an_invalid_or_repeated_schedule_is_not_added(system: System, time: Time) -> None:
     for changes in (
         {"cron": "no"},
         {"job": "hot.nothing"},

@@ -1,4 +1,4 @@
-"""Schedules of a file, and those that are there by themselves."""
+"""Schedules of a file, and default schedules."""
 
 from pathlib import Path
 
@@ -13,90 +13,98 @@ from tests.support.schedules import Time, add, book, entry, outcomes, runner
 from tests.support.system import System
 
 
-def write(path: Path, cron: str, *names: str) -> Path:
-    file = path / "schedules.toml"
-    file.write_text("".join(f'[{each}]\ncron = "{cron}"\njob = "hot.noop"\n' for each in names))
+def write_schedules(folder: Path, cron: str, *names: str) -> Path:
+    file = folder / "schedules.toml"
+    file.write_text("".join(f'[{name}]\ncron = "{cron}"\njob = "hot.noop"\n' for name in names))
     return file
 
 
-async def test_the_file_is_taken_over_and_what_it_no_longer_has_goes(
+async def test_loading_the_file_adds_its_schedules_and_removes_those_it_no_longer_has(
     system: System, time: Time, tmp_path: Path
 ) -> None:
-    own = system.settings.model_copy(update={"schedules": write(tmp_path, "* * * * *", "a", "b")})
-    await book(system).load(own)
+    settings = system.settings.model_copy(
+        update={"schedules": write_schedules(tmp_path, "* * * * *", "a", "b")}
+    )
+    await book(system).load(settings)
     await book(system).pause("b")
     time.now += 30
     assert await runner(system).turn() == 1
-    write(tmp_path, "* * * * *", "b", "c")
-    await book(system).load(own)
-    found = {each.name: each for each, _ in await book(system).list_all()}
-    assert set(found) == {"b", "c"}
-    assert found["b"].paused_at is not None
+    write_schedules(tmp_path, "* * * * *", "b", "c")
+    await book(system).load(settings)
+    schedules = {each.name: each for each, _ in await book(system).list_all()}
+    assert set(schedules) == {"b", "c"}
+    assert schedules["b"].paused_at is not None
     with pytest.raises(ScheduleConflict, match="JOBS_SCHEDULES"):
         await book(system).remove("c")
     await add(system, entry("d"))
-    write(tmp_path, "* * * * *", "d")
+    write_schedules(tmp_path, "* * * * *", "d")
     with pytest.raises(ScheduleConflict, match="jobctl schedules remove d"):
-        await book(system).load(own)
+        await book(system).load(settings)
 
 
 async def test_the_active_scheduler_reads_the_file_again_when_it_has_changed(
     system: System, time: Time, tmp_path: Path
 ) -> None:
-    own = write(tmp_path, "* * * * *", "a")
-    firing = runner(system, schedules=own, default_schedules=False)
+    file = write_schedules(tmp_path, "* * * * *", "a")
+    firing = runner(system, schedules=file, default_schedules=False)
 
     async def names() -> set[str]:
         await firing.load_if_changed()
         return {each.name for each, _ in await book(system).list_all()}
 
     assert await names() == {"a"}
-    write(tmp_path, "*/5 * * * *", "a", "b")
-    with capture_logs() as said:
+    write_schedules(tmp_path, "*/5 * * * *", "a", "b")
+    with capture_logs() as logs:
         assert await names() == {"a", "b"}
         assert await names() == {"a", "b"}
-    assert [(each["changed"], each["gone"]) for each in said] == [(["a", "b"], [])]
-    for broken in ("[a]\ncron = 7", "no TOML", "[a]\n[b]\ncron = '* * * * *'\njob = 'hot.nothing'"):
-        own.write_text(broken)
-        with capture_logs() as said:
-            assert await names() == {"a", "b"}  # nothing of it, and nothing lost
+    assert [(line["changed"], line["gone"]) for line in logs] == [(["a", "b"], [])]
+    for invalid_text in (
+        "[a]\ncron = 7",
+        "no TOML",
+        "[a]\n[b]\ncron = '* * * * *'\njob = 'hot.nothing'",
+    ):
+        file.write_text(invalid_text)
+        with capture_logs() as logs:
+            assert await names() == {"a", "b"}  # nothing loaded, nothing removed
             assert await names() == {"a", "b"}
-        assert [each["log_level"] for each in said] == ["error"]
-    own.unlink()
+        assert [line["log_level"] for line in logs] == ["error"]
+    file.unlink()
     assert await names() == {"a", "b"}
-    write(tmp_path, "* * * * *", "b", "c")
+    write_schedules(tmp_path, "* * * * *", "b", "c")
     assert await names() == {"b", "c"}
     time.now += 60
     assert await firing.turn() == 2
 
 
-async def test_what_fires_by_itself_can_be_had_otherwise(
+async def test_default_schedules_can_be_replaced_and_switched_off(
     system: System, time: Time, tmp_path: Path
 ) -> None:
-    everything = Schedules(system.ledger, Registry.load(job_modules()))
-    await everything.load(system.settings)
-    usual = {each.name: each for each, _ in await everything.list_all()}
-    assert set(usual) == {each.name for each in DEFAULT_SCHEDULES}
-    assert {each.origin for each in usual.values()} == {"default"}
+    all_schedules = Schedules(system.ledger, Registry.load(job_modules()))
+    await all_schedules.load(system.settings)
+    defaults = {each.name: each for each, _ in await all_schedules.list_all()}
+    assert set(defaults) == {each.name for each in DEFAULT_SCHEDULES}
+    assert {each.origin for each in defaults.values()} == {"default"}
     with pytest.raises(ScheduleConflict, match="JOBS_DEFAULT_SCHEDULES"):
-        await everything.remove("cleanup-expired")
-    # An entry of the file takes the place of one; a system without their types has none.
-    own = {"schedules": write(tmp_path, "0 1 * * *", "cleanup-expired")}
-    known = Registry([*Registry.load(job_modules()), *system.registry])
-    book_of_all = Schedules(system.ledger, known)
-    await book_of_all.load(system.settings.model_copy(update=own))
-    assert (await everything.get("cleanup-expired")).origin == "file"
-    assert (await everything.get("cleanup-expired")).cron == "0 1 * * *"
+        await all_schedules.remove("cleanup-expired")
+    # An entry of the file replaces a default; without their job types there are no defaults.
+    file_settings = {"schedules": write_schedules(tmp_path, "0 1 * * *", "cleanup-expired")}
+    registry = Registry([*Registry.load(job_modules()), *system.registry])
+    book_with_types = Schedules(system.ledger, registry)
+    await book_with_types.load(system.settings.model_copy(update=file_settings))
+    assert (await all_schedules.get("cleanup-expired")).origin == "file"
+    assert (await all_schedules.get("cleanup-expired")).cron == "0 1 * * *"
     await book(system).load(system.settings.model_copy(update={"default_schedules": False}))
-    assert await everything.list_all() == []
+    assert await all_schedules.list_all() == []
 
 
-async def test_a_due_time_is_not_lost_when_the_next_scheduler_takes_the_file_over(
+async def test_a_due_time_is_not_lost_when_the_next_scheduler_loads_the_file(
     system: System, time: Time, tmp_path: Path
 ) -> None:
-    own = system.settings.model_copy(update={"schedules": write(tmp_path, "* * * * *", "tidy")})
-    await book(system).load(own)
-    time.now += 45  # it was due 15 s ago, and the scheduler is dead
-    await book(system).load(own)
+    settings = system.settings.model_copy(
+        update={"schedules": write_schedules(tmp_path, "* * * * *", "tidy")}
+    )
+    await book(system).load(settings)
+    time.now += 45  # it was due 15 s ago, and no scheduler was running
+    await book(system).load(settings)
     assert await runner(system).turn() == 1
     assert await outcomes(system) == [(30.0, "fired", 1)]

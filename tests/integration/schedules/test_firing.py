@@ -1,4 +1,4 @@
-"""What is due is fired once, whoever looks, and is never lost between its row and its job."""
+"""Each due time is fired once, whichever scheduler fires it, and none is lost halfway."""
 
 import asyncio
 import random
@@ -27,7 +27,9 @@ from tests.support.system import System, declare, open_system
 BERLIN = ZoneInfo("Europe/Berlin")
 
 
-async def test_what_is_due_becomes_a_job_of_its_payload(system: System, time: Time) -> None:
+async def test_a_due_schedule_publishes_a_job_with_its_payload_and_options(
+    system: System, time: Time
+) -> None:
     await add(system, entry(payload={"n": 7}, priority=3, max_attempts=5, tags={"team": "search"}))
     firing = runner(system)
     assert await firing.turn() == 0
@@ -40,20 +42,20 @@ async def test_what_is_due_becomes_a_job_of_its_payload(system: System, time: Ti
     record = await system.record(fired.job_id)
     assert (record.state, record.payload, record.priority) == (State.QUEUED, {"n": 7}, 3)
     assert (record.source, record.max_attempts) == ("schedule tidy", 5)
-    found = await system.ledger.job_reads.list_jobs(JobFilter(tags={"team": "search"}))
-    assert [job.id for job in found.items] == [fired.job_id]
+    jobs_with_tag = await system.ledger.job_reads.list_jobs(JobFilter(tags={"team": "search"}))
+    assert [job.id for job in jobs_with_tag.items] == [fired.job_id]
     assert await system.ready("hot.llm") == 1
 
 
-async def test_the_payload_stays_of_the_version_that_it_was_written_in(
+async def test_a_payload_keeps_the_version_of_the_time_it_was_written(
     system: System, time: Time
 ) -> None:
     await add(system, entry())
     await add(system, entry("explicit", payload_version=1))
-    # The next release: its scheduler fires, and its workers upgrade.
+    # The next release, whose workers upgrade older payloads.
     noop = system.registry.get("noop")
-    newer = replace(noop, version=noop.version + 1, upgrades=((noop.version, dict),))
-    system.registry = Registry([newer])
+    newer_noop = replace(noop, version=noop.version + 1, upgrades=((noop.version, dict),))
+    system.registry = Registry([newer_noop])
     await add(system, entry("written-now"))
     time.now += 30
     assert await runner(system).turn() == 3
@@ -65,7 +67,7 @@ async def test_the_payload_stays_of_the_version_that_it_was_written_in(
     assert versions == {"tidy": 1, "explicit": 1, "written-now": 2}
 
 
-async def test_a_schedule_with_much_in_flight_steps_back_behind_others(
+async def test_a_schedule_with_many_unfinished_jobs_gets_a_lower_priority(
     system: System, time: Time
 ) -> None:
     await add(system, entry(), entry("seldom", "1 12 * * *"))
@@ -74,11 +76,11 @@ async def test_a_schedule_with_much_in_flight_steps_back_behind_others(
         time.now += 60
         await firing.turn()
     jobs = (await system.ledger.job_reads.list_jobs()).items
-    priorities = {(each.source, each.priority) for each in jobs}
+    priorities = {(job.source, job.priority) for job in jobs}
     assert priorities == {("schedule tidy", 10), ("schedule tidy", 5), ("schedule seldom", 10)}
 
 
-async def test_of_many_schedulers_one_fires(system: System, time: Time) -> None:
+async def test_only_one_of_many_schedulers_fires_a_due_time(system: System, time: Time) -> None:
     await add(system, *(entry(f"e{number}") for number in range(20)))
     time.now += 30
     await asyncio.gather(*(runner(system).turn() for _ in range(5)))
@@ -94,11 +96,11 @@ async def test_a_clock_that_was_ahead_stops_no_schedule_and_fires_none_twice(
     firing = runner(system)
     time.now += 7 * 86_400
     assert await firing.turn() > 0
-    time.now = START + 1  # somebody has set it right
+    time.now = START + 1  # the clock was corrected
     assert await firing.correct_due_times() == ["tidy"]
     assert await firing.correct_due_times() == []
     time.now = START + 91
-    assert await firing.turn() == 1  # the first due time counts as missed, with those that were
+    assert await firing.turn() == 1  # the first due time counts among the missed ones
     assert await firing.correct_due_times() == []
     time.now = START + 89
     assert await firing.correct_due_times() == ["tidy"]
@@ -106,34 +108,34 @@ async def test_a_clock_that_was_ahead_stops_no_schedule_and_fires_none_twice(
     assert await firing.turn() == 0
 
 
-async def test_what_was_missed_is_said_and_the_last_is_made_up_for(
+async def test_missed_due_times_are_recorded_and_the_last_one_is_fired(
     system: System, time: Time
 ) -> None:
     await add(system, entry(cron="0 * * * *", grace=3600))
     time.now += 5 * 3600
     assert await runner(system).turn() == 1
-    first = 3600.0 - 30
-    assert await outcomes(system) == [(first, "missed", 4), (first + 4 * 3600, "fired", 1)]
+    first_due = 3600.0 - 30
+    assert await outcomes(system) == [(first_due, "missed", 4), (first_due + 4 * 3600, "fired", 1)]
     time.now += 48 * 3600 - 1800
     await runner(system).turn()
     assert (await outcomes(system))[-1][1:] == ("fired", 1)
 
 
 @pytest.mark.parametrize("step", ["publish", "mark"])
-async def test_a_scheduler_that_dies_between_the_row_and_the_job_loses_none(
+async def test_a_scheduler_that_dies_between_row_and_job_loses_no_firing(
     system: System, time: Time, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     await add(system, entry())
     time.now += 30
-    with monkeypatch.context() as broken:
+    with monkeypatch.context() as patch:
 
-        async def dies(*args: Any, **options: Any) -> Any:
+        async def die(*args: Any, **options: Any) -> Any:
             raise asyncio.CancelledError
 
         if step == "publish":
-            broken.setattr(JobRepository, "record_many", dies)
+            patch.setattr(JobRepository, "record_many", die)
         else:
-            broken.setattr(ScheduleRepository, "settle_firing", dies)
+            patch.setattr(ScheduleRepository, "settle_firing", die)
         with pytest.raises(asyncio.CancelledError):
             await runner(system).turn()
     assert await outcomes(system) == [(30.0, "due", 1)]
@@ -142,7 +144,7 @@ async def test_a_scheduler_that_dies_between_the_row_and_the_job_loses_none(
     assert await system.ready("hot.llm") == 1
 
 
-async def test_a_job_without_a_queue_is_tried_again_until_it_is_of_no_use(
+async def test_a_firing_without_a_queue_is_tried_again_until_it_exists(
     system: System, time: Time
 ) -> None:
     await add(system, entry(cron="0 13 10 3 *", grace=600))
@@ -157,17 +159,17 @@ async def test_a_job_without_a_queue_is_tried_again_until_it_is_of_no_use(
     assert await firing.turn() == 0  # too soon
     await declare(system.broker, system.registry, lanes=system.lanes)
 
-    async def fires() -> int:
+    async def fire_later() -> int:
         time.now += RETRY_INTERVAL
         return await firing.turn()
 
-    await eventually(fires)
+    await eventually(fire_later)
     assert (await outcomes(system))[0][1] == "fired"
     (fired,) = await book(system).history("tidy", 10)
     assert not fired.is_put_off
 
 
-async def test_a_type_that_nobody_knows_is_not_fired_into_the_void(
+async def test_a_schedule_of_an_unknown_job_type_is_refused_and_publishes_nothing(
     system: System, time: Time
 ) -> None:
     await add(system, entry(cron="0 13 10 3 *", grace=600))
@@ -182,16 +184,19 @@ async def test_a_type_that_nobody_knows_is_not_fired_into_the_void(
     assert await system.ready("hot.llm") == 0
 
 
-@pytest.mark.parametrize(("before", "hours"), [(0, 6), pytest.param(1, 72, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("days_before", "hours"), [(0, 6), pytest.param(1, 72, marks=pytest.mark.long)]
+)
 async def test_each_due_time_is_fired_once_through_summer_time_and_back(
-    system: System, time: Time, before: int, hours: int
+    system: System, time: Time, days_before: int, hours: int
 ) -> None:
-    """By two schedulers that take turns, each cut off at any moment of every third turn."""
-    chance = random.Random(7)
+    """Two schedulers take turns; a third of their turns is cancelled at a random moment."""
+    rng = random.Random(7)
     nights, real_hours = -(-hours // 24), 0
     for change, month in ((29, 3), (25, 10)):
-        begin = datetime(2026, month, change - before, tzinfo=BERLIN)
-        end = (begin + timedelta(hours=hours)).timestamp()  # by the clock on the wall
+        begin = datetime(2026, month, change - days_before, tzinfo=BERLIN)
+        # `begin` is in local time, so an hour more or less passes until `end`.
+        end = (begin + timedelta(hours=hours)).timestamp()
         time.at(begin)
         names = (f"nightly-{month}", f"hourly-{month}")
         await add(
@@ -199,27 +204,27 @@ async def test_each_due_time_is_fired_once_through_summer_time_and_back(
             entry(names[0], "30 2 * * *", timezone="Europe/Berlin"),
             entry(names[1], "30 * * * *", timezone="Europe/Berlin"),
         )
-        times = (nights, int((end - time.now) / 3600))
-        real_hours += times[1]
+        expected_counts = (nights, int((end - time.now) / 3600))
+        real_hours += expected_counts[1]
         while time.now < end:
             time.now += 600
             for firing in (runner(system), runner(system)):
-                limit = chance.random() * 0.02 if chance.random() < 0.33 else 10.0
+                timeout = rng.random() * 0.02 if rng.random() < 0.33 else 10.0
                 try:
-                    async with asyncio.timeout(limit):
+                    async with asyncio.timeout(timeout):
                         await firing.turn()
                 except TimeoutError:
                     continue
         await runner(system).turn()
-        for name, expected in zip(names, times, strict=True):
+        for name, expected in zip(names, expected_counts, strict=True):
             fired = await book(system).history(name, 500)
-            assert {each.outcome for each in fired} == {FiringOutcome.FIRED}
+            assert {firing.outcome for firing in fired} == {FiringOutcome.FIRED}
             assert len(fired) == expected
-            jobs = [await system.record(each.job_id or "") for each in fired]
+            jobs = [await system.record(firing.job_id or "") for firing in fired]
             assert {job.source for job in jobs} == {f"schedule {name}"}
             await book(system).pause(name)
-    listed = (await system.ledger.job_reads.list_jobs(limit=1000)).items
-    assert len(listed) == 2 * nights + real_hours
+    all_jobs = (await system.ledger.job_reads.list_jobs(limit=1000)).items
+    assert len(all_jobs) == 2 * nights + real_hours
 
 
 async def test_the_scheduler_fires_by_itself(broker310: TestBroker, sqlite_url: str) -> None:
@@ -233,10 +238,10 @@ async def test_the_scheduler_fires_by_itself(broker310: TestBroker, sqlite_url: 
         )
         running = asyncio.create_task(scheduler.run())
 
-        async def twice() -> bool:
-            done = await book(system).history("tidy", 10)
-            return sum(each.outcome is FiringOutcome.FIRED for each in done) >= 2
+        async def has_fired_twice() -> bool:
+            firings = await book(system).history("tidy", 10)
+            return sum(firing.outcome is FiringOutcome.FIRED for firing in firings) >= 2
 
-        await eventually(twice)
+        await eventually(has_fired_twice)
         scheduler.stop()
         await running

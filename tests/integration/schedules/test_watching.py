@@ -1,4 +1,4 @@
-"""What the doctor and the metrics say of schedules."""
+"""Findings of the doctor and metrics about schedules."""
 
 from types import SimpleNamespace
 from typing import cast
@@ -17,64 +17,64 @@ from tests.support.schedules import START, Time, add, book, entry, runner
 from tests.support.system import System
 
 
-async def test_the_doctor_finds_what_was_due_and_what_was_refused(
-    system: System, time: Time
-) -> None:
-    seen = cast("DoctorContext", SimpleNamespace(need_ledger=lambda: system.ledger))
-    assert await schedules_check(seen) == []
+async def test_the_doctor_finds_overdue_and_refused_firings(system: System, time: Time) -> None:
+    context = cast("DoctorContext", SimpleNamespace(need_ledger=lambda: system.ledger))
+    assert await schedules_check(context) == []
     await add(system, entry(cron="0 13 10 3 *", grace=600))
-    (well,) = await schedules_check(seen)
-    assert well.status == "ok"
-    time.now = START - 30 + 3600 + 90  # due 90 s ago, and nobody was there
-    (late,) = await schedules_check(seen)
+    (healthy,) = await schedules_check(context)
+    assert healthy.status == "ok"
+    time.now = START - 30 + 3600 + 90  # due 90 s ago, and no scheduler was running
+    (late,) = await schedules_check(context)
     assert (late.finding, "tidy" in late.detail) == (Finding.SCHEDULE_OVERDUE, True)
     firing = ScheduleRunner(system.settings, Registry(), system.ledger, system.wire, interval=0.05)
     await firing.turn()
-    time.now += 120  # its row is there, and its job is not
-    (late,) = await schedules_check(seen)
+    time.now += 120  # its row exists, its job does not
+    (late,) = await schedules_check(context)
     assert late.finding is Finding.SCHEDULE_OVERDUE
     assert "no job type 'noop'" in late.detail
     time.now += 600
     await firing.turn()
-    (refused,) = await schedules_check(seen)
+    (refused,) = await schedules_check(context)
     assert refused.finding is Finding.SCHEDULE_REFUSED
     assert "no job type 'noop'" in refused.detail
 
 
-async def test_one_that_is_due_every_second_and_always_refused_is_as_late_as_its_first(
+async def test_a_schedule_that_always_fails_is_as_late_as_its_first_open_firing(
     system: System, time: Time
 ) -> None:
     """Each due time has a row of its own, and the last is always a new one."""
-    seen = cast("DoctorContext", SimpleNamespace(need_ledger=lambda: system.ledger))
+    context = cast("DoctorContext", SimpleNamespace(need_ledger=lambda: system.ledger))
     await add(system, entry(cron="* * * * * *", grace=90))
     firing = ScheduleRunner(system.settings, Registry(), system.ledger, system.wire, interval=0.05)
-    with capture_logs() as said:
+    with capture_logs() as logs:
         for _ in range(9):
             time.now += 10
             await firing.turn()
-    assert [each["event"] for each in said] == ["schedule not fired yet"]
-    (late,) = await schedules_check(seen)
+    assert [line["event"] for line in logs] == ["schedule not fired yet"]
+    (late,) = await schedules_check(context)
     assert late.finding is Finding.SCHEDULE_OVERDUE
     assert "mend what is said" in (late.remedy or "")
-    for _ in range(4):  # the first are given up, and others are open
+    for _ in range(4):  # the first firings are given up, later ones are still open
         time.now += 10
         await firing.turn()
-    found = {each.finding for each in await schedules_check(seen)}
-    assert found == {Finding.SCHEDULE_OVERDUE, Finding.SCHEDULE_REFUSED}
+    findings = {each.finding for each in await schedules_check(context)}
+    assert findings == {Finding.SCHEDULE_OVERDUE, Finding.SCHEDULE_REFUSED}
 
 
-async def test_the_metrics_tell_how_late_schedules_are_with_bounded_labels(
+async def test_the_metrics_show_how_late_schedules_are_with_bounded_labels(
     system: System, time: Time, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(schedule_status, "MAX_SHOWN", 2)
 
-    async def shown() -> dict[tuple[str, ...], float]:
-        last = await system.ledger.schedules.last_firings(settled=True)
+    async def read_samples() -> dict[tuple[str, ...], float]:
+        last_firings = await system.ledger.schedules.last_firings(settled=True)
         waiting = await system.ledger.schedules.waiting_firings()
         entries = await system.ledger.schedules.schedules()
-        found = schedule_samples(entries, waiting, last, time.now)
+        metrics = schedule_samples(entries, waiting, last_firings, time.now)
         return {
-            (metric.name, *labels): seen for metric, each in found for labels, seen in each.items()
+            (metric.name, *labels): value
+            for metric, values in metrics
+            for labels, value in values.items()
         }
 
     for name in "abcd":
@@ -82,18 +82,18 @@ async def test_the_metrics_tell_how_late_schedules_are_with_bounded_labels(
     await book(system).pause("b")
     time.now += 90
     late = "switchyard_schedule_late_seconds"
-    seen = await shown()
-    assert {key: seen[key] for key in seen if key[0] == late} == {
+    samples = await read_samples()
+    assert {key: samples[key] for key in samples if key[0] == late} == {
         (late, "a"): 60,
         (late, "b"): 0,
         (late, "other"): 60,
     }
     await runner(system).turn()
     time.now += 5
-    seen = await shown()
+    samples = await read_samples()
     fired = "switchyard_schedule_last_fired_seconds"
-    assert {key: seen[key] for key in seen if key[0] == fired} == {
+    assert {key: samples[key] for key in samples if key[0] == fired} == {
         (fired, "a"): 5,
         (fired, "other"): 5,
     }
-    assert seen[late, "a"] == seen["switchyard_schedules_refused",] == 0
+    assert samples[late, "a"] == samples["switchyard_schedules_refused",] == 0

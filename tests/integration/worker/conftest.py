@@ -1,4 +1,4 @@
-"""A system whose workers are soon taken for dead."""
+"""A system whose workers count as dead after a short silence."""
 
 from collections.abc import AsyncIterator
 
@@ -6,12 +6,12 @@ import pytest
 
 from tests.support.brokers import TestBroker
 from tests.support.system import System, open_system
-from tests.support.workers import LEVELS, PATIENT
+from tests.support.workers import RETRY_DELAYS, TAKEOVER_AFTER
 
 
 @pytest.fixture
 async def system(broker310: TestBroker, sqlite_url: str) -> AsyncIterator[System]:
     async with open_system(
-        broker310, sqlite_url, retry_delays=LEVELS, takeover_after=PATIENT
+        broker310, sqlite_url, retry_delays=RETRY_DELAYS, takeover_after=TAKEOVER_AFTER
     ) as opened:
         yield opened

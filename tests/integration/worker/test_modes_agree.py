@@ -1,4 +1,4 @@
-"""With a broker or without, a job has the same life: the ledger's records are the same."""
+"""A job leaves the same records in the ledger with a broker and without one."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -33,21 +33,21 @@ class Mode:
     ledger: Ledger
     publish: Callable[[JobRequest], Awaitable[object]]
 
-    async def end_of(self, job_id: str) -> None:
-        """Return when the job and all that follow from it have ended."""
+    async def wait_for_end(self, job_id: str) -> None:
+        """Wait until the job and all jobs that follow from it have ended."""
 
-        async def ended() -> bool:
+        async def have_ended() -> bool:
             jobs = await self.ledger.job_reads.pipeline(job_id)
             return bool(jobs) and all(job.state in FINISHED for job in jobs)
 
-        await eventually(ended, what=f"the end of {job_id}")
+        await eventually(have_ended, what=f"the end of {job_id}")
 
 
-async def let_run(mode: Mode, job_id: str) -> None:
-    """Do nothing more: the job ends by itself."""
+async def do_nothing(mode: Mode, job_id: str) -> None:
+    """Do nothing: the job ends by itself."""
 
 
-async def cancel_running(mode: Mode, job_id: str) -> None:
+async def cancel_while_running(mode: Mode, job_id: str) -> None:
     await journal.started(job_id)
     await mode.ledger.jobs.cancel(job_id, mode.ledger.clock.time())
     journal.release(job_id)
@@ -58,55 +58,55 @@ async def release(mode: Mode, job_id: str) -> None:
 
 
 async def fill_limit(mode: Mode, job_id: str) -> None:
-    """Let a second job wait for the limit that the first one fills."""
+    """Let a second job wait for the limit that the first one fills, then release both."""
     await journal.started(job_id)
-    second = f"{job_id}-second"
-    await mode.publish(JobRequest("hot.called", {"account": "acme"}, job_id=second))
+    second_id = f"{job_id}-second"
+    await mode.publish(JobRequest("hot.called", {"account": "acme"}, job_id=second_id))
 
-    async def is_refused() -> bool:
+    async def is_waiting() -> bool:
         reports = await mode.ledger.limits.limit_reports()
         return any(each.waiting or each.in_use > 1 for each in reports if each.name == "account")
 
-    await eventually(is_refused, what="a job that waits")
-    journal.release(job_id, second)
-    await mode.end_of(second)
+    await eventually(is_waiting, what="a job that waits")
+    journal.release(job_id, second_id)
+    await mode.wait_for_end(second_id)
 
 
 @dataclass
 class Case:
-    """A job, and how it ends."""
+    """A job, what is done to it while it runs, and the state in which it ends."""
 
     routing_key: str
     payload: dict[str, Any]
     state: State
     options: dict[str, Any] = field(default_factory=dict)
-    drive: Callable[[Mode, str], Awaitable[None]] = let_run
+    drive: Callable[[Mode, str], Awaitable[None]] = do_nothing
 
 
-def scripted(state: State, *steps: str, **options: Any) -> Case:
+def scripted_case(state: State, *steps: str, **options: Any) -> Case:
     return Case("hot.scripted", {"steps": list(steps)}, state, options)
 
 
 CASES = {
-    "success": scripted(State.SUCCEEDED, "done"),
-    "retry": scripted(State.SUCCEEDED, "retry", "retryable", "done"),
-    "snooze": scripted(State.SUCCEEDED, "snooze:0.05", "done"),
-    "server-away": scripted(State.SUCCEEDED, "away:0.05", "done"),
-    "dead": scripted(State.DEAD, "permanent"),
-    "discarded": scripted(State.DEAD, "discard"),
-    "exhausted": scripted(State.DEAD, "failure", "retry", "failure"),
-    "last-attempt": scripted(State.DEAD, "retry", "done", max_attempts=1),
-    "no-outcome": scripted(State.DEAD, "nonsense"),
-    "no-json": scripted(State.DEAD, "unjsonable"),
-    "largest-result": scripted(State.SUCCEEDED, f"result:{LARGEST_RESULT}"),
-    "too-large-result": scripted(State.DEAD, f"result:{LARGEST_RESULT + 1}"),
-    "cancelled-library": scripted(State.SUCCEEDED, "cancelled", "done"),
-    "system-exit": scripted(State.SUCCEEDED, "exit", "done"),
+    "success": scripted_case(State.SUCCEEDED, "done"),
+    "retry": scripted_case(State.SUCCEEDED, "retry", "retryable", "done"),
+    "snooze": scripted_case(State.SUCCEEDED, "snooze:0.05", "done"),
+    "server-away": scripted_case(State.SUCCEEDED, "away:0.05", "done"),
+    "dead": scripted_case(State.DEAD, "permanent"),
+    "discarded": scripted_case(State.DEAD, "discard"),
+    "exhausted": scripted_case(State.DEAD, "failure", "retry", "failure"),
+    "last-attempt": scripted_case(State.DEAD, "retry", "done", max_attempts=1),
+    "no-outcome": scripted_case(State.DEAD, "nonsense"),
+    "no-json": scripted_case(State.DEAD, "unjsonable"),
+    "largest-result": scripted_case(State.SUCCEEDED, f"result:{LARGEST_RESULT}"),
+    "too-large-result": scripted_case(State.DEAD, f"result:{LARGEST_RESULT + 1}"),
+    "cancelled-library": scripted_case(State.SUCCEEDED, "cancelled", "done"),
+    "system-exit": scripted_case(State.SUCCEEDED, "exit", "done"),
     "own-process": Case("hot.telling_alone", {"end": "raise"}, State.SUCCEEDED),
-    "expired": scripted(State.DEAD, "done", expires_at=timedelta(seconds=-1)),
-    "cancelled-too-late": Case("hot.gated", {}, State.SUCCEEDED, drive=cancel_running),
+    "expired": scripted_case(State.DEAD, "done", expires_at=timedelta(seconds=-1)),
+    "cancelled-too-late": Case("hot.gated", {}, State.SUCCEEDED, drive=cancel_while_running),
     "cancelled": Case(
-        "hot.held_script", {"steps": ["retry"]}, State.CANCELLED, drive=cancel_running
+        "hot.held_script", {"steps": ["retry"]}, State.CANCELLED, drive=cancel_while_running
     ),
     "limit-full": Case("hot.called", {"account": "acme"}, State.SUCCEEDED, drive=fill_limit),
     "limit-refused": Case("hot.counted", {"tokens": 1_000_000}, State.DEAD),
@@ -156,17 +156,17 @@ async def broker_mode(broker: TestBroker, database_url: str) -> AsyncIterator[Mo
         yield Mode(system.ledger, system.jobs.publish)
 
 
-async def run(mode: Mode, name: str, case: Case) -> None:
+async def run_case(mode: Mode, name: str, case: Case) -> None:
     options = dict(case.options)
     if "expires_at" in options:
         options["expires_at"] += mode.ledger.clock.now()
     await mode.publish(JobRequest(case.routing_key, case.payload, job_id=name, **options))
     await case.drive(mode, name)
-    await mode.end_of(name)
+    await mode.wait_for_end(name)
 
 
-async def records_of(mode: Mode, job_id: str) -> dict[str, dict[str, Any]]:
-    """What the ledger says of a job and of all that follow from it, but for times and places."""
+async def read_records(mode: Mode, job_id: str) -> dict[str, dict[str, Any]]:
+    """Read the records of a job and of all that follow from it, without times and worker ids."""
     records: dict[str, dict[str, Any]] = {}
     for job in await mode.ledger.job_reads.pipeline(job_id):
         record = await mode.ledger.job_reads.get(job.id)
@@ -178,14 +178,14 @@ async def records_of(mode: Mode, job_id: str) -> dict[str, dict[str, Any]]:
             "reason": record.reason,
             "error": (record.error_type, record.error_message),
             "attempts": (record.attempts, record.max_attempts, record.crashes),
-            # `called` says how many jobs of all cases ran at its time.
+            # The result of `called` depends on how many jobs of other cases ran at the same time.
             "result": record.result if record.job_type != "called" else None,
             "place": (record.lane, record.worker, record.parent_id, record.join_id),
             "joins": record.joins,
             "timeline": [
                 (each.attempt, each.outcome, each.error_type)
                 for each in record.timeline
-                # A job that waits for a limit says so with a broker, and waits in place without.
+                # Only with a broker has waiting for a limit a line of its own.
                 if each.error_type != "NoRoom"
             ],
             "progress": record.progress and (record.progress.fraction, record.progress.note),
@@ -194,26 +194,28 @@ async def records_of(mode: Mode, job_id: str) -> dict[str, dict[str, Any]]:
     return records
 
 
-async def lives(mode: Mode) -> dict[str, dict[str, dict[str, Any]]]:
+async def run_all_cases(mode: Mode) -> dict[str, dict[str, dict[str, Any]]]:
     journal.clear()
     try:
-        await asyncio.gather(*(run(mode, name, case) for name, case in CASES.items()))
+        await asyncio.gather(*(run_case(mode, name, case) for name, case in CASES.items()))
     finally:
         journal.release_all()
     names = [*CASES, "limit-full-second"]
-    return {name: await records_of(mode, name) for name in names}
+    return {name: await read_records(mode, name) for name in names}
 
 
-async def test_the_ledger_says_the_same_of_a_job_with_a_broker_and_without(
+async def test_a_job_leaves_the_same_records_with_a_broker_and_without(
     broker310: TestBroker, sqlite_url: str, tmp_path: Path
 ) -> None:
     async with broker_mode(broker310, sqlite_url) as mode:
-        with_broker = await lives(mode)
+        with_broker = await run_all_cases(mode)
     async with inline_mode(tmp_path / "inline") as mode:
-        without = await lives(mode)
-    ends = {name: with_broker[name][name]["state"] for name in CASES}
-    assert ends == {name: case.state for name, case in CASES.items()}
-    different = [name for name, records in with_broker.items() if without[name] != records]
-    assert {name: without[name] for name in different} == {
-        name: with_broker[name] for name in different
+        without_broker = await run_all_cases(mode)
+    states = {name: with_broker[name][name]["state"] for name in CASES}
+    assert states == {name: case.state for name, case in CASES.items()}
+    differing_cases = [
+        name for name, records in with_broker.items() if without_broker[name] != records
+    ]
+    assert {name: without_broker[name] for name in differing_cases} == {
+        name: with_broker[name] for name in differing_cases
     }

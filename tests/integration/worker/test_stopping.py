@@ -1,4 +1,4 @@
-"""How a worker stops: what runs may end within the grace, and the rest goes back."""
+"""How a worker stops: running jobs may end within the grace, all others go back."""
 
 import asyncio
 import time
@@ -13,55 +13,55 @@ from tests.support.eventually import eventually
 from tests.support.jobs import journal
 from tests.support.system import System
 from tests.support.tcp_proxy import TcpProxy
-from tests.support.workers import by
+from tests.support.workers import through_proxy
 
 
 async def test_stop_lets_a_running_job_finish_within_the_grace(system: System) -> None:
     running = await system.start_worker("llm", slots=1, shutdown_grace=20)
-    held = await system.publish("hot.gated")
-    await journal.started(held)
-    waiting = await system.publish("hot.noop")
+    held_id = await system.publish("hot.gated")
+    await journal.started(held_id)
+    waiting_id = await system.publish("hot.noop")
     stopping = asyncio.create_task(running.stop())
     await eventually(lambda: set(running.worker.queue_states.values()) == {"away"})
-    journal.release(held)
+    journal.release(held_id)
     await stopping
-    assert await system.state(held) is State.SUCCEEDED
-    assert await system.state(waiting) is State.QUEUED
+    assert await system.state(held_id) is State.SUCCEEDED
+    assert await system.state(waiting_id) is State.QUEUED
     assert await system.ready("hot.llm") == 1
 
 
-async def test_one_that_retires_takes_no_more_and_ends_with_its_last_job_beyond_any_grace(
+async def test_a_retiring_worker_takes_no_more_jobs_and_ends_with_its_last_one_beyond_the_grace(
     system: System,
 ) -> None:
     running = await system.start_worker("llm", slots=1, shutdown_grace=0.05)
-    held = await system.publish("hot.gated")
-    await journal.started(held)
+    held_id = await system.publish("hot.gated")
+    await journal.started(held_id)
     running.worker.retire()
     await eventually(lambda: set(running.worker.queue_states.values()) == {"away"})
-    waiting = await system.publish("hot.noop")
+    waiting_id = await system.publish("hot.noop")
     await system.start_worker("llm", slots=1)
-    await system.wait_for_state(waiting, State.SUCCEEDED)  # by the other
-    assert await system.state(held) is State.RUNNING
-    journal.release(held)
+    await system.wait_for_state(waiting_id, State.SUCCEEDED)  # by the second worker
+    assert await system.state(held_id) is State.RUNNING
+    journal.release(held_id)
     await asyncio.wait_for(running.task, 20)
-    record = await system.record(held)
+    record = await system.record(held_id)
     assert (record.state, record.timeline) == (State.SUCCEEDED, ())
 
 
-async def test_one_that_retires_and_is_told_to_stop_has_its_grace(system: System) -> None:
+async def test_a_retiring_worker_that_is_told_to_stop_ends_after_its_grace(system: System) -> None:
     running = await system.start_worker("llm", slots=1, shutdown_grace=0.05)
-    held = await system.publish("hot.gated")
-    await journal.started(held)
+    held_id = await system.publish("hot.gated")
+    await journal.started(held_id)
     running.worker.retire()
     await eventually(lambda: set(running.worker.queue_states.values()) == {"away"})
     await running.stop()
-    assert await system.state(held) is State.QUEUED
+    assert await system.state(held_id) is State.QUEUED
 
 
 @pytest.mark.parametrize(
     ("key", "payload"), [("hot.gated", {}), ("hot.crunched", {"do": "spin"}), ("hot.stubborn", {})]
 )
-async def test_over_the_grace_a_job_goes_back_and_nothing_is_held_against_it(
+async def test_a_job_running_beyond_the_grace_goes_back_without_an_attempt_or_crash(
     system: System, key: str, payload: dict[str, Any]
 ) -> None:
     running = await system.start_worker("llm", slots=1, shutdown_grace=0.1)
@@ -86,7 +86,7 @@ async def test_over_the_grace_a_job_goes_back_and_nothing_is_held_against_it(
 
 
 @pytest.mark.parametrize("step", ["raise", "permanent"])
-async def test_what_follows_from_a_handler_is_seen_through_beyond_the_grace(
+async def test_a_dead_letter_under_way_is_confirmed_and_recorded_beyond_the_grace(
     system: System, publishing_proxy: TcpProxy, step: str
 ) -> None:
     running = await system.start_worker("llm", shutdown_grace=0.1)
@@ -106,7 +106,7 @@ async def test_what_follows_from_a_handler_is_seen_through_beyond_the_grace(
     assert await system.ready("hot.llm") == 0
 
 
-async def test_a_job_that_could_not_be_concluded_goes_back_and_counts_no_crash(
+async def test_a_job_whose_retry_could_not_be_published_goes_back_and_counts_no_crash(
     system: System, publishing_proxy: TcpProxy
 ) -> None:
     running = await system.start_worker("llm", shutdown_grace=0.1)
@@ -124,26 +124,26 @@ async def test_a_job_that_could_not_be_concluded_goes_back_and_counts_no_crash(
     assert (record.attempts, record.crashes, journal.runs(job_id)) == (0, 0, 2)
 
 
-async def test_a_job_that_was_just_being_claimed_goes_back_and_counts_no_crash(
+async def test_a_job_whose_claim_is_not_answered_yet_goes_back_and_counts_no_crash(
     system: System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    claimed, answer = asyncio.Event(), asyncio.Event()
+    claimed, may_answer = asyncio.Event(), asyncio.Event()
     claim = system.ledger.jobs.claim
 
-    async def slow(request: ClaimRequest) -> Any:
+    async def claim_slowly(request: ClaimRequest) -> Any:
         result = await claim(request)
         claimed.set()
-        await answer.wait()
+        await may_answer.wait()
         return result
 
-    monkeypatch.setattr(system.ledger.jobs, "claim", slow)
+    monkeypatch.setattr(system.ledger.jobs, "claim", claim_slowly)
     running = await system.start_worker("llm", shutdown_grace=0.1)
     job_id = await system.publish("hot.noop")
     await claimed.wait()
     assert await system.state(job_id) is State.RUNNING
     await running.stop()
     assert await system.state(job_id) is State.QUEUED
-    answer.set()
+    may_answer.set()
     await system.start_worker("llm")
     record = await system.wait_for_state(job_id, State.SUCCEEDED)
     assert (record.crashes, journal.runs(job_id)) == (0, 1)
@@ -152,7 +152,7 @@ async def test_a_job_that_was_just_being_claimed_goes_back_and_counts_no_crash(
 async def test_stop_ends_a_worker_that_can_not_reach_its_broker(
     system: System, proxy: TcpProxy
 ) -> None:
-    running = await system.start_worker("llm", **by(proxy, system))
+    running = await system.start_worker("llm", **through_proxy(proxy, system))
     proxy.refuse()
     proxy.cut()
     await eventually(lambda: set(running.worker.queue_states.values()) == {"away"})
