@@ -1,4 +1,4 @@
-"""A bulk action that is killed half-way and taken over: every job is acted on, and runs once."""
+"""A bulk action that is killed half-way and resumed acts on every job once."""
 
 import random
 import signal
@@ -21,7 +21,7 @@ from switchyard.services.engine.bulk.runner import BulkRunner
 from switchyard.services.engine.records.job_actions import JobAction
 from switchyard.services.engine.records.requests import JobFilter
 from switchyard.services.engine.records.states import State
-from tests.chaos.test_redrive_killed import is_free, killed_at
+from tests.chaos.test_redrive_killed import kill_at_byte, release_unless_ended
 from tests.support.brokers import TestBroker
 from tests.support.chaos import (
     assert_all_accounted_for,
@@ -38,13 +38,13 @@ pytestmark = pytest.mark.chaos
 JOBS = 300
 ROUNDS = 4
 BYTES_PER_JOB = 300
-"""What an action sends for each, at least."""
-WHICH = JobFilter(job_type="effect")
+"""Bytes that an action sends for each job, at least."""
+JOB_FILTER = JobFilter(job_type="effect")
 
 
 @pytest.mark.parametrize(
     "spec",
-    [ActionSpec(JobAction.RERUN, WHICH), ActionSpec(JobAction.MOVE, WHICH, priority=9)],
+    [ActionSpec(JobAction.RERUN, JOB_FILTER), ActionSpec(JobAction.MOVE, JOB_FILTER, priority=9)],
     ids=lambda spec: str(spec.action),
 )
 async def test_an_action_killed_at_any_point_acts_on_every_job_and_on_none_twice(
@@ -62,22 +62,22 @@ async def test_an_action_killed_at_any_point_acts_on_every_job_and_on_none_twice
             await system.wait_until_all(accepted, State.SUCCEEDED)
         through_proxy = {"amqp_url": SecretStr(proxy.url(broker310.amqp_url))}
         started = await start_action(system.ledger, spec, created_by="test")
-        killed = 0
+        kills = 0
         for _ in range(ROUNDS):
-            if not await is_free(system.ledger, started.id):
+            if not await release_unless_ended(system.ledger, started.id):
                 break
-            left = JOBS - await system.ledger.job_actions.count(started.id)
+            jobs_left = JOBS - await system.ledger.job_actions.count(started.id)
             proxy.pause()
             process = await processes.start(
                 "actions", settings=through_proxy, operation_id=started.id
             )
-            point = dice.randint(500, 500 + left * BYTES_PER_JOB)
-            proxy.cut_when(partial(killed_at, process, point), forward=dice.random() < 0.5)
+            kill_byte = dice.randint(500, 500 + jobs_left * BYTES_PER_JOB)
+            proxy.cut_when(partial(kill_at_byte, process, kill_byte), forward=dice.random() < 0.5)
             proxy.resume()
-            killed += await process.ended() == -signal.SIGKILL
-        assert killed >= 2
+            kills += await process.ended() == -signal.SIGKILL
+        assert kills >= 2
 
-        if await is_free(system.ledger, started.id):
+        if await release_unless_ended(system.ledger, started.id):
             handlers = action_handlers(system.settings, system.registry, system.ledger)
             await BulkRunner(system.ledger, handlers).run_one(started.id)
         progress = ActionProgress.from_operation(await require_bulk(system.ledger, started.id))

@@ -1,4 +1,4 @@
-"""Processes that write ended jobs into the archive, killed at each step of it: no job is lost, and
+"""Processes that write ended jobs into the archive are killed at each step: no job is lost, and
 none is shown twice."""
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from tests.support.object_stores import CONTAINER, s3_server
 pytestmark = [pytest.mark.chaos, pytest.mark.long, pytest.mark.timeout(300)]
 
 JOBS = 25
-"""For each step: three transactions remove them."""
-LEFT = {
+"""Jobs for each step: three transactions remove them from the ledger."""
+JOBS_LEFT = {
     "uploading": 25,
     "written": 25,
     "registered": 25,
@@ -38,14 +38,14 @@ LEFT = {
     "removed": 0,
     "settled": 0,
 }
-"""Jobs that the ledger still has when the process has been killed there."""
+"""Jobs that the ledger still has after a kill at each step."""
 
 
 @pytest.fixture(params=["file", "s3"])
 def environment(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[None]:
-    """A folder and PostgreSQL; a bucket of an S3 server and SQLite."""
+    """Set the variables for a folder and PostgreSQL, or for a bucket of an S3 server and SQLite."""
     monkeypatch.setenv("JOBS_DATA_DIR", str(tmp_path))
     monkeypatch.setenv("JOBS_KEEP_SUCCEEDED", "30d")
     if request.param == "file":
@@ -70,7 +70,7 @@ async def test_a_process_killed_at_any_step_of_the_archive_loses_no_job_and_show
     await upgrade(settings.ledger_url)
     async with await Ledger.open(settings.ledger_url) as ledger:
 
-        async def shown(*, with_ledger: bool) -> Counter[str]:
+        async def query_archived_ids(*, with_ledger: bool) -> Counter[str]:
             answer = await run_query(
                 "SELECT id FROM jobs",
                 ledger,
@@ -84,20 +84,22 @@ async def test_a_process_killed_at_any_step_of_the_archive_loses_no_job_and_show
 
         accepted: set[str] = set()
         for step in STEPS:
-            new = {f"{step}-{number:02}" for number in range(JOBS)}
-            for job_id in sorted(new):
+            job_ids = {f"{step}-{number:02}" for number in range(JOBS)}
+            for job_id in sorted(job_ids):
                 await record_ended_job(ledger, job_id)
-            accepted |= new
-            killed = await create_subprocess_exec(
+            accepted |= job_ids
+            process = await create_subprocess_exec(
                 sys.executable, "-m", "tests.support.archive_process", step
             )
-            assert await killed.wait() == -signal.SIGKILL, f"it was not killed at {step}"
-            assert len(await read_job_ids(ledger)) == LEFT[step]
-            assert await shown(with_ledger=True) == Counter(accepted)
+            assert await process.wait() == -signal.SIGKILL, f"it was not killed at {step}"
+            assert len(await read_job_ids(ledger)) == JOBS_LEFT[step]
+            assert await query_archived_ids(with_ledger=True) == Counter(accepted)
             archiver = JobArchiver(settings, ledger, registry)
             await Pruner(ledger, RetentionAges.of(settings), archiver=archiver).prune()
             assert await read_job_ids(ledger) == set()
-        assert await shown(with_ledger=False) == Counter(accepted)
+        assert await query_archived_ids(with_ledger=False) == Counter(accepted)
         contents = await read_contents(ledger, storage)
-        assert len(contents.leftovers) == 1, "the file of the one that died before it registered it"
+        assert len(contents.leftovers) == 1, (
+            "the file of the process that was killed before it registered it"
+        )
         assert contents.missing == ()

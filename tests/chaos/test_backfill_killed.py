@@ -1,4 +1,4 @@
-"""A backfill that is killed time and again: exactly one job for each item all the same."""
+"""A backfill whose process is killed again and again publishes exactly one job for each item."""
 
 import asyncio
 import sys
@@ -22,13 +22,13 @@ from tests.support.worker_process import ROOT, environment_of
 pytestmark = [pytest.mark.chaos, pytest.mark.long, pytest.mark.timeout(420)]
 
 KILLS = {"classic": 50, "quorum": 15}
-"""In a row. The part of the broker is small, and the second profile holds it to the same."""
+"""Kills in a row, by profile. The broker matters little here, so quorum queues have fewer."""
 ITEMS_PER_KILL = 120
-"""More than any of those that are killed publishes."""
+"""Items for each kill: more than a process publishes before it is killed."""
 
 
 @BOTH_QUEUE_TYPES
-async def test_killed_time_and_again_it_publishes_every_item_once(
+async def test_a_backfill_killed_again_and_again_publishes_every_item_once(
     broker: TestBroker, sqlite_url: str, tmp_path: Path
 ) -> None:
     kills = KILLS[broker.profile]
@@ -38,7 +38,7 @@ async def test_killed_time_and_again_it_publishes_every_item_once(
     async with open_system(broker, sqlite_url, lanes=lanes, storage_url=files) as system:
         user = BackfillUser(system)
         options = await user.store({"n": n} for n in range(items))
-        # So slow that it can't be done before it was killed often enough.
+        # The low rate keeps it from ending before it has been killed often enough.
         operation = await user.start("file", options, job_type="noop", rate=200, high=100_000)
         killer = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "tests.support.backfill_process"),
@@ -47,15 +47,15 @@ async def test_killed_time_and_again_it_publishes_every_item_once(
             env=environment_of(system.settings),
             stdout=PIPE,
         )
-        said, _ = await killer.communicate()
-        assert int(said.split()[-1]) == kills
+        output, _ = await killer.communicate()
+        assert int(output.split()[-1]) == kills
         progress = await user.progress(operation)
         assert 0 < progress.read < items
 
         await system.ledger.bulk.set_bulk_limits(operation.id, {"rate": None})
         await system.start_worker(slots=8)
-        # The backfill is taken when the last hold has run out; what was recorded by a process that
-        # was killed before it could publish it is the outbox's.
+        # A runner takes the backfill when the last hold has expired; the outbox publishes the jobs
+        # that a killed process had recorded and not published.
         async with user.running(), outbox(system):
 
             async def is_over() -> bool:

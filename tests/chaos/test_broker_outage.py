@@ -1,4 +1,4 @@
-"""The broker dies, or takes nothing in: what it has confirmed is there afterwards."""
+"""The broker is killed or has an alarm: every job that it has confirmed runs afterwards."""
 
 import asyncio
 from collections.abc import Callable
@@ -55,7 +55,7 @@ async def test_broker_killed_in_the_middle_of_2000_jobs_loses_none(
             await assert_all_accounted_for(system, accepted)
 
 
-async def test_alarm_refuses_publishers_and_running_jobs_end_when_it_is_over(
+async def test_alarm_blocks_publishers_and_running_jobs_end_when_it_is_over(
     own_node: Callable[..., LocalNode], sqlite_url: str, tmp_path: Path
 ) -> None:
     node = await asyncio.to_thread(own_node)
@@ -76,32 +76,36 @@ async def test_alarm_refuses_publishers_and_running_jobs_end_when_it_is_over(
         )
         await effects.reach("started", 6)
 
-        await ctl(node, "set_vm_memory_high_watermark", "absolute", "1MB")
-        late: list[JobRequest] = []
+        await run_rabbitmqctl(node, "set_vm_memory_high_watermark", "absolute", "1MB")
+        refused_requests: list[JobRequest] = []
 
-        async def refused() -> list[type]:
-            new = requests_of(5)
-            late.extend(new)
-            outcomes = await system.jobs.publish_many(new)
-            # Those that were sent before the alarm was told are recorded, and run when it is over.
-            unsent = [type(each) for each in outcomes if not isinstance(each, Published)]
-            taken = [each.state for each in outcomes if isinstance(each, Published)]
-            assert set(unsent) <= {Blocked, BrokerUnavailable}
-            assert set(taken) <= {State.PENDING}
-            return unsent if Blocked in unsent else []
+        async def try_to_publish() -> list[type]:
+            requests = requests_of(5)
+            refused_requests.extend(requests)
+            outcomes = await system.jobs.publish_many(requests)
+            # Jobs sent before the broker announced the alarm are recorded, and run when it is over.
+            unsent_errors = [
+                type(outcome) for outcome in outcomes if not isinstance(outcome, Published)
+            ]
+            recorded_states = [
+                outcome.state for outcome in outcomes if isinstance(outcome, Published)
+            ]
+            assert set(unsent_errors) <= {Blocked, BrokerUnavailable}
+            assert set(recorded_states) <= {State.PENDING}
+            return unsent_errors if Blocked in unsent_errors else []
 
-        await eventually(refused, what="publishers are told of the alarm")
+        await eventually(try_to_publish, what="publishers are blocked by the alarm")
         assert "blocked" in {outcome for _, outcome in system.wire.counts}
         write(tmp_path, "alarm")
         await system.wait_until_all(accepted[:2], State.SUCCEEDED)
         assert set((await system.ledger.job_reads.states(accepted[2:])).values()) == {State.RUNNING}
 
-        await ctl(node, "set_vm_memory_high_watermark", "absolute", "2GB")
+        await run_rabbitmqctl(node, "set_vm_memory_high_watermark", "absolute", "2GB")
         accepted += [await system.stage_id(job_id, "effect", 0) for job_id in accepted[4:]]
-        accepted += await publish_all(system, late)
+        accepted += await publish_all(system, refused_requests)
         async with outbox(system):
             await assert_all_accounted_for(system, accepted)
 
 
-async def ctl(node: LocalNode, *arguments: str) -> None:
+async def run_rabbitmqctl(node: LocalNode, *arguments: str) -> None:
     await asyncio.to_thread(node.rabbitmqctl, *arguments)

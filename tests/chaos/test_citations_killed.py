@@ -1,5 +1,5 @@
-"""Workers that are killed between the stages of a paper's references: what is kept in
-the end is what a run without a death keeps, and no stage is done twice."""
+"""Workers are killed between the stages of a paper's references: the stored results are the same as
+without a kill, and no stage is done twice."""
 
 import json
 from collections.abc import Callable
@@ -25,28 +25,32 @@ WORKS = [
     KnownWork(number, f"On tide number {number} of the northern harbours", 1900 + number % 100)
     for number in range(1, COUNT + 1)
 ]
-LISTED = "\n".join(
+REFERENCES = "\n".join(
     ["References", *(f"[{w.number}] R. Roe. {w.title}. Oxford Press, {w.year}." for w in WORKS)]
 )
 BODY = "\n".join(f"The tide rose again as it was said to do [{w.number}]." for w in WORKS)
-TEXT = f"# On tides\n\n{BODY}\n\n{LISTED}\n"
+TEXT = f"# On tides\n\n{BODY}\n\n{REFERENCES}\n"
 
 
-async def ended(system: System, job_type: str, pipeline: str) -> dict[str, Any]:
-    """The result of the job of that type once it has succeeded."""
+async def wait_for_result(system: System, job_type: str, pipeline_id: str) -> dict[str, Any]:
+    """Wait until the pipeline's job of that type has succeeded; return its result."""
 
-    async def there() -> bool:
+    async def exists() -> bool:
         return any(
-            job.job_type == job_type for job in await system.ledger.job_reads.pipeline(pipeline)
+            job.job_type == job_type for job in await system.ledger.job_reads.pipeline(pipeline_id)
         )
 
-    await eventually(there)
-    (job,) = [j for j in await system.ledger.job_reads.pipeline(pipeline) if j.job_type == job_type]
+    await eventually(exists)
+    (job,) = [
+        job
+        for job in await system.ledger.job_reads.pipeline(pipeline_id)
+        if job.job_type == job_type
+    ]
     record = await system.wait_for_state(job.id, State.SUCCEEDED, timeout=60)
     return dict(record.result or {})
 
 
-async def test_stages_of_references_that_are_killed_end_as_they_would_have(
+async def test_stages_of_references_whose_workers_are_killed_end_as_without_a_kill(
     broker310: TestBroker, sqlite_url: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "paper.md"
@@ -70,33 +74,42 @@ async def test_stages_of_references_that_are_killed_end_as_they_would_have(
             job_id = (
                 await system.jobs.publish(JobRequest("hot.ingest_document", {"path": str(path)}))
             ).job_id
-            document_id = str((await ended(system, "embed_content", job_id))["document_id"])
+            document_id = str(
+                (await wait_for_result(system, "embed_content", job_id))["document_id"]
+            )
             files = tmp_path / "files"
             extracted = files / stage_key(document_id, "extract_references")
             parsed = files / stage_key(document_id, "parse_references")
             request = JobRequest("hot.process_references", {"document_id": document_id})
-            order = (await system.jobs.publish(request)).job_id
+            references_job_id = (await system.jobs.publish(request)).job_id
             links = files / links_key(document_id)
-            kept: dict[Path, float] = {}
-            moments: list[tuple[str, Callable[[], bool]]] = [
+            stored_at: dict[Path, float] = {}
+            kill_moments: list[tuple[str, Callable[[], bool]]] = [
                 ("once the references are cut out", extracted.exists),
                 ("once they are cut into fields", parsed.exists),
                 ("once works are linked", links.exists),
             ]
-            for what, reached in moments:
+            for description, is_reached in kill_moments:
                 victim = await processes.start("worker", kind="link", slots=2)
-                await eventually(reached, what=what)
+                await eventually(is_reached, what=description)
                 victim.kill()
                 await victim.ended()
                 for file in (extracted, parsed):
                     if file.exists():
-                        assert kept.setdefault(file, file.stat().st_mtime) == file.stat().st_mtime
+                        assert (
+                            stored_at.setdefault(file, file.stat().st_mtime) == file.stat().st_mtime
+                        )
             await processes.start("worker", kind="link", slots=2)
-            linked = await ended(system, "link_citations", order)
+            linked = await wait_for_result(system, "link_citations", references_job_id)
             assert linked["linked"] == COUNT, linked
-            made = json.loads((files / references_key(document_id)).read_text())
-            assert len(made["references"]) == len(made["citations"]) == COUNT
-            told = json.loads(links.read_text())
-            assert (told["references_hash"], len(told["links"])) == (made["hash"], COUNT)
-            assert kept == {file: file.stat().st_mtime for file in (extracted, parsed)}
+            stored_references = json.loads((files / references_key(document_id)).read_text())
+            assert (
+                len(stored_references["references"]) == len(stored_references["citations"]) == COUNT
+            )
+            stored_links = json.loads(links.read_text())
+            assert (stored_links["references_hash"], len(stored_links["links"])) == (
+                stored_references["hash"],
+                COUNT,
+            )
+            assert stored_at == {file: file.stat().st_mtime for file in (extracted, parsed)}
             assert len(openalex.answered) == len(set(openalex.answered)) == COUNT

@@ -1,4 +1,4 @@
-"""Everything that can happen to a cluster, one after the other, in the middle of 10,000 jobs."""
+"""Nodes of a cluster are killed, cut off, frozen and restarted in the middle of 10,000 jobs."""
 
 import asyncio
 import time
@@ -31,76 +31,78 @@ from tests.support.worker_process import Processes
 pytestmark = [pytest.mark.chaos, pytest.mark.long, pytest.mark.timeout(420)]
 
 FILED, PUBLISHED, POSTED = 5_000, 4_700, 300
-SECONDS = 0.02
-LONGEST_ANSWER = 5.0
-"""Seconds: the two that are promised, and as much again as a busy machine needs."""
+"""Jobs of the backfill, of the publisher, and of the API's client."""
+JOB_SECONDS = 0.02
+"""Seconds that each job runs."""
+MAX_ANSWER_TIME = 5.0
+"""Seconds: the API promises two; the rest is for a busy machine."""
 
 
-class Posting:
-    """Somebody who posts a hot job every now and then, and again until it is taken."""
+class PostingClient:
+    """Posts hot jobs to the API at intervals, each again until it is accepted."""
 
     def __init__(self, url: str) -> None:
         self._url = url
         self.accepted: list[str] = []
-        self.slowest = 0.0
-        self.refused = 0
+        self.slowest_answer = 0.0
+        self.refused_count = 0
 
     async def run(self) -> None:
         async with httpx.AsyncClient(base_url=self._url, timeout=60, trust_env=False) as client:
             for number in range(POSTED):
-                while not await self._taken(client, number):
-                    self.refused += 1
+                while not await self._post(client, number):
+                    self.refused_count += 1
                     await asyncio.sleep(0.2)
                 await asyncio.sleep(0.2)
 
-    async def _taken(self, client: httpx.AsyncClient, number: int) -> bool:
+    async def _post(self, client: httpx.AsyncClient, number: int) -> bool:
         began = time.monotonic()
-        answer = await client.post(
+        response = await client.post(
             "/jobs",
-            json={"routing_key": "hot.effect", "payload": {"seconds": SECONDS}},
+            json={"routing_key": "hot.effect", "payload": {"seconds": JOB_SECONDS}},
             headers={"Idempotency-Key": f"posted-{number}"},
         )
-        self.slowest = max(self.slowest, time.monotonic() - began)
-        if answer.status_code == 503:
+        self.slowest_answer = max(self.slowest_answer, time.monotonic() - began)
+        if response.status_code == 503:
             return False
-        assert answer.is_success, answer.text
-        self.accepted.append(answer.json()["job_id"])
+        assert response.is_success, response.text
+        self.accepted.append(response.json()["job_id"])
         return True
 
 
-async def test_no_job_is_lost_or_ends_twice_whatever_befalls_the_nodes(
+async def test_no_job_is_lost_or_ends_twice_whatever_happens_to_the_nodes(
     cluster: LocalCluster, postgres_url: str, tmp_path: Path
 ) -> None:
-    one, two, three = cluster.nodes
+    first, second, third = cluster.nodes
 
-    async def killed() -> None:
-        await asyncio.to_thread(one.kill)
+    async def kill_node() -> None:
+        await asyncio.to_thread(first.kill)
         await asyncio.sleep(4)
-        await asyncio.to_thread(one.start)
+        await asyncio.to_thread(first.start)
 
-    async def cut_off() -> None:
-        await asyncio.to_thread(cluster.cut_off, two)
+    async def cut_off_node() -> None:
+        await asyncio.to_thread(cluster.cut_off, second)
         await asyncio.sleep(12)
-        await asyncio.to_thread(cluster.join_again, two)
+        await asyncio.to_thread(cluster.join_again, second)
 
-    async def frozen() -> None:
-        with cluster.frozen(three):
+    async def freeze_node() -> None:
+        with cluster.frozen(third):
             await asyncio.sleep(12)
 
-    async def restarted() -> None:
+    async def restart_all() -> None:
         for node in cluster.nodes:
             await asyncio.to_thread(node.restart)
 
-    async def all_killed() -> None:
+    async def kill_all() -> None:
         await asyncio.gather(*(asyncio.to_thread(node.kill) for node in cluster.nodes))
         await asyncio.to_thread(cluster.start)
 
-    troubles = {
-        "one node killed": killed,
-        "one cut off from the others": cut_off,
-        "one frozen": frozen,
-        "a rolling restart": restarted,
-        "all nodes killed": all_killed,
+    faults = {
+        "one node killed": kill_node,
+        "one cut off from the others": cut_off_node,
+        "one frozen": freeze_node,
+        "a rolling restart": restart_all,
+        "all nodes killed": kill_all,
     }
     effects = Effects(tmp_path)
     with cluster.vhost() as broker:
@@ -124,61 +126,65 @@ async def test_no_job_is_lost_or_ends_twice_whatever_befalls_the_nodes(
             for _ in range(2):
                 await processes.start("worker", slots=8, reserve=1)
             backfills = BackfillUser(system)
-            filed = await backfills.start(
+            backfill = await backfills.start(
                 "file",
-                await backfills.store([{"seconds": SECONDS}] * FILED),
+                await backfills.store([{"seconds": JOB_SECONDS}] * FILED),
                 job_type="effect",
                 rate=45,
                 high=50_000,
             )
             await stack.enter_async_context(backfills.running())
             published: list[str] = []
-            posting = Posting(api.url)
-            load = asyncio.gather(posting.run(), publish_slowly(system, published))
+            api_client = PostingClient(api.url)
+            load = asyncio.gather(api_client.run(), publish_slowly(system, published))
             await effects.reach("done", 100)
-            for name, trouble in troubles.items():
-                print(f"{name}: work stood still for {await pause(effects, trouble):.1f} s")
-            assert not (await backfills.progress(filed)).is_over, "the load was too short"
+            for name, fault in faults.items():
+                standstill = await measure_standstill(effects, fault)
+                print(f"{name}: work stood still for {standstill:.1f} s")
+            assert not (await backfills.progress(backfill)).is_over, "the load was too short"
             await load
 
             async def is_over() -> bool:
-                return (await backfills.progress(filed)).is_over
+                return (await backfills.progress(backfill)).is_over
 
             await eventually(is_over, timeout=120)
-            assert (await backfills.progress(filed)).operation.state is BulkState.COMPLETED
-            known = await all_ids(postgres_url)
-            assert set(posting.accepted) | set(published) < set(known)
-            assert len(known) == FILED + PUBLISHED + POSTED
-            await assert_all_accounted_for(system, known, timeout=120)
-            print(f"the API: {posting.refused} times 503, slowest answer {posting.slowest:.1f} s")
-            assert posting.slowest < LONGEST_ANSWER
+            assert (await backfills.progress(backfill)).operation.state is BulkState.COMPLETED
+            all_job_ids = await read_job_ids(postgres_url)
+            assert set(api_client.accepted) | set(published) < set(all_job_ids)
+            assert len(all_job_ids) == FILED + PUBLISHED + POSTED
+            await assert_all_accounted_for(system, all_job_ids, timeout=120)
+            print(
+                f"the API: {api_client.refused_count} times 503, "
+                f"slowest answer {api_client.slowest_answer:.1f} s"
+            )
+            assert api_client.slowest_answer < MAX_ANSWER_TIME
 
 
 async def publish_slowly(system: System, published: list[str]) -> None:
-    requests = requests_of(PUBLISHED, seconds=SECONDS)
+    requests = requests_of(PUBLISHED, seconds=JOB_SECONDS)
     for start in range(0, PUBLISHED, 40):
         await publish_all(system, requests[start : start + 40], timeout=120, accepted=published)
         await asyncio.sleep(0.6)
 
 
-async def pause(effects: Effects, trouble: Callable[[], Awaitable[None]]) -> float:
-    """The longest time, in seconds, in which no job ended from the beginning of the trouble until
-    it was over and work went on."""
+async def measure_standstill(effects: Effects, fault: Callable[[], Awaitable[None]]) -> float:
+    """Return the longest time in seconds without an ended job, from the fault's beginning until
+    work goes on after it."""
     began = time.monotonic()
-    await trouble()
-    over = time.monotonic()
+    await fault()
+    ended = time.monotonic()
 
-    def ends() -> list[float]:
+    def job_ends() -> list[float]:
         return sorted(each.at for each in effects.all() if each.what == "done")
 
-    await eventually(lambda: len([at for at in ends() if at > over]) > 50, timeout=60)
-    at = [began, *(each for each in ends() if each > began)]
-    return max(later - earlier for earlier, later in pairwise(at))
+    await eventually(lambda: len([end for end in job_ends() if end > ended]) > 50, timeout=60)
+    moments = [began, *(end for end in job_ends() if end > began)]
+    return max(later - earlier for earlier, later in pairwise(moments))
 
 
-async def all_ids(database_url: str) -> list[str]:
+async def read_job_ids(database_url: str) -> list[str]:
     engine = create_async_engine(database_url)
     async with engine.connect() as connection:
-        found = (await connection.execute(text("SELECT id FROM jobs"))).scalars().all()
+        ids = (await connection.execute(text("SELECT id FROM jobs"))).scalars().all()
     await engine.dispose()
-    return list(found)
+    return list(ids)

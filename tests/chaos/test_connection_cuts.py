@@ -1,4 +1,4 @@
-"""Connections that are cut at the worst moment, by a proxy between a worker and its broker."""
+"""A proxy between worker and broker cuts connections at the worst moments: no job is lost."""
 
 import asyncio
 import random
@@ -26,8 +26,9 @@ from tests.support.tcp_proxy import DIRECTIONS, TcpProxy
 pytestmark = pytest.mark.chaos
 
 ACK = bytes.fromhex("0000000d 003c 0050")
-"""Where a frame says that it has 13 bytes and is a basic.ack."""
+"""Bytes of a basic.ack frame: its length and method."""
 CUTS = 10
+"""Cuts in each test."""
 
 
 @BOTH_QUEUE_TYPES
@@ -51,7 +52,7 @@ async def test_cut_between_confirm_and_ack_runs_no_job_twice(
 
 
 async def cut_before_acks(proxy: TcpProxy) -> None:
-    """Cut again and again, each time at the third ack, which the broker does not get to see.
+    """Cut CUTS times, each time at the third ack, which the broker does not receive.
 
     The handler has run by then, its next job is confirmed, and the ledger says `succeeded`.
     """

@@ -1,5 +1,4 @@
-"""A worker is killed in the middle of a long document: pages that it had read are not read
-again."""
+"""A worker is killed in the middle of a long document: its stored pages are not read again."""
 
 import json
 from pathlib import Path
@@ -20,7 +19,7 @@ from tests.support.worker_process import Processes
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(180)]
 
 PAGES = 2_000
-KILLED_AT = 1_500
+KILL_PAGE = 1_500
 
 
 async def test_a_document_of_2000_pages_goes_on_at_page_1500_when_its_worker_is_killed_there(
@@ -44,20 +43,23 @@ async def test_a_document_of_2000_pages_goes_on_at_page_1500_when_its_worker_is_
             first: tmp_path / "files" / page_key(document_id, "extract_text", first)
             for first in range(1, PAGES, PAGES_PER_DRAFT)
         }
-        await eventually(files[KILLED_AT + 1 - PAGES_PER_DRAFT].exists, 60)
+        await eventually(files[KILL_PAGE + 1 - PAGES_PER_DRAFT].exists, 60)
         victim.kill()
         await victim.ended()
-        kept_pages = sum(file.exists() for file in files.values()) * PAGES_PER_DRAFT
-        assert KILLED_AT <= kept_pages < PAGES
+        stored_pages = sum(file.exists() for file in files.values()) * PAGES_PER_DRAFT
+        assert KILL_PAGE <= stored_pages < PAGES
         (extracting,) = [
             job.id for job in await system.ledger.job_reads.pipeline(job_id) if job.id != job_id
         ]
         assert (await system.record(extracting)).progress is not None
         await processes.start("worker", kind="ingest")
-        done = await system.wait_for_state(extracting, State.SUCCEEDED, timeout=60)
-        assert done.result is not None
-        assert (done.result["page_count"], done.result["pages_read"]) == (PAGES, PAGES - kept_pages)
-        kept_text = tmp_path / "files" / stage_key(document_id, "extract_text")
-        pages = json.loads(kept_text.read_text())["result"]["pages"]
+        record = await system.wait_for_state(extracting, State.SUCCEEDED, timeout=60)
+        assert record.result is not None
+        assert (record.result["page_count"], record.result["pages_read"]) == (
+            PAGES,
+            PAGES - stored_pages,
+        )
+        stored_text = tmp_path / "files" / stage_key(document_id, "extract_text")
+        pages = json.loads(stored_text.read_text())["result"]["pages"]
         assert [page["text"].splitlines()[0] for page in pages] == texts
         assert not any(file.exists() for file in files.values())

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from tests.support.fault_run.run import QUIET, START, Plan, run
+from tests.support.fault_run.run import QUIET_TIMEOUT, START_TIMEOUT, Plan, run
 from tests.support.missing import MissingError, skip_or_fail
 
 pytestmark = [pytest.mark.chaos, pytest.mark.long]
 
 MINUTES = 2
-"""Half of what `make fault-run` takes: the seed is another one each time."""
+"""Half of the time of `make fault-run`; the seed differs each time."""
 PLAN: dict[str, Any] = {
     "minutes": float(os.environ.get("FAULT_RUN_MINUTES", MINUTES)),
     "seed": int(os.environ.get("FAULT_RUN_SEED", random.randrange(1_000_000))),
@@ -22,13 +22,13 @@ PLAN: dict[str, Any] = {
 }
 
 
-@pytest.mark.timeout(PLAN["minutes"] * 60 + 2 * START + 3 * QUIET)
+@pytest.mark.timeout(PLAN["minutes"] * 60 + 2 * START_TIMEOUT + 3 * QUIET_TIMEOUT)
 async def test_every_accepted_job_is_accounted_for_whatever_is_broken(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Length, seed, profile and ledger: CONTRIBUTING.md#the-fault-run."""
     try:
-        good = await run(Plan(**PLAN), tmp_path)
+        is_good = await run(Plan(**PLAN), tmp_path)
     except MissingError as error:
         skip_or_fail(str(error))
-    assert good, capsys.readouterr().out
+    assert is_good, capsys.readouterr().out

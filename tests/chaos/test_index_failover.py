@@ -1,4 +1,4 @@
-"""The server of an index in PostgreSQL dies, and its synchronous standby takes over: whatever was
+"""The PostgreSQL server of an index dies, and its synchronous standby takes over: all that was
 written is found, and search goes on."""
 
 from __future__ import annotations
@@ -20,34 +20,35 @@ from tests.support.postgres_standby import Pair, running_pair, url_of
 pytestmark = [pytest.mark.chaos, pytest.mark.long, pytest.mark.timeout(240), pytest.mark.postgres]
 
 CHUNKS = 4
-"""Chunks of each document."""
+"""Number of chunks of each document."""
 WRITERS, DOCUMENTS = 4, 100
+"""Concurrent writers, and the documents that each writes."""
 WRITTEN_BEFORE = 100
 """Documents that are written before the server fails."""
 STATEMENT_TIMEOUT = 10.0
-"""Seconds that a statement may take, and so the time for which all wait for a silent server."""
+"""Seconds that a statement may take: for so long every client waits for a silent server."""
 
 
 @pytest.fixture
 def pair() -> Iterator[Pair]:
-    with running_pair(with_vectors=True) as running:
-        yield running
+    with running_pair(with_vectors=True) as running_servers:
+        yield running_servers
 
 
-def chunks(document: str) -> list[Chunk]:
+def make_chunks(document: str) -> list[Chunk]:
     text = f"what the {document} says"
     return [Chunk(chunk_id(document, n), document, n, 1, text) for n in range(CHUNKS)]
 
 
-class Traffic:
-    """Documents that are indexed as the job does it, and searches for those that are written."""
+class IndexTraffic:
+    """Indexes documents as the job does, and searches for those that are written."""
 
     def __init__(self, index: ChunkIndex) -> None:
         self.index = index
         self.written: list[str] = []
-        self.answered = 0
-        """Searches that were answered, each with the document that it asked for."""
-        self.refused = 0
+        self.answered_searches = 0
+        """Searches that found the document they asked for."""
+        self.unavailable_count = 0
         """Writes and searches that raised IndexUnavailable."""
 
     async def write(self, writer: int) -> None:
@@ -55,12 +56,12 @@ class Traffic:
             await self._write(f"document{writer}x{number}")
 
     async def _write(self, document: str) -> None:
-        while True:  # as a job that is retried
+        while True:  # as the retries of a job do
             try:
-                await self.index.put("Title", chunks(document), [[1.0, 0.0]] * CHUNKS)
+                await self.index.put("Title", make_chunks(document), [[1.0, 0.0]] * CHUNKS)
                 await self.index.drop_from(document, CHUNKS)
             except IndexUnavailable:
-                self.refused += 1
+                self.unavailable_count += 1
                 await asyncio.sleep(0.1)
             else:
                 self.written.append(document)
@@ -74,11 +75,11 @@ class Traffic:
                 try:
                     matches = await self.index.keyword_search(document, CHUNKS)
                 except IndexUnavailable:
-                    self.refused += 1
+                    self.unavailable_count += 1
                 else:
                     assert {each.chunk.document_id for each in matches} == {document}
                     assert len(matches) == CHUNKS
-                    self.answered += 1
+                    self.answered_searches += 1
 
 
 @pytest.mark.parametrize("failure", ["killed", "silent"])
@@ -89,25 +90,27 @@ async def test_the_standby_takes_over_in_the_middle_of_indexing_and_search(
     primary, standby = pair
     store = index_store_at(url_of(pair))
     async with store.table(Generation("chunks", "test", 2)) as index:
-        traffic = Traffic(index)
+        traffic = IndexTraffic(index)
         async with asyncio.TaskGroup() as tasks:
             searching = tasks.create_task(traffic.search())
             writing = [tasks.create_task(traffic.write(each)) for each in range(WRITERS)]
             await eventually(
-                lambda: len(traffic.written) >= WRITTEN_BEFORE and traffic.answered > 0
+                lambda: len(traffic.written) >= WRITTEN_BEFORE and traffic.answered_searches > 0
             )
             began = time.monotonic()
-            # Silent: as one that is frozen, whose host still takes what is sent to it.
+            # Silent: the server is frozen, and its host still accepts what is sent to it.
             await asyncio.to_thread(primary.stop if failure == "killed" else primary.pause)
             await asyncio.to_thread(standby.promote)
             await asyncio.wait(writing)
-            answered_before = traffic.answered
-            await eventually(lambda: traffic.answered > answered_before, what="search goes on")
+            answered_searches_before = traffic.answered_searches
+            await eventually(
+                lambda: traffic.answered_searches > answered_searches_before, what="search goes on"
+            )
             searching.cancel()
         assert time.monotonic() - began < (
             STATEMENT_TIMEOUT * 1.8 if failure == "silent" else STATEMENT_TIMEOUT
         )
-        assert traffic.refused, "it was in the middle"
+        assert traffic.unavailable_count, "the server failed after all work was done"
         assert len(traffic.written) == WRITERS * DOCUMENTS
         assert await index.count() == WRITERS * DOCUMENTS * CHUNKS
         for document in traffic.written:

@@ -1,5 +1,5 @@
-"""Workers and schedulers that are killed while a thousand joined jobs run: what waits for them runs
-once, and after all of them."""
+"""Workers and schedulers are killed while a thousand joined jobs run: the job that waits for them
+runs once, after all of them."""
 
 from collections import Counter
 from pathlib import Path
@@ -12,7 +12,7 @@ from switchyard.services.engine.records.states import State
 from tests.support.brokers import TestBroker
 from tests.support.chaos import Effects, history_of, open_chaos
 from tests.support.join_run.fleet import Fleet
-from tests.support.join_run.run import KILLS, run_join
+from tests.support.join_run.run import MIN_KILLS, run_join
 from tests.support.joining import JOINING_MODULES
 from tests.support.worker_process import Processes
 
@@ -26,8 +26,8 @@ async def test_a_thousand_jobs_are_joined_once_whoever_is_killed_every_second(
     """One of the runs of `make join-run`."""
     seed = randrange(1_000_000)
     verdict = await run_join(broker310, database_url, tmp_path, seed=seed)
-    assert not verdict.wrong, f"seed {seed}: {verdict.text}"
-    assert sum(verdict.killed.values()) >= KILLS, verdict.text
+    assert not verdict.faults, f"seed {seed}: {verdict.text}"
+    assert sum(verdict.killed.values()) >= MIN_KILLS, verdict.text
 
 
 async def test_joins_three_deep_come_to_their_end_once_whoever_is_killed(
@@ -42,12 +42,12 @@ async def test_joins_three_deep_come_to_their_end_once_whoever_is_killed(
     ):
         fan_id = await system.publish("backfill.fan", {"leaves": 5, "depth": 3})
         effects = Effects(tmp_path)
-        for some in (20, 60, 100):
-            await effects.reach("leaf", some, timeout=60)
+        for count in (20, 60, 100):
+            await effects.reach("leaf", count, timeout=60)
             await fleet.kill("worker")
-        then = await system.stage_id(fan_id, "gather", THEN)
-        record = await system.wait_for_state(then, State.SUCCEEDED, while_jobs_end=True)
+        then_id = await system.stage_id(fan_id, "gather", THEN)
+        record = await system.wait_for_state(then_id, State.SUCCEEDED, while_jobs_end=True)
         assert (record.result or {})["states"] == {"succeeded": 10}
         changes = await history_of(system.settings.ledger_url)
-        let_go = Counter(job_id for job_id, old, _ in changes if old == State.JOINING)
-        assert sorted(let_go.values()) == [1] * (1 + 5 + 25)
+        releases = Counter(job_id for job_id, old, _ in changes if old == State.JOINING)
+        assert sorted(releases.values()) == [1] * (1 + 5 + 25)

@@ -26,13 +26,13 @@ pytestmark = [pytest.mark.chaos, pytest.mark.long, pytest.mark.timeout(240), pyt
 
 @pytest.fixture
 def pair() -> Iterator[Pair]:
-    with running_pair() as found:
-        yield found
+    with running_pair() as servers:
+        yield servers
 
 
-@pytest.mark.parametrize("how", ["killed", "silent"])
+@pytest.mark.parametrize("failure", ["killed", "silent"])
 async def test_the_standby_takes_over_in_the_middle_of_1000_jobs(
-    broker310: TestBroker, pair: Pair, tmp_path: Path, how: str
+    broker310: TestBroker, pair: Pair, tmp_path: Path, failure: str
 ) -> None:
     primary, standby = pair
     async with (
@@ -48,15 +48,15 @@ async def test_the_standby_takes_over_in_the_middle_of_1000_jobs(
             publish_all(system, requests, batch=50, timeout=120, accepted=accepted)
         )
         await eventually(lambda: len(accepted) >= 300 and effects.ids("done"))
-        # Silent: as one whose cable is pulled, so that nobody is told that it is gone.
-        await asyncio.to_thread(primary.stop if how == "killed" else primary.pause)
+        # Silent: as if its cable were pulled, so that no client learns that it is gone.
+        await asyncio.to_thread(primary.stop if failure == "killed" else primary.pause)
         await asyncio.to_thread(standby.promote)
         await publishing
         async with outbox(system):
             await assert_all_accounted_for(system, accepted, timeout=90)
 
 
-async def test_while_nobody_takes_writes_the_ledger_is_away_and_says_so_in_time(
+async def test_without_a_writable_server_the_ledger_is_unavailable_within_seconds(
     pair: Pair,
 ) -> None:
     primary, standby = pair
@@ -67,11 +67,11 @@ async def test_while_nobody_takes_writes_the_ledger_is_away_and_says_so_in_time(
             await database.write(lambda connection: None)
     assert primary.password not in str(caught.value)
     await asyncio.to_thread(standby.promote)
-    await eventually(lambda: writes(database), what="the standby takes writes")
+    await eventually(lambda: takes_writes(database), what="the standby takes writes")
     await database.close()
 
 
-async def writes(database: Database) -> bool:
+async def takes_writes(database: Database) -> bool:
     try:
         await database.write(lambda connection: None)
     except LedgerUnavailable:

@@ -1,4 +1,4 @@
-"""The ledger is away: workers take no jobs, lose none, and go on by themselves."""
+"""While the ledger can't be reached, workers take no jobs; afterwards they go on and lose none."""
 
 import asyncio
 import sqlite3
@@ -22,26 +22,27 @@ from tests.support.worker_process import Processes
 pytestmark = pytest.mark.chaos
 
 JOB_SECONDS = 0.1
-SETTLED = 1.0
-"""Seconds after which nothing may start any more: what was claimed before has begun by then."""
+"""Seconds that each job runs."""
+SETTLE_TIME = 1.0
+"""Seconds of an outage after which no job may start: those claimed before have started by then."""
 
 
 @pytest.mark.parametrize(
-    ("outage", "seconds"),
+    ("outage", "outage_seconds"),
     [
         pytest.param("pause", 2, id="hanging-for-2s"),
         pytest.param("stop", 10, id="stopped-for-10s", marks=pytest.mark.long),
     ],
 )
-async def test_workers_outlast_a_postgresql_that_is_away(
+async def test_workers_survive_an_outage_of_postgresql(
     broker310: TestBroker,
     postgres_server: PostgresServer,
     tmp_path: Path,
     outage: str,
-    seconds: int,
+    outage_seconds: int,
 ) -> None:
-    away: Callable[[], None] = getattr(postgres_server, outage)
-    back = {"stop": postgres_server.start, "pause": postgres_server.resume}[outage]
+    begin_outage: Callable[[], None] = getattr(postgres_server, outage)
+    end_outage = {"stop": postgres_server.start, "pause": postgres_server.resume}[outage]
     async with (
         open_chaos(broker310, postgres_server.create_ledger(), tmp_path) as system,
         Processes(system.settings, tmp_path) as processes,
@@ -50,14 +51,14 @@ async def test_workers_outlast_a_postgresql_that_is_away(
         await asyncio.gather(*(processes.start("worker") for _ in range(2)))
         accepted = await publish_all(system, requests_of(80, seconds=JOB_SECONDS))
         await effects.reach("done", 10)
-        await asyncio.to_thread(away)
+        await asyncio.to_thread(begin_outage)
 
-        await assert_nothing_starts(effects, seconds)
-        await asyncio.to_thread(back)
+        await assert_nothing_starts(effects, outage_seconds)
+        await asyncio.to_thread(end_outage)
         await assert_all_accounted_for(system, accepted)
 
 
-async def test_workers_outlast_a_sqlite_ledger_that_another_process_locks(
+async def test_workers_survive_a_sqlite_ledger_that_another_process_locks(
     broker310: TestBroker, sqlite_url: str, tmp_path: Path
 ) -> None:
     async with (
@@ -68,18 +69,18 @@ async def test_workers_outlast_a_sqlite_ledger_that_another_process_locks(
         await asyncio.gather(*(processes.start("worker", busy_timeout=0.5) for _ in range(2)))
         accepted = await publish_all(system, requests_of(80, seconds=JOB_SECONDS))
         await effects.reach("done", 10)
-        with closing(sqlite3.connect(sqlite_url.partition(":///")[2])) as other:
-            other.execute("BEGIN IMMEDIATE")
+        with closing(sqlite3.connect(sqlite_url.partition(":///")[2])) as connection:
+            connection.execute("BEGIN IMMEDIATE")
 
             await assert_nothing_starts(effects, 2)
-            other.rollback()
+            connection.rollback()
         await assert_all_accounted_for(system, accepted)
 
 
-async def assert_nothing_starts(effects: Effects, seconds: float) -> None:
-    """Wait for the length of the outage; jobs that run end, and no other begins."""
-    await asyncio.sleep(SETTLED)
+async def assert_nothing_starts(effects: Effects, outage_seconds: float) -> None:
+    """Wait for the length of the outage, and check that no further job starts."""
+    await asyncio.sleep(SETTLE_TIME)
     started = effects.ids("started")
     assert len(started) < 80
-    await asyncio.sleep(seconds - SETTLED)
+    await asyncio.sleep(outage_seconds - SETTLE_TIME)
     assert effects.ids("started") == started

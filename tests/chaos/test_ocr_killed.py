@@ -1,4 +1,4 @@
-"""Workers that are killed while they read a scan: in the end each page was read, and once."""
+"""Workers are killed while they read a scan: in the end each page was read, and only once."""
 
 import json
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ async def test_a_scan_whose_workers_are_killed_has_each_page_once(
     broker310: TestBroker, sqlite_url: str, tmp_path: Path
 ) -> None:
     texts = [text_of(number) for number in range(1, 11)]
-    await read_once(broker310, sqlite_url, tmp_path, scan(slips(texts)), texts, kills=2)
+    await read_under_kills(broker310, sqlite_url, tmp_path, scan(slips(texts)), texts, kills=2)
 
 
 async def test_a_scan_of_300_pages_whose_workers_are_killed_five_times_has_each_page_once(
@@ -33,10 +33,12 @@ async def test_a_scan_of_300_pages_whose_workers_are_killed_five_times_has_each_
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(installed(tmp_path / "quick")))
     texts = [text_of(number) for number in range(1, 301)]
-    await read_once(broker310, sqlite_url, tmp_path, heap(300), texts, kills=5, between=40)
+    await read_under_kills(
+        broker310, sqlite_url, tmp_path, heap(300), texts, kills=5, pages_per_kill=40
+    )
 
 
-async def read_once(
+async def read_under_kills(
     broker310: TestBroker,
     sqlite_url: str,
     tmp_path: Path,
@@ -44,11 +46,11 @@ async def read_once(
     texts: Sequence[str],
     *,
     kills: int,
-    between: int = 1,
+    pages_per_kill: int = 1,
 ) -> None:
-    """Let a scan be read, and kill its worker so often, each time when it has read so many pages
-    more: those that are kept are not read again, and the document has the texts in their order."""
-    count = len(texts)
+    """Let workers read a scan, and kill each of them after `pages_per_kill` further pages.
+    Stored pages are not read again, and the document has the texts in their order."""
+    page_count = len(texts)
     path = tmp_path / "heap.pdf"
     path.write_bytes(content)
     async with (
@@ -64,22 +66,22 @@ async def read_once(
         document_id = str((ingested.result or {})["document_id"])
         files = {
             number: tmp_path / "files" / page_key(document_id, "ocr_pdf", number)
-            for number in range(1, count + 1)
+            for number in range(1, page_count + 1)
         }
         written_at: dict[int, float] = {}
 
-        def some_more() -> bool:
-            return sum(file.exists() for file in files.values()) >= len(written_at) + between
+        def has_read_more() -> bool:
+            return sum(file.exists() for file in files.values()) >= len(written_at) + pages_per_kill
 
         for _ in range(kills):
             victim = await processes.start("worker", kind="ocr", slots=2)
-            await eventually(some_more, 90)
+            await eventually(has_read_more, 90)
             victim.kill()
             await victim.ended()
             written_at |= {
                 number: file.stat().st_mtime for number, file in files.items() if file.exists()
             }
-        assert len(written_at) < count
+        assert len(written_at) < page_count
         await processes.start("worker", kind="ocr", slots=2)
 
         async def is_done() -> bool:
@@ -87,15 +89,15 @@ async def read_once(
             return document is not None and document.state == "completed"
 
         await eventually(is_done, 150)
-        again = {
+        read_again = {
             number
             for number, modified_at in written_at.items()
             if files[number].stat().st_mtime != modified_at
         }
-        assert again == set()
+        assert read_again == set()
         jobs = await system.ledger.job_reads.pipeline(job_id)
         (extracted,) = [job.id for job in jobs if job.job_type == "extract_text"]
-        assert ((await system.record(extracted)).result or {})["page_count"] == count
-        kept_text = tmp_path / "files" / stage_key(document_id, "extract_text")
-        pages = json.loads(kept_text.read_text())["result"]["pages"]
+        assert ((await system.record(extracted)).result or {})["page_count"] == page_count
+        stored_text = tmp_path / "files" / stage_key(document_id, "extract_text")
+        pages = json.loads(stored_text.read_text())["result"]["pages"]
         assert [page["text"] for page in pages] == list(texts)

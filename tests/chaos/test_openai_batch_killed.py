@@ -1,4 +1,4 @@
-"""A batch of `/v1/batches` whose processes are killed: each of its lines is answered once."""
+"""All processes are killed during a batch of `/v1/batches`: each of its lines is answered once."""
 
 import asyncio
 import json
@@ -24,20 +24,20 @@ from tests.support.worker_process import environment_of
 pytestmark = [pytest.mark.chaos, pytest.mark.long, pytest.mark.timeout(600)]
 
 LINES = 120
-KILLED_AFTER = 30
-"""Calls of the server."""
+KILL_AFTER = 30
+"""Calls of the model server after which all processes are killed."""
 SLOTS = 8
 CALL_TIME = 0.1
-"""Seconds that the server takes, so that calls are under way when the worker is killed."""
+"""Seconds that the model server takes, so that calls are under way when the worker is killed."""
 PROGRESS_TIMEOUT = 150.0
-"""Seconds within which another request must come: what a killed worker had under way begins again
-in processes of its own, a few at a time, which a busy machine starts slowly."""
-URL: Any = "/v1/chat/completions"
+"""Seconds within which another request must come: jobs of a killed worker run again in processes
+of their own, a few at a time, which a busy machine starts slowly."""
+ENDPOINT: Any = "/v1/chat/completions"
 
 
-def line_of(number: int) -> dict[str, Any]:
+def make_line(number: int) -> dict[str, Any]:
     chat = {"model": MODEL, "messages": [{"role": "user", "content": f"line {number}"}]}
-    return {"custom_id": f"line {number}", "method": "POST", "url": URL, "body": chat}
+    return {"custom_id": f"line {number}", "method": "POST", "url": ENDPOINT, "body": chat}
 
 
 def answer_slowly(exchange: Exchange, request: Request) -> None:
@@ -45,7 +45,7 @@ def answer_slowly(exchange: Exchange, request: Request) -> None:
     exchange.server.owner.answer(exchange, request)
 
 
-def client_of(api: ApiProcess) -> openai.AsyncOpenAI:
+def open_client(api: ApiProcess) -> openai.AsyncOpenAI:
     http_client = openai.DefaultAsyncHttpxClient(trust_env=False)
     return openai.AsyncOpenAI(base_url=f"{api.url}/v1", api_key="none", http_client=http_client)
 
@@ -71,44 +71,44 @@ async def test_a_batch_whose_processes_are_killed_in_the_middle_answers_each_lin
             async def start(stack: AsyncExitStack) -> tuple[ApiProcess, list[Running]]:
                 environment = environment_of(system.settings)
                 log = stack.enter_context((tmp_path / "others.log").open("ab"))
-                others = [
-                    commands().start(each, env=environment, cwd=ROOT, output=log.fileno())
-                    for each in (["worker", "llm", "--concurrency", str(SLOTS)], ["scheduler"])
+                processes = [
+                    commands().start(arguments, env=environment, cwd=ROOT, output=log.fileno())
+                    for arguments in (["worker", "llm", "--concurrency", str(SLOTS)], ["scheduler"])
                 ]
-                for each in others:
-                    stack.enter_context(each)
-                    stack.callback(each.kill)
+                for process in processes:
+                    stack.enter_context(process)
+                    stack.callback(process.kill)
                 starting = api_process(system.settings, tmp_path / "api.log", **environment)
-                return await stack.enter_async_context(starting), others
+                return await stack.enter_async_context(starting), processes
 
             async with AsyncExitStack() as stack:
-                api, others = await start(stack)
-                content = "\n".join(json.dumps(line_of(each)) for each in range(LINES))
-                async with client_of(api) as client:
+                api, processes = await start(stack)
+                content = "\n".join(json.dumps(make_line(each)) for each in range(LINES))
+                async with open_client(api) as client:
                     file = await client.files.create(
                         file=("in.jsonl", content.encode()), purpose="batch"
                     )
                     batch = await client.batches.create(
-                        input_file_id=file.id, endpoint=URL, completion_window="24h"
+                        input_file_id=file.id, endpoint=ENDPOINT, completion_window="24h"
                     )
-                await eventually(lambda: len(llm.requests) >= KILLED_AFTER, PROGRESS_TIMEOUT)
+                await eventually(lambda: len(llm.requests) >= KILL_AFTER, PROGRESS_TIMEOUT)
                 api.kill()
-                for each in others:
-                    each.kill()
-                for each in others:
-                    await asyncio.to_thread(each.wait, 10)
-            assert len(llm.requests) < LINES, "killed in the middle"
+                for process in processes:
+                    process.kill()
+                for process in processes:
+                    await asyncio.to_thread(process.wait, 10)
+            assert len(llm.requests) < LINES, "the batch ended before the kill"
             async with AsyncExitStack() as stack:
                 api, _ = await start(stack)
-                client = await stack.enter_async_context(client_of(api))
+                client = await stack.enter_async_context(open_client(api))
 
-                async def completed() -> Any:
+                async def retrieve_if_completed() -> Any:
                     retrieved = await client.batches.retrieve(batch.id)
                     assert retrieved.status in ("in_progress", "finalizing", "completed"), retrieved
                     return retrieved if retrieved.status == "completed" else None
 
                 ended_batch = await eventually(
-                    completed,
+                    retrieve_if_completed,
                     PROGRESS_TIMEOUT,
                     "the end of the batch",
                     progress=lambda: len(llm.requests),
@@ -121,5 +121,5 @@ async def test_a_batch_whose_processes_are_killed_in_the_middle_answers_each_lin
         assert answered == Counter(f"line {each}" for each in range(LINES))
         question_counts = Counter(each.json["messages"][-1]["content"] for each in llm.requests)
         assert question_counts.keys() == answered.keys()
-        # Only what was under way when the worker was killed is asked a second time.
+        # Only questions under way when the worker was killed are asked a second time.
         assert question_counts.total() <= LINES + SLOTS

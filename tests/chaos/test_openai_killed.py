@@ -1,7 +1,7 @@
-"""Requests to `/v1` while API, workers and the model's server are killed, one after the other: each
-is answered once, or its client is told why not, and no answer that was taken in is asked for again.
+"""Requests to `/v1` while API, workers and the model server are killed, one after the other: each
+is answered once, or its client gets an error, and no stored answer is requested again.
 
-KILLED_REQUESTS says how many there are.
+The environment variable KILLED_REQUESTS sets the number of requests.
 """
 
 import asyncio
@@ -41,47 +41,47 @@ CONCURRENT_CLIENTS = 64
 """Requests whose clients wait at the same time."""
 SLOTS = 8
 BUSY = 503
-"""The ledger or the broker does not answer just now, as on a busy machine."""
+"""Status of an answer while the ledger or the broker does not respond, as on a busy machine."""
 MODEL_CALLERS = ("worker", "api")
-"""Processes that ask the model's server: the API where it makes direct calls."""
+"""Processes that call the model server; the API only where it makes direct calls."""
 WORKERS = 2
 ANSWER_TRANSIT_TIME = 5.0
-"""Seconds before the kill of a worker in which an answer may have been on its way to it. On a busy
-machine they are many; how many answers that are is bounded by its slots."""
+"""Seconds before and after a kill in which an answer may have been on its way to the process. The
+machine may be busy, so they are many; the slots bound the number of such answers."""
 PROGRESS_TIMEOUT = 150.0
-"""Seconds in which some request must have been answered."""
+"""Seconds within which another request must be answered."""
 
 
 @dataclass(frozen=True)
 class Kill:
-    """The end of a process."""
+    """A process that was killed, and when."""
 
-    what: str
+    role: str
     began: float
     ended: float
     stored: frozenset[str]
-    """The answers that were stored by then."""
+    """Answers that were stored when the process had ended."""
 
     def may_have_lost(self, question: str, answered_at: float) -> bool:
-        """Return whether an answer may have been on its way to the process, and is lost with it."""
+        """Return whether an answer may have been lost on its way to the killed process."""
         is_near = self.began - ANSWER_TRANSIT_TIME < answered_at < self.ended + ANSWER_TRANSIT_TIME
-        return self.what in MODEL_CALLERS and is_near and answer_to(question) not in self.stored
+        return self.role in MODEL_CALLERS and is_near and answer_to(question) not in self.stored
 
 
-def stored_answers(folder: Path) -> frozenset[str]:
+def read_stored_answers(folder: Path) -> frozenset[str]:
     files = (folder / "files" / "llm").glob("*.json")
     return frozenset(json.loads(each.read_text())["answer"]["text"] for each in files)
 
 
 @dataclass
 class Fleet:
-    """The processes, each of which is started anew when it was killed."""
+    """Processes of the test; each is started again when it was killed."""
 
     system: System
     folder: Path
     stack: AsyncExitStack
     model_port: int
-    killed: list[Kill] = field(default_factory=list)
+    kills: list[Kill] = field(default_factory=list)
     api_is_up: asyncio.Event = field(default_factory=asyncio.Event)
     url: str = ""
     _api: ApiProcess | None = None
@@ -94,7 +94,7 @@ class Fleet:
 
     async def start(self) -> None:
         self._model = self.stack.enter_context(answering(self.model_port, self.answers_log))
-        self._run("scheduler")
+        self._start_command("scheduler")
         for _ in range(WORKERS):
             self._start_worker()
         await self._start_api()
@@ -114,25 +114,25 @@ class Fleet:
         await self._kill("model", self._model)
         self._model = self.stack.enter_context(answering(self.model_port, self.answers_log))
 
-    async def _kill(self, what: str, process: Any) -> None:
+    async def _kill(self, role: str, process: Any) -> None:
         began = time.time()
         process.kill()
         await asyncio.to_thread(process.wait, 10)
-        stored = await asyncio.to_thread(stored_answers, self.folder)
-        self.killed.append(Kill(what, began, time.time(), stored))
+        stored = await asyncio.to_thread(read_stored_answers, self.folder)
+        self.kills.append(Kill(role, began, time.time(), stored))
 
     def _start_worker(self) -> None:
-        self._workers.append(self._run("worker", "llm", "--concurrency", str(SLOTS)))
+        self._workers.append(self._start_command("worker", "llm", "--concurrency", str(SLOTS)))
 
     async def _start_api(self) -> None:
-        log = self.folder / f"api{len(self.killed)}.log"
+        log = self.folder / f"api{len(self.kills)}.log"
         environment = environment_of(self.system.settings)
         starting = api_process(self.system.settings, log, **environment)
         self._api = await self.stack.enter_async_context(starting)
         self.url = f"{self._api.url}/v1"
         self.api_is_up.set()
 
-    def _run(self, *arguments: str) -> Running:
+    def _start_command(self, *arguments: str) -> Running:
         log = self.stack.enter_context((self.folder / "others.log").open("ab"))
         environment = environment_of(self.system.settings)
         process = commands().start(list(arguments), env=environment, cwd=ROOT, output=log.fileno())
@@ -164,7 +164,7 @@ async def test_requests_are_answered_once_while_api_workers_and_server_are_kille
         "llm_direct_calls": direct_calls,
     }
     outcomes: dict[int, str] = {}
-    cut, turned_away = Counter[int](), Counter[int]()
+    connection_losses, refusals = Counter[int](), Counter[int]()
     async with (
         open_system(
             broker310, database_url, modules=job_modules(), data_dir=tmp_path, **overrides
@@ -178,12 +178,12 @@ async def test_requests_are_answered_once_while_api_workers_and_server_are_kille
             base_url=fleet.url, api_key="none", max_retries=0, http_client=http_client
         )
         await stack.enter_async_context(client)
-        turns = asyncio.Semaphore(CONCURRENT_CLIENTS)
+        client_slots = asyncio.Semaphore(CONCURRENT_CLIENTS)
 
-        async def ask(number: int) -> None:
+        async def send_until_answered(number: int) -> None:
             chat: Any = [{"role": "user", "content": f"question {number}"}]
             headers = {"Idempotency-Key": f"request-{number}"}
-            async with turns:
+            async with client_slots:
                 while number not in outcomes:
                     await fleet.api_is_up.wait()
                     completions = client.with_options(base_url=fleet.url).chat.completions
@@ -191,22 +191,22 @@ async def test_requests_are_answered_once_while_api_workers_and_server_are_kille
                         answer = await completions.create(
                             model=MODEL, messages=chat, extra_headers=headers
                         )
-                    except openai.APIConnectionError:  # it hears of the kill, and asks again
-                        cut[number] += 1
-                        assert cut[number] < 100
+                    except openai.APIConnectionError:  # by a kill: the request is sent again
+                        connection_losses[number] += 1
+                        assert connection_losses[number] < 100
                         await asyncio.sleep(0.1)
                     except openai.APIStatusError as error:
                         if error.status_code != BUSY:
                             outcomes[number] = f"{error.status_code} {error.code}"
                             continue
-                        turned_away[number] += 1  # it is told to come again, and does
-                        assert turned_away[number] < 100
+                        refusals[number] += 1  # it was asked to retry later, and does
+                        assert refusals[number] < 100
                         await asyncio.sleep(float(error.response.headers["retry-after"]))
                     else:
                         outcomes[number] = str(answer.choices[0].message.content)
 
         async def kill_in_turn() -> None:
-            kills = itertools.cycle((fleet.kill_api, fleet.kill_worker, fleet.kill_model))
+            kill_order = itertools.cycle((fleet.kill_api, fleet.kill_worker, fleet.kill_model))
             for answered in range(KILL_EVERY, REQUESTS, KILL_EVERY):
 
                 def is_reached(at: int = answered) -> bool:
@@ -218,42 +218,45 @@ async def test_requests_are_answered_once_while_api_workers_and_server_are_kille
                     f"{answered} answers",
                     progress=lambda: len(outcomes),
                 )
-                await next(kills)()
+                await next(kill_order)()
 
         async with asyncio.TaskGroup() as group:
             group.create_task(kill_in_turn())
             for number in range(REQUESTS):
-                group.create_task(ask(number))
+                group.create_task(send_until_answered(number))
         count = select(func.count()).select_from(jobs)
         recorded = await system.ledger.core.database.read(lambda c: c.execute(count).scalar_one())
-    right = {each for each, text in outcomes.items() if text == answer_to(f"question {each}")}
-    failures = {each: text for each, text in outcomes.items() if each not in right}
+    answered_numbers = {
+        each for each, text in outcomes.items() if text == answer_to(f"question {each}")
+    }
+    failures = {each: text for each, text in outcomes.items() if each not in answered_numbers}
     answered_at = answer_times(tmp_path / "answered.log")
     repeated = {question: times for question, times in answered_at.items() if len(times) > 1}
     print(
-        f"{REQUESTS} requests, {len(fleet.killed)} kills: {len(right)} answered, "
-        f"{len(failures)} failed {Counter(failures.values())}, {len(cut)} clients cut off, "
-        f"{len(turned_away)} told to come again; "
+        f"{REQUESTS} requests, {len(fleet.kills)} kills: {len(answered_numbers)} answered, "
+        f"{len(failures)} failed {Counter(failures.values())}, "
+        f"{len(connection_losses)} clients cut off, "
+        f"{len(refusals)} asked to retry later; "
         f"{len(repeated)} asked again"
     )
-    asking = [
-        each for each in fleet.killed if each.what in MODEL_CALLERS[: 2 if direct_calls else 1]
+    caller_kills = [
+        each for each in fleet.kills if each.role in MODEL_CALLERS[: 2 if direct_calls else 1]
     ]
-    # Asked again is only what a killed process had no time to store.
-    lost = [
+    # A question is asked again only if a killed process had no time to store its answer.
+    loss_delays = [
         min(
-            (each.began - at for each in asking if each.may_have_lost(question, at)),
+            (each.began - at for each in caller_kills if each.may_have_lost(question, at)),
             default=math.nan,
         )
         for question, times in repeated.items()
         for at in times[:-1]
     ]
-    print("seconds from a lost answer to the kill:", [round(each, 2) for each in lost])
-    # One job each; none of what was refused at the door, as while the ledger is away.
+    print("seconds from a lost answer to the kill:", [round(each, 2) for each in loss_delays])
+    # One job for each request at most; refused ones have none, as while the ledger is away.
     assert len(outcomes) == REQUESTS
-    assert len(right) <= recorded <= REQUESTS
+    assert len(answered_numbers) <= recorded <= REQUESTS
     assert {text.partition(" ")[0] for text in failures.values()} <= {"502", "504"}
-    assert len(failures) <= len(fleet.killed)
-    assert {f"question {each}" for each in right} <= answered_at.keys()
-    assert not any(math.isnan(each) for each in lost), repeated
-    assert len(repeated) <= SLOTS * len(asking)
+    assert len(failures) <= len(fleet.kills)
+    assert {f"question {each}" for each in answered_numbers} <= answered_at.keys()
+    assert not any(math.isnan(each) for each in loss_delays), repeated
+    assert len(repeated) <= SLOTS * len(caller_kills)

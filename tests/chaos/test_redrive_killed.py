@@ -1,4 +1,4 @@
-"""A redrive that is killed half-way: every letter is still there, or its job runs, once."""
+"""A redrive that is killed half-way: each letter is still there, or its job runs once."""
 
 import random
 import signal
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.chaos
 LETTERS = 300
 ROUNDS = 5
 BYTES_PER_LETTER = 300
-"""What a redrive sends for each, at least."""
+"""Bytes that a redrive sends for each letter, at least."""
 
 
 @BOTH_QUEUE_TYPES
@@ -53,38 +53,38 @@ async def test_redrive_killed_at_any_point_loses_no_letter(
         through_proxy = {"amqp_url": SecretStr(proxy.url(broker.amqp_url))}
         spec = RedriveSpec(EVERYTHING, remote=False)
         redrive = await start_redrive(system.ledger, spec, created_by="test")
-        killed = 0
+        kills = 0
         for _ in range(ROUNDS):
-            if not await is_free(system.ledger, redrive.id):
+            if not await release_unless_ended(system.ledger, redrive.id):
                 break
-            left = len(await system.letters())
+            letters_left = len(await system.letters())
             proxy.pause()
             process = await processes.start(
                 "redrives", settings=through_proxy, operation_id=redrive.id
             )
-            point = dice.randint(500, 500 + left * BYTES_PER_LETTER)
-            proxy.cut_when(partial(killed_at, process, point), forward=dice.random() < 0.5)
+            kill_byte = dice.randint(500, 500 + letters_left * BYTES_PER_LETTER)
+            proxy.cut_when(partial(kill_at_byte, process, kill_byte), forward=dice.random() < 0.5)
             proxy.resume()
-            killed += await process.ended() == -signal.SIGKILL
-        assert killed >= 2
+            kills += await process.ended() == -signal.SIGKILL
+        assert kills >= 2
 
-        if await is_free(system.ledger, redrive.id):
+        if await release_unless_ended(system.ledger, redrive.id):
             handler = RedriveHandler(system.settings, system.registry, system.ledger)
             await BulkRunner(system.ledger, [handler]).run_one(redrive.id)
         await assert_all_accounted_for(system, accepted)
 
 
-async def is_free(ledger: Ledger, operation_id: str) -> bool:
-    """Whether there is more to do; then the hold of the process that died is over at once."""
+async def release_unless_ended(ledger: Ledger, operation_id: str) -> bool:
+    """Return whether the operation has not ended; release the dead process's hold on it at once."""
     operation = await require_bulk(ledger, operation_id)
     if operation.holder is not None:
         await ledger.bulk.release_bulk(operation_id, operation.holder)
     return operation.state in ACTIVE
 
 
-def killed_at(process: Process, point: int, seen: bytes) -> bool:
-    """Kill the process once it has sent so many bytes."""
-    if len(seen) < point:
+def kill_at_byte(process: Process, kill_byte: int, sent: bytes) -> bool:
+    """Kill the process once it has sent that many bytes; return whether it did."""
+    if len(sent) < kill_byte:
         return False
     process.kill()
     return True

@@ -1,4 +1,4 @@
-"""Dead letters of 20 causes: grouped, one cause redriven, killed half-way, resumed."""
+"""Dead letters of 20 causes are grouped; a redrive of one cause is killed half-way and resumed."""
 
 import asyncio
 import time
@@ -30,20 +30,20 @@ from tests.support.worker_process import Processes
 pytestmark = [pytest.mark.chaos, pytest.mark.long]
 
 LETTERS = 8_000
-"""`make bench ARGS=scan` has 100,000 of them."""
+"""Fewer than the 100,000 of `make bench ARGS=scan`, so that the test is quicker."""
 CAUSES = 20
-GROUPED_WITHIN, SCANNED_WITHIN = 10.0, 150.0
-"""Seconds, five times what is promised (`make bench ARGS=scan`): what takes longer is not a matter
-of a slow or busy machine."""
+MAX_GROUP_TIME, MAX_SCAN_TIME = 10.0, 150.0
+"""Seconds, five times what `make bench ARGS=scan` promises: beyond that, a busy machine is not the
+cause."""
 
 
-async def bury_all(system: System, letters: int) -> list[str]:
-    """Letters whose causes take turns."""
-    ids = [f"job-{number:06}" for number in range(letters)]
-    for start in range(0, letters, 2_000):
+async def make_letters(system: System, count: int) -> list[str]:
+    """Make that many dead letters, whose causes take turns; return their jobs' ids."""
+    ids = [f"job-{number:06}" for number in range(count)]
+    for start in range(0, count, 2_000):
         await asyncio.gather(
             *(
-                system.wire.send(DEAD_EXCHANGE, "backfill.noop", _letter(ids[number], number))
+                system.wire.send(DEAD_EXCHANGE, "backfill.noop", _make_letter(ids[number], number))
                 for number in range(start, start + 2_000)
             )
         )
@@ -51,7 +51,7 @@ async def bury_all(system: System, letters: int) -> list[str]:
     return ids
 
 
-def _letter(job_id: str, number: int):
+def _make_letter(job_id: str, number: int):
     message = JobMessage(
         job_id=job_id, job_type="noop", payload={"n": number}, metadata=Metadata(attempts=3)
     )
@@ -66,7 +66,7 @@ def _letter(job_id: str, number: int):
     return envelope_of(message, info.headers())
 
 
-async def scanned(system: System) -> list[str]:
+async def scan_ids(system: System) -> list[str]:
     async with scanning(
         system.settings.require_amqp_url(), profile=system.settings.profile
     ) as scan:
@@ -80,78 +80,80 @@ def runner_of(system: System) -> BulkRunner:
 
 @pytest.mark.timeout(600)
 @BOTH_QUEUE_TYPES
-async def test_one_cause_of_twenty_is_redriven_though_it_is_killed(
+async def test_a_redrive_of_one_cause_of_twenty_survives_a_kill(
     broker: TestBroker, sqlite_url: str, tmp_path: Path
 ) -> None:
     async with (
         open_system(broker, sqlite_url, lanes=lanes_with()) as system,
         Processes(system.settings, tmp_path) as processes,
     ):
-        everything = await bury_all(system, LETTERS)
-        each = len(everything) // CAUSES
+        all_ids = await make_letters(system, LETTERS)
+        letters_per_cause = len(all_ids) // CAUSES
 
         began = time.monotonic()
         groups = await system.ledger.dead_letters.dead_groups()
-        assert time.monotonic() - began < GROUPED_WITHIN
-        assert [group.count for group in groups] == [each] * CAUSES
+        assert time.monotonic() - began < MAX_GROUP_TIME
+        assert [group.count for group in groups] == [letters_per_cause] * CAUSES
 
         began = time.monotonic()
-        in_order = await scanned(system)
-        assert time.monotonic() - began < SCANNED_WITHIN
-        assert sorted(in_order) == everything
+        scanned_ids = await scan_ids(system)
+        assert time.monotonic() - began < MAX_SCAN_TIME
+        assert sorted(scanned_ids) == all_ids
 
-        [one] = [group for group in groups if group.sample.error_type == "ErrorH"]
-        chosen = everything[7::CAUSES]
+        [group] = [group for group in groups if group.sample.error_type == "ErrorH"]
+        redriven_ids = all_ids[7::CAUSES]
         operation = await start_redrive(
-            system.ledger, RedriveSpec(LetterFilter(group=one.fingerprint)), created_by="test"
+            system.ledger, RedriveSpec(LetterFilter(group=group.fingerprint)), created_by="test"
         )
         process = await processes.start("redrives", operation_id=operation.id)
 
-        async def half_way() -> bool:
-            return await system.ready("backfill.llm") >= each // 2
+        async def is_half_done() -> bool:
+            return await system.ready("backfill.llm") >= letters_per_cause // 2
 
-        await eventually(half_way, 120)
+        await eventually(is_half_done, 120)
         process.kill()
         await process.ended()
         assert (
             await bulk_control.require_bulk(system.ledger, operation.id)
         ).state is BulkState.RUNNING
 
-        ended = await _run_when_free(system, operation.id)
-        assert ended.state is BulkState.COMPLETED
-        assert RedriveProgress.from_operation(ended).redriven == each
-        # It was few of many, so the queue has them still.
-        assert await system.ledger.redrives.count_leftovers() == each
+        operation_at_end = await _run_when_free(system, operation.id)
+        assert operation_at_end.state is BulkState.COMPLETED
+        assert RedriveProgress.from_operation(operation_at_end).redriven == letters_per_cause
+        # They were few of many, so the queue still has their letters.
+        assert await system.ledger.redrives.count_leftovers() == letters_per_cause
         await LeftoverRemover(system.settings, system.ledger).run()
-        others = set(everything) - set(chosen)
-        await _are(system, [job_id for job_id in in_order if job_id in others])
+        other_ids = set(all_ids) - set(redriven_ids)
+        await _wait_for_letters(system, [job_id for job_id in scanned_ids if job_id in other_ids])
 
         await system.start_worker(slots=32)
-        await system.wait_until_all(chosen, State.SUCCEEDED, timeout=120)
-        assert sorted({start.job_id for start in journal.starts}) == chosen
-        assert {journal.runs(job_id) for job_id in chosen} == {1}
-        assert await system.ledger.redrives.settle_redriven(operation.id) == {"succeeded": each}
+        await system.wait_until_all(redriven_ids, State.SUCCEEDED, timeout=120)
+        assert sorted({start.job_id for start in journal.starts}) == redriven_ids
+        assert {journal.runs(job_id) for job_id in redriven_ids} == {1}
+        assert await system.ledger.redrives.settle_redriven(operation.id) == {
+            "succeeded": letters_per_cause
+        }
 
 
 async def _run_when_free(system: System, operation_id: str):
-    """Go on as soon as the killed process's hold is over, as a scheduler does."""
+    """Resume the operation when the killed process's hold has expired, as a scheduler does."""
     runner = runner_of(system)
     running = asyncio.create_task(runner.run())
 
-    async def over() -> bool:
+    async def is_completed() -> bool:
         state = (await bulk_control.require_bulk(system.ledger, operation_id)).state
         return state is BulkState.COMPLETED
 
-    await eventually(over, 120)
+    await eventually(is_completed, 120)
     runner.stop()
     await running
     return await bulk_control.require_bulk(system.ledger, operation_id)
 
 
-async def _are(system: System, expected: list[str]) -> None:
-    """What waits, in its order; a quorum queue takes a moment to have its letters back."""
+async def _wait_for_letters(system: System, expected: list[str]) -> None:
+    """Wait until these letters are in the queue, in this order: a quorum queue needs a moment."""
 
-    async def is_so() -> bool:
-        return await scanned(system) == expected
+    async def has_letters() -> bool:
+        return await scan_ids(system) == expected
 
-    await eventually(is_so, 60)
+    await eventually(has_letters, 60)

@@ -1,4 +1,4 @@
-"""Schedules while schedulers are killed, on hosts whose clocks are an hour apart."""
+"""Schedules fire once while schedulers are killed, on hosts whose clocks are an hour apart."""
 
 import asyncio
 from pathlib import Path
@@ -15,7 +15,7 @@ from tests.support.system import open_system
 from tests.support.worker_process import Process, Processes
 
 KILLS = 5
-PACE: dict[str, Any] = {"turn": 0.05, "lease": 0.8, "pending": 0.5}
+INTERVALS: dict[str, Any] = {"turn": 0.05, "lease": 0.8, "pending": 0.5}
 
 pytestmark = pytest.mark.long
 
@@ -31,38 +31,34 @@ async def test_each_due_time_is_fired_once_while_schedulers_are_killed(
         entry = ScheduleEntry(name="each", cron="* * * * * *", job="hot.noop")
         record = await book.add(entry, remote=False, created_by="test")
         skews = (1800.0, -1800.0)
-        running: list[Process] = [
-            await processes.start("scheduler", ahead=ahead, **PACE) for ahead in skews
+        schedulers: list[Process] = [
+            await processes.start("scheduler", ahead=ahead, **INTERVALS) for ahead in skews
         ]
         for kill in range(KILLS):
-            before = len(await book.history("each", 500))
+            firings_before = len(await book.history("each", 500))
 
-            async def goes_on(than: int = before) -> bool:
-                return len(await book.history("each", 500)) >= than + 2
+            async def fires_again(count: int = firings_before) -> bool:
+                return len(await book.history("each", 500)) >= count + 2
 
-            await eventually(goes_on)
-            which = kill % 2
-            running[which].kill()
-            await running[which].ended()
-            running[which] = await processes.start("scheduler", ahead=skews[which], **PACE)
+            await eventually(fires_again)
+            index = kill % 2
+            schedulers[index].kill()
+            await schedulers[index].ended()
+            schedulers[index] = await processes.start("scheduler", ahead=skews[index], **INTERVALS)
         await book.pause("each")
 
-        async def settled() -> bool:
+        async def is_settled() -> bool:
             rows = await book.history("each", 500)
-            return all(each.outcome is not FiringOutcome.DUE for each in rows)
+            return all(row.outcome is not FiringOutcome.DUE for row in rows)
 
-        await eventually(settled)
+        await eventually(is_settled)
         rows = list(reversed(await book.history("each", 500)))
-        assert {each.outcome for each in rows} == {FiringOutcome.FIRED}
-        dues = [each.due_at for each in rows]
-        assert dues == [record.next_at + number for number in range(len(dues))]
+        assert {row.outcome for row in rows} == {FiringOutcome.FIRED}
+        due_times = [row.due_at for row in rows]
+        assert due_times == [record.next_at + number for number in range(len(due_times))]
         jobs = (await system.ledger.job_reads.list_jobs(limit=1000)).items
         ids = await system.ledger.system.job_ids()
-        assert {job.id for job in jobs} == {job_id_of(ids, "each", due) for due in dues}
-        await asyncio.gather(*(each.ended() for each in _killed(running)))
-
-
-def _killed(running: list[Process]) -> list[Process]:
-    for each in running:
-        each.kill()
-    return running
+        assert {job.id for job in jobs} == {job_id_of(ids, "each", due) for due in due_times}
+        for scheduler in schedulers:
+            scheduler.kill()
+        await asyncio.gather(*(scheduler.ended() for scheduler in schedulers))

@@ -1,4 +1,4 @@
-"""Workers that are told to stop, or that stand still: no attempt is used up, nobody is blamed."""
+"""Workers that are stopped or frozen: no attempt is used up, and no job counts as crashed."""
 
 from pathlib import Path
 
@@ -24,8 +24,9 @@ from tests.support.worker_process import Processes
 pytestmark = pytest.mark.chaos
 
 GRACE = 0.3
+"""Seconds that running jobs have after SIGTERM."""
 HEARTBEAT = "?heartbeat=1"
-"""The broker gives up a connection that is silent for two of these seconds."""
+"""Parameter of the URL: the broker closes a connection that is silent for two heartbeats."""
 
 
 @BOTH_QUEUE_TYPES
@@ -37,12 +38,12 @@ async def test_sigterm_in_the_middle_of_jobs_uses_up_no_attempt(
         Processes(system.settings, tmp_path) as processes,
     ):
         effects = Effects(tmp_path)
-        first = await processes.start("worker", slots=6, reserve=0)
+        first_worker = await processes.start("worker", slots=6, reserve=0)
         accepted = await publish_all(system, requests_of(6, until="second"))
         await effects.reach("started", 6)
 
-        first.terminate()
-        assert await first.ended() == 0
+        first_worker.terminate()
+        assert await first_worker.ended() == 0
         assert effects.ids("done") == []
         assert set((await system.ledger.job_reads.states(accepted)).values()) == {State.QUEUED}
 
@@ -56,7 +57,7 @@ async def test_sigterm_in_the_middle_of_jobs_uses_up_no_attempt(
         assert {effect.attempt for effect in effects.all()} == {1}
 
 
-async def test_sigterm_lets_jobs_end_that_are_done_within_the_grace(
+async def test_sigterm_lets_jobs_end_within_the_grace(
     broker310: TestBroker, sqlite_url: str, tmp_path: Path
 ) -> None:
     async with (
@@ -89,17 +90,17 @@ async def test_sigterm_while_a_retry_waits_for_its_confirm_counts_no_crash(
     ):
         effects = Effects(tmp_path)
         through_proxy = {"amqp_url": SecretStr(proxy.url(broker310.amqp_url))}
-        stuck = await processes.start("worker", settings=through_proxy)
+        worker = await processes.start("worker", settings=through_proxy)
         accepted = await publish_all(system, requests_of(3, until="stuck", fail_attempts=1))
         await effects.reach("started", 3)
         proxy.pause()
         write(tmp_path, "stuck")
 
         await effects.reach("failed", 3)
-        stuck.terminate()
+        worker.terminate()
         await system.wait_until_all(accepted, State.QUEUED)
         proxy.cut()
-        assert await stuck.ended() == 0
+        assert await worker.ended() == 0
 
         await processes.start("worker")
         await assert_all_accounted_for(system, accepted)
@@ -109,7 +110,7 @@ async def test_sigterm_while_a_retry_waits_for_its_confirm_counts_no_crash(
             assert record.attempts == 1
 
 
-async def test_job_of_a_worker_that_stands_still_is_taken_over_and_its_late_end_does_not_count(
+async def test_job_of_a_frozen_worker_is_taken_over_and_its_late_end_does_not_count(
     broker310: TestBroker, sqlite_url: str, tmp_path: Path
 ) -> None:
     async with (
@@ -117,22 +118,22 @@ async def test_job_of_a_worker_that_stands_still_is_taken_over_and_its_late_end_
         Processes(system.settings, tmp_path) as processes,
     ):
         effects = Effects(tmp_path)
-        short = {"amqp_url": SecretStr(broker310.amqp_url + HEARTBEAT)}
-        frozen = await processes.start("worker", settings=short)
+        short_heartbeat = {"amqp_url": SecretStr(broker310.amqp_url + HEARTBEAT)}
+        frozen = await processes.start("worker", settings=short_heartbeat)
         requests = [
             *requests_of(2, until="thaw"),
-            # Fails for good on the frozen worker, after another one has succeeded.
+            # It fails for good on the frozen worker, after it has succeeded on another one.
             *requests_of(1, until="thaw", fail_on=frozen.worker_id),
         ]
         accepted = await publish_all(system, requests)
         await effects.reach("started", 3)
         frozen.pause()
-        other = await processes.start("worker", settings=short)
+        second_worker = await processes.start("worker", settings=short_heartbeat)
 
         write(tmp_path, "thaw")
         await system.wait_until_all(accepted, State.SUCCEEDED, timeout=30)
         assert {effect.worker_id for effect in effects.all() if effect.what == "done"} == {
-            other.worker_id
+            second_worker.worker_id
         }
         frozen.resume()
         await eventually(lambda: not effects.under_way(frozen.worker_id))

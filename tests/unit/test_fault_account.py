@@ -12,7 +12,7 @@ from switchyard.broker.message import JobMessage, Metadata
 from tests.support.chaos import Effect
 from tests.support.fault_run.account import Account, Run, deaths_in, judge, overlaps, runs_of
 from tests.support.fault_run.chronicle import Chronicle
-from tests.support.fault_run.report import story, table
+from tests.support.fault_run.report import describe_faults, format_table
 
 
 def effects_of(*steps: tuple[str, str, float]) -> list[Effect]:
@@ -97,9 +97,9 @@ def test_the_account_of_one_job_names_its_fault(
         account.rows["job"] = SimpleNamespace(**columns)
     if taken_at is not None:
         attempt = SimpleNamespace(outcome="crashed", worker_id="a", finished_at=taken_at)
-        account.lines["job"].append(attempt)
+        account.timelines["job"].append(attempt)
     judge(account, "http", "job", changes, letters, chronicle)
-    assert [text.partition(" (")[0] for text in account.faulty["job"]] == (
+    assert [text.partition(" (")[0] for text in account.faulty_jobs["job"]] == (
         [expected_fault] if expected_fault else []
     )
 
@@ -129,8 +129,8 @@ def test_the_report_counts_faults_by_door_and_tells_the_story_of_the_job() -> No
     account.blame("http", "job", "lost", "the ledger does not know it")
 
     assert not account.is_good
-    assert table(account).splitlines()[-1].split()[:5] == ["all", "3", "·", "·", "1"]
-    text = "\n".join(story(account, chronicle, []))
+    assert format_table(account).splitlines()[-1].split()[:5] == ["all", "3", "·", "·", "1"]
+    text = "\n".join(describe_faults(account, chronicle, []))
     assert "WRONG job job: lost (the ledger does not know it)" in text
     assert text.index("attempt 1 begins on a") < text.index("fault kill") < text.index(": done")
     assert "pause" not in text

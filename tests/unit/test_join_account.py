@@ -8,7 +8,7 @@ import pytest
 
 from switchyard.services.engine.records.results import JobRecord
 from switchyard.services.engine.records.states import State
-from tests.support.join_run.account import Change, faults_of
+from tests.support.join_run.account import Change, find_faults
 
 RELEASED: Change = ("then", "joining", "pending")
 RAN: Change = ("then", "running", "succeeded")
@@ -37,7 +37,7 @@ FAULTLESS = joining_job({"succeeded": 3}, result_count=3)
 def test_a_join_that_ended_once_after_all_jobs_has_no_fault(
     joining: JobRecord, changes: list[Change]
 ) -> None:
-    assert faults_of(joining, changes, 3) == []
+    assert find_faults(joining, changes, 3) == []
 
 
 @pytest.mark.parametrize(
@@ -59,4 +59,4 @@ def test_a_join_that_ended_once_after_all_jobs_has_no_fault(
 def test_the_fault_of_a_join_is_named(
     joining: JobRecord, changes: list[Change], fault: str
 ) -> None:
-    assert fault in "; ".join(faults_of(joining, changes, 3))
+    assert fault in "; ".join(find_faults(joining, changes, 3))

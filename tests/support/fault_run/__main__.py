@@ -1,4 +1,4 @@
-"""`make fault-run`: exits with 1 where something was not as it must be."""
+"""`make fault-run`: exits with 1 if the run found something wrong."""
 
 import argparse
 import random
@@ -13,8 +13,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=random.randrange(1_000_000))
     parser.add_argument("--profile", choices=("classic", "quorum"), default=Plan.profile)
     parser.add_argument("--ledger", choices=("sqlite", "postgresql"), default=Plan.ledger)
-    given = parser.parse_args()
-    plan = Plan(**vars(given))
+    plan = Plan(**vars(parser.parse_args()))
     exit_with("fault-run", lambda directory: run(plan, directory))
 
 

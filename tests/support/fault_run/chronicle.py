@@ -1,4 +1,4 @@
-"""What happened in a fault run, and when: faults, processes, and what must not have been."""
+"""What happened in a fault run, and when: faults, starts and ends of processes, and errors."""
 
 import time
 from collections import Counter
@@ -7,28 +7,29 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Chronicle:
-    """Times are seconds on the monotonic clock, as those of the handlers' traces."""
+    """Events of a run. Times are seconds on the monotonic clock, as in the handlers' traces."""
 
     began: float = field(default_factory=time.monotonic)
     began_at: float = field(default_factory=time.time)
-    """The same moment, since the epoch: what the ledger and the logs go by."""
+    """The same moment in seconds since the epoch, which the ledger and the logs use."""
     events: list[tuple[float, str]] = field(default_factory=list)
-    wrong: list[str] = field(default_factory=list)
+    faults_found: list[str] = field(default_factory=list)
     """What must not happen in any run, whatever is broken."""
     answers: Counter[str] = field(default_factory=Counter)
-    """HTTP answers by status; `none` where the connection was cut."""
+    """Numbers of HTTP answers by status; `none` is a lost connection."""
     faults: Counter[str] = field(default_factory=Counter)
+    """How often each fault was caused, by name."""
 
     def note(self, text: str) -> None:
         self.events.append((time.monotonic(), text))
 
     def blame(self, text: str) -> None:
-        """Note something wrong that no fault excuses."""
+        """Note an error that no caused fault explains."""
         self.note(f"WRONG: {text}")
-        self.wrong.append(f"{self.at(time.monotonic())} {text}")
+        self.faults_found.append(f"{self.at(time.monotonic())} {text}")
 
     def at(self, moment: float) -> str:
-        """Write a moment of the monotonic clock for people."""
+        """Format a moment of the monotonic clock as seconds since the begin."""
         return f"{moment - self.began:7.2f}s"
 
     def from_epoch(self, moment: float) -> float:

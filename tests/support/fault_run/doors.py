@@ -1,4 +1,4 @@
-"""The HTTP API in a fault run: asked as a careful program does, and watched as an operator does."""
+"""A client of the HTTP API in a fault run, which retries requests and reports wrong answers."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -10,53 +10,58 @@ import httpx
 from tests.support.fault_run.chronicle import Chronicle
 
 MAX_WAIT = 20.0
-"""Seconds that an answer is waited for."""
+"""Seconds to wait for an answer."""
 PAUSE = 0.3
-"""Seconds before something is asked again."""
-TRY_AGAIN = frozenset({429, 503})
+"""Seconds before a request is sent again."""
+RETRY_STATUSES = frozenset({429, 503})
 
 
 class Api:
-    """All processes of the API; each request goes to any of them."""
+    """Client of all API processes; each request goes to one of them at random."""
 
-    def __init__(self, urls: Sequence[str], dice: Random, told: Chronicle) -> None:
+    def __init__(self, urls: Sequence[str], dice: Random, chronicle: Chronicle) -> None:
         self._urls = urls
         self._dice = dice
-        self._told = told
+        self._chronicle = chronicle
         self._client = httpx.AsyncClient(timeout=MAX_WAIT, trust_env=False, verify=False)
 
     async def close(self) -> None:
         await self._client.aclose()
 
-    async def once(
-        self, method: str, path: str, *, also: Sequence[int] = (), **request: Any
+    async def request_once(
+        self, method: str, path: str, *, allowed: Sequence[int] = (), **request: Any
     ) -> httpx.Response | None:
-        """Send a request once. Return its answer; None where there was none, or one that says to
-        come again.
+        """Send a request once. Return its answer; None if there was none, or one that asks for a
+        retry.
 
-        Any but a good one, those, and the statuses of `also` is wrong, whatever is broken.
+        An answer that is none of these, not successful and not in `allowed` is an error, whatever
+        is broken.
         """
         url = self._dice.choice(self._urls)
         try:
             answer = await self._client.request(method, f"{url}{path}", **request)
         except httpx.TransportError:
-            self._told.answers["none"] += 1
+            self._chronicle.answers["none"] += 1
             return None
-        self._told.answers[str(answer.status_code)] += 1
-        if answer.is_success or answer.status_code in also:
+        self._chronicle.answers[str(answer.status_code)] += 1
+        if answer.is_success or answer.status_code in allowed:
             return answer
         is_problem = answer.headers.get("content-type") == "application/problem+json"
-        if answer.status_code not in TRY_AGAIN or not is_problem:
+        if answer.status_code not in RETRY_STATUSES or not is_problem:
             what = f"{method} {path} was answered {answer.status_code}: {answer.text[:300]}"
-            self._told.blame(what)
+            self._chronicle.blame(what)
         return None
 
-    async def insist(
-        self, method: str, path: str, make: Callable[[], dict[str, Any]] = dict, **options: Any
+    async def request_until_answered(
+        self,
+        method: str,
+        path: str,
+        make_options: Callable[[], dict[str, Any]] = dict,
+        **options: Any,
     ) -> httpx.Response:
-        """Ask until there is an answer; `make` gives what is sent, anew for each try."""
+        """Send a request until it is answered; `make_options` makes its content for each try."""
         while True:
-            answer = await self.once(method, path, **options, **make())
+            answer = await self.request_once(method, path, **options, **make_options())
             if answer is not None:
                 return answer
             await asyncio.sleep(PAUSE)

@@ -1,4 +1,4 @@
-"""What is broken in a fault run: every few seconds something else, as the dice say."""
+"""Faults of a fault run: every few seconds another one, chosen at random."""
 
 import asyncio
 import sqlite3
@@ -8,25 +8,25 @@ from random import Random
 
 from switchyard.cli.system.rabbitmq_node import LocalNode
 from tests.support.fault_run.chronicle import Chronicle
-from tests.support.fault_run.keeper import Keeper, Kept
+from tests.support.fault_run.keeper import Keeper, KeptProcess
 from tests.support.postgres import PostgresServer
 from tests.support.tcp_proxy import DIRECTIONS, TcpProxy
 
 Fault = Callable[[], Awaitable[None]]
-REST = (1.0, 4.0)
-"""Seconds between two faults."""
-AT_ONCE = 0.25
-"""How likely it is that two things break at the same time."""
+PAUSE_RANGE = (1.0, 4.0)
+"""Shortest and longest pause between two faults, in seconds."""
+TWO_FAULTS_PROBABILITY = 0.25
+"""Probability that two faults happen at the same time."""
 
 
 class Faults:
-    """Breaks things until it is told to stop, and leaves all whole then."""
+    """Causes faults until it is told to stop; then everything works again."""
 
     def __init__(
         self,
         dice: Random,
         keeper: Keeper,
-        told: Chronicle,
+        chronicle: Chronicle,
         *,
         node: LocalNode,
         broker_proxy: TcpProxy,
@@ -35,11 +35,11 @@ class Faults:
         postgres: PostgresServer | None = None,
         postgres_proxy: TcpProxy | None = None,
     ) -> None:
-        """Prepare the faults. `sqlite` is the ledger's file, where it is one; `fill_lane` publishes
-        to `vlm_ocr` more than it holds."""
+        """Prepare the faults. `sqlite` is the ledger's file, if it is SQLite; `fill_lane` publishes
+        more to `vlm_ocr` than it holds."""
         self._dice = dice
         self._keeper = keeper
-        self._told = told
+        self._chronicle = chronicle
         self._node = node
         self._broker_proxy = broker_proxy
         self._fill_lane = fill_lane
@@ -47,25 +47,25 @@ class Faults:
         self._postgres = postgres
         self._postgres_proxy = postgres_proxy
         self._stopping = asyncio.Event()
-        self._node_is_free = asyncio.Lock()
-        self._ledger_is_free = asyncio.Lock()
+        self._node_lock = asyncio.Lock()
+        self._ledger_lock = asyncio.Lock()
 
     def stop(self) -> None:
         self._stopping.set()
 
     async def run(self) -> None:
-        weighted = self._all()
-        faults, weights = list(weighted), list(weighted.values())
+        weights_by_fault = self._weigh_faults()
+        faults, weights = list(weights_by_fault), list(weights_by_fault.values())
         while not self._stopping.is_set():
-            count = 2 if self._dice.random() < AT_ONCE else 1
-            now = self._dice.choices(faults, weights, k=count)
-            await asyncio.gather(*(self._break(fault) for fault in now))
+            count = 2 if self._dice.random() < TWO_FAULTS_PROBABILITY else 1
+            chosen = self._dice.choices(faults, weights, k=count)
+            await asyncio.gather(*(self._cause(fault) for fault in chosen))
             try:
-                await asyncio.wait_for(self._stopping.wait(), self._dice.uniform(*REST))
+                await asyncio.wait_for(self._stopping.wait(), self._dice.uniform(*PAUSE_RANGE))
             except TimeoutError:
                 continue
 
-    def _all(self) -> dict[Fault, int]:
+    def _weigh_faults(self) -> dict[Fault, int]:
         """Return each fault with its weight."""
         common: dict[Fault, int] = {
             self.kill: 6,
@@ -86,27 +86,27 @@ class Faults:
             self.freeze_postgres: 2,
         }
 
-    async def _break(self, fault: Fault) -> None:
+    async def _cause(self, fault: Fault) -> None:
         name = getattr(fault, "__name__", str(fault))
-        self._told.faults[name] += 1
-        self._told.note(f"fault {name} begins")
+        self._chronicle.faults[name] += 1
+        self._chronicle.note(f"fault {name} begins")
         await fault()
-        self._told.note(f"fault {name} is over")
+        self._chronicle.note(f"fault {name} is over")
 
     # --- processes --------------------------------------------------------------------------
 
     async def kill(self) -> None:
-        await self._victim().kill()
+        await self._choose_victim().kill()
 
     async def pause(self) -> None:
-        await self._victim().pause(self._dice.uniform(0.5, 6))
+        await self._choose_victim().pause(self._dice.uniform(0.5, 6))
 
     async def terminate(self) -> None:
-        await self._victim().terminate()
+        await self._choose_victim().terminate()
 
-    def _victim(self) -> Kept:
-        victim = self._dice.choice(self._keeper.kept)
-        self._told.note(f"fault hits {victim.name}")
+    def _choose_victim(self) -> KeptProcess:
+        victim = self._dice.choice(self._keeper.processes)
+        self._chronicle.note(f"fault hits {victim.name}")
         return victim
 
     # --- the broker -------------------------------------------------------------------------
@@ -121,44 +121,44 @@ class Faults:
         self._broker_proxy.resume()
 
     async def restart_broker(self) -> None:
-        async with self._node_is_free:
+        async with self._node_lock:
             await asyncio.to_thread(self._node.stop)
             await asyncio.sleep(self._dice.uniform(0, 3))
             await asyncio.to_thread(self._node.start)
 
     async def kill_broker(self) -> None:
-        async with self._node_is_free:
+        async with self._node_lock:
             await asyncio.to_thread(self._node.kill)
             await asyncio.to_thread(self._node.start)
 
     async def alarm(self) -> None:
         """Raise a memory alarm of the broker, so that it takes nothing in."""
-        async with self._node_is_free:
-            await self._watermark("1MB")
+        async with self._node_lock:
+            await self._set_watermark("1MB")
             await asyncio.sleep(self._dice.uniform(1, 4))
-            await self._watermark("2GB")
+            await self._set_watermark("2GB")
 
-    async def _watermark(self, size: str) -> None:
+    async def _set_watermark(self, size: str) -> None:
         arguments = ("set_vm_memory_high_watermark", "absolute", size)
         await asyncio.to_thread(self._node.rabbitmqctl, *arguments)
 
     async def full_lane(self) -> None:
         """Stop the workers of a lane, and publish more than it holds."""
-        paused = asyncio.gather(*(each.pause(4) for each in self._keeper.of("ocr")))
+        paused = asyncio.gather(*(process.pause(4) for process in self._keeper.named("ocr")))
         await self._fill_lane()
         await paused
 
     # --- the ledger -------------------------------------------------------------------------
 
     async def lock_sqlite(self) -> None:
-        """Lock the ledger as a program does that writes for long."""
+        """Lock the ledger for seconds, as a program with a long write transaction does."""
         assert self._sqlite is not None
-        async with self._ledger_is_free:
-            connected = sqlite3.connect(self._sqlite, timeout=60, check_same_thread=False)
-            with closing(connected) as other:
-                await asyncio.to_thread(other.execute, "BEGIN IMMEDIATE")
+        async with self._ledger_lock:
+            opened = sqlite3.connect(self._sqlite, timeout=60, check_same_thread=False)
+            with closing(opened) as connection:
+                await asyncio.to_thread(connection.execute, "BEGIN IMMEDIATE")
                 await asyncio.sleep(self._dice.uniform(0.5, 6))
-                other.rollback()
+                connection.rollback()
 
     async def cut_postgres(self) -> None:
         assert self._postgres_proxy is not None
@@ -166,14 +166,14 @@ class Faults:
 
     async def restart_postgres(self) -> None:
         assert self._postgres is not None
-        async with self._ledger_is_free:
+        async with self._ledger_lock:
             await asyncio.to_thread(self._postgres.stop)
             await asyncio.sleep(self._dice.uniform(0, 4))
             await asyncio.to_thread(self._postgres.start)
 
     async def freeze_postgres(self) -> None:
         assert self._postgres is not None
-        async with self._ledger_is_free:
+        async with self._ledger_lock:
             self._postgres.pause()
             await asyncio.sleep(self._dice.uniform(0.5, 5))
             self._postgres.resume()

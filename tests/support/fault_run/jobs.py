@@ -1,4 +1,4 @@
-"""The jobs of a fault run: each leaves its trace when it begins and however it ends."""
+"""The jobs of a fault run: each leaves a trace when it begins and when it ends in any way."""
 
 import asyncio
 import time
@@ -16,24 +16,24 @@ from tests.support.chaos import Effects
 
 STEP = "fault_step"
 TIMEOUT = 120
-"""Seconds: far beyond what any fault holds a job up."""
+"""Seconds: far more than any fault delays a job."""
 
 
-class Task(BaseModel):
-    """What a job of the fault run does; the account reads it, too."""
+class FaultTask(BaseModel):
+    """Payload of a job: what it does and how it ends. The account of the run reads it, too."""
 
     seconds: float = 0.05
     fail_attempts: int = 0
-    """So many first attempts fail."""
+    """Number of first attempts that fail."""
     dies: Literal["", "permanent", "exhausted"] = ""
     children: int = 0
-    """So many `fault_step` come next."""
+    """Number of `fault_step` jobs that follow."""
     number: int = 0
 
 
 @contextmanager
 def traced(ctx: JobContext) -> Iterator[None]:
-    """Note begin and end; an end that is missing is that of a process that was killed."""
+    """Note the begin and the end of a job; the end is missing if its process was killed."""
     effects = Effects(ctx.settings.data_dir)
     effects.note(ctx, "started")
     try:
@@ -47,39 +47,39 @@ def traced(ctx: JobContext) -> Iterator[None]:
     effects.note(ctx, "done")
 
 
-def end(task: Task, ctx: JobContext) -> Outcome:
-    """End as the task says."""
+def finish(task: FaultTask, ctx: JobContext) -> Outcome:
+    """Return or raise what the payload asks for."""
     if task.dies == "permanent":
-        raise PermanentError("it dies, as it was told to")
+        raise PermanentError("it dies, as its payload asks")
     if task.dies == "exhausted" or ctx.attempt <= task.fail_attempts:
-        raise RuntimeError("it fails, as it was told to")
+        raise RuntimeError("it fails, as its payload asks")
     if task.children:
         return Next([Job(STEP, {"number": number}) for number in range(task.children)])
     return Done({"number": task.number})
 
 
 @job("fault_task", worker="llm", lanes=("hot", "backfill"), timeout=TIMEOUT)
-async def fault_task(payload: Task, ctx: JobContext) -> Outcome:
-    """Do the usual task."""
+async def fault_task(payload: FaultTask, ctx: JobContext) -> Outcome:
+    """Run a task in the worker's event loop."""
     with traced(ctx):
         await asyncio.sleep(payload.seconds)
-        return end(payload, ctx)
+        return finish(payload, ctx)
 
 
 @job(STEP, worker="embed", lanes=("hot", "backfill"), timeout=TIMEOUT)
-async def fault_step(payload: Task, ctx: JobContext) -> Outcome:
-    """Do the next step of a task."""
+async def fault_step(payload: FaultTask, ctx: JobContext) -> Outcome:
+    """Run a step that follows a task."""
     with traced(ctx):
         await asyncio.sleep(payload.seconds)
-        return end(payload, ctx)
+        return finish(payload, ctx)
 
 
 @job("fault_page", worker="ocr", lanes=("vlm_ocr",), timeout=TIMEOUT)
-async def fault_page(payload: Task, ctx: JobContext) -> Outcome:
-    """Do a task of the lane that is soon full."""
+async def fault_page(payload: FaultTask, ctx: JobContext) -> Outcome:
+    """Run a task in the lane `vlm_ocr`, which is soon full."""
     with traced(ctx):
         await asyncio.sleep(payload.seconds)
-        return end(payload, ctx)
+        return finish(payload, ctx)
 
 
 @job(
@@ -90,10 +90,10 @@ async def fault_page(payload: Task, ctx: JobContext) -> Outcome:
     isolation="process",
     memory_limit_mb=2048,
 )
-def fault_crunch(payload: Task, ctx: JobContext) -> Outcome:
-    """Do a task in a process of its own."""
+def fault_crunch(payload: FaultTask, ctx: JobContext) -> Outcome:
+    """Run a task in a process of its own, using its processor."""
     with traced(ctx):
-        until = time.monotonic() + payload.seconds
-        while time.monotonic() < until:
+        ends_at = time.monotonic() + payload.seconds
+        while time.monotonic() < ends_at:
             pass
-        return end(payload, ctx)
+        return finish(payload, ctx)

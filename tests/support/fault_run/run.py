@@ -1,4 +1,4 @@
-"""One fault run from beginning to end."""
+"""Runs one fault run from beginning to end."""
 
 import asyncio
 import sys
@@ -22,20 +22,21 @@ from switchyard.services.engine.wings import job_modules
 from tests.support.brokers import TestBroker, new_node
 from tests.support.chaos import open_chaos
 from tests.support.eventually import eventually
-from tests.support.fault_run.account import Account, open_jobs, settle
+from tests.support.fault_run.account import Account, count_open_jobs, make_account
 from tests.support.fault_run.chronicle import Chronicle
 from tests.support.fault_run.doors import Api
 from tests.support.fault_run.faults import Faults
 from tests.support.fault_run.keeper import Keeper
 from tests.support.fault_run.load import Load
-from tests.support.fault_run.report import story, table
+from tests.support.fault_run.report import describe_faults, format_table
 from tests.support.postgres import PostgresServer
 from tests.support.system import System
 from tests.support.tcp_proxy import TcpProxy
 
-MODULE = "tests.support.fault_run.jobs"
+JOBS_MODULE = "tests.support.fault_run.jobs"
 RETRY_DELAYS = (0.5, 1.0, 2.0)
-APIS = 2
+"""Seconds of the retry levels."""
+API_PROCESSES = 2
 PROCESSES = {
     "llm-1": ("worker", "llm"),
     "llm-2": ("worker", "llm"),
@@ -45,16 +46,16 @@ PROCESSES = {
     "scheduler-1": ("scheduler",),
     "scheduler-2": ("scheduler",),
 }
-START = 120.0
-"""Seconds in which the API must answer; on a machine that is busy with other things."""
-QUIET = 180.0
-"""Seconds in which everything must have come to its end once nothing is broken any more."""
-VERSIONS: dict[str, str] = {"classic": "3.10", "quorum": "4.3"}
+START_TIMEOUT = 120.0
+"""Seconds within which the API must answer, on a busy machine."""
+QUIET_TIMEOUT = 180.0
+"""Seconds after the last fault within which all jobs must have ended."""
+BROKER_VERSIONS: dict[str, str] = {"classic": "3.10", "quorum": "4.3"}
 
 
 @dataclass
 class Plan:
-    """What is asked for."""
+    """Options of a fault run."""
 
     minutes: float = 4
     seed: int = 1
@@ -63,8 +64,8 @@ class Plan:
 
 
 @dataclass
-class Ground:
-    """What the system stands on."""
+class Infrastructure:
+    """Broker and database of the system, and the proxies before them."""
 
     system: System
     node: LocalNode
@@ -72,14 +73,14 @@ class Ground:
     postgres: PostgresServer | None = None
     postgres_proxy: TcpProxy | None = None
     urls: dict[str, SecretStr] = field(default_factory=dict)
-    """The settings that lead through the proxies."""
+    """Settings with the addresses of the proxies."""
 
 
 @asynccontextmanager
-async def ground(plan: Plan, directory: Path) -> AsyncIterator[Ground]:
+async def start_infrastructure(plan: Plan, directory: Path) -> AsyncIterator[Infrastructure]:
     """Run a private broker and database, each behind a proxy."""
     async with AsyncExitStack() as stack:
-        node = new_node(VERSIONS[plan.profile], directory / "node")
+        node = new_node(BROKER_VERSIONS[plan.profile], directory / "node")
         stack.callback(node.kill)
         await asyncio.to_thread(node.start)
         proxy = await stack.enter_async_context(TcpProxy(LOOPBACK, node.amqp_port))
@@ -87,86 +88,98 @@ async def ground(plan: Plan, directory: Path) -> AsyncIterator[Ground]:
         postgres = postgres_proxy = None
         url = f"sqlite+aiosqlite:///{directory / 'ledger.db'}"
         if plan.ledger == "postgresql":
-            # Not below ours, where PostgreSQL's own user may not go.
-            place = stack.enter_context(TemporaryDirectory(prefix="switchyard-fault-run-"))
-            postgres = PostgresServer(Path(place))
+            # Not below `directory`, which PostgreSQL's own user may not enter.
+            postgres_folder = stack.enter_context(
+                TemporaryDirectory(prefix="switchyard-fault-run-")
+            )
+            postgres = PostgresServer(Path(postgres_folder))
             stack.callback(postgres.stop)
             await asyncio.to_thread(postgres.start)
             url = postgres.create_database()
             postgres_proxy = await stack.enter_async_context(TcpProxy(LOOPBACK, postgres.port))
             urls["database_url"] = SecretStr(postgres_proxy.url(url))
-        broker = TestBroker(VERSIONS[plan.profile], plan.profile, "/", node)
+        broker = TestBroker(BROKER_VERSIONS[plan.profile], plan.profile, "/", node)
         system = await stack.enter_async_context(
             open_chaos(
                 broker,
                 url,
                 directory,
-                modules=(*job_modules(), MODULE),
+                modules=(*job_modules(), JOBS_MODULE),
                 lanes=LANES,
                 retry_delays=RETRY_DELAYS,
                 log_format="json",
             )
         )
-        yield Ground(system, node, proxy, postgres, postgres_proxy, urls)
+        yield Infrastructure(system, node, proxy, postgres, postgres_proxy, urls)
 
 
 async def run(plan: Plan, directory: Path) -> bool:
-    """Run it all, print the account and what went wrong, and return whether everything was as it
-    must be."""
+    """Run system, load and faults; print the account and all errors. Return whether
+    there were none."""
     print(f"Fault run: {plan.minutes:g} min, {plan.profile}, {plan.ledger}, seed {plan.seed}")
     print(f"Logs: {directory}", flush=True)
-    told = Chronicle()
-    async with ground(plan, directory) as stage, Keeper(_settings(stage), directory, told) as keep:
-        ports = [free_port() for _ in range(APIS)]
+    chronicle = Chronicle()
+    async with (
+        start_infrastructure(plan, directory) as infrastructure,
+        Keeper(_settings(infrastructure), directory, chronicle) as keeper,
+    ):
+        ports = [free_port() for _ in range(API_PROCESSES)]
         for number, port in enumerate(ports, start=1):
-            keep.start(f"api-{number}", "api", "--port", str(port))
+            keeper.start(f"api-{number}", "api", "--port", str(port))
         for name, arguments in PROCESSES.items():
-            keep.start(name, *arguments)
-        api = Api([f"http://{LOOPBACK}:{port}" for port in ports], Random(plan.seed), told)
-        account = await _under_load(plan, stage, keep, api, told)
+            keeper.start(name, *arguments)
+        api = Api([f"http://{LOOPBACK}:{port}" for port in ports], Random(plan.seed), chronicle)
+        account = await _under_load(plan, infrastructure, keeper, api, chronicle)
         await api.close()
-        await keep.stop()
+        await keeper.stop()
     (directory / "chronicle.log").write_text(
-        "".join(f"{told.at(moment)} {text}\n" for moment, text in told.events)
+        "".join(f"{chronicle.at(moment)} {text}\n" for moment, text in chronicle.events)
     )
-    _print(plan, account, told, [each.log for each in keep.kept])
-    return account.is_good and not told.wrong
+    _print(plan, account, chronicle, [process.log for process in keeper.processes])
+    return account.is_good and not chronicle.faults_found
 
 
-def _settings(stage: Ground) -> Settings:
+def _settings(infrastructure: Infrastructure) -> Settings:
     """Return the settings of every process: all connections lead through the proxies."""
-    return stage.system.settings.model_copy(update={**stage.urls, "modules": (MODULE,)})
+    return infrastructure.system.settings.model_copy(
+        update={**infrastructure.urls, "modules": (JOBS_MODULE,)}
+    )
 
 
 async def _under_load(
-    plan: Plan, stage: Ground, keep: Keeper, api: Api, told: Chronicle
+    plan: Plan, infrastructure: Infrastructure, keeper: Keeper, api: Api, chronicle: Chronicle
 ) -> Account:
-    settings = _settings(stage)
-    registry = Registry.load((*job_modules(), MODULE))
-    system = stage.system
-    with suppress(TimeoutError):  # the answers are looked at below
-        async with asyncio.timeout(START):
-            await asyncio.gather(*(api.insist("GET", "/health/live") for _ in range(2 * APIS)))
+    settings = _settings(infrastructure)
+    registry = Registry.load((*job_modules(), JOBS_MODULE))
+    system = infrastructure.system
+    with suppress(TimeoutError):  # if the API does not answer, the account shows it
+        async with asyncio.timeout(START_TIMEOUT):
+            await asyncio.gather(
+                *(
+                    api.request_until_answered("GET", "/health/live")
+                    for _ in range(2 * API_PROCESSES)
+                )
+            )
     async with await Ledger.open(settings.ledger_url) as ledger:
-        load = Load(plan.seed, settings, registry, ledger, api, told)
+        load = Load(plan.seed, settings, registry, ledger, api, chronicle)
         faults = Faults(
             Random(plan.seed),
-            keep,
-            told,
-            node=stage.node,
-            broker_proxy=stage.proxy,
+            keeper,
+            chronicle,
+            node=infrastructure.node,
+            broker_proxy=infrastructure.proxy,
             fill_lane=load.fill_lane,
-            sqlite=None if stage.postgres else settings.ledger_url.partition(":///")[2],
-            postgres=stage.postgres,
-            postgres_proxy=stage.postgres_proxy,
+            sqlite=None if infrastructure.postgres else settings.ledger_url.partition(":///")[2],
+            postgres=infrastructure.postgres,
+            postgres_proxy=infrastructure.postgres_proxy,
         )
         loading, breaking = asyncio.create_task(load.run()), asyncio.create_task(faults.run())
         try:
-            done, _ = await asyncio.wait(
+            ended_tasks, _ = await asyncio.wait(
                 [loading, breaking], timeout=plan.minutes * 60, return_when=asyncio.FIRST_EXCEPTION
             )
-            for task in done:
-                task.result()  # neither ends by itself
+            for task in ended_tasks:
+                task.result()  # neither ends before it is stopped: this raises its error
             faults.stop()
             load.stop()
             await breaking
@@ -174,42 +187,44 @@ async def _under_load(
             loading.cancel()
             breaking.cancel()
             raise
-        told.note("nothing is broken any more")
+        chronicle.note("nothing is broken any more")
         try:
-            await asyncio.wait_for(loading, QUIET)
+            await asyncio.wait_for(loading, QUIET_TIMEOUT)
         except TimeoutError:
-            told.blame(f"not all was accepted {QUIET:g} s after the last fault")
+            chronicle.blame(f"not all was accepted {QUIET_TIMEOUT:g} s after the last fault")
         try:
-            await eventually(lambda: _is_quiet(system), QUIET, "the end of all jobs")
+            await eventually(lambda: _is_quiet(system), QUIET_TIMEOUT, "the end of all jobs")
         except AssertionError as error:
-            told.blame(str(error))
+            chronicle.blame(str(error))
         documents = {
             each: await _document_state(api, each) for each in sorted(load.accepted.documents)
         }
         print(f"Refused by a full lane: {load.refused}")
-        return await settle(system, load.accepted, documents, told)
+        return await make_account(system, load.accepted, documents, chronicle)
 
 
 async def _is_quiet(system: System) -> bool:
     await asyncio.sleep(0.5)
-    return await open_jobs(system) == 0
+    return await count_open_jobs(system) == 0
 
 
 async def _document_state(api: Api, document_id: str) -> str:
-    """Ask until the API answers: the last fault may have ended its process."""
+    """Ask the API until it answers: the last fault may have ended its process."""
     try:
-        answer = await eventually(lambda: api.once("GET", f"/documents/{document_id}"))
+        answer = await eventually(lambda: api.request_once("GET", f"/documents/{document_id}"))
     except AssertionError:
         return "no answer"
     return str(answer.json()["state"])
 
 
-def _print(plan: Plan, account: Account, told: Chronicle, logs: list[Path]) -> None:
-    print(table(account))
-    print("faults:", ", ".join(f"{name} {count}" for name, count in told.faults.most_common()))
-    print("answers:", ", ".join(f"{name} {count}" for name, count in told.answers.most_common()))
-    for line in story(account, told, logs):
+def _print(plan: Plan, account: Account, chronicle: Chronicle, logs: list[Path]) -> None:
+    print(format_table(account))
+    print("faults:", ", ".join(f"{name} {count}" for name, count in chronicle.faults.most_common()))
+    print(
+        "answers:", ", ".join(f"{name} {count}" for name, count in chronicle.answers.most_common())
+    )
+    for line in describe_faults(account, chronicle, logs):
         print(line)
-    good = account.is_good and not told.wrong
-    print(f"{'All is accounted for' if good else 'NOT as it must be'}; seed {plan.seed}")
+    is_good = account.is_good and not chronicle.faults_found
+    print(f"{'All is accounted for' if is_good else 'NOT as it must be'}; seed {plan.seed}")
     sys.stdout.flush()

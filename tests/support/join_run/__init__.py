@@ -1,2 +1,2 @@
-"""Joins of a thousand jobs while processes are killed, and an account of each. `make join-run`;
-CONTRIBUTING.md tells the rest."""
+"""Joins of a thousand jobs while processes are killed, and an account of each. See
+`make join-run` in CONTRIBUTING.md."""

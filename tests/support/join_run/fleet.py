@@ -1,4 +1,4 @@
-"""Workers and schedulers that are killed, one after the other, beside what goes on."""
+"""Workers and schedulers that are killed at random while jobs run."""
 
 import asyncio
 from random import Random
@@ -12,7 +12,7 @@ ROLES = ("worker", "worker", "worker", "scheduler", "scheduler")
 
 
 class Fleet(AsyncCloseable):
-    """Who is killed is started again; another of its role is always left."""
+    """Processes that are started again when killed; one of each role is always left running."""
 
     def __init__(self, processes: Processes, random: Random) -> None:
         self._processes = processes
@@ -34,8 +34,7 @@ class Fleet(AsyncCloseable):
         self._alive[role].append(await self._processes.start(role, **options))
 
     async def kill(self, role: str) -> None:
-        """Kill one, where another is there: a busy machine takes its time to start one, and work
-        shall go on."""
+        """Kill a process of the role if another one of it runs, so that the work goes on."""
         alive = self._alive[role]
         if len(alive) < 2:
             return
@@ -47,11 +46,10 @@ class Fleet(AsyncCloseable):
         self._starting.add(task)
         task.add_done_callback(self._starting.discard)
 
-    async def keep_killing(self, every: float) -> None:
-        """Kill somebody every so many seconds, or as soon as all are there again; until it is
-        cancelled. Where a busy machine starts them slowly, the next one would otherwise die before
-        the work has moved."""
+    async def keep_killing(self, interval: float) -> None:
+        """Kill a process every `interval` seconds until cancelled, but wait until all run again: on
+        a busy machine they would otherwise be killed faster than the work goes on."""
         while True:
             role = self._random.choice(ROLES)
-            await asyncio.gather(self.kill(role), asyncio.sleep(every))
+            await asyncio.gather(self.kill(role), asyncio.sleep(interval))
             await asyncio.gather(*self._starting)
