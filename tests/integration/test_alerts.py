@@ -1,5 +1,5 @@
-"""Alerts reach somebody: what the doctor finds and what ends is posted once, and again when it is
-over, whichever scheduler is active."""
+"""Alerts: a finding of the doctor is posted once, and once more when it is over, and an ended
+operation once, whichever scheduler is active."""
 
 import asyncio
 import hashlib
@@ -27,14 +27,15 @@ SECRET = "between us"
 
 
 class Receiver:
-    """A webhook's server, which may refuse."""
+    """The server of a webhook, which can refuse messages."""
 
     def __init__(self) -> None:
         self.bodies: list[dict[str, Any]] = []
         self.status = 204
         self.is_endless = False
-        self.refused = ""
-        """The key of a message that is never taken."""
+        """Whether the body of a response never ends."""
+        self.refused_key = ""
+        """The key of a message that is answered with 400."""
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self.url = f"http://127.0.0.1:{self._http.server_address[1]}/hook/secret-path"
         threading.Thread(target=self._http.serve_forever, daemon=True).start()
@@ -43,10 +44,10 @@ class Receiver:
         self._http.shutdown()
         self._http.server_close()
 
-    def of(self, status: str) -> list[str]:
-        return [each["key"] for each in self.bodies if each["status"] == status]
+    def keys_with(self, status: str) -> list[str]:
+        return [body["key"] for body in self.bodies if body["status"] == status]
 
-    def _take(self, body: bytes, signature: str | None) -> None:
+    def _record(self, body: bytes, signature: str | None) -> None:
         expected = hmac.new(SECRET.encode(), body, hashlib.sha256).hexdigest()
         assert signature == f"sha256={expected}"
         self.bodies.append(json.loads(body))
@@ -58,10 +59,10 @@ class Receiver:
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 status = receiver.status
-                if receiver.refused and receiver.refused.encode() in body:
+                if receiver.refused_key and receiver.refused_key.encode() in body:
                     status = 400
                 if status == 204:
-                    receiver._take(body, self.headers["X-Switchyard-Signature"])
+                    receiver._record(body, self.headers["X-Switchyard-Signature"])
                 self.send_response(status)
                 self.end_headers()
                 while receiver.is_endless:
@@ -71,16 +72,16 @@ class Receiver:
                         return
 
             def log_message(self, *args: object) -> None:
-                """Nothing: the test says what is wrong."""
+                """Log nothing."""
 
         return Handler
 
 
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
-    made = Receiver()
-    yield made
-    made.close()
+    server = Receiver()
+    yield server
+    server.close()
 
 
 @pytest.fixture
@@ -98,7 +99,7 @@ async def system(
 
 
 @asynccontextmanager
-async def scheduler_of(system: System) -> AsyncIterator[Scheduler]:
+async def running_scheduler(system: System) -> AsyncIterator[Scheduler]:
     scheduler = Scheduler(
         system.settings, system.registry, system.ledger, intervals=SchedulerIntervals(turn=0.05)
     )
@@ -110,29 +111,29 @@ async def scheduler_of(system: System) -> AsyncIterator[Scheduler]:
         await running
 
 
-async def test_a_finding_is_told_once_and_again_when_it_is_over(
+async def test_a_finding_is_sent_once_and_again_when_it_is_over(
     system: System, receiver: Receiver
 ) -> None:
     await system.publish("hot.noop", {})
 
-    async def is_kept() -> bool:
+    async def is_recorded() -> bool:
         return "queue-unworked" in await system.ledger.alerts.sent_alerts()
 
-    async with scheduler_of(system):
-        await eventually(is_kept)  # which follows its delivery
-    assert receiver.of("firing").count("queue-unworked") == 1
-    async with scheduler_of(system):  # another one, which finds what the first has told
+    async with running_scheduler(system):
+        await eventually(is_recorded)  # after its delivery
+    assert receiver.keys_with("firing").count("queue-unworked") == 1
+    async with running_scheduler(system):  # another one, which reads what the first has sent
         await system.start_worker()
-        await eventually(lambda: "queue-unworked" in receiver.of("resolved"))
-    assert receiver.of("firing").count("queue-unworked") == 1
-    told = next(each for each in receiver.bodies if each["key"] == "queue-unworked")
-    assert "hot.llm" in told["detail"]
-    assert "jobctl worker" in told["remedy"]
-    assert str(await system.ledger.system.system()) == told["system"]
-    assert told["text"].startswith("🔴")
+        await eventually(lambda: "queue-unworked" in receiver.keys_with("resolved"))
+    assert receiver.keys_with("firing").count("queue-unworked") == 1
+    alert = next(body for body in receiver.bodies if body["key"] == "queue-unworked")
+    assert "hot.llm" in alert["detail"]
+    assert "jobctl worker" in alert["remedy"]
+    assert str(await system.ledger.system.system()) == alert["system"]
+    assert alert["text"].startswith("🔴")
 
 
-async def test_an_operation_that_ended_is_told_once(system: System, receiver: Receiver) -> None:
+async def test_an_ended_operation_is_sent_once(system: System, receiver: Receiver) -> None:
     await system.ledger.bulk.create_bulk(
         "backfill-1", kind="backfill", title="all of it", spec={}, created_by="me"
     )
@@ -142,27 +143,25 @@ async def test_an_operation_that_ended_is_told_once(system: System, receiver: Re
     alerter = Alerter(system.settings, system.ledger)
     await alerter.check()
     await alerter.check()
-    ended = [each for each in receiver.bodies if each["status"] == "ended"]
-    assert [each["detail"] for each in ended] == ["all of it: enough"]
-    assert ended[0]["remedy"] == "`jobctl backfill show backfill-1`"
+    ended_alerts = [body for body in receiver.bodies if body["status"] == "ended"]
+    assert [alert["detail"] for alert in ended_alerts] == ["all of it: enough"]
+    assert ended_alerts[0]["remedy"] == "`jobctl backfill show backfill-1`"
 
 
-async def test_what_was_not_taken_is_sent_again_and_the_address_stays_secret(
+async def test_a_refused_message_is_sent_again_and_the_url_is_not_logged(
     system: System, receiver: Receiver
 ) -> None:
     await system.publish("hot.noop", {})
     receiver.status = 503
     with capture_logs() as logs:
-        async with scheduler_of(system):
+        async with running_scheduler(system):
             await eventually(lambda: any("not delivered" in line["event"] for line in logs))
             receiver.status = 204
-            await eventually(lambda: "queue-unworked" in receiver.of("firing"))
+            await eventually(lambda: "queue-unworked" in receiver.keys_with("firing"))
     assert "secret-path" not in json.dumps(logs, default=str)
 
 
-async def test_what_else_the_server_says_is_not_listened_to(
-    system: System, receiver: Receiver
-) -> None:
+async def test_an_endless_response_is_not_read(system: System, receiver: Receiver) -> None:
     await system.ledger.bulk.create_bulk(
         "backfill-3", kind="backfill", title="all", spec={}, created_by="me"
     )
@@ -185,12 +184,12 @@ async def test_a_message_that_is_refused_holds_up_no_other(
         await system.ledger.bulk.move_bulk(
             f"backfill-{number}", BulkState.CANCELLED, among=[BulkState.WAITING]
         )
-    receiver.refused = "backfill-1.cancelled"
+    receiver.refused_key = "backfill-1.cancelled"
     await Alerter(system.settings, system.ledger).check()
-    assert receiver.of("ended") == ["backfill-0.cancelled"]
-    receiver.refused = ""
+    assert receiver.keys_with("ended") == ["backfill-0.cancelled"]
+    receiver.refused_key = ""
     await Alerter(system.settings, system.ledger).check()
-    assert receiver.of("ended") == ["backfill-0.cancelled", "backfill-1.cancelled"]
+    assert receiver.keys_with("ended") == ["backfill-0.cancelled", "backfill-1.cancelled"]
 
 
 async def test_slack_gets_a_text_in_which_nobody_is_mentioned(

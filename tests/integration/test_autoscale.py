@@ -17,32 +17,32 @@ from switchyard.services.engine.ledger import Ledger, upgrade
 from switchyard.services.llm.ledger import LlmLedger
 from tests.support.made import claim, new_job
 
-Start = Callable[[str], int]
+StartProcess = Callable[[str], int]
 HOST = os.uname().nodename
 
 
 @pytest.fixture
 def supervisor(tmp_path: Path) -> Iterator[Supervisor]:
-    made = Supervisor(tmp_path / "logs", os.environ)
-    yield made
-    made.stop(0)
+    started_supervisor = Supervisor(tmp_path / "logs", os.environ)
+    yield started_supervisor
+    started_supervisor.stop(0)
 
 
 @pytest.fixture
-def start(supervisor: Supervisor) -> Start:
-    def started(name: str) -> int:
-        """A process that waits for a signal, in the place of a worker; gives its pid."""
-        waiting = [sys.executable, "-c", "import signal; signal.pause()"]
-        process = subprocess.Popen(waiting, start_new_session=True)
+def start(supervisor: Supervisor) -> StartProcess:
+    def start_process(name: str) -> int:
+        """Start a process that waits for a signal, in the place of a worker. Returns its pid."""
+        command = [sys.executable, "-c", "import signal; signal.pause()"]
+        process = subprocess.Popen(command, start_new_session=True)
         log = supervisor.log_dir / f"{name}.log"
         supervisor.children.append(Child(name, ("worker", "llm"), log, process))
         return process.pid
 
-    return started
+    return start_process
 
 
 async def test_the_process_with_the_fewest_jobs_retires_and_its_jobs_delay_no_decision(
-    supervisor: Supervisor, start: Start, sqlite_url: str
+    supervisor: Supervisor, start: StartProcess, sqlite_url: str
 ) -> None:
     settings = Settings(
         database_url=sqlite_url,
@@ -51,34 +51,37 @@ async def test_the_process_with_the_fewest_jobs_retires_and_its_jobs_delay_no_de
         autoscale_calm=10,
     )
     await upgrade(sqlite_url)
-    jobs_of = {"llm": 3, "llm-2": 1, "llm-3": 2}
+    job_counts = {"llm": 3, "llm-2": 1, "llm-3": 2}
     async with await Ledger.open(sqlite_url) as ledger:
-        for name, number in jobs_of.items():
+        for name, job_count in job_counts.items():
             await ledger.workers.register_worker(
                 name, kinds=["llm"], lanes=["hot"], host=HOST, pid=start(name), concurrency=8
             )
-            for job_id in (f"{name}-{n}" for n in range(number)):
+            for job_id in (f"{name}-{n}" for n in range(job_count)):
                 await ledger.jobs.record(new_job(job_id))
                 await ledger.jobs.claim(claim(job_id, worker_id=name))
         scaler = Autoscaler(
             System(settings, Registry(), {}), supervisor, {"llm": ProcessRange(1, 3)}
         )
         assert await scaler.rescale(1_000) == []
-        (news,) = await scaler.rescale(1_020)
-        assert news.startswith("llm: 3 → 2 processes; 6 jobs run")
-        assert [each.name for each in supervisor.children if each.is_retiring] == ["llm-2"]
+        (notice,) = await scaler.rescale(1_020)
+        assert notice.startswith("llm: 3 → 2 processes; 6 jobs run")
+        assert [child.name for child in supervisor.children if child.is_retiring] == ["llm-2"]
         assert await scaler.rescale(1_030) == []
-        (news,) = await scaler.rescale(1_050)
-        assert news.startswith("llm: 2 → 1 process; 5 jobs run")
-        assert [each.name for each in supervisor.children if each.is_retiring] == ["llm-2", "llm-3"]
+        (notice,) = await scaler.rescale(1_050)
+        assert notice.startswith("llm: 2 → 1 process; 5 jobs run")
+        assert [child.name for child in supervisor.children if child.is_retiring] == [
+            "llm-2",
+            "llm-3",
+        ]
 
 
-async def test_servers_take_what_the_settings_of_now_allow_them(
-    supervisor: Supervisor, start: Start, sqlite_url: str
+async def test_servers_count_with_the_limits_of_the_current_settings(
+    supervisor: Supervisor, start: StartProcess, sqlite_url: str
 ) -> None:
     servers = tuple(
-        LlmServer(name=name, base_url=f"http://{name}/v1", max_calls=most)
-        for name, most in (("small", 6), ("large", 8))
+        LlmServer(name=name, base_url=f"http://{name}/v1", max_calls=max_calls)
+        for name, max_calls in (("small", 6), ("large", 8))
     )
     settings = Settings(
         database_url=sqlite_url,
@@ -91,7 +94,7 @@ async def test_servers_take_what_the_settings_of_now_allow_them(
     for name in ("llm", "llm-2", "llm-3", "llm-4"):
         start(name)
     async with await Ledger.open(sqlite_url) as ledger:
-        for name in ("small", "large", "of another time"):  # with limits from before
+        for name in ("small", "large", "of another time"):  # with limits of earlier settings
             await LlmLedger(ledger).slots.take_llm_slot(
                 name, name, "me", ttl=60, is_hot=True, first_limit=70, max_limit=70
             )

@@ -1,4 +1,4 @@
-"""What `make bench` measures on: a run is one of many systems, one after the other."""
+"""The systems that `make bench` makes, one after the other, have nothing in common."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.broker310, pytest.mark.postgres]
 
 @pytest.fixture
 def systems(broker310: TestBroker, tmp_path: Path) -> Iterator[list[dict[str, str]]]:
-    """Two of the same name, as two rounds of a measurement make them."""
+    """The environment variables of two systems of the same name, as of two rounds."""
     stage = Stage(
         directory=tmp_path,
         amqp_url=broker310.amqp_url,
@@ -28,18 +28,20 @@ def systems(broker310: TestBroker, tmp_path: Path) -> Iterator[list[dict[str, st
         broker_version=broker310.version,
         postgres=shared_postgres(),
     )
-    made = [stage.switchyard("twice", "postgresql") for _ in range(2)]
-    yield made
+    environments = [stage.switchyard("twice", "postgresql") for _ in range(2)]
+    yield environments
     with httpx.Client(base_url=broker310.management_url) as client:
-        for each in made:
-            vhost = quote(vhost_of(each["JOBS_AMQP_URL"]), safe="")
+        for environment in environments:
+            vhost = quote(vhost_of(environment["JOBS_AMQP_URL"]), safe="")
             client.delete(f"/api/vhosts/{vhost}").raise_for_status()
-            stage.postgres.drop_later(each["JOBS_DATABASE_URL"])
+            stage.postgres.drop_later(environment["JOBS_DATABASE_URL"])
 
 
-async def test_no_system_finds_what_is_anothers(systems: list[dict[str, str]]) -> None:
-    assert len({each["JOBS_AMQP_URL"] for each in systems}) == len(systems)
-    for each in systems:
-        settings = Settings(data_dir=each["JOBS_DATA_DIR"], database_url=each["JOBS_DATABASE_URL"])
+async def test_no_system_finds_what_belongs_to_another(systems: list[dict[str, str]]) -> None:
+    assert len({environment["JOBS_AMQP_URL"] for environment in systems}) == len(systems)
+    for environment in systems:
+        settings = Settings(
+            data_dir=environment["JOBS_DATA_DIR"], database_url=environment["JOBS_DATABASE_URL"]
+        )
         async with await Ledger.open(settings.ledger_url) as ledger:
             assert await claim_places(settings, ledger) == ()

@@ -1,4 +1,4 @@
-"""A broker that takes no more connections or channels: told as a limit, and waited for."""
+"""A broker's limits of connections and channels are reported as such, and waited for."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -19,12 +19,9 @@ from tests.support.brokers import TestBroker
 from tests.support.management import Management
 from tests.support.publishing import job
 
-OF_THE_VHOST = r"connection limit \(0\) is reached"
-OF_THE_USER = r"user connection limit \(0\) is reached"
 
-
-class Limited:
-    """A user of its own, whose limits are nobody else's."""
+class LimitedUser:
+    """A user of one test alone, whose limits concern nobody else."""
 
     def __init__(self, broker: TestBroker) -> None:
         self.management: Management = broker.management
@@ -36,83 +33,83 @@ class Limited:
     def settings(self) -> BrokerSettings:
         return BrokerSettings(amqp_url=self.url)
 
-    async def limit(self, what: str, number: int) -> None:
-        await self.management.put(f"/user-limits/{self.name}/{what}", {"value": number})
+    async def set_limit(self, limit_name: str, number: int) -> None:
+        await self.management.put(f"/user-limits/{self.name}/{limit_name}", {"value": number})
 
-    async def lift(self, what: str) -> None:
-        await self.management.delete(f"/user-limits/{self.name}/{what}")
+    async def lift(self, limit_name: str) -> None:
+        await self.management.delete(f"/user-limits/{self.name}/{limit_name}")
 
 
 @pytest.fixture
-async def user(broker: TestBroker) -> AsyncIterator[Limited]:
-    user = Limited(broker)
+async def user(broker: TestBroker) -> AsyncIterator[LimitedUser]:
+    user = LimitedUser(broker)
     await broker.management.put(f"/users/{user.name}", {"password": "secret", "tags": ""})
-    everything = {"configure": ".*", "write": ".*", "read": ".*"}
-    await broker.management.put(f"/permissions/{{vhost}}/{user.name}", everything)
+    permissions = {"configure": ".*", "write": ".*", "read": ".*"}
+    await broker.management.put(f"/permissions/{{vhost}}/{user.name}", permissions)
     yield user
     await broker.management.delete(f"/users/{user.name}")
 
 
-async def refusal_of(user: Limited) -> str:
-    """What both publishers say; it is the same."""
-    with pytest.raises(LimitReached) as told:
+async def read_refusal(user: LimitedUser) -> str:
+    """Return the broker's refusal, which both publishers report in the same words."""
+    with pytest.raises(LimitReached) as refusal:
         await connect(user.url, "test")
     async with Publisher(user.settings) as publisher:
         with pytest.raises(LimitReached):
             await publisher.publish(job(), "hot.crawl")
 
-    def block() -> None:
+    def publish_blocking() -> None:
         with BlockingPublisher(user.settings) as publisher:
             publisher.publish(job(), "hot.crawl")
 
-    with pytest.raises(LimitReached) as blocking:
-        await asyncio.to_thread(block)
-    assert str(told.value).partition("NOT_ALLOWED")[2] in str(blocking.value)
-    return str(told.value)
+    with pytest.raises(LimitReached) as blocking_refusal:
+        await asyncio.to_thread(publish_blocking)
+    assert str(refusal.value).partition("NOT_ALLOWED")[2] in str(blocking_refusal.value)
+    return str(refusal.value)
 
 
-async def test_a_connection_limit_of_the_vhost_is_no_refusal_of_it(
-    broker: TestBroker, user: Limited
+async def test_a_connection_limit_of_the_vhost_is_reported_as_a_limit(
+    broker: TestBroker, user: LimitedUser
 ) -> None:
     await broker.management.put("/vhost-limits/{vhost}/max-connections", {"value": 0})
-    assert "connection limit (0) is reached" in await refusal_of(user)
+    assert "connection limit (0) is reached" in await read_refusal(user)
     await broker.management.delete("/vhost-limits/{vhost}/max-connections")
     async with connected(user.url, "test"):
         pass
 
 
-async def test_a_connection_limit_of_the_user_is_waited_for(user: Limited) -> None:
-    await user.limit("max-connections", 0)
-    assert "user connection limit (0) is reached" in await refusal_of(user)
-    tries: list[LimitReached] = []
+async def test_a_connection_limit_of_the_user_is_waited_for(user: LimitedUser) -> None:
+    await user.set_limit("max-connections", 0)
+    assert "user connection limit (0) is reached" in await read_refusal(user)
+    refusals: list[LimitReached] = []
     reconnector = Reconnector(user.url, "test", structlog.get_logger("test"))
 
-    async def attempt() -> None:
+    async def try_to_connect() -> None:
         try:
             await reconnector.connection_now()
         except LimitReached as error:
-            tries.append(error)
-            if len(tries) == 4:  # more than a second after the first
+            refusals.append(error)
+            if len(refusals) == 4:  # more than a second after the first
                 await user.lift("max-connections")
             raise
 
     with structlog.testing.capture_logs() as lines:
-        await wait_until_available("broker", attempt)
+        await wait_until_available("broker", try_to_connect)
     await reconnector.close()
-    assert len(tries) >= 4
+    assert len(refusals) >= 4
     assert {"user connection limit" in line["error"] for line in lines if "error" in line} == {True}
 
 
-async def test_a_channel_limit_is_told_as_one(user: Limited) -> None:
-    await user.limit("max-channels", 1)
-    async with Publisher(user.settings) as publisher, connected(user.url, "test") as held:
-        await open_channel(underlying(held), confirms=False)
+async def test_a_channel_limit_is_reported_as_one(user: LimitedUser) -> None:
+    await user.set_limit("max-channels", 1)
+    async with Publisher(user.settings) as publisher, connected(user.url, "test") as connection:
+        await open_channel(underlying(connection), confirms=False)
         with pytest.raises(LimitReached, match="number of channels"):
             await publisher.publish(job(), "hot.crawl")
 
 
 async def test_a_vhost_that_is_not_there_or_not_for_the_user_is_still_refused(
-    broker: TestBroker, user: Limited
+    broker: TestBroker, user: LimitedUser
 ) -> None:
     await broker.management.delete(f"/permissions/{{vhost}}/{user.name}")
     for url in (user.url, user.url + "-none"):

@@ -11,7 +11,7 @@ import aio_pika
 import pytest
 from aio_pika.abc import AbstractChannel
 from aio_pika.exceptions import ProbableAuthenticationError
-from aiormq.channel import Channel as Raw
+from aiormq.channel import Channel as RawChannel
 from aiormq.exceptions import ChannelAccessRefused
 from pamqp.commands import Basic
 from pydantic import SecretStr
@@ -47,18 +47,20 @@ from tests.support.eventually import eventually
 from tests.support.system import System, open_system
 
 Users = dict[str, str]
+"""The URL of each role's user."""
 Attempt = partial[Any]
+"""A call on a channel."""
 
 
 @pytest.fixture
 def users(broker: TestBroker, monkeypatch: pytest.MonkeyPatch) -> Iterator[Users]:
-    """The address of each role's user, made by the command."""
+    """The URL of each role's user, made by the command."""
     monkeypatch.setenv("JOBS_AMQP_URL", broker.amqp_url)
     monkeypatch.setenv("JOBS_MANAGEMENT_URL", broker.management_url)
     prefix = broker.vhost
-    made = json.loads(CliRunner().invoke(app, ["users", "--prefix", prefix, "--json"]).stdout)
-    yield {each["name"].removeprefix(f"{prefix}-"): each["url"] for each in made}
-    names = {"users": [each["name"] for each in made]}
+    created = json.loads(CliRunner().invoke(app, ["users", "--prefix", prefix, "--json"]).stdout)
+    yield {user["name"].removeprefix(f"{prefix}-"): user["url"] for user in created}
+    names = {"users": [user["name"] for user in created]}
     asyncio.run(broker.management.post("/users/bulk-delete", names))
 
 
@@ -75,7 +77,7 @@ async def channel_of(url: str) -> AsyncIterator[AbstractChannel]:
         yield await connection.channel()
 
 
-async def test_jobs_are_published_worked_retried_and_buried_with_these_rights(
+async def test_publisher_and_worker_can_publish_run_retry_and_bury_jobs(
     system: System, users: Users
 ) -> None:
     await system.start_worker(amqp_url=SecretStr(users["worker"]))
@@ -83,19 +85,19 @@ async def test_jobs_are_published_worked_retried_and_buried_with_these_rights(
     async with Publisher(settings) as publisher:
         jobs = JobPublisher(system.registry, system.ledger, publisher)
         scripted = {"steps": ["raise", "done"]}
-        tried = (await jobs.publish(JobRequest("hot.scripted", scripted))).job_id
-        dies = (await jobs.publish(JobRequest("hot.scripted", {"steps": ["permanent"]}))).job_id
+        retried = (await jobs.publish(JobRequest("hot.scripted", scripted))).job_id
+        dying = (await jobs.publish(JobRequest("hot.scripted", {"steps": ["permanent"]}))).job_id
         gated = (await jobs.publish(JobRequest("backfill.gated", {}))).job_id
-        assert (await system.wait_for_state(tried, State.SUCCEEDED)).attempts == 1  # and one more
-        await system.wait_for_state(dies, State.DEAD)
-        await system.wait_for_letter(dies)
+        assert (await system.wait_for_state(retried, State.SUCCEEDED)).attempts == 1  # and one more
+        await system.wait_for_state(dying, State.DEAD)
+        await system.wait_for_letter(dying)
         await system.wait_for_state(gated, State.RUNNING)
         await send_cancel(publisher, gated)
         await system.wait_for_state(gated, State.CANCELLED)
 
 
-async def test_each_knows_whose_broker_it_is(system: System, users: Users) -> None:
-    assert users.keys() == {each.name for each in ROLES}
+async def test_each_role_can_read_the_mark_of_the_broker(system: System, users: Users) -> None:
+    assert users.keys() == {role.name for role in ROLES}
     for url in users.values():
         mark = await read_broker(system.settings.model_copy(update={"amqp_url": SecretStr(url)}))
         assert mark is not None
@@ -103,8 +105,8 @@ async def test_each_knows_whose_broker_it_is(system: System, users: Users) -> No
 
 
 async def test_a_worker_sees_the_depths_of_lanes(system: System, users: Users) -> None:
-    (found,) = (await query_queues(users["worker"], ["hot.llm"])).values()
-    assert found is not None
+    (depth,) = (await query_queues(users["worker"], ["hot.llm"])).values()
+    assert depth is not None
 
 
 async def test_the_admin_marks_the_broker(system: System, users: Users) -> None:
@@ -139,24 +141,24 @@ async def test_the_doctor_says_what_its_user_may_not_see(
     settings = system.settings.model_copy(
         update={"amqp_url": SecretStr(users[role]), "management_url": SecretStr(url)}
     )
-    checks = [each async for each in diagnose(settings)]
-    unseen = [each for each in checks if each.finding is Finding.MANAGEMENT_FORBIDS]
+    checks = [check async for check in diagnose(settings)]
+    unseen = [check for check in checks if check.finding is Finding.MANAGEMENT_FORBIDS]
     expected = []
     if role == "publisher":
         expected.append(("alarms and watermarks", "monitoring"))
-    for check, (what, tag) in zip(unseen, expected, strict=True):
+    for check, (subject, tag) in zip(unseen, expected, strict=True):
         assert check.status == "warning"
-        assert f"can't see {what}" in check.detail
+        assert f"can't see {subject}" in check.detail
         assert f"the tag `{tag}`" in check.detail
         assert "JOBS_MANAGEMENT_URL" in check.remedy
-    seen = {each.name for each in checks if each.finding is None}
-    assert {"management", "broker clock"} <= seen
-    assert ("alarms" in seen) == (role == "admin")
-    (features,) = (each for each in checks if each.name == "features")
+    passed = {check.name for check in checks if check.finding is None}
+    assert {"management", "broker clock"} <= passed
+    assert ("alarms" in passed) == (role == "admin")
+    (features,) = (check for check in checks if check.name == "features")
     assert features.status == "ok"
-    # 3.10 shows them to administrators alone: that is no fault, and it is said.
-    unlooked = broker.version.startswith("3.10")
-    assert ("rabbitmqctl" in features.detail) == unlooked
+    # RabbitMQ 3.10 shows features to administrators alone: the detail says so.
+    is_hidden = broker.version.startswith("3.10")
+    assert ("rabbitmqctl" in features.detail) == is_hidden
 
 
 async def test_a_publisher_sees_depths_and_the_limits_in_force(
@@ -165,16 +167,16 @@ async def test_a_publisher_sees_depths_and_the_limits_in_force(
     user = users["publisher"].partition("//")[2].partition("@")[0]
     url = f"http://{user}@{broker.management_url.rpartition('@')[2]}"
     depths = await query_queues(users["publisher"], ["hot.llm", "backfill.llm", DEAD_QUEUE])
-    assert [each.ready for each in depths.values() if each] == [0, 0, 0]
+    assert [depth.ready for depth in depths.values() if depth] == [0, 0, 0]
     async with ManagementClient(url, broker.vhost) as client:
-        assert "hot.llm" in {each.declared.name for each in await client.queues()}
+        assert "hot.llm" in {queue.declared.name for queue in await client.queues()}
         assert await client.policies()
         # What KEDA asks for with the chart's trigger (charts/switchyard/templates/workers.yaml).
         options = {"page": "1", "use_regex": "true", "pagination": "false", "page_size": "100"}
-        found = await client.get(
+        page = await client.get(
             f"/queues/{broker.vhost}", params={**options, "name": "^(hot|backfill)[.]llm$"}
         )
-    assert {each["name"] for each in found["items"]} == {"hot.llm", "backfill.llm"}
+    assert {queue["name"] for queue in page["items"]} == {"hot.llm", "backfill.llm"}
 
 
 async def test_a_publisher_hears_events_and_knows_which_queues_there_are(
@@ -194,44 +196,44 @@ async def test_a_publisher_hears_events_and_knows_which_queues_there_are(
             await root.queue_delete("backfill.llm")
         with pytest.raises(Unroutable):
             await jobs.publish(JobRequest("backfill.noop", {}))
-        heard = await channel.declare_queue(exclusive=True)
-        await heard.bind("jobs.events", "#")
+        events = await channel.declare_queue(exclusive=True)
+        await events.bind("jobs.events", "#")
         await publisher.send("jobs.events", "started.hot.noop", Envelope(b"{}", "event-1"))
-        assert (await heard.get(timeout=10)).body == b"{}"
+        assert (await events.get(timeout=10)).body == b"{}"
     async with LanePressure(settings, system.registry) as pressure:
         await pressure.probe()
 
-        async def counted() -> bool:  # figures of the management API are some seconds old
+        async def are_both_counted() -> bool:  # figures of the management API are some seconds old
             depth = (await pressure.snapshot()).queue("hot.llm")
             return depth is not None and depth.ready == 2
 
-        await eventually(counted, 20)
-        missing = (await pressure.snapshot()).queue("hot.llm")
-        assert missing is not None
-        assert missing.limit == 1000
+        await eventually(are_both_counted, 20)
+        depth = (await pressure.snapshot()).queue("hot.llm")
+        assert depth is not None
+        assert depth.limit == 1000
 
 
-async def heard_by_own(channel: Raw, exchange: str) -> object:
-    own = await channel.queue_declare(exclusive=True)
-    return await channel.queue_bind(own.queue or "", exchange, routing_key="#")
+async def bind_own_queue(channel: RawChannel, exchange: str) -> object:
+    declared = await channel.queue_declare(exclusive=True)
+    return await channel.queue_bind(declared.queue or "", exchange, routing_key="#")
 
 
-async def bind(channel: Raw, queue: str, exchange: str) -> object:
+async def bind(channel: RawChannel, queue: str, exchange: str) -> object:
     return await channel.queue_bind(queue, exchange, routing_key="#")
 
 
-async def heard(message: object) -> None:
-    """Never: it may not consume."""
+async def ignore_message(message: object) -> None:
+    """Never called: no user may consume."""
 
 
-async def own_queue(channel: Raw, **arguments: str) -> object:
+async def declare_own_queue(channel: RawChannel, **arguments: str) -> object:
     return await channel.queue_declare(
         exclusive=True, arguments={f"x-{k.replace('_', '-')}": v for k, v in arguments.items()}
     )
 
 
-async def marked_with(channel: Raw, alternate: str) -> object:
-    """A new declaration, behind a deletion: the one that is there would refuse any other."""
+async def replace_mark(channel: RawChannel, alternate: str) -> object:
+    """Delete the mark's exchange and declare it anew: as long as it is there, it can't be changed."""
     await channel.exchange_delete("jobs.system")
     return await channel.exchange_declare(
         "jobs.system",
@@ -242,125 +244,135 @@ async def marked_with(channel: Raw, alternate: str) -> object:
 
 
 QUEUES = ("hot.llm", "backfill.ingest", "jobs.dead", "jobs.dead.log")
-NOBODY: dict[str, Attempt] = {
+FORBIDDEN_TO_BOTH: dict[str, Attempt] = {
     **{
         f"bind {q} to {x}": partial(bind, queue=q, exchange=x)
         for q in QUEUES
         for x in ("jobs.events", "jobs.control", "jobs.topic", "jobs.system")
     },
-    **{f"delete {q}": partial(Raw.queue_delete, queue=q) for q in QUEUES},
+    **{f"delete {q}": partial(RawChannel.queue_delete, queue=q) for q in QUEUES},
     **{
-        f"declare {q}": partial(Raw.queue_declare, queue=q)
+        f"declare {q}": partial(RawChannel.queue_declare, queue=q)
         for q in ("hot.more", "jobs.more", "accounts")
     },
     "unbind a lane": partial(
-        Raw.queue_unbind, queue="hot.llm", exchange="jobs.topic", routing_key="hot.noop"
+        RawChannel.queue_unbind, queue="hot.llm", exchange="jobs.topic", routing_key="hot.noop"
     ),
-    "unbind the dead letters": partial(Raw.queue_unbind, queue="jobs.dead", exchange="jobs.dlx"),
+    "unbind the dead letters": partial(
+        RawChannel.queue_unbind, queue="jobs.dead", exchange="jobs.dlx"
+    ),
     **{
-        f"delete {x}": partial(Raw.exchange_delete, exchange=x)
+        f"delete {x}": partial(RawChannel.exchange_delete, exchange=x)
         for x in ("jobs.topic", "jobs.dlx", "jobs.events", "jobs.control")
     },
     **{
-        f"declare {x}": partial(Raw.exchange_declare, exchange=x) for x in ("jobs.more", "accounts")
+        f"declare {x}": partial(RawChannel.exchange_declare, exchange=x)
+        for x in ("jobs.more", "accounts")
     },
     **{
         f"publish to {key} past its exchange": partial(
-            Raw.basic_publish, body=b"{}", exchange="", routing_key=key
+            RawChannel.basic_publish, body=b"{}", exchange="", routing_key=key
         )
         for key in QUEUES
     },
-    **{f"read {q}": partial(Raw.basic_get, queue=q) for q in ("jobs.dead", "jobs.dead.log")},
+    **{f"read {q}": partial(RawChannel.basic_get, queue=q) for q in ("jobs.dead", "jobs.dead.log")},
     **{
-        f"consume {q}": partial(Raw.basic_consume, queue=q, consumer_callback=heard)
+        f"consume {q}": partial(RawChannel.basic_consume, queue=q, consumer_callback=ignore_message)
         for q in ("jobs.dead", "jobs.dead.log")
     },
-    **{f"purge {q}": partial(Raw.queue_purge, queue=q) for q in ("jobs.dead", "jobs.dead.log")},
-    **{f"hear {x}": partial(heard_by_own, exchange=x) for x in ("jobs.topic", "jobs.dlx")},
+    **{
+        f"purge {q}": partial(RawChannel.queue_purge, queue=q)
+        for q in ("jobs.dead", "jobs.dead.log")
+    },
+    **{f"hear {x}": partial(bind_own_queue, exchange=x) for x in ("jobs.topic", "jobs.dlx")},
     "send its own dead letters to a lane": partial(
-        own_queue, dead_letter_exchange="", dead_letter_routing_key="hot.llm"
+        declare_own_queue, dead_letter_exchange="", dead_letter_routing_key="hot.llm"
     ),
     "connect the dead letters with events": partial(
-        Raw.exchange_bind, destination="jobs.events", source="jobs.dlx"
+        RawChannel.exchange_bind, destination="jobs.events", source="jobs.dlx"
     ),
     "connect events with another's exchange": partial(
-        Raw.exchange_bind, destination="amq.topic", source="jobs.events"
+        RawChannel.exchange_bind, destination="amq.topic", source="jobs.events"
     ),
-    "lead the mark's messages into a lane": partial(marked_with, alternate="amq.topic"),
+    "lead the mark's messages into a lane": partial(replace_mark, alternate="amq.topic"),
 }
-"""What neither a publisher nor a worker may do."""
-ATTEMPTS: dict[str, dict[str, Attempt]] = {
-    "publisher": NOBODY
+"""Calls that neither a publisher nor a worker may make."""
+FORBIDDEN: dict[str, dict[str, Attempt]] = {
+    "publisher": FORBIDDEN_TO_BOTH
     | {
-        "take a job": partial(Raw.basic_get, queue="hot.llm"),
-        "consume a lane": partial(Raw.basic_consume, queue="hot.llm", consumer_callback=heard),
-        "purge a lane": partial(Raw.queue_purge, queue="hot.llm"),
+        "take a job": partial(RawChannel.basic_get, queue="hot.llm"),
+        "consume a lane": partial(
+            RawChannel.basic_consume, queue="hot.llm", consumer_callback=ignore_message
+        ),
+        "purge a lane": partial(RawChannel.queue_purge, queue="hot.llm"),
         "write a dead letter": partial(
-            Raw.basic_publish, body=b"{}", exchange="jobs.dlx", routing_key="hot.noop"
+            RawChannel.basic_publish, body=b"{}", exchange="jobs.dlx", routing_key="hot.noop"
         ),
         "write a retry": partial(
-            Raw.basic_publish, body=b"{}", exchange="{retry}", routing_key="hot.llm"
+            RawChannel.basic_publish, body=b"{}", exchange="{retry}", routing_key="hot.llm"
         ),
         "bind a retry queue": partial(bind, queue="{retry}", exchange="jobs.events"),
-        "hear commands": partial(heard_by_own, exchange="jobs.control"),
+        "hear commands": partial(bind_own_queue, exchange="jobs.control"),
         "connect dead letters": partial(
-            Raw.exchange_bind, destination="jobs.dlx", source="jobs.events"
+            RawChannel.exchange_bind, destination="jobs.dlx", source="jobs.events"
         ),
-        "connect retries": partial(Raw.exchange_bind, destination="{retry}", source="jobs.events"),
-        "bury its own messages": partial(own_queue, dead_letter_exchange="jobs.dlx"),
-        "have the mark's messages buried": partial(marked_with, alternate="jobs.dlx"),
+        "connect retries": partial(
+            RawChannel.exchange_bind, destination="{retry}", source="jobs.events"
+        ),
+        "bury its own messages": partial(declare_own_queue, dead_letter_exchange="jobs.dlx"),
+        "have the mark's messages buried": partial(replace_mark, alternate="jobs.dlx"),
     },
-    "worker": NOBODY
+    "worker": FORBIDDEN_TO_BOTH
     | {
         "call a job off": partial(
-            Raw.basic_publish, body=b"{}", exchange="jobs.control", routing_key="cancel"
+            RawChannel.basic_publish, body=b"{}", exchange="jobs.control", routing_key="cancel"
         ),
         "call jobs off by events": partial(
-            Raw.exchange_bind, destination="jobs.control", source="jobs.events"
+            RawChannel.exchange_bind, destination="jobs.control", source="jobs.events"
         ),
-        "delete a retry queue": partial(Raw.queue_delete, queue="{retry}"),
-        "read a retry queue": partial(Raw.basic_get, queue="{retry}"),
+        "delete a retry queue": partial(RawChannel.queue_delete, queue="{retry}"),
+        "read a retry queue": partial(RawChannel.basic_get, queue="{retry}"),
     },
     "admin": {
-        "declare what is not ours": partial(Raw.queue_declare, queue="accounts"),
-        "delete what is not ours": partial(Raw.queue_delete, queue="accounts"),
+        "declare what is not ours": partial(RawChannel.queue_declare, queue="accounts"),
+        "delete what is not ours": partial(RawChannel.queue_delete, queue="accounts"),
         "bind what is not ours": partial(bind, queue="accounts", exchange="jobs.events"),
-        "read what is not ours": partial(Raw.basic_get, queue="accounts"),
+        "read what is not ours": partial(RawChannel.basic_get, queue="accounts"),
         "publish to what is not ours": partial(
-            Raw.basic_publish, body=b"{}", exchange="amq.topic", routing_key="a"
+            RawChannel.basic_publish, body=b"{}", exchange="amq.topic", routing_key="a"
         ),
     },
 }
 
 
-@pytest.mark.parametrize("role", list(ATTEMPTS))
-async def test_it_may_do_nothing_else(
+@pytest.mark.parametrize("role", list(FORBIDDEN))
+async def test_a_role_may_do_nothing_else(
     system: System, users: Users, role: str, broker: TestBroker
 ) -> None:
-    """Each in a channel of its own, which a refusal closes."""
+    """Each attempt gets a channel of its own, as a refusal closes it."""
     retry = retry_name(system.settings.retry_delays[0])
-    done = []
+    allowed = []
     async with await aio_pika.connect(users[role]) as connection:
-        for what, attempt in ATTEMPTS[role].items():
+        for title, attempt in FORBIDDEN[role].items():
             channel = await underlying(connection).channel()
-            named = {
+            arguments = {
                 name: value.replace("{retry}", retry) if isinstance(value, str) else value
                 for name, value in attempt.keywords.items()
             }
             try:
                 async with asyncio.timeout(10):
-                    await attempt.func(channel, **named)
-                    await channel.basic_qos(prefetch_count=1)  # behind what has no answer
+                    await attempt.func(channel, **arguments)
+                    await channel.basic_qos(prefetch_count=1)  # answered after the attempt
             except ChannelAccessRefused:
                 continue
-            done.append(what)
-    assert not done
+            allowed.append(title)
+    assert not allowed
 
 
-async def test_events_that_were_led_into_a_queue_of_jobs_are_led_there_no_more(
+async def test_applying_the_topology_removes_bindings_of_events_to_queues_of_jobs(
     system: System, broker: TestBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By a publisher of an earlier version, whose bindings outlive it."""
+    """A publisher of an earlier version could have made such bindings."""
     async with channel_of(broker.amqp_url) as channel:
         raw = await channel.get_underlay_channel()
         for queue in ("jobs.dead", "hot.llm"):
@@ -373,10 +385,14 @@ async def test_events_that_were_led_into_a_queue_of_jobs_are_led_there_no_more(
         retry_delays=system.settings.retry_delays,
     )
     async with ManagementClient(broker.management_url, broker.vhost) as client:
-        found = differences.diff(topology, await client.fetch())
-        assert {each.problem for each in found} == {differences.Deviation.STALE}
-        led = {each.subject.destination for each in found if isinstance(each.subject, Binding)}
-        assert led == {"jobs.dead", "hot.llm", "jobs.topic"}
+        deviations = differences.diff(topology, await client.fetch())
+        assert {deviation.problem for deviation in deviations} == {differences.Deviation.STALE}
+        destinations = {
+            deviation.subject.destination
+            for deviation in deviations
+            if isinstance(deviation.subject, Binding)
+        }
+        assert destinations == {"jobs.dead", "hot.llm", "jobs.topic"}
         await apply(client, topology)
         assert differences.diff(topology, await client.fetch()) == []
 
@@ -384,14 +400,14 @@ async def test_events_that_were_led_into_a_queue_of_jobs_are_led_there_no_more(
 async def test_a_message_that_names_its_user_is_moved_by_another(
     system: System, users: Users, broker: TestBroker
 ) -> None:
-    """As `topology migrate` moves it. The broker takes a user's name from that user alone."""
+    """As `topology migrate` does. The broker accepts a user's name from that user alone."""
     name = users["publisher"].partition("//")[2].partition(":")[0]
     body = JobMessage(job_id="named", job_type="noop", payload={}).encode()
     async with channel_of(users["publisher"]) as channel:
         raw = await channel.get_underlay_channel()
-        for app in ("an app", None):
+        for app_id in ("an app", None):
             properties = Basic.Properties(
-                message_id="named", headers={"a": 1}, user_id=name, app_id=app
+                message_id="named", headers={"a": 1}, user_id=name, app_id=app_id
             )
             await raw.basic_publish(
                 body, exchange="jobs.topic", routing_key="hot.noop", properties=properties
@@ -406,53 +422,59 @@ async def test_a_message_that_names_its_user_is_moved_by_another(
             await shovel.wait_until_empty()
         assert shovel.moved == 2
         moved = [await root.basic_get("moved", no_ack=True) for _ in range(2)]
-        kept = [each.header.properties for each in moved]
-        assert {each.app_id for each in kept} == {"an app", None}
-        for each in kept:
-            assert (each.message_id, each.headers, each.user_id) == ("named", {"a": 1}, None)
+        moved_properties = [message.header.properties for message in moved]
+        assert {properties.app_id for properties in moved_properties} == {"an app", None}
+        for properties in moved_properties:
+            assert (properties.message_id, properties.headers, properties.user_id) == (
+                "named",
+                {"a": 1},
+                None,
+            )
 
 
-def test_again_they_keep_their_passwords_and_with_renew_they_get_others(
+def test_users_keep_their_passwords_unless_they_are_renewed(
     users: Users, broker: TestBroker
 ) -> None:
-    def made(*options: str) -> list[str | None]:
-        done = CliRunner().invoke(app, ["users", "--prefix", broker.vhost, "--json", *options])
-        return [each["url"] for each in json.loads(done.stdout)]
+    def list_created_urls(*options: str) -> list[str | None]:
+        result = CliRunner().invoke(app, ["users", "--prefix", broker.vhost, "--json", *options])
+        return [user["url"] for user in json.loads(result.stdout)]
 
     async def connect() -> None:
         async with channel_of(users["worker"]):
             pass
 
-    assert made() == [None, None, None]
+    assert list_created_urls() == [None, None, None]
     asyncio.run(connect())
-    assert users["worker"] not in made("--renew")
+    assert users["worker"] not in list_created_urls("--renew")
     with pytest.raises(ProbableAuthenticationError):
         asyncio.run(connect())
 
 
-def test_given_passwords_are_theirs_and_are_not_printed_and_the_admin_makes_the_topology(
+def test_given_passwords_are_used_and_not_printed_and_the_admin_can_apply_the_topology(
     users: Users, broker: TestBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for role in ("publisher", "worker", "admin"):
         monkeypatch.setenv(f"JOBS_{role.upper()}_PASSWORD", f"given-{role}")
     for _ in range(2):  # as a one-shot service does at each start
-        done = CliRunner().invoke(app, ["users", "--prefix", broker.vhost])
-        assert done.exit_code == 0
-        assert "given-" not in done.output
-        assert "JOBS_ADMIN_PASSWORD" in done.output
+        result = CliRunner().invoke(app, ["users", "--prefix", broker.vhost])
+        assert result.exit_code == 0
+        assert "given-" not in result.output
+        assert "JOBS_ADMIN_PASSWORD" in result.output
 
-    def of(role: str, url: str) -> str:
-        scheme, _, rest = url.partition("://")
-        return f"{scheme}://{broker.vhost}-{role}:given-{role}@{rest.rpartition('@')[2]}"
+    def url_of(role: str, url: str) -> str:
+        scheme, _, login_and_server = url.partition("://")
+        return (
+            f"{scheme}://{broker.vhost}-{role}:given-{role}@{login_and_server.rpartition('@')[2]}"
+        )
 
     async def connect() -> None:
         for role in users:
-            async with channel_of(of(role, broker.amqp_url)):
+            async with channel_of(url_of(role, broker.amqp_url)):
                 pass
 
     asyncio.run(connect())
-    monkeypatch.setenv("JOBS_AMQP_URL", of("admin", broker.amqp_url))
-    monkeypatch.setenv("JOBS_MANAGEMENT_URL", of("admin", broker.management_url))
-    made = CliRunner().invoke(app, ["apply", "--profile", broker.profile])
-    assert made.exit_code == 0, made.output
-    assert "made queue hot.llm" in made.output
+    monkeypatch.setenv("JOBS_AMQP_URL", url_of("admin", broker.amqp_url))
+    monkeypatch.setenv("JOBS_MANAGEMENT_URL", url_of("admin", broker.management_url))
+    result = CliRunner().invoke(app, ["apply", "--profile", broker.profile])
+    assert result.exit_code == 0, result.output
+    assert "made queue hot.llm" in result.output

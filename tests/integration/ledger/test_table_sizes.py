@@ -1,4 +1,4 @@
-"""How much room the ledger's tables take."""
+"""How much disk space the ledger's tables take."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from switchyard.services.engine.ledger import Ledger
 from tests.support.made import NOW, letter, message, new_job
 
 
-async def test_each_table_tells_its_rows_its_room_and_since_when_it_has_some(
+async def test_usage_has_the_rows_bytes_and_oldest_row_of_each_table(
     ledger: Ledger,
 ) -> None:
     for number in range(3):
         await ledger.jobs.record(new_job(message(f"job-{number}")))
     await ledger.dead_letters.index_dead([letter("job-0", dead_at=NOW)])
     usage = await ledger.table_sizes.usage()
-    tables = {each.name: each for each in usage.tables}
+    tables = {table.name: table for table in usage.tables}
     assert (tables["jobs"].rows, tables["dead_letters"].rows) == (3, 1)
     assert tables["attempts"].rows == 0
     assert tables["dead_letters"].since == NOW
@@ -21,9 +21,9 @@ async def test_each_table_tells_its_rows_its_room_and_since_when_it_has_some(
     assert usage.bytes > (tables["jobs"].bytes or 0)
 
 
-async def test_rows_of_the_last_day_are_told_apart(ledger: Ledger) -> None:
+async def test_rows_of_the_last_day_are_counted_apart(ledger: Ledger) -> None:
     now = ledger.clock.now()
     await ledger.jobs.record(new_job(message("today", created_at=now)))
     await ledger.jobs.record(new_job(message("before", created_at=now.replace(year=2020))))
-    [jobs] = [each for each in (await ledger.table_sizes.usage()).tables if each.name == "jobs"]
+    [jobs] = [table for table in (await ledger.table_sizes.usage()).tables if table.name == "jobs"]
     assert (jobs.rows, jobs.rows_of_last_day) == (2, 1)

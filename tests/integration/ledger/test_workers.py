@@ -39,41 +39,43 @@ async def test_workers_are_listed(ledger: Ledger) -> None:
     assert worker.stopped_at is None
 
 
-async def test_a_beat_says_how_much_memory_there_is_and_since_when_a_worker_stops(
+async def test_a_beat_reports_the_memory_and_since_when_a_worker_is_stopping(
     ledger: Ledger,
 ) -> None:
     await register(ledger, "worker-1")
 
-    async def beaten(**said: Any) -> WorkerRecord:
-        await ledger.workers.beat("worker-1", **said)
+    async def beat(**report: Any) -> WorkerRecord:
+        await ledger.workers.beat("worker-1", **report)
         return (await ledger.workers.list_workers())[0]
 
-    works = await beaten(memory_bytes=5 * 2**30)
-    assert (works.memory_bytes, works.stopping_at) == (5 * 2**30, None)
-    stops = await beaten(is_stopping=True)
-    assert stops.memory_bytes is None
-    assert stops.stopping_at is not None
-    assert works.beat_at <= stops.stopping_at
-    assert (await beaten(is_stopping=True)).stopping_at == stops.stopping_at
+    working = await beat(memory_bytes=5 * 2**30)
+    assert (working.memory_bytes, working.stopping_at) == (5 * 2**30, None)
+    stopping = await beat(is_stopping=True)
+    assert stopping.memory_bytes is None
+    assert stopping.stopping_at is not None
+    assert working.beat_at <= stopping.stopping_at
+    assert (await beat(is_stopping=True)).stopping_at == stopping.stopping_at
     await register(ledger, "worker-1")
-    assert (await beaten()).stopping_at is None
+    assert (await beat()).stopping_at is None
 
 
-async def test_how_long_no_worker_took_a_hot_job(ledger: Ledger) -> None:
+async def test_hot_idle_is_the_time_since_a_worker_reported_a_hot_job(ledger: Ledger) -> None:
     for worker_id in ("worker-1", "worker-2"):
         await register(ledger, worker_id)
         await ledger.workers.beat(worker_id)
     assert await ledger.workers.hot_idle() is None
     await ledger.workers.beat("worker-1", hot=True)
-    first = await ledger.workers.hot_idle()
-    assert first is not None
-    assert 0 <= first < 60
+    idle_seconds = await ledger.workers.hot_idle()
+    assert idle_seconds is not None
+    assert 0 <= idle_seconds < 60
     await ledger.workers.beat("worker-1")
     await ledger.workers.beat("worker-2")
-    (told, never) = sorted(await ledger.workers.list_workers(), key=lambda worker: worker.worker_id)
-    assert told.hot_at is not None
-    assert told.started_at <= told.hot_at <= told.beat_at
-    assert never.hot_at is None
+    (reporting, silent) = sorted(
+        await ledger.workers.list_workers(), key=lambda worker: worker.worker_id
+    )
+    assert reporting.hot_at is not None
+    assert reporting.started_at <= reporting.hot_at <= reporting.beat_at
+    assert silent.hot_at is None
 
 
 async def test_jobs_of_silent_stopped_and_unknown_workers_are_stale(ledger: Ledger) -> None:
@@ -85,7 +87,7 @@ async def test_jobs_of_silent_stopped_and_unknown_workers_are_stale(ledger: Ledg
     stale = await ledger.job_reads.stale_running(silent_for=60, limit=10)
     assert {job.id for job in stale} == {"of-stopped", "of-unknown"}
     assert {job.claim_id for job in stale} == {"stopped", "unknown"}
-    # A beat that lies in the past, however little, is older than "minus one second ago".
+    # With -1, any beat is too old, however recent.
     stale = await ledger.job_reads.stale_running(silent_for=-1, limit=10)
     assert {job.id for job in stale} == {"of-alive", "of-stopped", "of-unknown"}
 
