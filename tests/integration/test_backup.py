@@ -393,9 +393,9 @@ def replace_data(members: Members, name: str, data: bytes) -> None:
     members[name] = (members[name][0], data)
 
 
-def edit_manifest(members: Members, **changes: object) -> None:
-    manifest = json.loads(members["manifest.json"][1])
-    replace_data(members, "manifest.json", json.dumps(manifest | changes).encode())
+def edit_manifest(archive_members: Members, **changes: object) -> None:
+    manifest = json.loads(archive_members["manifest.json"][1])
+    replace_data(archive_members, "manifest.json", json.dumps(manifest | changes).encode())
 
 
 def add_trigger(members: Members) -> None:

@@ -1,4 +1,4 @@
-"""A ledger's host whose clock jumps by an hour, as when it is set right after a start."""
+"""The clock of the ledger's host jumps by an hour, as when it is set right after a start."""
 
 from sqlalchemy import Connection, text
 from structlog.testing import capture_logs
@@ -12,7 +12,8 @@ from tests.support.jobs import journal
 from tests.support.system import System, open_system
 
 JUMP = 3600.0
-TIMES = {
+"""Seconds."""
+TIME_COLUMNS = {
     "jobs": ("created_at", "queued_at", "started_at", "updated_at", "run_at", "expires_at"),
     "workers": ("beat_at", "started_at"),
     "leases": ("expires_at",),
@@ -21,11 +22,11 @@ TIMES = {
 
 
 async def jump(system: System, seconds: float) -> None:
-    """Let the ledger's clock be ahead of all that was written so far; negative: behind it."""
+    """Put all stored times back, as if the ledger's clock had jumped ahead by so many seconds."""
 
     def shift(connection: Connection) -> None:
-        for table, columns in TIMES.items():
-            changes = ", ".join(f"{each} = {each} - {seconds}" for each in columns)
+        for table, columns in TIME_COLUMNS.items():
+            changes = ", ".join(f"{column} = {column} - {seconds}" for column in columns)
             connection.execute(text(f"UPDATE {table} SET {changes}"))
 
     await system.ledger.core.database.write(shift)
@@ -51,7 +52,7 @@ async def test_no_running_job_runs_twice_when_the_clock_jumps(
         assert sent_again, "no copy of the job was sent"
         with capture_logs() as logs:
             await eventually(
-                lambda: "job runs elsewhere" in {each["event"] for each in logs},
+                lambda: "job runs elsewhere" in {line["event"] for line in logs},
                 what="the other worker has looked whether the first one lives",
             )
         journal.release(job_id)

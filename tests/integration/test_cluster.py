@@ -31,7 +31,7 @@ async def test_each_node_may_die_in_turn_and_every_job_ends(
                 publishing = asyncio.create_task(
                     publish_all(system, requests_of(100), batch=20, accepted=accepted)
                 )
-                await has_grown(accepted, len(accepted) + 20)
+                await wait_until_longer(accepted, len(accepted) + 20)
                 await asyncio.to_thread(node.kill)
                 await publishing
                 await asyncio.to_thread(node.start)
@@ -40,5 +40,5 @@ async def test_each_node_may_die_in_turn_and_every_job_ends(
                 await assert_all_accounted_for(system, accepted)
 
 
-async def has_grown(accepted: list[str], to: int) -> None:
-    await eventually(lambda: len(accepted) > to)
+async def wait_until_longer(accepted: list[str], length: int) -> None:
+    await eventually(lambda: len(accepted) > length)

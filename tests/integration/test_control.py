@@ -1,4 +1,4 @@
-"""Calling jobs off: before they start, while they run, while they wait for a retry."""
+"""Cancelling jobs before they start, while they run, and while they wait for a retry."""
 
 import json
 import time
@@ -18,14 +18,14 @@ from tests.support.jobs import journal
 from tests.support.system import System, open_system
 
 
-async def listening(system: System, workers: int = 1) -> None:
+async def wait_until_listening(system: System, workers: int = 1) -> None:
     """Wait until that many workers hear commands."""
 
-    async def bound() -> bool:
+    async def are_bound() -> bool:
         path = f"/exchanges/{{vhost}}/{CONTROL_EXCHANGE}/bindings/source"
         return len(await system.broker.management.get(path)) >= workers
 
-    await eventually(bound, what="a worker that listens")
+    await eventually(are_bound, what="a worker that listens")
 
 
 async def test_a_job_that_was_cancelled_before_it_started_is_never_run(
@@ -45,13 +45,13 @@ async def test_a_job_that_was_cancelled_before_it_started_is_never_run(
 async def test_a_running_job_is_stopped_and_never_run_again(system: System) -> None:
     worker = await system.start_worker("llm")
     await system.start_worker("llm")
-    await listening(system, workers=2)
+    await wait_until_listening(system, workers=2)
     job_id, other = [await system.publish("hot.gated") for _ in range(2)]
     await journal.started(job_id, other)
     assert isinstance(await system.ledger.jobs.cancel(job_id, time.time()), Running)
     await send_cancel(system.wire, job_id)
     record = await system.wait_for_state(job_id, State.CANCELLED)
-    assert [line.outcome for line in record.timeline] == [AttemptOutcome.CANCELLED]
+    assert [attempt.outcome for attempt in record.timeline] == [AttemptOutcome.CANCELLED]
     assert journal.cancelled == [job_id]
     journal.release(other)
     await system.wait_for_state(other, State.SUCCEEDED)
@@ -64,14 +64,14 @@ async def test_a_running_job_is_stopped_and_never_run_again(system: System) -> N
 
 async def test_a_job_in_a_process_of_its_own_is_killed(system: System) -> None:
     worker = await system.start_worker("llm", slots=1)
-    await listening(system)
+    await wait_until_listening(system)
     job_id = await system.publish("hot.crunched", {"do": "spin"})
     await system.wait_for_state(job_id, State.RUNNING)
     await send_cancel(system.wire, job_id)
     await system.wait_for_state(job_id, State.CANCELLED)
     after = await system.publish("hot.crunched", {"n": 4})
     assert (await system.wait_for_state(after, State.SUCCEEDED)).result == {"n": 8}
-    await eventually(lambda: worker.worker.counters.cancelled == 1, what="the worker's word")
+    await eventually(lambda: worker.worker.counters.cancelled == 1, what="the worker's count")
 
 
 async def test_a_job_that_waits_for_its_retry_is_not_run_again(system: System) -> None:
@@ -85,7 +85,7 @@ async def test_a_job_that_waits_for_its_retry_is_not_run_again(system: System) -
 
 
 @pytest.mark.parametrize("step", ["retry", "snooze", "permanent"])
-async def test_a_cancel_that_its_worker_has_not_heard_is_what_the_run_ends_in(
+async def test_a_run_ends_as_cancelled_although_its_worker_heard_no_command(
     system: System, step: str
 ) -> None:
     worker = await system.start_worker("llm")
@@ -95,24 +95,24 @@ async def test_a_cancel_that_its_worker_has_not_heard_is_what_the_run_ends_in(
     journal.release(job_id)
     await system.wait_for_state(job_id, State.CANCELLED)
     counters = worker.worker.counters
-    await eventually(lambda: counters.cancelled == 1, what="the worker's word for it")
+    await eventually(lambda: counters.cancelled == 1, what="the worker's count")
     assert (counters.retried, counters.snoozed, counters.dead) == (0, 0, 0)
     await system.stop_workers()
     assert await system.letters() == []
     assert journal.runs(job_id) == 1
 
 
-async def test_a_cancel_that_comes_after_the_retry_was_sent_is_what_the_run_ends_in(
+async def test_a_run_ends_as_cancelled_if_the_cancel_comes_after_its_retry_was_sent(
     system: System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker = await system.start_worker("llm")
     finish = system.ledger.jobs.finish
 
-    async def cancelled_first(request: FinishRequest) -> AttemptFinished | None:
+    async def cancel_and_finish(request: FinishRequest) -> AttemptFinished | None:
         assert isinstance(await system.ledger.jobs.cancel(job_id, time.time()), Running)
         return await finish(request)
 
-    monkeypatch.setattr(system.ledger.jobs, "finish", cancelled_first)
+    monkeypatch.setattr(system.ledger.jobs, "finish", cancel_and_finish)
     job_id = await system.publish("hot.held_script", {"steps": ["retry"]})
     await journal.started(job_id)
     journal.release(job_id)
@@ -122,9 +122,9 @@ async def test_a_cancel_that_comes_after_the_retry_was_sent_is_what_the_run_ends
     assert counters.retried == 0
 
 
-async def test_a_handler_that_will_not_be_stopped_ends_as_it_ends(system: System) -> None:
+async def test_a_handler_that_ignores_its_cancel_may_succeed(system: System) -> None:
     await system.start_worker("llm")
-    await listening(system)
+    await wait_until_listening(system)
     job_id = await system.publish("hot.stubborn")
     await journal.started(job_id)
     await send_cancel(system.wire, job_id)
@@ -133,12 +133,12 @@ async def test_a_handler_that_will_not_be_stopped_ends_as_it_ends(system: System
     await system.wait_for_state(job_id, State.SUCCEEDED)
 
 
-async def test_a_handler_that_ignores_its_cancel_and_its_time_limit_holds_nothing(
+async def test_a_handler_that_ignores_its_cancel_and_its_time_limit_holds_no_slot(
     system: System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(handler_task, "CANCEL_GRACE", 0.3)
     worker = await system.start_worker("llm", slots=1)
-    await listening(system)
+    await wait_until_listening(system)
     job_id = await system.publish("hot.stubborn")
     await journal.started(job_id)
     await send_cancel(system.wire, job_id)
@@ -156,14 +156,14 @@ async def test_a_handler_that_ignores_its_cancel_and_its_time_limit_holds_nothin
 
     await system.wait_for_state(await system.publish("hot.noop"), State.SUCCEEDED)
     await eventually(lambda: worker.worker.running == 0, what="a free slot")
-    # What they return at last is of no interest to anybody.
+    # What the handlers return at last is ignored.
     journal.release(job_id, slow)
     assert await system.state(job_id) is State.CANCELLED
 
 
-async def test_commands_that_make_no_sense_are_heard_and_forgotten(system: System) -> None:
+async def test_senseless_commands_are_ignored(system: System) -> None:
     await system.start_worker("llm")
-    await listening(system)
+    await wait_until_listening(system)
     job_id = await system.publish("hot.gated")
     await journal.started(job_id)
     nonsense = [
@@ -184,15 +184,15 @@ async def test_commands_that_make_no_sense_are_heard_and_forgotten(system: Syste
 async def test_commands_are_acknowledged(system: System) -> None:
     """A queue whose messages are never acknowledged grows, and on 3.10 loses its channel."""
     await system.start_worker("llm")
-    await listening(system)
+    await wait_until_listening(system)
     for number in range(5):
         await send_cancel(system.wire, f"nobody-{number}")
 
     async def is_empty() -> bool:
         queues = await system.broker.management.get("/queues/{vhost}")
-        own = [queue for queue in queues if queue["name"].startswith("amq.gen")]
-        return [queue.get("messages") for queue in own] == [0] and bool(
-            own[0].get("message_stats", {}).get("ack") == 5
+        own_queues = [queue for queue in queues if queue["name"].startswith("amq.gen")]
+        return [queue.get("messages") for queue in own_queues] == [0] and bool(
+            own_queues[0].get("message_stats", {}).get("ack") == 5
         )
 
     await eventually(is_empty)
@@ -212,7 +212,7 @@ async def test_a_worker_hears_commands_again_after_its_connection_was_closed(
     await eventually(management.close_connections)
     await eventually(lambda: "consuming" not in worker.worker.queue_states.values())
     await worker.consuming()
-    await listening(system)
+    await wait_until_listening(system)
     await send_cancel(system.wire, job_id)
     await system.wait_for_state(job_id, State.CANCELLED)
     assert journal.runs(job_id) == 1

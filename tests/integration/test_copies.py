@@ -32,33 +32,33 @@ async def test_copies_of_one_job_run_once(system: System) -> None:
     journal.release("one")
     await system.wait_for_state("one", State.SUCCEEDED)
     counters = [running.worker.counters for running in (first, second)]
-    await eventually(lambda: sum(each.skipped for each in counters) == 11)
+    await eventually(lambda: sum(counts.skipped for counts in counters) == 11)
     assert journal.runs("one") == 1
     await system.stop_workers()
     assert await system.ready("hot.llm") == 0
 
 
-async def test_a_copy_of_a_running_job_does_not_come_round_and_round(
+async def test_a_copy_of_a_running_job_is_not_claimed_over_and_over(
     system: System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Returned to its queue it would be back at once, for as long as the job runs."""
+    """A copy that is put back into its queue would come again at once, while the job runs."""
     worker = await system.start_worker("llm")
     claims = 0
     claim = system.ledger.jobs.claim
 
-    async def counted(request: Any) -> Any:
+    async def count_and_claim(request: Any) -> Any:
         nonlocal claims
         claims += 1
         return await claim(request)
 
-    monkeypatch.setattr(system.ledger.jobs, "claim", counted)
+    monkeypatch.setattr(system.ledger.jobs, "claim", count_and_claim)
     for _ in range(2):
         await system.publish_foreign("hot.gated", job_id="one")
     await eventually(lambda: claims >= 2 and worker.worker.running == 1)
-    began, seen = time.monotonic(), claims
+    began, claims_before = time.monotonic(), claims
     others = [await system.publish("hot.noop") for _ in range(20)]
     await system.wait_until_all(others, State.SUCCEEDED)
-    rounds = (time.monotonic() - began) / RETRY_DELAYS[0]
-    assert claims - seen - len(others) <= rounds + 2
+    retry_rounds = (time.monotonic() - began) / RETRY_DELAYS[0]
+    assert claims - claims_before - len(others) <= retry_rounds + 2
     journal.release("one")
     await system.wait_for_state("one", State.SUCCEEDED)

@@ -1,4 +1,4 @@
-"""A peer that is cut off, without a word: the kernel drops every packet between it and us."""
+"""A peer is cut off silently: the kernel drops every packet between it and us."""
 
 import asyncio
 import contextlib
@@ -29,33 +29,33 @@ def cut_off(receiver: socket.socket) -> None:
     receiver.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, program)
 
 
-async def test_the_kernel_is_asked_to_notice_on_every_connection_to_a_broker(
+async def test_the_kernel_watches_every_connection_to_a_broker(
     broker310: TestBroker,
 ) -> None:
     async with connected(broker310.amqp_url, "test") as connection:
         transport = tap_of(underlying(connection)).transport
         assert transport is not None
-        found = transport.get_extra_info("socket")
-        assert found.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        connection_socket = transport.get_extra_info("socket")
+        assert connection_socket.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
         for name, value in TCP_OPTIONS.items():
-            assert found.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) == value
+            assert connection_socket.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) == value
     options = _connection_parameters(broker310.amqp_url, "test", 2.0).tcp_options
     assert options == dict(TCP_OPTIONS)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("sends", [False, True], ids=["resting", "sending"])
-async def test_a_connection_whose_packets_are_dropped_is_lost_within_the_time_that_is_said(
-    sends: bool,
+@pytest.mark.parametrize("is_sending", [False, True], ids=["resting", "sending"])
+async def test_a_connection_whose_packets_are_dropped_is_lost_within_the_timeout(
+    is_sending: bool,
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
         reader, writer = await TappedTransport().create(URL(f"amqp://127.0.0.1:{port}"))
-        there, _ = listening.accept()
-        with there, contextlib.closing(writer):
-            cut_off(there)
+        peer, _ = listening.accept()
+        with peer, contextlib.closing(writer):
+            cut_off(peer)
             began = time.monotonic()
-            if sends:
+            if is_sending:
                 writer.write(b"x")
             with pytest.raises(TimeoutError, match="timed out"):
                 await asyncio.wait_for(reader.read(1), SILENCE_TIMEOUT * 3)

@@ -34,20 +34,22 @@ from tests.support.tcp_proxy import TcpProxy
 
 @asynccontextmanager
 async def indexing(system: System, **settings: Any) -> AsyncIterator[None]:
-    """The indexer runs, as it does in the scheduler."""
-    own = system.settings.model_copy(update=settings)
-    task = asyncio.create_task(DeadLetterIndexer(own, system.ledger, system.registry).run())
+    """Run the indexer, as the scheduler does."""
+    indexer_settings = system.settings.model_copy(update=settings)
+    task = asyncio.create_task(
+        DeadLetterIndexer(indexer_settings, system.ledger, system.registry).run()
+    )
     yield
     assert not task.done(), task.result()
     await end_tasks(task)
 
 
-async def entry(system: System, letter_id: str) -> DeadLetter:
-    """The index's entry, as soon as it is there."""
-    found: DeadLetter = await eventually(
+async def wait_for_entry(system: System, letter_id: str) -> DeadLetter:
+    """Return the index's entry, as soon as it is there."""
+    dead_letter: DeadLetter = await eventually(
         lambda: system.ledger.dead_letters.get_dead(letter_id), what=f"an entry of {letter_id}"
     )
-    return found
+    return dead_letter
 
 
 # --- who gave the job up, and why -------------------------------------------------------------
@@ -62,7 +64,7 @@ async def test_job_that_the_broker_expires_is_indexed_and_dead(
         record = await system.wait_for_state(job_id, State.DEAD)
         assert record.reason == "expired"
 
-        letter = await entry(system, job_id)
+        letter = await wait_for_entry(system, job_id)
         assert (letter.reason, letter.lane, letter.job_type) == ("expired", "hot", "noop")
         assert (letter.routing_key, letter.worker) == ("hot.noop", "llm")
         assert (letter.state, letter.copies, letter.redrives) == ("waiting", 1, 0)
@@ -82,12 +84,12 @@ async def test_job_that_expires_in_its_lane_after_a_retry_keeps_the_key_of_its_t
     ):
         retried = JobMessage(job_type="noop", payload={"n": 7})
         await publisher.send(retry_name(0.1), "hot.llm", envelope_of(retried))
-        letter = await entry(system, retried.job_id)
+        letter = await wait_for_entry(system, retried.job_id)
         assert (letter.reason, letter.lane, letter.job_type) == ("expired", "hot", "noop")
         assert letter.routing_key == "hot.noop"
         async with scanning(system.settings.require_amqp_url()) as scan:
-            found = [each.info.routing_key async for each in scan.letters()]
-        assert found == ["hot.noop"]
+            routing_keys = [scanned.info.routing_key async for scanned in scan.letters()]
+        assert routing_keys == ["hot.noop"]
 
 
 async def test_the_index_goes_on_with_a_queue_that_was_deleted_and_made_again(
@@ -97,16 +99,16 @@ async def test_the_index_goes_on_with_a_queue_that_was_deleted_and_made_again(
     lanes = lanes_with(ttl_seconds={"hot": 1})
     management = broker.management
     async with open_system(broker, sqlite_url, lanes=lanes) as system, indexing(system):
-        await entry(system, await system.publish("hot.noop"))
+        await wait_for_entry(system, await system.publish("hot.noop"))
         declared = await management.queue(DEAD_LOG_QUEUE)
         path = f"/queues/{{vhost}}/{DEAD_LOG_QUEUE}"
         await management.delete(path)
-        again = {key: declared[key] for key in ("durable", "auto_delete", "arguments")}
-        await management.put(path, again)
+        declaration = {key: declared[key] for key in ("durable", "auto_delete", "arguments")}
+        await management.put(path, declaration)
         binding = {"routing_key": "", "arguments": {}}
         bindings = f"/bindings/{{vhost}}/e/{DEAD_EXCHANGE}/q/{DEAD_LOG_QUEUE}"
         await management.post(bindings, binding)
-        await entry(system, await system.publish("hot.noop"))
+        await wait_for_entry(system, await system.publish("hot.noop"))
 
 
 async def test_job_that_overflows_a_hot_lane_is_indexed_and_dead(
@@ -116,14 +118,14 @@ async def test_job_that_overflows_a_hot_lane_is_indexed_and_dead(
     async with open_system(broker, sqlite_url, lanes=lanes) as system, indexing(system):
         numbers = iter(range(10))  # a quorum queue takes some more than its length
 
-        async def refused() -> str | None:
+        async def publish_until_refused() -> str | None:
             job_id = f"job-{next(numbers)}"
             request = JobRequest("hot.noop", {}, job_id=job_id)
             [outcome] = await system.jobs.publish_many([request])
             return job_id if isinstance(outcome, LaneFull) and outcome.dead_lettered else None
 
-        job_id = await eventually(refused)
-        letter = await entry(system, job_id)
+        job_id = await eventually(publish_until_refused)
+        letter = await wait_for_entry(system, job_id)
         assert (letter.reason, letter.routing_key) == ("overflowed", "hot.noop")
         record = await system.record(job_id)
         assert (record.state, record.reason) == (State.DEAD, "overflowed")
@@ -137,9 +139,9 @@ async def test_recorded_job_that_no_queue_takes_is_indexed_and_goes_back(
         await system.ledger.jobs.record(NewJob(message, "hot", "llm", "hot.ghost"))
         await system.wire.publish(message, "hot.ghost")
 
-        letter = await entry(system, message.job_id)
+        letter = await wait_for_entry(system, message.job_id)
         assert (letter.reason, letter.routing_key) == ("displaced", "hot.ghost")
-        # Whoever has recorded it knew its type; the index does not.
+        # These are known from its record: the index does not know the type.
         assert (letter.lane, letter.job_type, letter.worker) == ("hot", "ghost", "llm")
         assert await system.state(message.job_id) is State.PENDING
 
@@ -151,7 +153,7 @@ async def test_job_that_a_worker_gave_up_is_indexed_with_all_that_is_known(
         worker = await system.start_worker()
         job_id = await system.publish("hot.scripted", {"steps": ["raise"]}, max_attempts=2)
 
-        letter = await entry(system, job_id)
+        letter = await wait_for_entry(system, job_id)
         assert (letter.reason, letter.attempts, letter.redrives) == ("exhausted", 2, 0)
         assert (letter.error_type, letter.error_message) == ("RuntimeError", "it failed")
         assert letter.traceback is not None
@@ -179,7 +181,7 @@ async def test_each_reason_of_a_worker_is_kept(
     async with open_system(broker310, sqlite_url) as system, indexing(system):
         await system.start_worker()
         job_id = await system.publish("hot.scripted", payload, **options)
-        assert (await entry(system, job_id)).reason == reason
+        assert (await wait_for_entry(system, job_id)).reason == reason
         assert (await system.wait_for_state(job_id, State.DEAD)).reason == reason
 
 
@@ -196,7 +198,7 @@ async def test_raw_bytes_of_a_malformed_message_are_kept(
         assert letter.id.startswith("raw-")
         assert letter.delivery.body == body
 
-        indexed = await entry(system, letter.id)
+        indexed = await wait_for_entry(system, letter.id)
         assert (indexed.body, indexed.reason, indexed.job_id) == (body, "malformed", None)
         assert indexed.error_type == "MalformedMessage"
 
@@ -204,7 +206,9 @@ async def test_raw_bytes_of_a_malformed_message_are_kept(
 # --- following the log ------------------------------------------------------------------------
 
 
-async def test_index_catches_up_with_what_waited(broker: TestBroker, sqlite_url: str) -> None:
+async def test_index_catches_up_with_letters_that_waited(
+    broker: TestBroker, sqlite_url: str
+) -> None:
     async with open_system(broker, sqlite_url) as system:
         ids = [f"job-{number:03}" for number in range(450)]
         await asyncio.gather(*(bury(system, job_id) for job_id in ids))
@@ -227,32 +231,32 @@ async def test_index_goes_on_after_a_cut_and_loses_no_letter(
     ):
         for number in range(5):
             cut = proxy.cut_after(1_000, "to_client")
-            await asyncio.gather(*(bury(system, f"job-{number}-{each}") for each in range(20)))
+            await asyncio.gather(*(bury(system, f"job-{number}-{index}") for index in range(20)))
             await asyncio.wait_for(cut.wait(), MAX_WAIT)
 
-        async def all_indexed() -> bool:
+        async def are_all_indexed() -> bool:
             return len((await system.ledger.dead_letters.list_dead(limit=1_000)).items) == 100
 
-        await eventually(all_indexed)
+        await eventually(are_all_indexed)
         await system.wait_until_ready(DEAD_LOG_QUEUE, 0)
 
 
 async def test_index_goes_on_after_the_ledger_was_away(
     broker310: TestBroker, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    index_dead, away = DeadLetterRepository.index_dead, asyncio.Event()
+    index_dead, has_failed = DeadLetterRepository.index_dead, asyncio.Event()
 
-    async def sometimes(ledger: DeadLetterRepository, letters: Any, **options: Any) -> None:
-        if not away.is_set():
-            away.set()
+    async def fail_once(ledger: DeadLetterRepository, letters: Any, **options: Any) -> None:
+        if not has_failed.is_set():
+            has_failed.set()
             raise LedgerUnavailable("for this once")
         await index_dead(ledger, letters, **options)
 
-    monkeypatch.setattr(DeadLetterRepository, "index_dead", sometimes)
+    monkeypatch.setattr(DeadLetterRepository, "index_dead", fail_once)
     async with open_system(broker310, sqlite_url) as system, indexing(system):
         await bury(system, "job")
-        assert (await entry(system, "job")).copies == 1
-        assert away.is_set()
+        assert (await wait_for_entry(system, "job")).copies == 1
+        assert has_failed.is_set()
 
 
 async def test_letter_with_nonsense_for_headers_does_not_stop_the_index(
@@ -278,9 +282,9 @@ async def test_letter_with_nonsense_for_headers_does_not_stop_the_index(
         await system.wire.send(DEAD_EXCHANGE, "hot.noop", Envelope(body, "huge"))
         await bury(system, "after")
 
-        await entry(system, "after")
+        await wait_for_entry(system, "after")
         for number in range(len(nonsense)):
-            assert (await entry(system, f"job-{number}")).state == "waiting"
+            assert (await wait_for_entry(system, f"job-{number}")).state == "waiting"
         await system.wait_until_ready(DEAD_LOG_QUEUE, 0)
         assert len(await system.letters()) == len(nonsense) + 2
 
@@ -292,14 +296,14 @@ async def test_letters_of_one_job_are_one_entry_with_two_copies(
         await bury(system, "twice")
         await bury(system, "twice")
 
-        async def both() -> bool:
-            return (await entry(system, "twice")).copies == 2
+        async def has_two_copies() -> bool:
+            return (await wait_for_entry(system, "twice")).copies == 2
 
-        await eventually(both)
+        await eventually(has_two_copies)
 
 
 async def bury(system: System, job_id: str) -> None:
-    """Give a job up, as a worker does."""
+    """Publish a job's dead letter, as a worker does."""
     message = JobMessage(job_id=job_id, job_type="noop", payload={})
     info = DeadLetterInfo(Reason.EXHAUSTED, "hot.noop", message="no use")
     await system.wire.send(DEAD_EXCHANGE, "hot.noop", envelope_of(message, info.headers()))
@@ -323,5 +327,5 @@ async def test_a_job_past_the_ledger_that_dies_before_its_first_claim_has_a_reco
         assert (record.lane, record.priority, record.finished_at) == (
             "hot",
             3,
-            (await entry(system, "raw")).dead_at,
+            (await wait_for_entry(system, "raw")).dead_at,
         )

@@ -16,12 +16,12 @@ from tests.support.jobs import journal
 from tests.support.system import System, lanes_with, open_system
 
 LONG_AGO = datetime.now(UTC) - timedelta(hours=30)
-LEVELS = (0.1, 0.2, 0.4)
+RETRY_LEVELS = (0.1, 0.2, 0.4)
 
 
 @pytest.fixture
 async def system(broker310: TestBroker, sqlite_url: str) -> AsyncIterator[System]:
-    async with open_system(broker310, sqlite_url, retry_delays=LEVELS) as opened:
+    async with open_system(broker310, sqlite_url, retry_delays=RETRY_LEVELS) as opened:
         yield opened
 
 
@@ -50,7 +50,7 @@ async def test_a_jobs_life_from_publish_to_result(broker: TestBroker, database_u
 
 
 @pytest.mark.parametrize(
-    ("steps", "runs", "attempts", "timeline"),
+    ("steps", "run_count", "attempts", "timeline"),
     [
         (["done"], 1, 0, []),
         (["raise", "raise", "done"], 3, 2, ["retry", "retry"]),
@@ -60,20 +60,20 @@ async def test_a_jobs_life_from_publish_to_result(broker: TestBroker, database_u
     ],
 )
 async def test_a_job_that_succeeds_in_the_end(
-    system: System, steps: list[str], runs: int, attempts: int, timeline: list[str]
+    system: System, steps: list[str], run_count: int, attempts: int, timeline: list[str]
 ) -> None:
     worker = await system.start_worker("llm")
     record = await system.record(await run_script(system, *steps))
     assert (record.state, record.result) == (State.SUCCEEDED, {"step": "done"})
-    assert (journal.runs(record.id), record.attempts) == (runs, attempts)
-    assert [line.outcome for line in record.timeline] == timeline
+    assert (journal.runs(record.id), record.attempts) == (run_count, attempts)
+    assert [attempt.outcome for attempt in record.timeline] == timeline
     await eventually(lambda: worker.worker.counters.succeeded == 1, what="the worker's word")
-    assert worker.worker.counters.retried + worker.worker.counters.snoozed == runs - 1
+    assert worker.worker.counters.retried + worker.worker.counters.snoozed == run_count - 1
     assert await system.letters() == []
 
 
 @pytest.mark.parametrize(
-    ("step", "reason", "error_type", "runs"),
+    ("step", "reason", "error_type", "run_count"),
     [
         ("raise", "exhausted", "RuntimeError", 3),
         ("retry", "exhausted", "Retry", 3),
@@ -84,15 +84,15 @@ async def test_a_job_that_succeeds_in_the_end(
     ],
 )
 async def test_a_job_that_is_given_up(
-    system: System, step: str, reason: str, error_type: str, runs: int
+    system: System, step: str, reason: str, error_type: str, run_count: int
 ) -> None:
     worker = await system.start_worker("llm")
     record = await system.record(await run_script(system, step))
     assert (record.state, record.reason, record.error_type) == (State.DEAD, reason, error_type)
-    assert (journal.runs(record.id), record.attempts) == (runs, runs)
+    assert (journal.runs(record.id), record.attempts) == (run_count, run_count)
     assert record.timeline[-1].outcome == AttemptOutcome.DEAD
     letter = await system.wait_for_letter(record.id)
-    assert (letter.info.reason, letter.info.attempts) == (reason, runs)
+    assert (letter.info.reason, letter.info.attempts) == (reason, run_count)
     await eventually(lambda: worker.worker.counters.dead == 1, what="the worker's word")
     assert await system.state(await run_script(system, "done")) is State.SUCCEEDED
 
@@ -100,7 +100,7 @@ async def test_a_job_that_is_given_up(
 async def test_the_third_failure_is_dead_with_all_that_is_known_of_it(
     broker: TestBroker, sqlite_url: str
 ) -> None:
-    async with open_system(broker, sqlite_url, retry_delays=LEVELS) as system:
+    async with open_system(broker, sqlite_url, retry_delays=RETRY_LEVELS) as system:
         worker = await system.start_worker("llm")
         payload = {"steps": ["raise"]}
         job_id = await system.publish("backfill.scripted", payload, priority=3)
@@ -147,11 +147,11 @@ async def test_each_retry_waits_twice_as_long_as_the_one_before(
         await system.start_worker("llm")
         job_id = await run_script(system, "raise", "raise", "raise", "done", max_attempts=9)
         starts = journal.starts_of(job_id)
-        entered = [start.message.metadata.queued_at for start in starts]
+        queued_times = [start.message.metadata.queued_at for start in starts]
         for n, level in enumerate((0.2, 0.4, 0.8)):
             assert level <= starts[n + 1].at - starts[n].at < level + 2
             # The message says itself when it was to be back; its age counts from then.
-            before, after = entered[n], entered[n + 1]
+            before, after = queued_times[n], queued_times[n + 1]
             assert before is not None
             assert after is not None
             assert timedelta(seconds=level) <= after - before < timedelta(seconds=level + 2)
@@ -169,7 +169,7 @@ async def test_a_wish_to_wait_longer_than_the_longest_level_is_honoured(
     first, second = journal.starts_of(record.id)
     assert 0.9 <= second.at - first.at < 3
     assert record.attempts == 1
-    assert [line.outcome for line in record.timeline] == [AttemptOutcome.RETRY]
+    assert [attempt.outcome for attempt in record.timeline] == [AttemptOutcome.RETRY]
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ async def test_the_clock_of_a_foreign_publishers_host_ends_no_job(system: System
     await system.wait_for_state(message.job_id, State.SUCCEEDED)
 
 
-async def test_a_lane_of_another_length_of_life_is_respected(
+async def test_the_maximum_age_of_a_lane_is_respected(
     broker310: TestBroker, sqlite_url: str
 ) -> None:
     lanes = lanes_with(ttl_seconds={"backfill": 200_000})
@@ -219,45 +219,45 @@ async def test_a_lane_of_another_length_of_life_is_respected(
         await system.wait_for_state(hot.job_id, State.DEAD)
 
 
-async def test_what_happens_to_jobs_is_told_on_the_events_exchange(system: System) -> None:
+async def test_the_steps_of_a_job_are_published_on_the_events_exchange(system: System) -> None:
     await system.start_worker("llm")
-    heard: list[tuple[str, str]] = []
+    events: list[tuple[str, str]] = []
     async with system.channel() as channel:
         queue = await channel.declare_queue(exclusive=True)
         await queue.bind(EVENTS_EXCHANGE, "#")
 
-        async def note(message: Any) -> None:
+        async def record_event(message: Any) -> None:
             event = json.loads(message.body)
             assert message.routing_key == f"{event['event']}.hot.scripted"
-            heard.append((event["job_id"], event["event"]))
+            events.append((event["job_id"], event["event"]))
 
-        await queue.consume(note, no_ack=True)
-        # Not tried again before the end of the first attempt is told, however slow the disk.
+        await queue.consume(record_event, no_ack=True)
+        # The wait keeps the second start behind the event of the first end, however slow the disk.
         fine = await run_script(system, "retry:0.4", "done")
         bad = await run_script(system, "permanent")
-        await eventually(lambda: len(heard) >= 6)
-    assert [event for job_id, event in heard if job_id == fine] == [
+        await eventually(lambda: len(events) >= 6)
+    assert [name for job_id, name in events if job_id == fine] == [
         "started",
         "retrying",
         "started",
         "succeeded",
     ]
-    assert [event for job_id, event in heard if job_id == bad] == ["started", "dead"]
+    assert [name for job_id, name in events if job_id == bad] == ["started", "dead"]
 
 
-@pytest.mark.parametrize(("step", "ages"), [("away:0.7", True), ("snooze:0.7", False)])
-async def test_a_wait_between_two_levels_ends_soon_and_ages_the_job_as_it_did_from_the_start(
-    broker310: TestBroker, database_url: str, step: str, ages: bool
+@pytest.mark.parametrize(("step", "counts_as_age"), [("away:0.7", True), ("snooze:0.7", False)])
+async def test_a_wait_between_two_levels_ends_soon_and_ages_the_job_only_if_it_was_no_snooze(
+    broker310: TestBroker, database_url: str, step: str, counts_as_age: bool
 ) -> None:
-    """On the level that is long enough it would take twenty seconds."""
+    """On the next longer level it would take twenty seconds."""
     async with open_system(broker310, database_url, retry_delays=(0.4, 20.0)) as system:
         await system.start_worker("llm")
         job_id = await system.publish("hot.scripted", {"steps": [step, "done"]})
         await system.wait_for_state(job_id, State.SUCCEEDED)
         first, second = journal.starts_of(job_id)
         assert 0.7 <= second.at - first.at < 10
-        entered = [each.message.metadata.queued_at for each in (first, second)]
-        assert entered[0] is not None
-        assert entered[1] is not None
-        grown = (entered[1] - entered[0]).total_seconds()
-        assert grown == 0 if ages else grown >= 0.7
+        queued_times = [start.message.metadata.queued_at for start in (first, second)]
+        assert queued_times[0] is not None
+        assert queued_times[1] is not None
+        age_lost = (queued_times[1] - queued_times[0]).total_seconds()
+        assert age_lost == 0 if counts_as_age else age_lost >= 0.7

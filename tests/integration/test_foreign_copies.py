@@ -1,4 +1,4 @@
-"""A foreign message never changes what a record says: copied job ids, by every way in."""
+"""A foreign message with a copied job id never changes a record, whichever way it comes in."""
 
 import json
 from collections.abc import AsyncIterator
@@ -21,7 +21,7 @@ from tests.support.brokers import TestBroker
 from tests.support.system import System, open_system
 
 SAME_KEY = {"x-dead-routing-key": "hot.noop"}
-LANE = {"queue": "backfill.llm", "routing-keys": ["hot.noop"]}
+LANE_DEATH = {"queue": "backfill.llm", "routing-keys": ["hot.noop"]}
 
 
 @pytest.fixture
@@ -34,10 +34,10 @@ async def system(
         yield opened
 
 
-async def foreign_letters(ledger: Ledger) -> list[str]:
-    found = await ledger.dead_letters.list_dead(DeadLetterFilter(error_type="ForeignCopy"))
-    assert all(each.reason == "malformed" and each.job_id is None for each in found.items)
-    return [each.id for each in found.items]
+async def read_foreign_ids(ledger: Ledger) -> list[str]:
+    page = await ledger.dead_letters.list_dead(DeadLetterFilter(error_type="ForeignCopy"))
+    assert all(letter.reason == "malformed" and letter.job_id is None for letter in page.items)
+    return [letter.id for letter in page.items]
 
 
 def copies_of(job_id: str) -> list[tuple[str, JobMessage]]:
@@ -61,7 +61,7 @@ def copies_of(job_id: str) -> list[tuple[str, JobMessage]]:
 
 
 @pytest.mark.parametrize("state", [State.SCHEDULED, State.SUCCEEDED, State.DEAD])
-async def test_a_copied_id_is_a_dead_letter_of_its_own_and_the_record_stays(
+async def test_a_message_with_a_copied_id_is_a_letter_of_its_own_and_the_record_stays(
     system: System, state: State
 ) -> None:
     await system.start_worker("llm")
@@ -86,14 +86,14 @@ async def test_a_copied_id_is_a_dead_letter_of_its_own_and_the_record_stays(
     after = await system.record(job_id)
     for name in ("state", "job_type", "payload", "lane", "redrives", "attempts", "result"):
         assert getattr(after, name) == getattr(before, name), name
-    assert len(await foreign_letters(system.ledger)) == len(copies) + 1
-    found = await system.ledger.dead_letters.get_dead(job_id)
+    assert len(await read_foreign_ids(system.ledger)) == len(copies) + 1
+    indexed = await system.ledger.dead_letters.get_dead(job_id)
     if state is State.DEAD:
-        assert found is not None
-        assert (found.job_type, found.error_type) == ("scripted", before.error_type)
-        assert json.loads(found.body)["payload"] == script
+        assert indexed is not None
+        assert (indexed.job_type, indexed.error_type) == ("scripted", before.error_type)
+        assert json.loads(indexed.body)["payload"] == script
     else:
-        assert found is None
+        assert indexed is None
 
 
 async def test_no_redrive_sends_a_foreign_copy_and_no_purge_by_the_jobs_id_takes_it(
@@ -106,20 +106,24 @@ async def test_no_redrive_sends_a_foreign_copy_and_no_purge_by_the_jobs_id_takes
     tally = await plan_redrive(system.settings, system.registry, system.ledger, spec)
     assert (tally.matched, tally.done, tally.invalid) == (1, 0, 1)
     assert "another job has the id" in tally.notes[0]
-    which = LetterFilter(ids=frozenset({job_id}))
-    counted = await count_letters(system.settings, system.ledger, which, wait_at_most(5))
-    assert (counted.scanned, counted.purged) == (1, 0)
+    letter_filter = LetterFilter(ids=frozenset({job_id}))
+    progress = await count_letters(system.settings, system.ledger, letter_filter, wait_at_most(5))
+    assert (progress.scanned, progress.purged) == (1, 0)
 
 
 @pytest.mark.parametrize(
-    ("key", "said", "properties"),
+    ("key", "metadata", "properties"),
     [
         ("hot.nobody", {}, {}),
         ("hot.nobody", {}, {"headers": {"x-dead-reason": "exhausted", **SAME_KEY}}),
         ("hot.nobody", {}, {"headers": {"x-dead-reason": "unroutable", **SAME_KEY}}),
         ("hot.nobody", {"redrives": 7}, {"headers": {"x-dead-reason": "displaced"}}),
-        ("hot.nobody", {}, {"headers": {"x-death": [{"reason": "maxlen", **LANE}]}}),
-        ("hot.nobody", {"attempts": 9}, {"headers": {"x-death": [{"reason": "expired", **LANE}]}}),
+        ("hot.nobody", {}, {"headers": {"x-death": [{"reason": "maxlen", **LANE_DEATH}]}}),
+        (
+            "hot.nobody",
+            {"attempts": 9},
+            {"headers": {"x-death": [{"reason": "expired", **LANE_DEATH}]}},
+        ),
         ("hot.noop", {}, {"expiration": 0.001, "priority": 10}),
         (
             "hot.noop",
@@ -128,21 +132,23 @@ async def test_no_redrive_sends_a_foreign_copy_and_no_purge_by_the_jobs_id_takes
         ),
     ],
 )
-async def test_no_letter_that_a_publisher_can_bring_about_ends_a_job_that_waits(
-    system: System, key: str, said: dict[str, int], properties: dict[str, Any]
+async def test_no_letter_that_a_publisher_can_cause_ends_a_waiting_job(
+    system: System, key: str, metadata: dict[str, int], properties: dict[str, Any]
 ) -> None:
     job_id = await system.publish("hot.noop", {"n": 1})
     before = await system.record(job_id)
-    copy = JobMessage(job_id=job_id, job_type="noop", payload={"n": 1}, metadata=Metadata(**said))
+    copy = JobMessage(
+        job_id=job_id, job_type="noop", payload={"n": 1}, metadata=Metadata(**metadata)
+    )
     async with system.channel() as channel:
-        # A worker has it in its hands: what is published now is at the head of the queue.
+        # The job itself is delivered, so that its copy is at the head of the queue.
         await (await channel.get_queue("hot.llm", ensure=False)).get()
         await system.publish_raw(key, copy.encode(), message_id=job_id, **properties)
         await system.wait_until_ready("jobs.dead", 1)
     await index_waiting(system.settings, system.ledger, system.registry)
 
     assert await system.record(job_id) == before
-    assert len(await foreign_letters(system.ledger)) == 1
+    assert len(await read_foreign_ids(system.ledger)) == 1
     await system.start_worker("llm")
     assert (await system.wait_for_state(job_id, State.SUCCEEDED)).attempts == 0
 
@@ -153,13 +159,13 @@ async def test_only_a_redrive_runs_a_dead_job_again(system: System) -> None:
     job_id = await system.publish("hot.scripted", script)
     before = await system.wait_for_state(job_id, State.DEAD)
     for redrives, attempts in ((0, 0), (0, 900), (1, 0), (2, 5)):
-        said = Metadata(redrives=redrives, attempts=attempts, max_attempts=1000)
-        copy = JobMessage(job_id=job_id, job_type="scripted", payload=script, metadata=said)
+        metadata = Metadata(redrives=redrives, attempts=attempts, max_attempts=1000)
+        copy = JobMessage(job_id=job_id, job_type="scripted", payload=script, metadata=metadata)
         await system.publish_raw("hot.scripted", copy.encode(), message_id=job_id)
     await system.wait_until_ready("jobs.dead", 3)  # its own, and those that claim to be redriven
     await index_waiting(system.settings, system.ledger, system.registry)
     assert await system.record(job_id) == before
-    assert len(await foreign_letters(system.ledger)) == 2
+    assert len(await read_foreign_ids(system.ledger)) == 2
 
 
 async def test_a_plain_copy_runs_once_and_a_retry_goes_on(system: System) -> None:
@@ -170,4 +176,4 @@ async def test_a_plain_copy_runs_once_and_a_retry_goes_on(system: System) -> Non
     record = await system.wait_for_state("plain", State.SUCCEEDED)
     assert record.payload == message.payload
     await index_waiting(system.settings, system.ledger, system.registry)
-    assert await foreign_letters(system.ledger) == []
+    assert await read_foreign_ids(system.ledger) == []

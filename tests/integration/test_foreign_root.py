@@ -12,7 +12,7 @@ from tests.support.brokers import TestBroker, root_of
 from tests.support.foreign_root import BrokenRootError, link_erlang
 
 ROOT = Path(__file__).parents[2]
-ASK_IT = """
+NODE_SCRIPT = """
 import sys
 from pathlib import Path
 from tests.support.foreign_root import ForeignRootNode
@@ -30,20 +30,20 @@ def test_a_node_runs_where_neither_mounts_nor_chroot_are_allowed(
     setpriv = shutil.which("setpriv")
     if root is None or setpriv is None:
         pytest.skip("RabbitMQ 4.3 is this machine's own, or setpriv is missing")
-    without = "-sys_admin,-sys_chroot,-mknod"
-    done = subprocess.run(
+    dropped_rights = "-sys_admin,-sys_chroot,-mknod"
+    result = subprocess.run(
         [
-            *(setpriv, f"--bounding-set={without}", f"--inh-caps={without}"),
-            *(sys.executable, "-c", ASK_IT, str(tmp_path), str(root)),
+            *(setpriv, f"--bounding-set={dropped_rights}", f"--inh-caps={dropped_rights}"),
+            *(sys.executable, "-c", NODE_SCRIPT, str(tmp_path), str(root)),
         ],
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.stdout.split() == [broker43_quorum.version, "['name',", "'/']"], done.stderr
+    assert result.stdout.split() == [broker43_quorum.version, "['name',", "'/']"], result.stderr
 
 
-def test_a_root_without_erlang_is_told(tmp_path: Path) -> None:
+def test_a_root_without_erlang_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BrokenRootError, match="build it again"):
         link_erlang(tmp_path, tmp_path / "erlang")

@@ -34,7 +34,7 @@ from tests.support.redrives import plan
 from tests.support.system import System, open_system
 
 JOB = JobMessage(job_id="carried", job_type="noop", payload={})
-FINE_TO_READ = {
+READABLE = {
     "255 bytes of id": BAD_ID,
     "key as list": with_headers((b"x-death", b"A" + struct.pack(">I", 2) + b"VV")),
     "reason as table": with_headers((b"x-dead-reason", b"F\0\0\0\0")),
@@ -58,78 +58,78 @@ FINE_TO_READ = {
 
 
 @pytest.fixture
-def raw(broker: TestBroker) -> Iterator[RawPublisher]:
+def raw_publisher(broker: TestBroker) -> Iterator[RawPublisher]:
     with RawPublisher(broker.amqp_url) as publisher:
         yield publisher
 
 
-def fine_to_read(broker: TestBroker, name: str) -> bytes:
-    return FINE_TO_READ[name].replace(short(b"USER"), short(broker.node.user.encode()))
+def make_readable(broker: TestBroker, name: str) -> bytes:
+    return READABLE[name].replace(short(b"USER"), short(broker.node.user.encode()))
 
 
-async def ids(system: System, ledger: Ledger) -> set[str]:
+async def read_letter_ids(system: System, ledger: Ledger) -> set[str]:
     return {letter.id for letter in (await ledger.dead_letters.list_dead()).items}
 
 
 @pytest.mark.parametrize("body", [b"{", JOB.encode()], ids=["no job", "a job"])
-async def test_a_worker_buries_what_it_cannot_read_and_goes_on(
-    broker: TestBroker, raw: RawPublisher, sqlite_url: str, body: bytes
+async def test_a_worker_buries_messages_that_it_cannot_read_and_goes_on(
+    broker: TestBroker, raw_publisher: RawPublisher, sqlite_url: str, body: bytes
 ) -> None:
     async with open_system(broker, sqlite_url) as system:
         for properties in HOSTILE.values():
-            raw.publish("jobs.topic", "hot.noop", body, properties)
-        raw.publish("", "hot.llm", b"{", BAD_ID)
-        raw.publish("jobs.dlx", b"\xff" * 255, b"{", BAD_ID)
+            raw_publisher.publish("jobs.topic", "hot.noop", body, properties)
+        raw_publisher.publish("", "hot.llm", b"{", BAD_ID)
+        raw_publisher.publish("jobs.dlx", b"\xff" * 255, b"{", BAD_ID)
         await system.start_worker()
         await system.wait_for_state(await system.publish("hot.noop"), State.SUCCEEDED)
 
         await system.wait_until_ready("hot.llm", 0)
         await system.wait_until_ready(DEAD_QUEUE, 5)
         letters = await system.letters()
-        unreadable = [each for each in letters if each.info.properties]
-        assert {each.body for each in unreadable} == {body}
-        assert all(each.id.startswith("raw-") for each in letters)
-        assert {str(each.info.reason) for each in unreadable} == {"malformed"}
-        assert {each.info.routing_key for each in unreadable} == {"hot.noop"}
-        kept = {base64.b64decode(each.info.properties) for each in unreadable}
-        assert kept == set(HOSTILE.values())
-        whys = " ".join(each.info.message for each in unreadable)
-        assert "name is not UTF-8" in whys
-        assert "no calendar" in whys
-        assert "nested more than" in whys
+        unreadable = [letter for letter in letters if letter.info.properties]
+        assert {letter.body for letter in unreadable} == {body}
+        assert all(letter.id.startswith("raw-") for letter in letters)
+        assert {str(letter.info.reason) for letter in unreadable} == {"malformed"}
+        assert {letter.info.routing_key for letter in unreadable} == {"hot.noop"}
+        carried = {base64.b64decode(letter.info.properties) for letter in unreadable}
+        assert carried == set(HOSTILE.values())
+        messages = " ".join(letter.info.message for letter in unreadable)
+        assert "name is not UTF-8" in messages
+        assert "no calendar" in messages
+        assert "nested more than" in messages
 
         assert await index_waiting(system.settings, system.ledger, system.registry) == 5
         assert await system.ledger.job_reads.get("carried") is None
-        different = len({each.id for each in letters})  # messages of one body are one letter
+        distinct = len({letter.id for letter in letters})  # messages of one body are one letter
         tally = await plan(system)
-        assert (tally.matched, tally.done, tally.invalid) == (different, 0, different)
+        assert (tally.matched, tally.done, tally.invalid) == (distinct, 0, distinct)
 
 
 async def test_letters_that_cannot_be_read_are_indexed_shown_skipped_exported_and_purged(
-    broker: TestBroker, raw: RawPublisher, sqlite_url: str
+    broker: TestBroker, raw_publisher: RawPublisher, sqlite_url: str
 ) -> None:
     async with open_system(broker, sqlite_url) as system:
         task = asyncio.create_task(
             DeadLetterIndexer(system.settings, system.ledger, system.registry).run()
         )
         for name, properties in HOSTILE.items():
-            raw.publish(DEAD_EXCHANGE, "hot.noop", name.encode(), properties)
-        raw.publish(DEAD_EXCHANGE, "hot.noop", JOB.encode())
+            raw_publisher.publish(DEAD_EXCHANGE, "hot.noop", name.encode(), properties)
+        raw_publisher.publish(DEAD_EXCHANGE, "hot.noop", JOB.encode())
 
         await eventually(
             lambda: system.ledger.dead_letters.get_dead("carried"), what="the last letter"
         )
         assert not task.done()
         await end_tasks(task)
-        found = (
+        letters = (
             await system.ledger.dead_letters.list_dead(DeadLetterFilter(reason="malformed"))
         ).items
-        assert {letter.body.decode() for letter in found} == set(HOSTILE)
-        for letter in found:
+        assert {letter.body.decode() for letter in letters} == set(HOSTILE)
+        for letter in letters:
             assert letter.error_type == "UnreadableProperties"
             assert "the AMQP properties can't be read: " in (letter.error_message or "")
-            shown = base64.b64decode(str(letter.headers["x-dead-properties"]))
-            assert shown == HOSTILE[letter.body.decode()]
+            carried = base64.b64decode(str(letter.headers["x-dead-properties"]))
+            assert carried == HOSTILE[letter.body.decode()]
 
         tally = await plan(system)
         assert (tally.matched, tally.done, tally.invalid) == (4, 1, 3)
@@ -139,63 +139,63 @@ async def test_letters_that_cannot_be_read_are_indexed_shown_skipped_exported_an
             line
             async for line in export_letters(system.ledger, DeadLetterFilter(reason="malformed"))
         ]
-        again = [parse_line(line) for line in lines]
-        assert {each.info.properties for each in again} == {
+        parsed = [parse_line(line) for line in lines]
+        assert {letter.info.properties for letter in parsed} == {
             base64.b64encode(properties).decode() for properties in HOSTILE.values()
         }
-        assert {each.id for each in again} == {letter.id for letter in found}
-        assert (await import_letters(system.ledger, system.wire, again)).skipped == 3
+        assert {letter.id for letter in parsed} == {letter.id for letter in letters}
+        assert (await import_letters(system.ledger, system.wire, parsed)).skipped == 3
 
-        which = LetterFilter(reason="malformed")
+        letter_filter = LetterFilter(reason="malformed")
         assert (
-            await count_letters(system.settings, system.ledger, which, asyncio.sleep)
+            await count_letters(system.settings, system.ledger, letter_filter, asyncio.sleep)
         ).purged == 3
-        purge = await start_purge(system.ledger, which, created_by="test")
+        purge = await start_purge(system.ledger, letter_filter, created_by="test")
         handler = PurgeHandler(system.settings, system.ledger)
         await BulkRunner(system.ledger, [handler]).run_one(purge.id)
         assert [letter.id for letter in await system.letters()] == ["carried"]
 
 
-async def test_the_index_goes_on_behind_what_it_cannot_read(
-    broker: TestBroker, raw: RawPublisher, sqlite_url: str
+async def test_the_index_goes_on_after_messages_that_it_cannot_read(
+    broker: TestBroker, raw_publisher: RawPublisher, sqlite_url: str
 ) -> None:
     async with open_system(broker, sqlite_url) as system:
         for properties in (
             *HOSTILE.values(),
-            *(fine_to_read(broker, each) for each in FINE_TO_READ),
+            *(make_readable(broker, name) for name in READABLE),
         ):
-            raw.publish("", DEAD_LOG_QUEUE, b"?", properties)
-        raw.publish("", DEAD_LOG_QUEUE, JOB.encode())
+            raw_publisher.publish("", DEAD_LOG_QUEUE, b"?", properties)
+        raw_publisher.publish("", DEAD_LOG_QUEUE, JOB.encode())
         async with scanning(system.settings.require_amqp_url(), DEAD_LOG_QUEUE) as scan:
-            assert len([each async for each in scan.letters()]) == scan.total
+            assert len([letter async for letter in scan.letters()]) == scan.total
         assert await index_waiting(system.settings, system.ledger, system.registry) == scan.total
         assert await system.ready(DEAD_LOG_QUEUE) == 0
-        assert await ids(system, system.ledger) >= {"carried"}
+        assert await read_letter_ids(system, system.ledger) >= {"carried"}
 
 
-@pytest.mark.parametrize("name", FINE_TO_READ)
-async def test_odd_properties_keep_nothing_going_round(
-    broker: TestBroker, raw: RawPublisher, postgres_url: str, name: str
+@pytest.mark.parametrize("name", READABLE)
+async def test_messages_with_odd_properties_are_handled_once(
+    broker: TestBroker, raw_publisher: RawPublisher, postgres_url: str, name: str
 ) -> None:
-    properties = fine_to_read(broker, name)
+    properties = make_readable(broker, name)
     async with open_system(broker, postgres_url) as system:
         await system.start_worker()
-        raw.publish("jobs.topic", "hot.noop", b"{", properties)
+        raw_publisher.publish("jobs.topic", "hot.noop", b"{", properties)
         letter = await eventually(system.letters, what="a dead letter")
         assert letter[0].info.reason == "malformed"
-        raw.publish(DEAD_EXCHANGE, "hot.noop", b"!", properties)
-        raw.publish("jobs.topic", "hot.noop", JOB.encode(), properties)
+        raw_publisher.publish(DEAD_EXCHANGE, "hot.noop", b"!", properties)
+        raw_publisher.publish("jobs.topic", "hot.noop", JOB.encode(), properties)
         await system.wait_for_state(JOB.job_id, State.SUCCEEDED)
         assert await index_waiting(system.settings, system.ledger, system.registry) == 2
-        for each in (await system.ledger.dead_letters.list_dead()).items:
-            json.dumps(each.headers, allow_nan=False)
-            assert each.dead_at <= now().timestamp()
+        for indexed in (await system.ledger.dead_letters.list_dead()).items:
+            json.dumps(indexed.headers, allow_nan=False)
+            assert indexed.dead_at <= now().timestamp()
         assert len([line async for line in export_letters(system.ledger, DeadLetterFilter())]) == 2
         assert (await plan(system)).invalid == 2
 
 
 async def test_hostile_events_and_commands_end_neither_feed_nor_worker(
-    broker: TestBroker, raw: RawPublisher, sqlite_url: str
+    broker: TestBroker, raw_publisher: RawPublisher, sqlite_url: str
 ) -> None:
     bodies = [
         b"[" * 100_000,
@@ -216,9 +216,9 @@ async def test_hostile_events_and_commands_end_neither_feed_nor_worker(
         with feed.subscribe(lambda event: event.name == "succeeded") as subscription:
             for exchange in (EVENTS_EXCHANGE, CONTROL_EXCHANGE):
                 for body in bodies:
-                    raw.publish(exchange, b"\xff" * 255, body)
+                    raw_publisher.publish(exchange, b"\xff" * 255, body)
                 for properties in (*HOSTILE.values(), BAD_ID):
-                    raw.publish(exchange, "x", b"{}", properties)
+                    raw_publisher.publish(exchange, "x", b"{}", properties)
             job_id = await system.publish("hot.noop")
             await system.wait_for_state(job_id, State.SUCCEEDED)
             event = await subscription.next(5)

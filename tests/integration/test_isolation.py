@@ -14,6 +14,7 @@ from tests.support.system import System
 
 
 async def crunch(system: System, do: str, *, key: str = "hot.crunched", **options: Any) -> str:
+    """Publish a job that does `do`, wait until it has ended, and return its id."""
     job_id = await system.publish(key, {"do": do, "n": 21}, **options)
     await system.wait_for_state(job_id, State.SUCCEEDED, State.DEAD)
     return job_id
@@ -44,7 +45,7 @@ async def test_a_process_is_killed_at_its_time_limit(system: System) -> None:
     assert (await system.record(await crunch(system, "double"))).result == {"n": 42}
 
 
-async def test_what_takes_more_processor_time_than_it_may_is_not_tried_again(
+async def test_a_job_that_takes_too_much_processor_time_is_not_tried_again(
     system: System,
 ) -> None:
     await system.start_worker("llm", slots=1)
@@ -82,7 +83,7 @@ async def test_a_job_that_kills_its_process_twice_is_dead_and_the_worker_lives_o
     assert (await system.record(await crunch(system, "double"))).result == {"n": 42}
     journal.release(other)
     await system.wait_for_state(other, State.SUCCEEDED)
-    await eventually(lambda: worker.worker.counters.succeeded == 2, what="the worker's word")
+    await eventually(lambda: worker.worker.counters.succeeded == 2, what="the worker's count")
 
 
 async def test_a_process_that_is_killed_while_it_is_idle_costs_no_later_job(
@@ -92,8 +93,8 @@ async def test_a_process_that_is_killed_while_it_is_idle_costs_no_later_job(
     result = (await system.record(await crunch(system, "pid"))).result
     assert result is not None
     os.kill(result["pid"], signal.SIGKILL)
-    after = [await crunch(system, "double") for _ in range(2)]
-    assert [(await system.record(job_id)).state for job_id in after] == [State.SUCCEEDED] * 2
+    later_ids = [await crunch(system, "double") for _ in range(2)]
+    assert [(await system.record(job_id)).state for job_id in later_ids] == [State.SUCCEEDED] * 2
 
 
 async def test_an_executor_that_was_never_used_has_no_processes_to_end() -> None:

@@ -33,31 +33,35 @@ from tests.support.system import System, lanes_with, open_system
 CANCEL, RERUN, MOVE = JobAction
 
 
-async def start(system: System, spec: ActionSpec, **options: Any) -> BulkOperation:
+async def start_operation(system: System, spec: ActionSpec, **options: Any) -> BulkOperation:
     return await start_action(system.ledger, spec, created_by="ann", **options)
 
 
-async def run(system: System, operation: BulkOperation) -> BulkOperation:
+async def run_operation(system: System, operation: BulkOperation) -> BulkOperation:
     handlers = action_handlers(system.settings, system.registry, system.ledger, lanes=system.lanes)
     return await asyncio.wait_for(
         BulkRunner(system.ledger, handlers).run_one(operation.id), MAX_WAIT
     )
 
 
-async def act(
-    system: System, action: JobAction, which: JobFilter, **options: Any
+async def run_action(
+    system: System, action: JobAction, job_filter: JobFilter, **options: Any
 ) -> tuple[BulkOperation, ActionProgress]:
-    """Do it to the end; the record, and how far it came."""
-    ended = await run(system, await start(system, ActionSpec(action, which, **options)))
+    """Run an action to its end. Returns its record, and how far it came."""
+    ended = await run_operation(
+        system, await start_operation(system, ActionSpec(action, job_filter, **options))
+    )
     return ended, ActionProgress.from_operation(await settled(system.ledger, ended))
 
 
-async def took(system: System, job_id: str, seconds: float) -> None:
-    """Let the record say that the job took so long."""
-    begun = (await system.record(job_id)).finished_at
-    assert begun is not None
+async def set_duration(system: System, job_id: str, seconds: float) -> None:
+    """Change the job's record as if the job had taken so long."""
+    finished_at = (await system.record(job_id)).finished_at
+    assert finished_at is not None
     statement = (
-        jobs_table.update().where(jobs_table.c.id == job_id).values(started_at=begun - seconds)
+        jobs_table.update()
+        .where(jobs_table.c.id == job_id)
+        .values(started_at=finished_at - seconds)
     )
     await system.ledger.core.database.write(lambda connection: connection.execute(statement))
 
@@ -67,32 +71,34 @@ async def test_slow_jobs_of_a_source_are_rerun_as_new_jobs_linked_with_theirs(
 ) -> None:
     async with open_system(broker, database_url) as system:
         await system.start_worker()
-        mine = [
+        own_ids = [
             await system.publish("hot.noop", {"n": n}, source="api:x", priority=n) for n in range(3)
         ]
         other = await system.publish("hot.noop", {"n": 7}, source="api:y")
-        await system.wait_until_all([*mine, other], State.SUCCEEDED)
-        for job_id in (mine[0], mine[2], other):
-            await took(system, job_id, 6)
-        which = JobFilter(source="api:x", since=system.ledger.clock.time() - 3600, slower_than=5.0)
-        plan = await plan_action(system.ledger, ActionSpec(RERUN, which))
-        assert (plan.matched, [job.id for job in plan.examples]) == (2, [mine[0], mine[2]])
+        await system.wait_until_all([*own_ids, other], State.SUCCEEDED)
+        for job_id in (own_ids[0], own_ids[2], other):
+            await set_duration(system, job_id, 6)
+        job_filter = JobFilter(
+            source="api:x", since=system.ledger.clock.time() - 3600, slower_than=5.0
+        )
+        plan = await plan_action(system.ledger, ActionSpec(RERUN, job_filter))
+        assert (plan.matched, [job.id for job in plan.examples]) == (2, [own_ids[0], own_ids[2]])
 
-        ended, progress = await act(system, RERUN, which)
+        ended, progress = await run_action(system, RERUN, job_filter)
         assert (ended.state, ended.created_by) == (BulkState.COMPLETED, "ann")
         assert (progress.total, progress.done, progress.skipped) == (2, 2, 0)
         ids = await system.ledger.system.job_ids()
         for n in (0, 2):
-            (note,) = await system.ledger.job_actions.of_job(mine[n])
+            (note,) = await system.ledger.job_actions.of_job(own_ids[n])
             assert (note.operation_id, note.action) == (ended.id, RERUN)
-            assert note.new_job_id == rerun_id_of(ids, ended.id, mine[n])
+            assert note.new_job_id == rerun_id_of(ids, ended.id, own_ids[n])
             new = await system.wait_for_state(note.new_job_id, State.SUCCEEDED)
             assert new.payload == {"n": n}
             assert (new.source, new.priority, new.operation_id) == ("api:x", n, ended.id)
-            assert new.envelope["metadata"]["rerun_of"] == mine[n]
-            assert (await system.record(mine[n])).state is State.SUCCEEDED
+            assert new.envelope["metadata"]["rerun_of"] == own_ids[n]
+            assert (await system.record(own_ids[n])).state is State.SUCCEEDED
         assert ActionProgress.from_operation(await settled(system.ledger, ended)).succeeded == 2
-        # What it has published fits the filter as well, and is not rerun by it.
+        # The jobs that it has published fit the filter as well, and are not rerun by it.
         assert len((await system.ledger.job_reads.list_jobs(JobFilter(source="api:x"))).items) == 5
 
 
@@ -101,15 +107,15 @@ async def test_a_rerun_has_the_parameters_that_it_is_given(system: System) -> No
     job_id = await system.publish("hot.scripted", {"steps": ["dead"]})
     await system.wait_for_state(job_id, State.DEAD)
     change = Change(values={"payload.steps": ["done"]}, to="backfill.scripted", max_attempts=7)
-    _, progress = await act(system, RERUN, JobFilter(ids=(job_id,)), change=change)
+    _, progress = await run_action(system, RERUN, JobFilter(ids=(job_id,)), change=change)
     assert (progress.done, progress.notes) == (1, ())
     (note,) = await system.ledger.job_actions.of_job(job_id)
     new = await system.wait_for_state(note.new_job_id or "", State.SUCCEEDED)
     assert (new.routing_key, new.max_attempts) == ("backfill.scripted", 7)
     assert (await system.record(job_id)).payload == {"steps": ["dead"]}
 
-    wrong = Change(values={"payload.steps": 5})
-    _, progress = await act(system, RERUN, JobFilter(ids=(job_id,)), change=wrong)
+    invalid_change = Change(values={"payload.steps": 5})
+    _, progress = await run_action(system, RERUN, JobFilter(ids=(job_id,)), change=invalid_change)
     assert (progress.done, progress.skipped) == (0, 1)
     assert "steps" in progress.notes[0]
 
@@ -122,33 +128,33 @@ async def test_a_rerun_that_is_killed_anywhere_reruns_no_job_twice(
         await system.start_worker()
         ids = [await system.publish("hot.noop", {"n": n}) for n in range(20)]
         await system.wait_until_all(ids, State.SUCCEEDED)
-        operation = await start(system, ActionSpec(RERUN, JobFilter(job_type="noop")))
+        operation = await start_operation(system, ActionSpec(RERUN, JobFilter(job_type="noop")))
         with monkeypatch.context() as patch:
 
-            async def killed(*_: object, **__: object) -> None:
+            async def raise_killed(*_: object, **__: object) -> None:
                 raise RuntimeError("killed")
 
-            patch.setattr(system.ledger.job_actions, "record_reruns", killed)
-            assert (await run(system, operation)).state is BulkState.FAILED
+            patch.setattr(system.ledger.job_actions, "record_reruns", raise_killed)
+            assert (await run_operation(system, operation)).state is BulkState.FAILED
         await bulk_control.resume(system.ledger, operation.id)
         with monkeypatch.context() as patch:
             save = ActionRun._save
 
-            async def killed_after(self: ActionRun) -> None:
+            async def save_or_be_killed(self: ActionRun) -> None:
                 if self.progress.done:
                     raise RuntimeError("killed")
                 await save(self)
 
-            patch.setattr(ActionRun, "_save", killed_after)
-            assert (await run(system, operation)).state is BulkState.FAILED
+            patch.setattr(ActionRun, "_save", save_or_be_killed)
+            assert (await run_operation(system, operation)).state is BulkState.FAILED
         await bulk_control.resume(system.ledger, operation.id)
-        ended = await run(system, operation)
+        ended = await run_operation(system, operation)
         assert ended.state is BulkState.COMPLETED
         assert ActionProgress.from_operation(ended).done == 20
-        found = await system.ledger.job_reads.list_jobs(JobFilter(operation_id=operation.id))
-        assert len(found.items) == 20
-        await system.wait_until_all([job.id for job in found.items], State.SUCCEEDED)
-        assert all(journal.runs(job.id) == 1 for job in found.items)
+        page = await system.ledger.job_reads.list_jobs(JobFilter(operation_id=operation.id))
+        assert len(page.items) == 20
+        await system.wait_until_all([job.id for job in page.items], State.SUCCEEDED)
+        assert all(journal.runs(job.id) == 1 for job in page.items)
 
 
 async def test_a_rerun_halts_when_too_many_of_its_jobs_die_and_goes_on_when_resumed(
@@ -158,11 +164,11 @@ async def test_a_rerun_halts_when_too_many_of_its_jobs_die_and_goes_on_when_resu
     ids = [await system.publish("hot.scripted", {"steps": ["dead"]}) for _ in range(12)]
     await system.wait_until_all(ids, State.DEAD)
     spec = ActionSpec(RERUN, JobFilter(job_type="scripted"), halt_on=0.5)
-    ended = await run(system, await start(system, spec))
+    ended = await run_operation(system, await start_operation(system, spec))
     assert ended.state is BulkState.HALTED
     assert "have died" in (ended.note or "")
     await bulk_control.resume(system.ledger, ended.id)
-    ended = await run(system, ended)
+    ended = await run_operation(system, ended)
     assert ended.state is BulkState.COMPLETED
     assert ActionProgress.from_operation(ended).failed == 12
 
@@ -174,7 +180,7 @@ async def test_a_rerun_publishes_its_canary_first_and_halts_where_one_of_it_dies
     ids = [await system.publish("hot.scripted", {"steps": ["dead"]}) for _ in range(6)]
     await system.wait_until_all(ids, State.DEAD)
     spec = ActionSpec(RERUN, JobFilter(job_type="scripted"), canary=2)
-    halted = await run(system, await start(system, spec))
+    halted = await run_operation(system, await start_operation(system, spec))
     assert halted.state is BulkState.HALTED
     assert "canary" in (halted.note or "")
     assert 1 <= ActionProgress.from_operation(halted).done <= 2
@@ -185,7 +191,7 @@ async def test_a_canary_that_succeeds_lets_the_others_go(system: System) -> None
     ids = [await system.publish("hot.noop", {"n": number}) for number in range(6)]
     await system.wait_until_all(ids, State.SUCCEEDED)
     spec = ActionSpec(RERUN, JobFilter(job_type="noop"), canary=2)
-    ended = await run(system, await start(system, spec))
+    ended = await run_operation(system, await start_operation(system, spec))
     progress = ActionProgress.from_operation(ended)
     assert (ended.state, progress.done, progress.succeeded) == (BulkState.COMPLETED, 6, 6)
 
@@ -195,32 +201,38 @@ async def test_jobs_are_cancelled_by_a_filter_and_rerun_to_undo_it(
 ) -> None:
     async with open_system(broker, database_url) as system:
         await system.start_worker(slots=1, lanes=["hot"])
-        runs = await system.publish("hot.gated", source="batch")
-        await journal.started(runs)
+        running = await system.publish("hot.gated", source="batch")
+        await journal.started(running)
         waiting = [await system.publish("backfill.noop", {"n": n}, source="batch") for n in (1, 2)]
         later = await system.publish("backfill.noop", source="batch", delay=900)
         other = await system.publish("backfill.noop", source="other")
-        ended, progress = await act(system, CANCEL, JobFilter(source="batch"))
+        ended, progress = await run_action(system, CANCEL, JobFilter(source="batch"))
         assert (ended.state, progress.done, progress.stopping) == (BulkState.COMPLETED, 4, 1)
-        await system.wait_until_all([runs, *waiting, later], State.CANCELLED)
+        await system.wait_until_all([running, *waiting, later], State.CANCELLED)
         assert await system.state(other) is State.QUEUED
 
         undo = undo_spec(ended, remote=False)
         assert undo.action is RERUN
-        undone = await run(system, await start(system, undo))
+        undone = await run_operation(system, await start_operation(system, undo))
         assert ActionProgress.from_operation(undone).done == 4
-        found = await system.ledger.job_reads.list_jobs(JobFilter(operation_id=undone.id))
-        again = {job.id for job in found.items}
+        page = await system.ledger.job_reads.list_jobs(JobFilter(operation_id=undone.id))
+        rerun_ids = {job.id for job in page.items}
         ids = await system.ledger.system.job_ids()
-        assert again == {rerun_id_of(ids, ended.id, each) for each in [runs, *waiting, later]}
-        # Once: who clicks twice, or sends the request again, reruns none of them again.
-        twice = await run(system, await start(system, undo_spec(ended, remote=False)))
-        progress = ActionProgress.from_operation(twice)
+        assert rerun_ids == {
+            rerun_id_of(ids, ended.id, job_id) for job_id in [running, *waiting, later]
+        }
+        # A second undo, as by a double click, reruns none of them again.
+        repeated_undo = await run_operation(
+            system, await start_operation(system, undo_spec(ended, remote=False))
+        )
+        progress = ActionProgress.from_operation(repeated_undo)
         assert (progress.done, progress.skipped) == (0, 4)
-        # And that by a cancel of the new jobs.
-        back = await run(system, await start(system, undo_spec(undone, remote=False)))
-        assert back.kind == CANCEL
-        await system.wait_until_all(again, State.CANCELLED)
+        # The undo itself is undone by a cancel of the new jobs.
+        undone_back = await run_operation(
+            system, await start_operation(system, undo_spec(undone, remote=False))
+        )
+        assert undone_back.kind == CANCEL
+        await system.wait_until_all(rerun_ids, State.CANCELLED)
 
 
 async def test_jobs_move_to_another_lane_where_they_run_once_and_back(
@@ -229,24 +241,28 @@ async def test_jobs_move_to_another_lane_where_they_run_once_and_back(
     async with open_system(broker, database_url) as system:
         ids = [await system.publish("hot.noop", {"n": n}) for n in range(5)]
         later = await system.publish("hot.noop", delay=900)
-        kept = await system.publish("hot.scripted", {"steps": ["done"]})
-        ended, progress = await act(system, MOVE, JobFilter(job_type="noop"), lane="backfill")
+        unmoved = await system.publish("hot.scripted", {"steps": ["done"]})
+        ended, progress = await run_action(
+            system, MOVE, JobFilter(job_type="noop"), lane="backfill"
+        )
         assert (ended.state, progress.done, progress.skipped) == (BulkState.COMPLETED, 6, 0)
         await system.wait_until_ready("backfill.llm", 5)
         for job_id in ids:
             moved = await system.record(job_id)
             assert (moved.state, moved.routing_key) == (State.QUEUED, "backfill.noop")
         assert (await system.record(later)).state is State.SCHEDULED
-        assert (await system.record(kept)).lane == "hot"
+        assert (await system.record(unmoved)).lane == "hot"
 
-        # The copies that the hot lane still has are nobody's any more.
+        # The copies that are still in the hot lane are not run.
         await system.start_worker(lanes=["hot"])
-        await system.wait_for_state(kept, State.SUCCEEDED)
+        await system.wait_for_state(unmoved, State.SUCCEEDED)
         await system.wait_until_ready("hot.llm", 0)
         assert {await system.state(job_id) for job_id in ids} == {State.QUEUED}
 
-        back = await run(system, await start(system, undo_spec(ended, remote=False)))
-        assert ActionProgress.from_operation(back).done == 6
+        undone_back = await run_operation(
+            system, await start_operation(system, undo_spec(ended, remote=False))
+        )
+        assert ActionProgress.from_operation(undone_back).done == 6
         await system.wait_until_all(ids, State.SUCCEEDED)
         assert {start.lane for job_id in ids for start in journal.starts_of(job_id)} == {"hot"}
         assert [journal.runs(job_id) for job_id in ids] == [1] * 5
@@ -255,13 +271,13 @@ async def test_jobs_move_to_another_lane_where_they_run_once_and_back(
 
 async def test_a_new_priority_lets_a_waiting_job_go_first(system: System) -> None:
     ids = [await system.publish("hot.noop", {"n": n}, priority=3) for n in range(4)]
-    _, progress = await act(system, MOVE, JobFilter(ids=(ids[3],)), priority=9)
+    _, progress = await run_action(system, MOVE, JobFilter(ids=(ids[3],)), priority=9)
     assert (progress.done, progress.notes) == (1, ())
     await system.start_worker(slots=1)
     await system.wait_until_all(ids, State.SUCCEEDED)
     assert journal.starts[0].job_id == ids[3]
     assert (await system.record(ids[3])).priority == 9
-    _, progress = await act(system, MOVE, JobFilter(ids=(ids[0],)), priority=9)
+    _, progress = await run_action(system, MOVE, JobFilter(ids=(ids[0],)), priority=9)
     assert (progress.total, progress.done) == (0, 0)
 
 
@@ -269,7 +285,7 @@ async def test_a_move_is_refused_for_a_lane_in_which_the_type_is_not_worked(
     system: System,
 ) -> None:
     job_id = await system.publish("hot.tidied")
-    _, progress = await act(system, MOVE, JobFilter(ids=(job_id,)), lane="backfill")
+    _, progress = await run_action(system, MOVE, JobFilter(ids=(job_id,)), lane="backfill")
     assert (progress.done, progress.skipped) == (0, 1)
     assert "not worked in lane backfill" in progress.notes[0]
     assert (await system.record(job_id)).lane == "hot"
@@ -281,16 +297,16 @@ async def test_a_move_waits_for_room_in_the_new_lane(
     lanes = lanes_with(max_length={"backfill": 2})
     async with open_system(broker310, sqlite_url, lanes=lanes) as system:
         ids = [await system.publish("hot.noop", {"n": n}) for n in range(4)]
-        operation = await start(
+        operation = await start_operation(
             system, ActionSpec(MOVE, JobFilter(job_type="noop"), lane="backfill")
         )
-        task = asyncio.create_task(run(system, operation))
+        task = asyncio.create_task(run_operation(system, operation))
 
-        async def waits() -> bool:
-            seen = await bulk_control.require_bulk(system.ledger, operation.id)
-            return seen.note == "waits for room in backfill.llm"
+        async def is_waiting() -> bool:
+            record = await bulk_control.require_bulk(system.ledger, operation.id)
+            return record.note == "waits for room in backfill.llm"
 
-        await eventually(waits, what="the note")
+        await eventually(is_waiting, what="the note")
         await system.start_worker(lanes=["backfill"])
         assert (await task).state is BulkState.COMPLETED
         await system.wait_until_all(ids, State.SUCCEEDED)
@@ -302,9 +318,9 @@ async def test_a_moved_job_that_a_pause_holds_waits_for_the_pause_of_its_new_lan
 ) -> None:
     job_id = await system.publish("hot.noop")
     await system.ledger.pauses.pause(NewPause(PauseScope.LANE, "backfill", "ann"))
-    await act(system, MOVE, JobFilter(ids=(job_id,)), lane="backfill")
+    await run_action(system, MOVE, JobFilter(ids=(job_id,)), lane="backfill")
     assert await system.state(job_id) is State.PAUSED
-    await act(system, MOVE, JobFilter(ids=(job_id,)), lane="hot")
+    await run_action(system, MOVE, JobFilter(ids=(job_id,)), lane="hot")
     assert await system.state(job_id) is State.QUEUED
     await system.start_worker()
     await system.wait_for_state(job_id, State.SUCCEEDED)
@@ -313,30 +329,30 @@ async def test_a_moved_job_that_a_pause_holds_waits_for_the_pause_of_its_new_lan
 
 async def test_an_action_is_paused_goes_on_and_keeps_its_limit(system: System) -> None:
     ids = [await system.publish("backfill.noop", {"n": n}) for n in range(6)]
-    operation = await start(
+    operation = await start_operation(
         system, ActionSpec(CANCEL, JobFilter(lane="backfill"), limit=4), rate=4.0
     )
-    task = asyncio.create_task(run(system, operation))
+    task = asyncio.create_task(run_operation(system, operation))
 
-    async def begun() -> bool:
-        seen = await bulk_control.require_bulk(system.ledger, operation.id)
-        return ActionProgress.from_operation(seen).done > 0
+    async def has_begun() -> bool:
+        record = await bulk_control.require_bulk(system.ledger, operation.id)
+        return ActionProgress.from_operation(record).done > 0
 
-    await eventually(begun)
+    await eventually(has_begun)
     await bulk_control.pause(system.ledger, operation.id, "by ann")
     paused = await task
     assert paused.state is BulkState.PAUSED
     assert 0 < ActionProgress.from_operation(paused).done < 4
     await bulk_control.set_limits(system.ledger, operation.id, {"rate": None})
     await bulk_control.resume(system.ledger, operation.id)
-    ended = await run(system, operation)
+    ended = await run_operation(system, operation)
     assert ActionProgress.from_operation(ended).done == 4
     states = [await system.state(job_id) for job_id in ids]
     assert states == [State.CANCELLED] * 4 + [State.QUEUED] * 2
 
 
 @pytest.mark.parametrize(
-    ("spec", "words"),
+    ("spec", "message"),
     [
         (ActionSpec(CANCEL, JobFilter()), "say which jobs"),
         (ActionSpec(CANCEL, JobFilter(state=State.DEAD)), "no dead job can be cancelled"),
@@ -351,6 +367,6 @@ async def test_an_action_is_paused_goes_on_and_keeps_its_limit(system: System) -
         (ActionSpec(CANCEL, JobFilter(lane="hot"), priority=3), "are for moves"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(spec: ActionSpec, words: str) -> None:
-    with pytest.raises(InvalidAction, match=words):
+def test_a_senseless_action_is_refused(spec: ActionSpec, message: str) -> None:
+    with pytest.raises(InvalidAction, match=message):
         spec.check()

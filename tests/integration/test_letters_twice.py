@@ -38,11 +38,11 @@ KEY = "backfill.noop"
 async def bury(
     system: System, job_id: str, *, attempts: Sequence[int] = (3, 3), error: str = "RuntimeError"
 ) -> None:
-    """A recorded job with letters of these attempts."""
+    """Record a job, and publish a dead letter of it for each of these attempts."""
     message = JobMessage(job_id=job_id, job_type="noop", payload={"n": 1})
     await system.ledger.jobs.record(NewJob(message, "backfill", "llm", KEY))
-    for number, each in enumerate(attempts):
-        letter = message.with_metadata(attempts=each)
+    for number, attempt in enumerate(attempts):
+        letter = message.with_metadata(attempts=attempt)
         headers = DeadLetterInfo(
             Reason.EXHAUSTED, KEY, error_type=error, message=f"letter {number}"
         ).headers()
@@ -107,8 +107,8 @@ async def test_two_letters_of_one_death_are_sent_back_once(
 ) -> None:
     async with open_system(broker, database_url) as system:
         await bury(system, "job")
-        would = await plan(system)
-        assert (would.matched, would.done) == (1, 1)
+        dry_run = await plan(system)
+        assert (dry_run.matched, dry_run.done) == (1, 1)
         assert len(await eventually(system.letters)) == 2
         progress = await redrive(system)
         assert (progress.redriven, progress.dropped) == (1, 0)
@@ -125,11 +125,11 @@ async def test_two_letters_of_one_death_are_purged_together(
     async with open_system(broker, sqlite_url) as system:
         await bury(system, "job")
         await bury(system, "kept", error="ValueError")
-        which = LetterFilter(error_type="RuntimeError")
-        would = await count_letters(system.settings, system.ledger, which, asyncio.sleep)
-        assert would == PurgeProgress(scanned=4, total=4, purged=1)
+        letter_filter = LetterFilter(error_type="RuntimeError")
+        dry_run = await count_letters(system.settings, system.ledger, letter_filter, asyncio.sleep)
+        assert dry_run == PurgeProgress(scanned=4, total=4, purged=1)
         await eventually(lambda: has_letters(system, 4))
-        operation = await start_purge(system.ledger, which, created_by="test")
+        operation = await start_purge(system.ledger, letter_filter, created_by="test")
         handler = PurgeHandler(system.settings, system.ledger)
         ended = await BulkRunner(system.ledger, [handler]).run_one(operation.id)
         assert ended.counts == PurgeProgress(scanned=4, total=4, purged=1).to_json()
@@ -147,8 +147,8 @@ async def test_a_later_death_of_the_same_job_is_a_letter_of_its_own(
     async with open_system(broker310, sqlite_url) as system:
         await bury(system, "job", attempts=(2, 3))
         async with scanning_in_turn(system.settings, system.ledger) as scan:
-            found = [letter.death async for letter in scan.letters()]
-        assert found == [("job", 0, 2), ("job", 0, 3)]
+            deaths = [letter.death async for letter in scan.letters()]
+        assert deaths == [("job", 0, 2), ("job", 0, 3)]
         letter = await system.ledger.dead_letters.get_dead("job")
         assert letter is not None
         assert (letter.copies, letter.attempts, letter.error_message) == (2, 3, "letter 1")
@@ -166,18 +166,18 @@ async def test_equal_messages_that_are_no_jobs_are_one_letter_for_every_count(
         await index_waiting(system.settings, system.ledger, system.registry)
         assert await system.ledger.dead_letters.count_dead(DeadLetterFilter(state="waiting")) == 3
         assert await system.ledger.dead_letters.count_messages() == 30
-        assert {each.copies for each in (await system.ledger.dead_letters.list_dead()).items} == {
-            10
-        }
+        assert {
+            letter.copies for letter in (await system.ledger.dead_letters.list_dead()).items
+        } == {10}
         assert len([line async for line in export_letters(system.ledger, DeadLetterFilter())]) == 3
-        everything = LetterFilter()
-        would = await count_letters(system.settings, system.ledger, everything, asyncio.sleep)
-        assert would == PurgeProgress(scanned=30, total=30, purged=3)
+        every_letter = LetterFilter()
+        dry_run = await count_letters(system.settings, system.ledger, every_letter, asyncio.sleep)
+        assert dry_run == PurgeProgress(scanned=30, total=30, purged=3)
         await eventually(lambda: has_letters(system, 30))
 
-        operation = await start_purge(system.ledger, everything, created_by="test")
+        operation = await start_purge(system.ledger, every_letter, created_by="test")
         handler = PurgeHandler(system.settings, system.ledger)
         ended = await BulkRunner(system.ledger, [handler]).run_one(operation.id)
-        assert ended.counts == would.to_json()
+        assert ended.counts == dry_run.to_json()
         assert await system.letters() == []
         assert await system.ledger.dead_letters.count_messages() == 0

@@ -1,4 +1,4 @@
-"""What is no valid job is dead with its bytes as they came."""
+"""A message that is no valid job becomes a dead letter, with its bytes as they came."""
 
 import json
 from typing import Any
@@ -14,7 +14,7 @@ from tests.support.jobs import journal
 from tests.support.system import System, open_system
 
 
-def body(**changes: Any) -> bytes:
+def make_body(**changes: Any) -> bytes:
     return json.dumps({"job_id": "m", "job_type": "noop", "payload": {}, **changes}).encode()
 
 
@@ -24,21 +24,21 @@ MALFORMED = {
     "empty": b"",
     "not an object": b"[1, 2]",
     "without anything": b"{}",
-    "a bad id": body(job_id="no spaces, please"),
-    "a bad priority": body(priority=99),
-    "no time": body(metadata={"created_at": "yesterday"}),
-    "no payload": body(payload=None),
-    "over-large": body(payload={"text": "x" * MAX_BODY_BYTES}),
+    "a bad id": make_body(job_id="no spaces, please"),
+    "a bad priority": make_body(priority=99),
+    "no time": make_body(metadata={"created_at": "yesterday"}),
+    "no payload": make_body(payload=None),
+    "over-large": make_body(payload={"text": "x" * MAX_BODY_BYTES}),
 }
 
 
-async def test_what_is_no_valid_job_is_dead_with_its_bytes_as_they_came(
+async def test_a_malformed_message_is_a_dead_letter_with_its_bytes_as_they_came(
     broker: TestBroker, sqlite_url: str
 ) -> None:
     async with open_system(broker, sqlite_url) as system:
         worker = await system.start_worker("llm")
-        for name, raw in MALFORMED.items():
-            await system.publish_raw("hot.noop", raw, message_id=name)
+        for name, message_body in MALFORMED.items():
+            await system.publish_raw("hot.noop", message_body, message_id=name)
         await eventually(lambda: worker.worker.counters.dead == len(MALFORMED))
         letters = await system.letters()
         assert sorted(letter.delivery.body for letter in letters) == sorted(MALFORMED.values())
@@ -64,9 +64,9 @@ async def test_a_number_that_the_ledger_can_not_hold_is_malformed(
 ) -> None:
     async with open_system(broker310, postgres_url) as system:
         await system.start_worker("llm")
-        raw = body(metadata={"attempts": 10**30})
-        await system.publish_raw("hot.noop", raw)
+        message_body = make_body(metadata={"attempts": 10**30})
+        await system.publish_raw("hot.noop", message_body)
         (letter,) = await eventually(system.letters)
-        assert (letter.info.reason, letter.delivery.body) == (Reason.MALFORMED, raw)
+        assert (letter.info.reason, letter.delivery.body) == (Reason.MALFORMED, message_body)
         job_id = await system.publish("hot.noop")
         await system.wait_for_state(job_id, State.SUCCEEDED)

@@ -1,4 +1,4 @@
-"""What the processes show of their work, on a real broker and ledger."""
+"""The metrics that the processes show, on a real broker and ledger."""
 
 import socket
 
@@ -21,11 +21,11 @@ from tests.support.metrics import Scrape
 from tests.support.system import System
 
 
-async def scraped(metrics: Metrics) -> Scrape:
+async def scrape_metrics(metrics: Metrics) -> Scrape:
     return Scrape((await metrics.scrape()).decode())
 
 
-async def both_are_dead(system: System) -> bool:
+async def has_two_letters(system: System) -> bool:
     return len(await system.letters()) == 2
 
 
@@ -37,22 +37,22 @@ async def test_a_worker_counts_its_jobs_by_type_lane_and_end(system: System) -> 
     await system.publish_raw("hot.noop", b"not JSON")
     await system.wait_for_state(good, State.SUCCEEDED)
     await system.wait_for_state(bad, State.DEAD)
-    shown = {
-        (sample.name, *(sample.labels.get(each) for each in ("reason", "outcome", "status")))
-        for sample in (await scraped(metrics)).samples
+    labels = {
+        (sample.name, *(sample.labels.get(label) for label in ("reason", "outcome", "status")))
+        for sample in (await scrape_metrics(metrics)).samples
     }
-    # None yet, and shown as none: Prometheus would not see the first of them otherwise.
-    assert ("switchyard_job_deaths_total", "crashed", None, None) in shown
-    assert ("switchyard_publishes_total", None, "full", None) in shown
-    assert ("llm_requests_processed_total", None, None, "snoozed") in shown
+    # Shown as 0 before the first one: Prometheus would not see the first increase otherwise.
+    assert ("switchyard_job_deaths_total", "crashed", None, None) in labels
+    assert ("switchyard_publishes_total", None, "full", None) in labels
+    assert ("llm_requests_processed_total", None, None, "snoozed") in labels
     held = await system.publish("hot.gated")
     await system.wait_for_state(held, State.RUNNING)
 
     attempts = "switchyard_job_attempts_total"
 
-    async def all_counted() -> Scrape | None:
-        """Each is counted a moment after its end is recorded."""
-        scrape = await scraped(metrics)
+    async def find_all_counted() -> Scrape | None:
+        """Return the scrape once all are counted, a moment after their end is recorded."""
+        scrape = await scrape_metrics(metrics)
         counts = (
             scrape.value("switchyard_deliveries_not_run_total", why="malformed"),
             scrape.value(attempts, lane="hot", job_type="noop", outcome="succeeded"),
@@ -60,7 +60,7 @@ async def test_a_worker_counts_its_jobs_by_type_lane_and_end(system: System) -> 
         )
         return scrape if all(counts) else None
 
-    scrape: Scrape = await eventually(all_counted)
+    scrape: Scrape = await eventually(find_all_counted)
     assert scrape.value(attempts, lane="hot", job_type="noop", outcome="succeeded") == 1
     assert scrape.value(attempts, lane="backfill", job_type="scripted", outcome="dead") == 1
     assert scrape.value("switchyard_job_deaths_total", reason="permanent") == 1
@@ -76,7 +76,7 @@ async def test_a_worker_counts_its_jobs_by_type_lane_and_end(system: System) -> 
     await system.wait_for_state(held, State.SUCCEEDED)
 
 
-async def test_of_many_jobs_at_once_and_in_processes_of_their_own_none_is_missed_or_twice(
+async def test_each_of_many_jobs_is_counted_once_in_whatever_process_it_runs(
     system: System,
 ) -> None:
     metrics = Metrics()
@@ -86,44 +86,44 @@ async def test_of_many_jobs_at_once_and_in_processes_of_their_own_none_is_missed
     good += [await system.publish("hot.crunched", {"n": n}) for n in range(6)]
     good += [await system.publish("hot.scripted", {"steps": ["retry:0", "done"]}) for _ in range(5)]
     bad = [await system.publish("backfill.scripted", {"steps": ["permanent"]}) for _ in range(7)]
-    seen: list[float] = []
+    totals: list[float] = []
     for job_id in good:  # and scraped meanwhile: a counter never goes back
         await system.wait_for_state(job_id, State.SUCCEEDED, timeout=30)
-        seen.append((await scraped(metrics)).value("switchyard_job_attempts_total"))
-    assert seen == sorted(seen)
+        totals.append((await scrape_metrics(metrics)).value("switchyard_job_attempts_total"))
+    assert totals == sorted(totals)
     for job_id in bad:
         await system.wait_for_state(job_id, State.DEAD)
 
-    async def all_told() -> Scrape | None:  # each is told once its delivery is acknowledged
-        scrape = await scraped(metrics)
-        told = scrape.value("switchyard_job_attempts_total")
-        return scrape if told >= len(good) + len(bad) + 5 else None
+    async def find_all_counted() -> Scrape | None:  # counted once a delivery is acknowledged
+        scrape = await scrape_metrics(metrics)
+        total = scrape.value("switchyard_job_attempts_total")
+        return scrape if total >= len(good) + len(bad) + 5 else None
 
-    shown: Scrape = await eventually(all_told)
+    scrape: Scrape = await eventually(find_all_counted)
     attempts, seconds = "switchyard_job_attempts_total", "switchyard_job_duration_seconds_count"
     used, waits = "switchyard_job_attempts_used", "switchyard_job_wait_seconds_count"
-    assert shown.value(attempts, lane="backfill", job_type="noop", outcome="succeeded") == 60
-    assert shown.value(attempts, lane="hot", job_type="noop", outcome="succeeded") == 20
-    assert shown.value(attempts, job_type="crunched", outcome="succeeded") == 6
-    assert shown.value(attempts, job_type="scripted", outcome="retried") == 5
-    assert shown.value(attempts, job_type="scripted", outcome="succeeded") == 5
-    assert shown.value(attempts, job_type="scripted", outcome="dead") == 7
-    assert shown.value(attempts) == 103
-    assert shown.value(seconds) == 103
-    assert shown.value(seconds, job_type="noop") == 80
-    assert shown.value(waits) == 98
-    assert shown.value(f"{used}_count") == 98
-    assert shown.value(f"{used}_bucket", job_type="scripted", le="1.0") == 7
-    assert shown.value(f"{used}_bucket", job_type="scripted", le="2.0") == 12
-    assert shown.value("switchyard_job_deaths_total") == 7
-    asked = shown.value("llm_requests_processed_total")
-    assert asked == shown.value(attempts, worker="llm")
-    answered = shown.value("llm_requests_processed_total", status="succeeded")
-    assert answered == shown.value("llm_request_latency_seconds_count")
-    assert answered < asked, "what went back, or died, has no answer"
+    assert scrape.value(attempts, lane="backfill", job_type="noop", outcome="succeeded") == 60
+    assert scrape.value(attempts, lane="hot", job_type="noop", outcome="succeeded") == 20
+    assert scrape.value(attempts, job_type="crunched", outcome="succeeded") == 6
+    assert scrape.value(attempts, job_type="scripted", outcome="retried") == 5
+    assert scrape.value(attempts, job_type="scripted", outcome="succeeded") == 5
+    assert scrape.value(attempts, job_type="scripted", outcome="dead") == 7
+    assert scrape.value(attempts) == 103
+    assert scrape.value(seconds) == 103
+    assert scrape.value(seconds, job_type="noop") == 80
+    assert scrape.value(waits) == 98
+    assert scrape.value(f"{used}_count") == 98
+    assert scrape.value(f"{used}_bucket", job_type="scripted", le="1.0") == 7
+    assert scrape.value(f"{used}_bucket", job_type="scripted", le="2.0") == 12
+    assert scrape.value("switchyard_job_deaths_total") == 7
+    requests = scrape.value("llm_requests_processed_total")
+    assert requests == scrape.value(attempts, worker="llm")
+    answers = scrape.value("llm_requests_processed_total", status="succeeded")
+    assert answers == scrape.value("llm_request_latency_seconds_count")
+    assert answers < requests, "what went back, or died, has no answer"
 
 
-async def test_the_whole_is_shown_lane_by_lane_and_by_cause_of_death(system: System) -> None:
+async def test_the_system_is_shown_by_lane_and_by_cause_of_death(system: System) -> None:
     metrics = Metrics()
     SystemMetrics(system.settings, system.registry, system.ledger).install(metrics)
     for number in range(3):
@@ -132,9 +132,9 @@ async def test_the_whole_is_shown_lane_by_lane_and_by_cause_of_death(system: Sys
     dead = await system.publish("hot.scripted", {"steps": ["permanent"]})
     await system.publish_raw("nowhere.at_all", b"{}")
     await system.wait_for_state(dead, State.DEAD)
-    await eventually(lambda: both_are_dead(system))
+    await eventually(lambda: has_two_letters(system))
     await index_waiting(system.settings, system.ledger, system.registry)
-    scrape = await scraped(metrics)
+    scrape = await scrape_metrics(metrics)
     assert scrape.value("switchyard_queue_ready", lane="backfill", queue="backfill.llm") == 3
     assert scrape.value("switchyard_lane_depth", lane="backfill") == 3
     assert scrape.value("switchyard_queue_consumers", queue="hot.llm") == 1
@@ -159,9 +159,9 @@ async def test_the_limit_of_a_server_is_its_own_and_that_of_vision_is_shown_too(
         LlmServer(name="large", base_url="http://large/v1", max_calls=90),
         LlmServer(name="small", base_url="http://small/v1"),
     )
-    sees = {"vision_model": "sees", "vision_base_url": "http://sees/v1"}
+    vision_settings = {"vision_model": "sees", "vision_base_url": "http://sees/v1"}
     settings = system.settings.model_copy(
-        update={"llm_providers": servers, "llm_concurrency_max": 20, **sees}
+        update={"llm_providers": servers, "llm_concurrency_max": 20, **vision_settings}
     )
     for name in ("large", "small", "vision", "of another time"):
         await LlmLedger(system.ledger).slots.take_llm_slot(
@@ -169,7 +169,7 @@ async def test_the_limit_of_a_server_is_its_own_and_that_of_vision_is_shown_too(
         )
     metrics = Metrics()
     SystemMetrics(settings, system.registry, system.ledger).install(metrics)
-    scrape = await scraped(metrics)
+    scrape = await scrape_metrics(metrics)
     limits = {
         name: scrape.value("switchyard_llm_server_limit", server=name)
         for name in ("large", "small", "vision")
@@ -177,7 +177,7 @@ async def test_the_limit_of_a_server_is_its_own_and_that_of_vision_is_shown_too(
     assert limits == {"large": 70, "small": 20, "vision": 20}
 
 
-async def test_api_and_scheduler_show_the_same_whole_and_what_they_publish(
+async def test_api_and_scheduler_show_the_system_and_what_they_publish(
     system: System,
 ) -> None:
     async with serving(system.settings) as api:
@@ -185,15 +185,15 @@ async def test_api_and_scheduler_show_the_same_whole_and_what_they_publish(
         assert answer.status_code == 202
         text = await api.client.get("/metrics")
         assert text.headers["content-type"].startswith("text/plain")
-        shown = Scrape(text.text)
-    assert shown.value("switchyard_publishes_total", lane="backfill", outcome="accepted") == 1
-    assert shown.value("switchyard_queue_ready", queue="backfill.llm") == 1
-    assert shown.value("switchyard_ledger_seconds_count", work="write") >= 1
+        scrape = Scrape(text.text)
+    assert scrape.value("switchyard_publishes_total", lane="backfill", outcome="accepted") == 1
+    assert scrape.value("switchyard_queue_ready", queue="backfill.llm") == 1
+    assert scrape.value("switchyard_ledger_seconds_count", work="write") >= 1
 
     metrics = Metrics()
     SystemMetrics(system.settings, system.registry, system.ledger).install(metrics)
     Scheduler(system.settings, system.registry, system.ledger, metrics=metrics)
-    scrape = await scraped(metrics)
+    scrape = await scrape_metrics(metrics)
     assert scrape.value("switchyard_queue_ready", queue="backfill.llm") == 1
     assert scrape.value("switchyard_scheduler_active") == 0
     assert "switchyard_scheduler_published_total" in scrape.names
@@ -206,20 +206,22 @@ async def test_the_api_shows_its_metrics_to_those_with_a_key_alone(system: Syste
         assert (await api.client.get("/metrics", headers=key)).status_code == 200
 
 
-async def test_what_is_away_is_shown_as_that_and_nothing_else_is_lost(system: System) -> None:
+async def test_a_part_that_is_away_is_shown_as_down_and_no_other_metric_is_lost(
+    system: System,
+) -> None:
     away = system.settings.model_copy(
         update={"amqp_url": SecretStr("amqp://guest:guest@127.0.0.1:1/"), "management_url": None}
     )
     metrics = Metrics()
     SystemMetrics(away, system.registry, system.ledger).install(metrics)
-    scrape = await scraped(metrics)
+    scrape = await scrape_metrics(metrics)
     assert "switchyard_part_up" in scrape.names
     assert not scrape.value("switchyard_part_up", part="broker")
     assert scrape.value("switchyard_part_up", part="ledger") == 1
     assert "switchyard_queue_ready" not in scrape.names
 
 
-async def test_other_processes_show_theirs_on_a_port_of_their_own_with_their_health() -> None:
+async def test_other_processes_serve_metrics_and_health_on_a_port_of_their_own() -> None:
     metrics = Metrics()
     watch_ledger(metrics)
     ready = False
@@ -237,9 +239,9 @@ async def test_other_processes_show_theirs_on_a_port_of_their_own_with_their_hea
         await httpx.AsyncClient(trust_env=False).get(f"http://127.0.0.1:{port}/metrics")
 
 
-async def test_a_port_that_is_taken_is_told_and_not_waited_for() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+async def test_a_port_that_is_taken_is_refused_at_once() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
         with pytest.raises(PortTaken, match=f"127.0.0.1:{port}"):
             async with serve_metrics(Metrics(), "127.0.0.1", port, lambda: True):
                 pass

@@ -1,4 +1,4 @@
-"""A message that the broker never takes ends its own job, and no other's, at every door."""
+"""A message that the broker never takes ends its own job, and no other's, whoever publishes it."""
 
 import json
 from collections.abc import AsyncIterator
@@ -49,8 +49,8 @@ async def system(small_broker: TestBroker, sqlite_url: str) -> AsyncIterator[Sys
 
 
 @asynccontextmanager
-async def scheduler_of(system: System) -> AsyncIterator[Scheduler]:
-    """One that takes its turns when the test says so, and finds due what was just recorded."""
+async def open_scheduler(system: System) -> AsyncIterator[Scheduler]:
+    """A scheduler that takes its turns when the test says so, and finds just recorded jobs due."""
     intervals = SchedulerIntervals(turn=0.05, pending=0.0)
     scheduler = Scheduler(system.settings, system.registry, system.ledger, intervals=intervals)
     try:
@@ -59,15 +59,15 @@ async def scheduler_of(system: System) -> AsyncIterator[Scheduler]:
         await scheduler.close()
 
 
-async def recorded(system: System, payload: dict[str, Any], **options: Any) -> str:
-    """A job that was recorded and not published."""
+async def record_job(system: System, payload: dict[str, Any], **options: Any) -> str:
+    """Record a job without publishing it, and return its id."""
     new = prepare(system.registry, JobRequest("hot.noop", payload, **options))
     await system.ledger.jobs.record(new)
     return new.message.job_id
 
 
-async def kept(system: System, job_id: str) -> DeadLetter:
-    """The letter of a job that the ledger alone has."""
+async def read_ledger_letter(system: System, job_id: str) -> DeadLetter:
+    """Return the letter of a job, which the ledger alone has."""
     assert job_id not in {letter.id for letter in await system.letters()}
     letter = await system.ledger.dead_letters.get_dead(job_id)
     assert letter is not None
@@ -77,10 +77,10 @@ async def kept(system: System, job_id: str) -> DeadLetter:
 async def test_the_outbox_publishes_the_others_and_ends_the_job_that_is_too_large(
     system: System,
 ) -> None:
-    before = [await recorded(system, {"n": n}) for n in range(5)]
-    large = await recorded(system, LARGE)
-    behind = [await recorded(system, {"n": n}) for n in range(5)]
-    async with scheduler_of(system) as scheduler:
+    before = [await record_job(system, {"n": n}) for n in range(5)]
+    large = await record_job(system, LARGE)
+    behind = [await record_job(system, {"n": n}) for n in range(5)]
+    async with open_scheduler(system) as scheduler:
         assert await scheduler.turn() == TurnCounts(outbox=10, refused=1)
         assert await scheduler.turn() == TurnCounts()
     states = await system.ledger.job_reads.states([*before, *behind])
@@ -92,7 +92,7 @@ async def test_the_outbox_publishes_the_others_and_ends_the_job_that_is_too_larg
         "MessageTooLarge",
     )
     assert "storage" in (record.error_message or "")
-    letter = await kept(system, large)
+    letter = await read_ledger_letter(system, large)
     assert (letter.state, letter.reason, letter.error_type) == (
         "waiting",
         "refused",
@@ -102,8 +102,8 @@ async def test_the_outbox_publishes_the_others_and_ends_the_job_that_is_too_larg
 
 
 async def test_a_delayed_job_that_is_too_large_is_dead_when_it_is_due(system: System) -> None:
-    late = await system.publish("hot.noop", LARGE, delay=0.01)  # nobody knows the limit yet
-    async with scheduler_of(system) as scheduler:
+    late = await system.publish("hot.noop", LARGE, delay=0.01)  # the limit is not known yet
+    async with open_scheduler(system) as scheduler:
         turn = TurnCounts()
         while not turn.refused:
             turn = await scheduler.turn()
@@ -141,7 +141,7 @@ async def test_a_next_stage_that_is_too_large_ends_its_handler_for_good(system: 
     assert "the broker takes at most 65,536" in (record.error_message or "")
     child = await system.record(await system.stage_id(first, "received", 0))
     assert (child.state, child.reason) == (State.DEAD, "refused")
-    # The limit is known now: nothing is recorded of what can't be sent.
+    # The limit is known now: a job that can't be sent is not recorded.
     second = await system.publish("hot.spread", {"text_size": SMALL, "count": 3})
     assert (await system.wait_for_state(second, State.DEAD)).reason == "permanent"
     assert await system.state(await system.stage_id(second, "received", 0)) is None
@@ -167,18 +167,18 @@ async def test_a_job_that_grows_too_large_for_its_retry_is_dead_and_its_letter_a
 
 
 async def test_a_redrive_from_the_ledger_leaves_what_is_still_too_large(system: System) -> None:
-    large = await recorded(system, LARGE)
+    large = await record_job(system, LARGE)
     await bury(system, "small", "hot.noop")
-    async with scheduler_of(system) as scheduler:
+    async with open_scheduler(system) as scheduler:
         await scheduler.turn()
-    done = await redrive(system, LetterFilter(), from_ledger=True)
-    assert (done.redriven, done.invalid) == (0, 1)
+    progress = await redrive(system, LetterFilter(), from_ledger=True)
+    assert (progress.redriven, progress.invalid) == (0, 1)
     assert await system.state(large) is State.DEAD
     # Another payload fits.
-    done = await redrive(
+    progress = await redrive(
         system, LetterFilter(ids=frozenset({large})), Change(payload={"n": 7}), from_ledger=True
     )
-    assert (done.redriven, done.invalid) == (1, 0)
+    assert (progress.redriven, progress.invalid) == (1, 0)
     assert (await system.record(large)).payload == {"n": 7}
     assert [letter.id for letter in await system.letters()] == ["small"]
 
@@ -188,9 +188,9 @@ async def test_a_redrive_sends_the_letters_beside_one_that_its_change_makes_too_
 ) -> None:
     for number in range(4):
         await bury(system, f"job-{number}", "hot.noop", {"n": number})
-    grown = 'if .n == 1 then .text = "x" * 65536 else . end'
-    done = await redrive(system, LetterFilter(), Change(jq=grown))
-    assert (done.redriven, done.invalid) == (3, 1)
+    growing_change = 'if .n == 1 then .text = "x" * 65536 else . end'
+    progress = await redrive(system, LetterFilter(), Change(jq=growing_change))
+    assert (progress.redriven, progress.invalid) == (3, 1)
     assert [letter.id for letter in await system.letters()] == ["job-1"]
     assert await system.state("job-1") is State.DEAD
 
@@ -207,9 +207,9 @@ async def test_an_import_puts_in_all_letters_but_the_one_that_is_too_large(
         )
         for name, payload in (("a", {}), ("large", LARGE), ("b", {}))
     ]
-    done = await import_letters(system.ledger, system.wire, letters)
-    assert done.imported == 2
-    (refused,) = done.refused
+    progress = await import_letters(system.ledger, system.wire, letters)
+    assert progress.imported == 2
+    (refused,) = progress.refused
     assert refused.startswith("large: the message has")
     assert {letter.id for letter in await system.letters()} == {"a", "b"}
 
@@ -224,7 +224,7 @@ async def test_a_schedule_whose_job_is_too_large_is_given_up_at_once(
     await firing.turn()
     time.now += 60
     await firing.turn()
-    (outcome,) = {each[1] for each in await outcomes(system)}
+    (outcome,) = {outcome for _, outcome, *_ in await outcomes(system)}
     assert outcome == FiringOutcome.REFUSED
 
 
@@ -250,26 +250,26 @@ async def test_the_api_answers_413_and_serves_others_meanwhile(system: System) -
         for _ in range(2):  # when the limit is not known, and when it is
             answer = await api.client.post("/jobs", json=body)
             assert answer.status_code == 413, answer.text
-            told = answer.json()
-            assert told["type"] == "/problems/too-large"
-            assert "put the large input into storage" in told["detail"]
+            problem = answer.json()
+            assert problem["type"] == "/problems/too-large"
+            assert "put the large input into storage" in problem["detail"]
         small = await api.client.post("/jobs", json={"routing_key": "hot.noop", "payload": {}})
         assert small.status_code == 202
         assert small.json()["state"] == "queued"
     assert (await system.ledger.job_reads.list_jobs()).items[0].state is State.QUEUED
 
 
-def examined(system: System) -> DoctorContext:
+def make_context(system: System) -> DoctorContext:
     return DoctorContext(system.settings, system.registry, broker={}, ledger=system.ledger)
 
 
 async def test_doctor_tells_refused_jobs_from_lost_letters_and_a_purge_ends_that(
     system: System,
 ) -> None:
-    await recorded(system, LARGE)
-    async with scheduler_of(system) as scheduler:
+    await record_job(system, LARGE)
+    async with open_scheduler(system) as scheduler:
         await scheduler.turn()
-    refused, others = await dead(examined(system))
+    refused, others = await dead(make_context(system))
     assert refused.finding is Finding.JOBS_REFUSED
     assert "the messages of 1 job" in refused.detail
     assert "max_message_size" in refused.remedy
@@ -278,16 +278,16 @@ async def test_doctor_tells_refused_jobs_from_lost_letters_and_a_purge_ends_that
     purge = await start_purge(system.ledger, LetterFilter(reason="refused"), created_by="test")
     runner_of_purges = BulkRunner(system.ledger, [PurgeHandler(system.settings, system.ledger)])
     await runner_of_purges.run_one(purge.id)
-    assert [each.status for each in await dead(examined(system))] == ["ok"]
+    assert [check.status for check in await dead(make_context(system))] == ["ok"]
 
 
 async def test_doctor_names_jobs_that_the_broker_does_not_take_and_blames_no_worker(
     system: System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert [each.status for each in await outbox(examined(system))] == ["ok"]
-    await recorded(system, {"n": 1})
+    assert [check.status for check in await outbox(make_context(system))] == ["ok"]
+    await record_job(system, {"n": 1})
     monkeypatch.setattr("switchyard.services.engine.monitoring.checks.jobs.PENDING_GRACE", 0.0)
-    (check,) = await outbox(examined(system))
+    (check,) = await outbox(make_context(system))
     assert check.finding is Finding.JOBS_PENDING
     assert "1 job of hot.noop" in check.detail
     assert "no worker is at fault" in check.remedy

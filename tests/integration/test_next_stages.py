@@ -1,4 +1,4 @@
-"""Jobs that follow from a job: confirmed before its ack, and once whatever breaks."""
+"""Jobs that follow from a job are confirmed before its ack, and run once whatever breaks."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -20,15 +20,15 @@ from tests.support.system import System, declare, lanes_with, open_system
 from tests.support.tcp_proxy import TcpProxy
 
 
-async def held_in(system: System, queue: str) -> int:
-    """Messages that consumers of the queue have not acknowledged."""
-    found = await system.broker.management.queue(queue)
-    return found.get("messages_unacknowledged", 0)
+async def count_unacknowledged(system: System, queue: str) -> int:
+    """Return how many messages the queue's consumers have not acknowledged."""
+    state = await system.broker.management.queue(queue)
+    return state.get("messages_unacknowledged", 0)
 
 
-def nothing_held_in(system: System, queue: str) -> Callable[[], Any]:
+def all_acknowledged_in(system: System, queue: str) -> Callable[[], Any]:
     async def is_empty() -> bool:
-        return await held_in(system, queue) == 0
+        return await count_unacknowledged(system, queue) == 0
 
     return is_empty
 
@@ -42,12 +42,14 @@ async def test_next_stage_is_confirmed_before_ack(
     publishing_proxy.pause("to_client")  # what is published arrives, and its confirm does not
     parent = await system.publish("hot.spread", {"count": 2})
     await system.wait_until_ready("hot.embed", 3)
-    await eventually(lambda: held_in(system, "hot.llm"), what="an unacknowledged parent")
+    await eventually(
+        lambda: count_unacknowledged(system, "hot.llm"), what="an unacknowledged parent"
+    )
     assert await system.state(parent) is State.RUNNING
     assert worker.worker.running == 1
     publishing_proxy.resume()
     await system.wait_for_state(parent, State.SUCCEEDED)
-    await eventually(nothing_held_in(system, "hot.llm"), what="the ack")
+    await eventually(all_acknowledged_in(system, "hot.llm"), what="the ack")
     assert await system.ready("hot.embed") == 3
 
 
@@ -89,12 +91,12 @@ async def test_a_retry_and_a_dead_letter_are_confirmed_before_ack(
     publishing_proxy.pause("to_server")
     job_id = await system.publish("hot.scripted", {"steps": [step, "done"]})
     await journal.started(job_id)
-    await eventually(lambda: held_in(system, "hot.llm"), what="an unacknowledged job")
+    await eventually(lambda: count_unacknowledged(system, "hot.llm"), what="an unacknowledged job")
     assert await system.state(job_id) is State.RUNNING
     assert await system.ready(queue) == 0
     publishing_proxy.resume()
     await system.wait_for_state(job_id, state, State.SUCCEEDED)
-    await eventually(nothing_held_in(system, "hot.llm"), what="the ack")
+    await eventually(all_acknowledged_in(system, "hot.llm"), what="the ack")
 
 
 async def test_next_jobs_have_ids_lanes_and_parents_that_tell_where_they_came_from(
@@ -115,7 +117,7 @@ async def test_next_jobs_have_ids_lanes_and_parents_that_tell_where_they_came_fr
 
 
 async def test_one_pipeline_ends_before_the_next_begins(system: System) -> None:
-    """Where one kind of worker runs several stages, whatever waits there already."""
+    """One kind of worker runs both stages, and other pipelines wait in its queue already."""
     spread = {"count": 1, "job_type": "noop"}
     firsts = [await system.publish("hot.spread", spread) for _ in range(4)]
     await system.start_worker("llm", slots=1)
@@ -126,7 +128,7 @@ async def test_one_pipeline_ends_before_the_next_begins(system: System) -> None:
 
 
 async def test_a_repeated_stage_publishes_the_same_jobs_and_they_run_once(system: System) -> None:
-    """The worker was lost after it had published what follows, and before it could say so."""
+    """The worker was lost after it had published the next jobs, and before it recorded its end."""
     await system.start_worker("llm", "embed")
     message = await system.publish_foreign("hot.spread", {"count": 3}, job_id="parent")
     await system.wait_for_state(message.job_id, State.SUCCEEDED)
@@ -165,15 +167,15 @@ async def test_a_next_job_that_can_not_be_published_is_a_defect_of_the_handler(
 async def test_a_next_job_that_the_ledger_rejects_is_a_defect_of_the_handler(
     system: System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Sent back to its queue it would be rejected again, over and over."""
+    """If the job went back to its queue, it would be rejected again and again."""
     record_many = system.ledger.jobs.record_many
 
-    async def rejecting(batch: Sequence[NewJob]) -> Any:
+    async def reject_next_jobs(batch: Sequence[NewJob]) -> Any:
         if any(job.message.metadata.parent_id for job in batch):
             raise RowRejected("value too long")
         return await record_many(batch)
 
-    monkeypatch.setattr(system.ledger.jobs, "record_many", rejecting)
+    monkeypatch.setattr(system.ledger.jobs, "record_many", reject_next_jobs)
     await system.start_worker("llm")
     parent = await system.publish("hot.spread", {"count": 1})
     record = await system.wait_for_state(parent, State.DEAD)
@@ -193,8 +195,8 @@ async def test_a_job_whose_next_lane_is_full_waits_without_using_up_an_attempt(
         await journal.started(parent, times=3)
         record = await system.record(parent)
         assert (record.attempts, record.result) == (0, None)
-        assert {line.outcome for line in record.timeline} == {AttemptOutcome.SNOOZE}
-        assert {line.error_type for line in record.timeline} == {"LaneFull"}
+        assert {attempt.outcome for attempt in record.timeline} == {AttemptOutcome.SNOOZE}
+        assert {attempt.error_type for attempt in record.timeline} == {"LaneFull"}
         await system.start_worker("embed")
         record = await system.wait_for_state(parent, State.SUCCEEDED)
         assert record.attempts == 0
@@ -221,7 +223,7 @@ async def test_a_next_job_that_a_full_hot_lane_refuses_is_dead_and_its_parent_is
         assert letter.message.metadata.parent_id == parent
 
 
-async def test_part_of_the_next_jobs_accepted_and_part_refused_ends_well(
+async def test_next_jobs_of_which_a_full_lane_refuses_some_run_once_each(
     broker310: TestBroker, sqlite_url: str
 ) -> None:
     lanes = lanes_with(max_length={"backfill": 3})

@@ -1,4 +1,4 @@
-"""`notify_url`: an end is told, whatever the job ends in and however the receiver behaves."""
+"""`notify_url`: an end is posted, whatever the job ends in and however the receiver behaves."""
 
 import json
 import time
@@ -34,8 +34,8 @@ MODULES = (
 
 @pytest.fixture
 async def receiver() -> AsyncIterator[Receiver]:
-    async with receiving() as made:
-        yield made
+    async with receiving() as server:
+        yield server
 
 
 @pytest.fixture
@@ -53,36 +53,36 @@ async def system(
         yield opened
 
 
-async def notice_id(system: System, job_id: str) -> str:
+async def read_notice_id(system: System, job_id: str) -> str:
     return (await system.record(job_id)).join_id or ""
 
 
-async def test_the_end_of_a_job_and_of_all_that_followed_is_told_once_and_signed(
+async def test_the_end_of_a_job_and_of_its_followers_is_posted_once_and_signed(
     system: System, receiver: Receiver
 ) -> None:
     await system.start_worker("llm", "link")
     job_id = await system.publish("hot.leaf", {"follow": 2}, notify_url=receiver.url)
-    (told,) = await receiver.told()
-    assert told["jobs"] == {"succeeded": 3, "dead": 0, "cancelled": 0}
-    assert (told["event"], told["state"], told["job_id"]) == ("job.ended", "completed", job_id)
-    delivery = await notice_id(system, job_id)
-    assert told["delivery"] == delivery
-    sent_at = datetime.fromisoformat(told["sent_at"])
+    (body,) = await receiver.told()
+    assert body["jobs"] == {"succeeded": 3, "dead": 0, "cancelled": 0}
+    assert (body["event"], body["state"], body["job_id"]) == ("job.ended", "completed", job_id)
+    delivery = await read_notice_id(system, job_id)
+    assert body["delivery"] == delivery
+    sent_at = datetime.fromisoformat(body["sent_at"])
     assert abs(datetime.now(UTC) - sent_at) < timedelta(seconds=30)
     notice = await system.wait_for_state(delivery, State.SUCCEEDED)
     assert (notice.parent_id, notice.pipeline) == (job_id, None)
 
 
-async def test_a_dead_job_is_told_with_its_error(system: System, receiver: Receiver) -> None:
+async def test_a_dead_job_is_posted_with_its_error(system: System, receiver: Receiver) -> None:
     await system.start_worker("llm", "link")
     await system.publish("hot.leaf", {"dies": True}, notify_url=receiver.url)
-    (told,) = await receiver.told()
-    assert (told["state"], told["jobs"]["dead"]) == ("dead", 1)
-    (dead,) = told["dead"]
+    (body,) = await receiver.told()
+    assert (body["state"], body["jobs"]["dead"]) == ("dead", 1)
+    (dead,) = body["dead"]
     assert (dead["reason"], dead["error_type"]) == ("permanent", "PermanentError")
 
 
-async def test_what_succeeds_after_a_redrive_is_told_anew_with_another_delivery(
+async def test_a_success_after_a_redrive_is_posted_as_another_delivery(
     system: System, receiver: Receiver
 ) -> None:
     await system.start_worker("llm", "link")
@@ -97,7 +97,7 @@ async def test_what_succeeds_after_a_redrive_is_told_anew_with_another_delivery(
     assert after["jobs"] == {"succeeded": 2, "dead": 0, "cancelled": 0}
 
 
-async def test_a_notice_that_comes_while_it_goes_on_again_leaves_the_word_to_the_next(
+async def test_a_notice_that_comes_while_its_job_runs_again_posts_nothing(
     system: System, receiver: Receiver
 ) -> None:
     job_id = await system.publish("hot.leaf", {"dies": True}, notify_url=receiver.url)
@@ -105,13 +105,13 @@ async def test_a_notice_that_comes_while_it_goes_on_again_leaves_the_word_to_the
     await system.wait_for_state(job_id, State.DEAD)
     await system.ledger.redrives.record_redriven([RedrivenCopy(job_id, 1)], time.time())
     await system.start_worker("link")
-    early = await system.wait_for_state(await notice_id(system, job_id), State.SUCCEEDED)
+    early = await system.wait_for_state(await read_notice_id(system, job_id), State.SUCCEEDED)
     assert early.result is not None
     assert early.result["told"] is False
     assert receiver.taken == []
 
 
-async def test_a_backfill_that_failed_and_was_resumed_is_told_of_twice(
+async def test_a_backfill_that_failed_and_was_resumed_is_posted_twice(
     system: System, receiver: Receiver
 ) -> None:
     await system.start_worker("llm", "link")
@@ -122,11 +122,11 @@ async def test_a_backfill_that_failed_and_was_resumed_is_told_of_twice(
         await receiver.told()
         await control.resume(system.ledger, started.id)
         await user.run(started)
-        told = await receiver.told(2)
-    assert [each["state"] for each in told] == [BulkState.FAILED, BulkState.COMPLETED]
+        bodies = await receiver.told(2)
+    assert [body["state"] for body in bodies] == [BulkState.FAILED, BulkState.COMPLETED]
 
 
-async def test_a_receiver_that_misbehaves_is_told_again_until_it_has_taken_it(
+async def test_a_notice_is_posted_again_until_a_misbehaving_receiver_has_taken_it(
     system: System, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(notices, "SEND_TIMEOUT", 1.0)
@@ -134,17 +134,17 @@ async def test_a_receiver_that_misbehaves_is_told_again_until_it_has_taken_it(
     await system.start_worker("llm", "link")
     job_id = await system.publish("hot.noop", {"n": 1}, notify_url=receiver.url)
     await receiver.told()
-    notice = await system.wait_for_state(await notice_id(system, job_id), State.SUCCEEDED)
-    # More where the machine was slow: who hears no answer in time tells it once more.
+    notice = await system.wait_for_state(await read_notice_id(system, job_id), State.SUCCEEDED)
+    # More on a slow machine: without an answer in time, the notice is posted once more.
     assert notice.attempts >= 4
     assert len(receiver.refused) == 4
-    told = receiver.refused + receiver.taken
-    assert {each["delivery"] for each in told} == {notice.id}
-    assert {each["state"] for each in told} == {"completed"}
+    bodies = receiver.refused + receiver.taken
+    assert {body["delivery"] for body in bodies} == {notice.id}
+    assert {body["state"] for body in bodies} == {"completed"}
 
 
 @pytest.mark.parametrize("case", ["redirect", "loopback", "gone"])
-async def test_what_leads_elsewhere_is_never_followed_and_the_notice_is_dead_with_the_reason(
+async def test_a_redirecting_local_or_gone_receiver_makes_the_notice_dead(
     system: System, receiver: Receiver, case: str
 ) -> None:
     hosts = () if case == "loopback" else (receiver.place,)
@@ -152,30 +152,30 @@ async def test_what_leads_elsewhere_is_never_followed_and_the_notice_is_dead_wit
     await system.start_worker("llm", "link", notify_hosts=hosts)
     job_id = await system.publish("hot.noop", {"n": 1}, notify_url=receiver.url)
     await system.wait_for_state(job_id, State.SUCCEEDED)
-    notice = await system.wait_for_state(await notice_id(system, job_id), State.DEAD)
+    notice = await system.wait_for_state(await read_notice_id(system, job_id), State.DEAD)
     assert notice.reason == "permanent"
-    said = {"redirect": "redirects", "loopback": "open internet", "gone": "410"}[case]
-    assert said in (notice.error_message or "")
+    expected_text = {"redirect": "redirects", "loopback": "open internet", "gone": "410"}[case]
+    assert expected_text in (notice.error_message or "")
     assert receiver.paths == ([] if case == "loopback" else ["/told"])
 
 
-async def test_ends_without_a_worker_are_told_by_whoever_comes_later(
+async def test_ends_without_a_worker_are_posted_by_a_later_one(
     system: System, receiver: Receiver
 ) -> None:
     cancelled = await system.publish("hot.noop", {"n": 1}, delay=3600, notify_url=receiver.url)
     past = datetime.now(UTC) - timedelta(seconds=1)
     expired = await system.publish("hot.noop", {"n": 2}, expires_at=past, notify_url=receiver.url)
-    # Nobody is there who could publish what this end lets go: as when a worker is killed then.
+    # No worker is there to publish the notice that is due now, as when it is killed then.
     await system.ledger.jobs.cancel(cancelled, 0)
-    assert await system.state(await notice_id(system, cancelled)) is State.PENDING
+    assert await system.state(await read_notice_id(system, cancelled)) is State.PENDING
     await system.start_worker("llm", "link")
     async with outbox(system):
-        told = await receiver.told(2)
-    states = {each["job_id"]: each["state"] for each in told}
+        bodies = await receiver.told(2)
+    states = {body["job_id"]: body["state"] for body in bodies}
     assert states == {cancelled: "cancelled", expired: "expired"}
 
 
-async def test_of_a_refused_job_nobody_is_told_and_nothing_is_kept(
+async def test_a_refused_job_posts_no_notice_and_leaves_no_record_of_one(
     broker310: TestBroker, database_url: str, receiver: Receiver
 ) -> None:
     lanes = lanes_with(max_length={"backfill": 1})
@@ -188,44 +188,49 @@ async def test_of_a_refused_job_nobody_is_told_and_nothing_is_kept(
             except LaneFull:
                 refused += 1
         assert refused
-        kept = (await system.ledger.job_reads.list_jobs(JobFilter(), limit=10)).items
-        taken = [each for each in kept if each.job_type == "noop"]
-        waiting = [each for each in kept if each.job_type == "send_notice"]
-        assert len(waiting) == len([each for each in taken if each.join_id])
-        for each in waiting:
-            assert each.state is State.JOINING
-            join = await system.ledger.joins.join(each.id)
+        records = (await system.ledger.job_reads.list_jobs(JobFilter(), limit=10)).items
+        accepted = [record for record in records if record.job_type == "noop"]
+        notice_records = [record for record in records if record.job_type == "send_notice"]
+        assert len(notice_records) == len([record for record in accepted if record.join_id])
+        for record in notice_records:
+            assert record.state is State.JOINING
+            join = await system.ledger.joins.join(record.id)
             assert join is not None
             assert (join.total, join.open) == (1, 1)
 
 
-async def test_the_same_key_again_is_told_once(system: System, receiver: Receiver) -> None:
+async def test_a_repeated_idempotency_key_posts_one_notice(
+    system: System, receiver: Receiver
+) -> None:
     for _ in range(2):
         await system.publish("hot.noop", {"n": 1}, idempotency_key="once", notify_url=receiver.url)
     await system.start_worker("llm", "link")
-    (told,) = await receiver.told()
-    await system.wait_for_state(told["delivery"], State.SUCCEEDED)
-    kept = (
+    (body,) = await receiver.told()
+    await system.wait_for_state(body["delivery"], State.SUCCEEDED)
+    records = (
         await system.ledger.job_reads.list_jobs(JobFilter(job_type="send_notice"), limit=10)
     ).items
-    assert len(kept) == len(receiver.taken) == 1
+    assert len(records) == len(receiver.taken) == 1
 
 
-async def test_a_backfill_is_told_when_it_is_completed_and_when_it_is_called_off(
+async def test_a_backfill_is_posted_when_it_is_completed_and_when_it_is_cancelled(
     system: System, receiver: Receiver
 ) -> None:
     user = BackfillUser(system)
     await system.start_worker("llm", "link")
-    done = await user.start("numbers", {"to": 5}, notify_url=receiver.url)
-    given_up = await user.start("numbers", {"to": 5}, notify_url=receiver.url)
+    completed = await user.start("numbers", {"to": 5}, notify_url=receiver.url)
+    cancelled = await user.start("numbers", {"to": 5}, notify_url=receiver.url)
     async with outbox(system):
-        await user.run(done)
-        await user.backfills.cancel(given_up.id, jobs=True)
-        told = {each["backfill_id"]: each for each in await receiver.told(2)}
-    assert told[done.id]["state"] == BulkState.COMPLETED
-    assert told[done.id]["jobs"] == {"succeeded": 5, "dead": 0, "cancelled": 0}
-    assert told[given_up.id]["state"] == BulkState.CANCELLED
-    assert (told[done.id]["event"], told[done.id]["title"]) == ("backfill.ended", done.title)
+        await user.run(completed)
+        await user.backfills.cancel(cancelled.id, jobs=True)
+        bodies = {body["backfill_id"]: body for body in await receiver.told(2)}
+    assert bodies[completed.id]["state"] == BulkState.COMPLETED
+    assert bodies[completed.id]["jobs"] == {"succeeded": 5, "dead": 0, "cancelled": 0}
+    assert bodies[cancelled.id]["state"] == BulkState.CANCELLED
+    assert (bodies[completed.id]["event"], bodies[completed.id]["title"]) == (
+        "backfill.ended",
+        completed.title,
+    )
 
 
 @pytest.mark.parametrize(
@@ -233,7 +238,7 @@ async def test_a_backfill_is_told_when_it_is_completed_and_when_it_is_called_off
     ["ftp://here/x", "http://user:word@here/x", "/told", "https://", "https://x/" + "a" * 2000],
     ids=["scheme", "user", "path", "host", "long"],
 )
-async def test_what_is_no_address_is_refused_before_anything_is_recorded(
+async def test_an_invalid_url_is_refused_before_anything_is_recorded(
     system: System, url: str
 ) -> None:
     with pytest.raises(InvalidJob, match="notify_url"):
@@ -247,7 +252,7 @@ async def test_without_a_secret_the_notice_is_dead_until_there_is_one(
     await system.start_worker("llm", "link", notify_secret=None)
     job_id = await system.publish("hot.noop", {"n": 1}, notify_url=receiver.url)
     await system.wait_for_state(job_id, State.SUCCEEDED)
-    notice = await system.wait_for_state(await notice_id(system, job_id), State.DEAD)
+    notice = await system.wait_for_state(await read_notice_id(system, job_id), State.DEAD)
     assert "JOBS_NOTIFY_SECRET" in (notice.error_message or "")
     assert json.dumps(receiver.paths) == "[]"
 
@@ -290,10 +295,10 @@ async def test_many_names_of_one_receiver_that_never_answers_hold_up_no_other(
     receiver: Receiver,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def resolved(host: str, port: int) -> list[str]:
+    async def resolve(host: str, port: int) -> list[str]:
         return ["127.0.0.2" if host.endswith(".test") else "127.0.0.1"]
 
-    guard = SsrfGuard(resolve=resolved, is_allowed=lambda address: True)
+    guard = SsrfGuard(resolve=resolve, is_allowed=lambda address: True)
     monkeypatch.setattr(notices, "_guard", lambda settings: guard)
     async with (
         receiving("127.0.0.2") as tarpit,

@@ -1,4 +1,4 @@
-"""Pauses: what is paused does not begin, waits in the ledger, and goes on in order."""
+"""Pauses: paused jobs do not begin, wait in the ledger, and go on in order."""
 
 import asyncio
 import json
@@ -43,9 +43,9 @@ async def resume(system: System, paused: PauseRecord) -> None:
     assert await system.ledger.pauses.resume(paused.id, "ann@desk") is not None
 
 
-def started(*job_ids: str) -> list[str]:
-    """Those of the jobs that have begun, in that order."""
-    return [each.job_id for each in journal.starts if each.job_id in job_ids]
+def list_started(*job_ids: str) -> list[str]:
+    """Return which of the jobs have started, in that order."""
+    return [start.job_id for start in journal.starts if start.job_id in job_ids]
 
 
 async def test_a_type_paused_under_load_does_not_begin_and_every_job_runs_once_after_it(
@@ -57,23 +57,23 @@ async def test_a_type_paused_under_load_does_not_begin_and_every_job_runs_once_a
     await journal.started(running)
     early = [await system.publish("backfill.gated") for _ in range(40)]
     paused = await pause(system, PauseScope.TYPE, "gated")
-    begun = set(started(*early))
+    started_ids = set(list_started(*early))
     late = [await system.publish("hot.gated") for _ in range(40)]
     foreign = (await system.publish_foreign("hot.gated")).job_id
     other = await system.publish("backfill.noop")  # behind them, in the same queue
-    held = [each for each in (*early, *late, foreign) if each not in begun]
+    held = [job_id for job_id in (*early, *late, foreign) if job_id not in started_ids]
     journal.release_all()
-    await system.wait_until_all([running, *begun, other], State.SUCCEEDED)
+    await system.wait_until_all([running, *started_ids, other], State.SUCCEEDED)
     await system.wait_until_all(held, State.PAUSED)
     assert (await system.ready("hot.llm"), await system.ready("backfill.llm")) == (0, 0)
-    assert started(*held) == []
+    assert list_started(*held) == []
 
     async with by_hand(system) as scheduler:
         assert (await scheduler.turn()).resumed == 0
         await resume(system, paused)
         assert (await scheduler.turn()).resumed == len(held)
     await system.wait_until_all(held, State.SUCCEEDED)
-    assert sorted(started(*held)) == sorted(held)
+    assert sorted(list_started(*held)) == sorted(held)
 
 
 @pytest.mark.parametrize(
@@ -95,10 +95,10 @@ async def test_each_scope_holds_its_jobs_and_no_others(
     held.append(await system.publish("backfill.noop", source="customer-7"))
     await system.wait_until_all(held, State.PAUSED)
     await system.wait_for_state(free, State.SUCCEEDED)
-    assert started(*held) == []
+    assert list_started(*held) == []
 
 
-async def test_what_was_paused_goes_on_most_urgent_lane_and_oldest_first(
+async def test_paused_jobs_go_on_most_urgent_lane_and_oldest_first(
     broker310: TestBroker, database_url: str
 ) -> None:
     async with open_system(broker310, database_url) as system, by_hand(system) as scheduler:
@@ -109,7 +109,7 @@ async def test_what_was_paused_goes_on_most_urgent_lane_and_oldest_first(
         assert (await scheduler.turn()).resumed == 8
         await system.start_worker(slots=1)
         await system.wait_until_all([*hot, *backfill], State.SUCCEEDED)
-        assert started(*hot, *backfill) == [*hot, *backfill]
+        assert list_started(*hot, *backfill) == [*hot, *backfill]
 
 
 async def test_a_pause_with_an_end_ends_by_itself(broker310: TestBroker, database_url: str) -> None:
@@ -152,10 +152,10 @@ async def test_delayed_and_retried_jobs_and_next_stages_are_held_when_they_are_d
         await system.wait_until_all([delayed, retried], State.PAUSED)
         stages = [await system.stage_id(first, "received", number) for number in range(3)]
         await system.wait_until_all(stages, State.PAUSED)
-        assert started(delayed, *stages) == []
+        assert list_started(delayed, *stages) == []
         assert (await system.record(retried)).attempts == 1
-        for each in (await system.ledger.pauses.active()).pauses:
-            await resume(system, each)
+        for active in (await system.ledger.pauses.active()).pauses:
+            await resume(system, active)
         await system.wait_until_all([delayed, *stages], State.SUCCEEDED)
         await system.wait_for_state(retried, State.DEAD)
         assert len(journal.starts_of(retried)) == 3
@@ -168,7 +168,7 @@ async def test_nothing_ages_out_while_it_is_paused_and_no_worker_is_there(
     async with open_system(broker, sqlite_url, lanes=lanes) as system:
         job_id = await system.publish("hot.noop")
         paused = await pause(system, PauseScope.LANE, "hot")
-        await eventually(lambda: letters_are(system, 1), what="the queue's age limit")
+        await eventually(lambda: has_letters(system, 1), what="the queue's age limit")
         await index_waiting(system.settings, system.ledger, system.registry)
         assert await system.state(job_id) is State.QUEUED
         returner = DisplacedJobReturner(
@@ -184,7 +184,7 @@ async def test_nothing_ages_out_while_it_is_paused_and_no_worker_is_there(
         assert len(journal.starts_of(job_id)) == 1
 
 
-async def letters_are(system: System, number: int) -> bool:
+async def has_letters(system: System, number: int) -> bool:
     return await system.ready("jobs.dead") == number
 
 
@@ -197,7 +197,7 @@ async def test_a_pause_outlives_the_restart_of_broker_workers_and_scheduler(
     async with open_system(TestBroker(version, "classic", "/", node), database_url) as system:
         worker = await system.start_worker()
         waiting = [await system.publish("backfill.gated") for _ in range(8)]
-        await eventually(lambda: len(started(*waiting)) == 3)  # one slot is for hot jobs
+        await eventually(lambda: len(list_started(*waiting)) == 3)  # one slot is for hot jobs
         paused = await pause(system, PauseScope.LANE, "backfill")
         new = [await system.publish("backfill.noop") for _ in range(5)]
         await worker.stop()  # the running ones are given back
@@ -208,36 +208,36 @@ async def test_a_pause_outlives_the_restart_of_broker_workers_and_scheduler(
             hot = await system.publish("hot.noop")
             await system.wait_for_state(hot, State.SUCCEEDED)
             await system.wait_until_all(held, State.PAUSED)
-            begun = started(*held)
+            started_ids = list_started(*held)
             journal.release_all()
             await resume(system, paused)
             await system.wait_until_all(held, State.SUCCEEDED)
-        assert len(begun) == 3
+        assert len(started_ids) == 3
 
 
-async def test_a_paused_job_can_be_cancelled_and_its_pause_is_told(system: System) -> None:
+async def test_a_paused_job_can_be_cancelled_and_its_pause_is_reported(system: System) -> None:
     await pause(system, PauseScope.TYPE, "noop", seconds=3600)
     job_id = await system.publish("hot.noop")
-    [(found, held)] = await system.ledger.pauses.held_by_pause()
-    assert (str(found), found.created_by, found.reason, held) == (
+    [(held_pause, held)] = await system.ledger.pauses.held_by_pause()
+    assert (str(held_pause), held_pause.created_by, held_pause.reason, held) == (
         "type noop",
         "nic@desk",
         "a new model",
         1,
     )
-    [check] = await check_pauses(cast("DoctorContext", _Examined(system)))
+    [check] = await check_pauses(cast("DoctorContext", _ContextStub(system)))
     assert " by nic@desk (a new model), ends in " in check.detail
     assert "holds 1 job" in check.detail
     await system.ledger.jobs.cancel(job_id, system.ledger.clock.time())
     assert await system.state(job_id) is State.CANCELLED
 
 
-class _Examined:
+class _ContextStub:
     def __init__(self, system: System) -> None:
         self.need_ledger = lambda: system.ledger
 
 
-async def test_a_confirm_that_comes_late_does_not_say_that_a_paused_job_is_in_its_queue(
+async def test_a_late_confirm_does_not_make_a_paused_job_queued(
     broker310: TestBroker, database_url: str
 ) -> None:
     async with open_system(broker310, database_url) as system:
@@ -258,14 +258,14 @@ async def test_a_resume_without_a_target_names_what_is_paused_and_all_ends_it(
     sqlite_url: str,
 ) -> None:
     await upgrade(sqlite_url)
-    at = {"JOBS_DATABASE_URL": sqlite_url}
-    nothing = await jobctl("resume", **at)
-    assert (nothing.returncode, nothing.stderr) == (1, "jobctl: nothing is paused\n")
-    paused = (await jobctl("pause", "--type", "noop", **at)).stdout.strip()
-    await jobctl("pause", "--lane", "backfill", **at)
-    unsure = await jobctl("resume", **at)
-    assert (unsure.returncode, unsure.stdout) == (2, "")
-    assert f"type noop ({paused}), lane backfill (" in unsure.stderr
-    ended = json.loads((await jobctl("resume", "--all", "--json", **at)).stdout)
-    assert [each["target"] for each in ended] == ["noop", "backfill"]
-    assert json.loads((await jobctl("pauses", "--json", **at)).stdout) == []
+    environment = {"JOBS_DATABASE_URL": sqlite_url}
+    without_pauses = await jobctl("resume", **environment)
+    assert (without_pauses.returncode, without_pauses.stderr) == (1, "jobctl: nothing is paused\n")
+    paused = (await jobctl("pause", "--type", "noop", **environment)).stdout.strip()
+    await jobctl("pause", "--lane", "backfill", **environment)
+    ambiguous = await jobctl("resume", **environment)
+    assert (ambiguous.returncode, ambiguous.stdout) == (2, "")
+    assert f"type noop ({paused}), lane backfill (" in ambiguous.stderr
+    ended = json.loads((await jobctl("resume", "--all", "--json", **environment)).stdout)
+    assert [pause["target"] for pause in ended] == ["noop", "backfill"]
+    assert json.loads((await jobctl("pauses", "--json", **environment)).stdout) == []

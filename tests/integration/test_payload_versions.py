@@ -94,24 +94,24 @@ async def test_a_newer_payload_waits_for_a_newer_worker(
         assert "is of version 3" in (record.error_message or "")
         assert "knows version 1" in (record.error_message or "")
         context = DoctorContext(system.settings, system.registry, ledger=system.ledger)
-        (found,) = await outdated_types(context)
-        assert found.finding is Finding.VERSIONS_LACKING
-        assert f"{record.worker_id} knows an older version of make_report" in found.detail
+        (diagnostic,) = await outdated_types(context)
+        assert diagnostic.finding is Finding.VERSIONS_LACKING
+        assert f"{record.worker_id} knows an older version of make_report" in diagnostic.detail
         await old_worker.stop()
         await system.start_worker("reports")
-        done = await system.wait_for_state(job_id, State.SUCCEEDED)
-        assert (done.result, done.attempts) == (FINISHED, 0)
+        record = await system.wait_for_state(job_id, State.SUCCEEDED)
+        assert (record.result, record.attempts) == (FINISHED, 0)
         assert await outdated_types(context) == []
 
 
-async def test_a_step_that_fails_ends_the_job_until_it_is_mended(
+async def test_an_upgrade_that_fails_ends_the_job_until_it_is_mended(
     broker310: TestBroker, sqlite_url: str, releases: tuple[str, str]
 ) -> None:
     older, newer = releases
     async with open_system(broker310, sqlite_url, modules=(older,)) as system, indexing(system):
         job_id = await system.publish("hot.make_report", {"title": "Trees", "pages": "7"})
         declared = Registry.load((newer,)).get("make_report")
-        broken = replace(declared, upgrades=(declared.upgrades[0], (2, forgetful)))
+        broken = replace(declared, upgrades=(declared.upgrades[0], (2, return_nothing)))
         worker = await system.start_worker("reports", registry=Registry([broken]))
         letter = await system.wait_for_letter(job_id)
         assert letter.info.reason is Reason.INVALID_PAYLOAD
@@ -122,79 +122,86 @@ async def test_a_step_that_fails_ends_the_job_until_it_is_mended(
         await system.wait_for_state(job_id, State.DEAD)
         await system.start_worker("reports")
         await redrive(system)
-        done = await system.wait_for_state(job_id, State.SUCCEEDED)
-        assert done.result == FINISHED
+        record = await system.wait_for_state(job_id, State.SUCCEEDED)
+        assert record.result == FINISHED
 
 
-def forgetful(payload: dict[str, Any]) -> Any:
-    """Return nothing, as whoever forgets the `return`."""
+def return_nothing(payload: dict[str, Any]) -> Any:
+    """Return nothing, as a step does that forgets its `return`."""
 
 
-class Read(BaseModel, extra="forbid"):
-    """Version 3."""
+class ReadPayload(BaseModel, extra="forbid"):
+    """The payload, in version 3."""
 
     file: Annotated[str | None, LocalOnly()] = None
     text: str
 
 
-def with_text(payload: dict[str, Any]) -> dict[str, Any]:
+def upgrade_to_text(payload: dict[str, Any]) -> dict[str, Any]:
     return {"path": payload.get("path"), "text": payload["words"]["first"]}
 
 
-def with_file(payload: dict[str, Any]) -> dict[str, Any]:
+def upgrade_to_file(payload: dict[str, Any]) -> dict[str, Any]:
     return {"file": payload.pop("path")} | payload
 
 
-@job("read", worker="reader", lanes=("hot",), version=3, upgrade={1: with_text, 2: with_file})
-async def read(payload: Read, ctx: JobContext) -> Outcome:
+@job(
+    "read",
+    worker="reader",
+    lanes=("hot",),
+    version=3,
+    upgrade={1: upgrade_to_text, 2: upgrade_to_file},
+)
+async def read(payload: ReadPayload, ctx: JobContext) -> Outcome:
     return Done({"text": payload.text})
 
 
-TYPE = job_type_of(read)
-FIRST = {"path": None, "words": {"first": "hello"}}
+READ_TYPE = job_type_of(read)
+FIRST_PAYLOAD = {"path": None, "words": {"first": "hello"}}
+"""A payload of version 1."""
 
 
-def test_each_step_is_made_in_its_turn_and_what_was_given_stays_as_it_is() -> None:
-    given = {"path": "/a", "words": {"first": "hello"}}
-    assert TYPE.read(given, 1) == Read(file="/a", text="hello")
-    assert given == {"path": "/a", "words": {"first": "hello"}}
-    assert TYPE.read({"path": "/a", "text": "b"}, 2) == Read(file="/a", text="b")
-    assert TYPE.read({"text": "b"}, 3) == Read(text="b")
+def test_each_upgrade_is_made_in_turn_and_the_given_payload_stays() -> None:
+    payload = {"path": "/a", "words": {"first": "hello"}}
+    assert READ_TYPE.read(payload, 1) == ReadPayload(file="/a", text="hello")
+    assert payload == {"path": "/a", "words": {"first": "hello"}}
+    assert READ_TYPE.read({"path": "/a", "text": "b"}, 2) == ReadPayload(file="/a", text="b")
+    assert READ_TYPE.read({"text": "b"}, 3) == ReadPayload(text="b")
     with pytest.raises(NewerPayload, match=r"version 4.*knows version 3"):
-        TYPE.read({"text": "b"}, 4)
+        READ_TYPE.read({"text": "b"}, 4)
     with pytest.raises(UpgradeFailed, match="from version 1: KeyError: 'words'"):
-        TYPE.read({}, 1)
+        READ_TYPE.read({}, 1)
     with pytest.raises(UpgradeFailed, match="no upgrade from there"):
-        replace(TYPE, upgrades=TYPE.upgrades[1:]).read(FIRST, 1)
+        replace(READ_TYPE, upgrades=READ_TYPE.upgrades[1:]).read(FIRST_PAYLOAD, 1)
     with pytest.raises(InvalidPayload, match="text"):
-        TYPE.read({"path": None}, 2)
+        READ_TYPE.read({"path": None}, 2)
 
 
-def test_who_asks_from_outside_sets_no_local_field_by_its_older_name() -> None:
-    TYPE.validate_remote(FIRST, version=1)
-    hostile = FIRST | {"path": "/etc/passwd"}
+def test_a_remote_request_sets_no_local_field_by_its_older_name() -> None:
+    READ_TYPE.validate_remote(FIRST_PAYLOAD, version=1)
+    hostile = FIRST_PAYLOAD | {"path": "/etc/passwd"}
     with pytest.raises(RemoteFieldForbidden, match="file"):
-        TYPE.validate_remote(hostile, version=1)
-    TYPE.validate_remote(hostile, hostile, version=1)  # as it was before
+        READ_TYPE.validate_remote(hostile, version=1)
+    READ_TYPE.validate_remote(hostile, hostile, version=1)  # the value is the same as before
     with pytest.raises(RemoteFieldForbidden, match="file"):
-        TYPE.validate_remote(hostile, FIRST, version=1)
-    elsewhere = job_type_from(record_of(TYPE, "a worker"))
+        READ_TYPE.validate_remote(hostile, FIRST_PAYLOAD, version=1)
+    registered_type = job_type_from(record_of(READ_TYPE, "a worker"))
     with pytest.raises(InvalidPayload, match="only a process that has loaded"):
-        elsewhere.validate_remote(FIRST, version=1)
+        registered_type.validate_remote(FIRST_PAYLOAD, version=1)
 
 
-def test_who_lacks_the_module_publishes_with_the_version_that_is_registered() -> None:
-    elsewhere = job_type_from(record_of(TYPE, "a worker"))
-    assert elsewhere.version == 3
+def test_a_publisher_without_the_module_uses_the_registered_version() -> None:
+    registered_type = job_type_from(record_of(READ_TYPE, "a worker"))
+    assert registered_type.version == 3
 
-    class Registered(Registry):
+    class RegisteredOnly(Registry):
         def get_publishable(self, name: str) -> JobType:
-            return elsewhere
+            return registered_type
 
-    made = prepare(Registered(), JobRequest("hot.read", {"text": "b"}))
-    assert made.message.metadata.payload_version == 3
-    old = prepare(Registered(), JobRequest("hot.read", FIRST, payload_version=1))
-    assert (old.message.payload, old.message.metadata.payload_version) == (FIRST, 1)
+    prepared = prepare(RegisteredOnly(), JobRequest("hot.read", {"text": "b"}))
+    assert prepared.message.metadata.payload_version == 3
+    old = prepare(RegisteredOnly(), JobRequest("hot.read", FIRST_PAYLOAD, payload_version=1))
+    assert (old.message.payload, old.message.metadata.payload_version) == (FIRST_PAYLOAD, 1)
 
 
 def test_a_message_that_says_nothing_of_its_version_is_of_the_first() -> None:
@@ -207,15 +214,15 @@ def test_a_message_that_says_nothing_of_its_version_is_of_the_first() -> None:
     [
         {"version": 0},
         {"version": 2_000_000},
-        {"version": 1, "upgrade": with_text},
-        {"version": 4, "upgrade": {1: with_text, 3: with_file}},
-        {"version": 3, "upgrade": {1: with_text}},
-        {"version": 2, "upgrade": {1: with_text, 2: with_file}},
+        {"version": 1, "upgrade": upgrade_to_text},
+        {"version": 4, "upgrade": {1: upgrade_to_text, 3: upgrade_to_file}},
+        {"version": 3, "upgrade": {1: upgrade_to_text}},
+        {"version": 2, "upgrade": {1: upgrade_to_text, 2: upgrade_to_file}},
         {"version": 2, "upgrade": {1: "text"}},
         {"version": 2, "upgrade": read},
     ],
 )
-def test_versions_that_lead_nowhere_are_refused_where_they_are_declared(
+def test_inconsistent_versions_are_refused_at_their_declaration(
     declaration: dict[str, Any],
 ) -> None:
     with pytest.raises(RegistryError, match=r"version|upgrade"):
@@ -223,31 +230,31 @@ def test_versions_that_lead_nowhere_are_refused_where_they_are_declared(
 
 
 @pytest.mark.parametrize(
-    ("recorded", "payload", "version"),
+    ("recorded_fields", "payload", "version"),
     [
-        # As an older release has recorded it, and one that was started by this one.
+        # Recorded by an older release, and by this one.
         ({}, {"words": {"first": "{word}"}}, 1),
         ({"payload_versions": {"read": 3}}, {"text": "{word}"}, 3),
     ],
 )
 def test_a_backfill_goes_on_with_the_payloads_that_it_was_started_with(
-    recorded: dict[str, Any], payload: dict[str, Any], version: int
+    recorded_fields: dict[str, Any], payload: dict[str, Any], version: int
 ) -> None:
-    wanted = {"source": "file", "job_type": "read", "lane": "hot", "payload": payload}
-    spec = BackfillSpec.from_record(wanted | {"remote": True} | recorded)
-    plan = Plan("backfill-1", spec, TYPE, Registry([TYPE]), PUBLIC_IDS, FileSource)
-    made = plan.job(Item("1", {"word": "hi"}, {}))
-    assert made.message.metadata.payload_version == version
-    assert TYPE.read(made.message.payload, version) == Read(text="hi")
-    if version == TYPE.version:
-        started = BackfillSpec.model_validate(wanted).as_record(Registry([TYPE]), TYPE)
-        assert started["payload_versions"] == recorded["payload_versions"]
-    first = replace(TYPE, version=1, upgrades=())
-    assert "payload_versions" not in spec.as_record(Registry([first]), first)
+    fields = {"source": "file", "job_type": "read", "lane": "hot", "payload": payload}
+    spec = BackfillSpec.from_record(fields | {"remote": True} | recorded_fields)
+    plan = Plan("backfill-1", spec, READ_TYPE, Registry([READ_TYPE]), PUBLIC_IDS, FileSource)
+    prepared = plan.job(Item("1", {"word": "hi"}, {}))
+    assert prepared.message.metadata.payload_version == version
+    assert READ_TYPE.read(prepared.message.payload, version) == ReadPayload(text="hi")
+    if version == READ_TYPE.version:
+        started = BackfillSpec.model_validate(fields).as_record(Registry([READ_TYPE]), READ_TYPE)
+        assert started["payload_versions"] == recorded_fields["payload_versions"]
+    first_type = replace(READ_TYPE, version=1, upgrades=())
+    assert "payload_versions" not in spec.as_record(Registry([first_type]), first_type)
 
 
-def letter_of(payload: dict[str, Any]) -> Callable[[Change, bool], JobMessage]:
-    """Redrive a letter of the first version, with a change."""
+def make_redrive(payload: dict[str, Any]) -> Callable[[Change, bool], JobMessage]:
+    """Return a function that redrives a letter with this payload of version 1, with a change."""
     from switchyard.broker.dead.dead_letter_headers import DeadLetterInfo
     from switchyard.services.engine.dead.changes import make_copy
 
@@ -259,23 +266,26 @@ def letter_of(payload: dict[str, Any]) -> Callable[[Change, bool], JobMessage]:
 
     Letter.message = message  # type: ignore[attr-defined]
 
-    def sent(change: Change, remote: bool) -> JobMessage:
-        return make_copy(Letter, change, Registry([TYPE]), remote=remote)[0]  # type: ignore[arg-type]
+    def redrive_with(change: Change, remote: bool) -> JobMessage:
+        return make_copy(Letter, change, Registry([READ_TYPE]), remote=remote)[0]  # type: ignore[arg-type]
 
-    return sent
+    return redrive_with
 
 
 @pytest.mark.parametrize("remote", [True, False])
-def test_a_change_in_a_redrive_is_read_in_the_terms_that_it_is_written_in(remote: bool) -> None:
-    sent = letter_of(FIRST)
-    same = sent(Change(), remote)
-    assert (same.payload, same.metadata.payload_version) == (FIRST, 1)
-    old = sent(Change(merge={"words": {"first": "bye"}}), remote)
-    assert (TYPE.read(old.payload, 1), old.metadata.payload_version) == (Read(text="bye"), 1)
-    new = sent(Change(payload={"text": "new"}), remote)
+def test_a_change_in_a_redrive_is_read_in_the_version_that_it_is_written_in(remote: bool) -> None:
+    redrive_with = make_redrive(FIRST_PAYLOAD)
+    unchanged = redrive_with(Change(), remote)
+    assert (unchanged.payload, unchanged.metadata.payload_version) == (FIRST_PAYLOAD, 1)
+    old = redrive_with(Change(merge={"words": {"first": "bye"}}), remote)
+    assert (READ_TYPE.read(old.payload, 1), old.metadata.payload_version) == (
+        ReadPayload(text="bye"),
+        1,
+    )
+    new = redrive_with(Change(payload={"text": "new"}), remote)
     assert (new.payload, new.metadata.payload_version) == ({"text": "new"}, 3)
     with pytest.raises(ValueError, match="read"):
-        sent(Change(payload={"neither": 1}), remote)
+        redrive_with(Change(payload={"neither": 1}), remote)
     if remote:
         with pytest.raises(ValueError, match="file"):
-            sent(Change(merge={"path": "/etc/passwd"}), remote)
+            redrive_with(Change(merge={"path": "/etc/passwd"}), remote)

@@ -8,7 +8,7 @@ from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.publishing.preparing import InvalidJob, JobRequest
 from switchyard.services.engine.records.requests import JobFilter
 from switchyard.services.engine.records.states import State
-from tests.integration.test_job_actions import RERUN, act
+from tests.integration.test_job_actions import RERUN, run_action
 from tests.support.api_server import environment_of, serving
 from tests.support.brokers import TestBroker
 from tests.support.commands import jobctl
@@ -61,7 +61,9 @@ async def test_tags_are_kept_by_stages_retries_redrives_and_reruns(
         await system.wait_for_state(retried, State.SUCCEEDED)
         starts = journal.starts_of(retried)
         assert [each.message.metadata.tags for each in starts] == [{"team": "search"}] * 3
-        _, progress = await act(system, RERUN, JobFilter(tags={"team": "search", "run.no": "7"}))
+        _, progress = await run_action(
+            system, RERUN, JobFilter(tags={"team": "search", "run.no": "7"})
+        )
         assert progress.done == 1  # nobody has run what followed
         (note,) = await system.ledger.job_actions.of_job(spread)
         assert (await system.record(note.new_job_id or "")).tags == TAGS
