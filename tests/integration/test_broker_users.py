@@ -233,7 +233,7 @@ async def declare_own_queue(channel: RawChannel, **arguments: str) -> object:
 
 
 async def replace_mark(channel: RawChannel, alternate: str) -> object:
-    """Delete the mark's exchange and declare it anew: as long as it is there, it can't be changed."""
+    """Delete the mark's exchange and declare it anew: while it is there, it can't be changed."""
     await channel.exchange_delete("jobs.system")
     return await channel.exchange_declare(
         "jobs.system",
