@@ -39,6 +39,7 @@ def _own_data_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def llm() -> Iterator[FakeLlmServer]:
+    """Yield a fake model server, which answers well unless a test says otherwise."""
     with FakeLlmServer() as server:
         yield server
 
@@ -65,6 +66,6 @@ async def system(
 
 @pytest.fixture
 def settings(tmp_path: Path, llm: FakeLlmServer, quick: None) -> Settings:
-    """Return settings without a broker, whose questions go to that server in batches."""
+    """Return settings without a broker, which send questions to the fake server in batches."""
     nowhere = {"amqp_url": "amqp://127.0.0.1:1", "data_dir": tmp_path}
     return Settings.model_validate(with_batches(llm.url, tmp_path) | nowhere)

@@ -1,4 +1,4 @@
-"""Stored answers: a question is paid for once, whoever asks it again, later or meanwhile."""
+"""Stored answers: equal questions are paid for once, asked at the same time or later."""
 
 from __future__ import annotations
 
@@ -299,7 +299,7 @@ async def test_old_answers_are_deleted_in_steps_unless_they_are_used_meanwhile(
             await records.examine_llm_answers(max_age=60, max_bytes=350, after=after, limit=2)
         )
     assert [sorted(each.superfluous) for each in pages] == [[], ["k3"], ["k1", "k2"], ["k0"]]
-    await records.record_llm_answer("k1", 100)  # asked for again, after it was looked at
+    await records.record_llm_answer("k1", 100)  # used again after it was examined
     await records.claim_llm_answer(AnswerClaimRequest("k2", "somebody", ttl=60, max_age=0))
     keys = [(await records.drop_llm_answers(each.superfluous))[0] for each in pages]
     assert keys == [[], ["k3"], [], ["k0"]]

@@ -80,7 +80,7 @@ async def test_an_answer_is_read(claude: AnthropicServer, streamed: bool) -> Non
 
 
 @pytest.mark.parametrize("streamed", [True, False])
-async def test_calls_of_tools_and_reasoning_are_part_of_the_whole(
+async def test_tool_calls_and_reasoning_are_part_of_the_answer(
     claude: AnthropicServer, streamed: bool
 ) -> None:
     blocks = (thinking("Look."), tool_use("t1", "tide_at", port="Brest"), tool_use("t2", "now"))
@@ -114,7 +114,7 @@ async def test_text_is_streamed_while_it_is_written(claude: AnthropicServer) -> 
 
 
 @pytest.mark.parametrize("reason", ["max_tokens", "model_context_window_exceeded"])
-async def test_an_answer_that_was_cut_at_its_limit_says_so(
+async def test_an_answer_cut_at_its_limit_is_marked_as_incomplete(
     claude: AnthropicServer, reason: str
 ) -> None:
     claude.next(answers(text("The"), stop_reason=reason))
@@ -220,10 +220,10 @@ async def test_a_schema_that_the_server_refuses_is_in_the_prompt_alone(
 async def test_unchanged_programs_of_openais_client_are_answered(
     system: System, claude: AnthropicServer, llm: FakeLlmServer
 ) -> None:
-    """They go through the lanes; what this API does not have is asked at another server, or
-    refused."""
-    own = LlmServer(name="own", base_url=llm.url, model="llama", aliases=(MODEL,), order=1)
-    servers = {"llm_providers": (provider(claude, aliases=("only",)), own)}
+    """They go through the lanes. Requests that Anthropic's API does not have are sent to another
+    server, or refused."""
+    other_server = LlmServer(name="own", base_url=llm.url, model="llama", aliases=(MODEL,), order=1)
+    servers = {"llm_providers": (provider(claude, aliases=("only",)), other_server)}
     system.settings = system.settings.model_copy(update=servers)
     await system.start_worker("llm")
     claude.always(
@@ -239,13 +239,13 @@ async def test_unchanged_programs_of_openais_client_are_answered(
         assert message.content == "Look: "
         assert message.tool_calls[0].function.arguments == '{"port": "Brest"}'
         assert answer.usage.prompt_tokens_details.cached_tokens == 40
-        spoken = message.model_dump(exclude={"parsed"}, exclude_none=True)
-        for each in spoken["tool_calls"]:
+        assistant_message = message.model_dump(exclude={"parsed"}, exclude_none=True)
+        for each in assistant_message["tool_calls"]:
             each["function"].pop("parsed_arguments", None)
         result: Any = {"role": "tool", "tool_call_id": "t1", "content": "high"}
         claude.always(None)
         answer = await client.chat.completions.create(
-            model=MODEL, messages=[*CHAT, spoken, result], tools=[TOOL]
+            model=MODEL, messages=[*CHAT, assistant_message, result], tools=[TOOL]
         )
         assert answer.choices[0].message.content == ANSWER
         assert [each["role"] for each in claude.requests[-1].json["messages"]] == [

@@ -37,7 +37,7 @@ async def test_abandoned_questions_are_deleted_in_steps_and_their_reservations_e
     await ledger.jobs.record(new_job("job-0"))
     await records.open_llm_batch(
         "batch-1", "p", max_wait=0, max_questions=1, max_bytes=1000
-    )  # it takes one question
+    )  # a batch of one question
     rows = await remove_in_steps(lambda limit: clean_up(-60, limit))
     assert rows == {"llm_batch_items": 5, "llm_batch_waits": 5}
     assert len(freed_calls) == 5

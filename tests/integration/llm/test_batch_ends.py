@@ -1,5 +1,5 @@
-"""Batches that are not sent, or whose sender is killed: questions find their answers, and nothing
-is left at the provider."""
+"""Batches that are not sent, or whose sender is killed: every question is answered, and no file is
+left at the provider."""
 
 from __future__ import annotations
 
@@ -33,12 +33,13 @@ def _no_fence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_runner, "SENDING_TIMEOUT", 60.0)
 
 
-async def answered(ledger: Ledger, settings: Settings) -> list[bool]:
+async def ask_all(ledger: Ledger, settings: Settings) -> list[bool]:
+    """Ask each question; return which answers came from a batch."""
     async with ModelClient.open(settings, ledger) as client:
         return [await answer(client, n) for n in range(QUESTIONS)]
 
 
-async def states(ledger: Ledger) -> dict[str, int]:
+async def count_states(ledger: Ledger) -> dict[str, int]:
     return {
         state: count
         for (_, state), count in (await LlmLedger(ledger).batches.llm_batch_counts()).items()
@@ -48,17 +49,17 @@ async def states(ledger: Ledger) -> dict[str, int]:
 # --- not sent -----------------------------------------------------------------------------------
 
 
-async def test_questions_of_a_provider_that_gets_no_batches_any_more_are_asked_live_at_once(
+async def test_questions_are_asked_live_once_batches_are_switched_off(
     ledger: Ledger, settings: Settings, llm: FakeLlmServer
 ) -> None:
     await collect(ledger, settings.model_copy(update={"llm_batch_wait": 600.0}), QUESTIONS)
     without_batches = settings.model_copy(update={"llm_batch": False})
     await new_batch_runner(ledger, without_batches).turn()
-    assert await states(ledger) == {ItemState.LIVE: QUESTIONS}
+    assert await count_states(ledger) == {ItemState.LIVE: QUESTIONS}
     assert await LlmLedger(ledger).spending.llm_spend("model") == [], (
         "nothing is reserved for a batch any more"
     )
-    assert await answered(ledger, without_batches) == [False] * QUESTIONS
+    assert await ask_all(ledger, without_batches) == [False] * QUESTIONS
     assert llm.batches.files == {}
 
 
@@ -68,35 +69,35 @@ async def test_an_unsent_batch_is_given_up_when_batches_are_switched_off(
     await collect(plain_ledger, settings, QUESTIONS)
     llm.batches.fail_next = [lambda exchange: exchange.send_json(503, {})] * 3
     await new_batch_runner(plain_ledger, settings).turn()
-    assert await states(plain_ledger) == {ItemState.SENT: QUESTIONS}
+    assert await count_states(plain_ledger) == {ItemState.SENT: QUESTIONS}
     llm.batches.fail_next = []
     await new_batch_runner(plain_ledger, settings.model_copy(update={"llm_batch": False})).turn()
-    assert await states(plain_ledger) == {ItemState.LIVE: QUESTIONS}
+    assert await count_states(plain_ledger) == {ItemState.LIVE: QUESTIONS}
     assert llm.batches.batches == {}
 
 
-async def test_a_batch_whose_server_is_away_is_tried_until_the_server_would_have_ended_it(
+async def test_a_batch_for_an_unreachable_server_is_retried_until_its_window_ends(
     plain_ledger: Ledger, settings: Settings, llm: FakeLlmServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await collect(plain_ledger, settings, QUESTIONS)
     llm.batches.fail_next = [Exchange.reset] * 100
     monkeypatch.setattr(batch_runner, "MAX_SENDING_AGE", 0.0)
     await new_batch_runner(plain_ledger, settings).turn()
-    assert await states(plain_ledger) == {ItemState.SENT: QUESTIONS}
+    assert await count_states(plain_ledger) == {ItemState.SENT: QUESTIONS}
     monkeypatch.setattr(batch_runner, "BATCH_TIMEOUT", 0.0)
     await new_batch_runner(plain_ledger, settings).turn()
-    assert await states(plain_ledger) == {ItemState.LIVE: QUESTIONS}
+    assert await count_states(plain_ledger) == {ItemState.LIVE: QUESTIONS}
 
 
-@pytest.mark.parametrize(("spare", "outcome"), [(-60.0, "live"), (60.0, "sent")])
+@pytest.mark.parametrize(("margin", "outcome"), [(-60.0, "live"), (60.0, "sent")])
 async def test_a_question_whose_job_expires_before_its_batch_is_asked_live(
-    plain_ledger: Ledger, settings: Settings, spare: float, outcome: str
+    plain_ledger: Ledger, settings: Settings, margin: float, outcome: str
 ) -> None:
     """The scheduler may have been down since the question was collected."""
-    expires_at = plain_ledger.clock.now() + timedelta(seconds=MAX_BATCH_WAIT + spare)
+    expires_at = plain_ledger.clock.now() + timedelta(seconds=MAX_BATCH_WAIT + margin)
     await collect(plain_ledger, settings, QUESTIONS, expires_at=expires_at)
     await new_batch_runner(plain_ledger, settings).turn()
-    assert await states(plain_ledger) == {outcome: QUESTIONS}
+    assert await count_states(plain_ledger) == {outcome: QUESTIONS}
 
 
 # --- killed -------------------------------------------------------------------------------------
@@ -108,7 +109,7 @@ class Killer:
 
     def __init__(self, llm: FakeLlmServer, requests: int) -> None:
         self._llm = llm
-        self._left = requests
+        self._requests_left = requests
         self._loop = asyncio.get_running_loop()
         self._task: asyncio.Task[None] | None = None
         self._unharmed_answer = llm.batches.answer
@@ -130,8 +131,8 @@ class Killer:
 
     def _answer(self, exchange: Exchange, content: bytes) -> None:
         task = self._task
-        self._left -= task is not None
-        if self._left == 0 and task is not None:
+        self._requests_left -= task is not None
+        if self._requests_left == 0 and task is not None:
             self._unharmed_answer(_UnansweredExchange(exchange), content)  # type: ignore[arg-type]
             self._loop.call_soon_threadsafe(task.cancel)
             exchange.reset()
@@ -150,7 +151,7 @@ class _UnansweredExchange:
     def send(self, *_: Any, **__: Any) -> None: ...
 
 
-async def test_a_sender_killed_at_any_step_leaves_one_batch_one_price_and_no_file(
+async def test_a_sender_killed_at_any_step_leaves_one_batch_paid_once_and_no_file(
     plain_ledger: Ledger, tmp_path: Path, settings: Settings
 ) -> None:
     """The sender is killed at its first request, at its second, …, until it ends unharmed."""
@@ -161,16 +162,16 @@ async def test_a_sender_killed_at_any_step_leaves_one_batch_one_price_and_no_fil
                 update={
                     "llm_base_url": llm.url,
                     "data_dir": tmp_path / str(step),
-                    "llm_model": f"m-{step}",  # questions, and their spend, of its own
+                    "llm_model": f"m-{step}",  # questions and spending of its own
                     "llm_budget_per_day": None,
                 }
             )
-            killed = await _through(plain_ledger, settings, llm, step)
+            killed = await _run_batch(plain_ledger, settings, llm, step)
             (remote,) = llm.batches.batches.values()
             assert remote.status == "completed", f"step {step}"
             remaining_files = set(llm.batches.files) - set(llm.batches.deleted)
             assert remaining_files == set(), f"step {step}: files stay at the provider"
-            assert await answered(plain_ledger, settings) == [True] * QUESTIONS, f"step {step}"
+            assert await ask_all(plain_ledger, settings) == [True] * QUESTIONS, f"step {step}"
             assert llm.requests == [], f"step {step}: asked live as well"
             spent = {
                 row.name: row.calls
@@ -179,11 +180,12 @@ async def test_a_sender_killed_at_any_step_leaves_one_batch_one_price_and_no_fil
             assert spent[f"m-{step}"] == QUESTIONS, f"step {step}"
         if not killed:
             break
-    assert step > 8  # two lists, upload, batch; a look, answers, two files deleted
+    assert step > 8  # 2 lists, upload, batch, status, answers, 2 deletions
 
 
-async def _through(ledger: Ledger, settings: Settings, llm: FakeLlmServer, step: int) -> bool:
-    """Collect, send and conclude; killed after so many requests, and gone on with by others."""
+async def _run_batch(ledger: Ledger, settings: Settings, llm: FakeLlmServer, step: int) -> bool:
+    """Collect, send and conclude a batch. Kill the sender at its `step`-th request, and let others
+    continue; return whether it was killed."""
     if step == 1:
         for n in range(QUESTIONS):
             await ledger.jobs.record(new_job(f"job-{n}"))

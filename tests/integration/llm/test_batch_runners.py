@@ -39,37 +39,37 @@ async def test_two_batch_runners_at_once_send_each_question_once(
     assert len({each["custom_id"] for each in sent}) == 5
 
 
-@pytest.mark.parametrize("point", ["before", "upload", "create", "recorded"])
-async def test_a_sender_that_is_killed_while_it_sends_is_followed_by_one_that_sends_the_rest(
+@pytest.mark.parametrize("killed_at", ["before", "upload", "create", "recorded"])
+async def test_another_sender_completes_what_a_killed_one_was_sending(
     ledger: Ledger,
     settings: Settings,
     llm: FakeLlmServer,
     monkeypatch: pytest.MonkeyPatch,
-    point: str,
+    killed_at: str,
 ) -> None:
     monkeypatch.setattr(batch_runner, "FENCE_TTL", 600.0)
     await collect(ledger, settings, 2)
-    killed = new_batch_runner(ledger, settings)
-    if point == "before":
-        monkeypatch.setattr(killed, "_send", killed_here)
-    elif point == "upload":
+    killed_runner = new_batch_runner(ledger, settings)
+    if killed_at == "before":
+        monkeypatch.setattr(killed_runner, "_send", killed_here)
+    elif killed_at == "upload":
         llm.batches.fail_next = [
             send_empty_list,
             send_empty_list,
             *[lambda exchange: exchange.reset()] * 3,
         ]
-    elif point == "create":
+    elif killed_at == "create":
         llm.batches.after_creating = lambda exchange: exchange.reset()
     else:
         monkeypatch.setattr(LlmBatchRepository, "update_llm_batch_state", killed_here)
     try:
-        await killed.turn()
+        await killed_runner.turn()
     except asyncio.CancelledError:
         monkeypatch.undo()
     llm.batches.fail_next = []
     await new_batch_runner(ledger, settings).turn()
     (batch,) = await LlmLedger(ledger).batches.llm_batches()
-    assert batch.remote_id is None, "the other may be sending it yet"
+    assert batch.remote_id is None, "the other sender may still be sending it"
     await end_fence(ledger)
     await new_batch_runner(ledger, settings).turn()
     (batch,) = await LlmLedger(ledger).batches.llm_batches()
@@ -77,20 +77,20 @@ async def test_a_sender_that_is_killed_while_it_sends_is_followed_by_one_that_se
     assert len(llm.batches.questions(only_batch(llm))) == 2
 
 
-def replace_for(ledger: Ledger, name: str, instead: Any) -> Any:
+def replace_for(ledger: Ledger, name: str, replacement: Any) -> Any:
     """Replace a method of the batches' repository for one ledger, and leave it for the others."""
     original = getattr(LlmBatchRepository, name)
 
     async def method(batches: LlmBatchRepository, *arguments: Any, **options: Any) -> Any:
         if batches.clock is ledger.clock:
-            return await instead(*arguments, **options)
+            return await replacement(*arguments, **options)
         return await original(batches, *arguments, **options)
 
     return method
 
 
 @pytest.mark.parametrize("reply", ["nothing", "a refusal", "no server", "an ending"])
-async def test_a_sender_that_was_frozen_changes_nothing_of_what_another_has_sent_meanwhile(
+async def test_a_sender_that_was_frozen_does_not_change_what_another_has_sent(
     ledger: Ledger,
     database_url: str,
     settings: Settings,
@@ -100,31 +100,31 @@ async def test_a_sender_that_was_frozen_changes_nothing_of_what_another_has_sent
 ) -> None:
     await collect(ledger, settings, 2)
     async with await Ledger.open(database_url) as other:
-        frozen = new_batch_runner(other, settings)
+        frozen_runner = new_batch_runner(other, settings)
         await LlmLedger(other).batches.open_llm_batch(
             "ours", "default", max_wait=0, max_questions=9, max_bytes=10_000
         )
-        as_read = await LlmLedger(other).batches.llm_batches()
-        items_read = [await LlmLedger(other).batches.open_llm_questions(as_read[0])]
+        stale_batches = await LlmLedger(other).batches.llm_batches()
+        stale_items = [await LlmLedger(other).batches.open_llm_questions(stale_batches[0])]
         await new_batch_runner(ledger, settings).turn()
         await end_fence(ledger)
 
-        async def read_before(*_: Any) -> Any:
-            return as_read
+        async def return_stale_batches(*_: Any) -> Any:
+            return stale_batches
 
-        async def items_read_before(batch: Any) -> Any:
+        async def return_stale_items(batch: Any) -> Any:
             return (
-                items_read.pop()
-                if items_read
+                stale_items.pop()
+                if stale_items
                 else await LlmLedger(ledger).batches.open_llm_questions(batch)
             )
 
-        for name, stale in (
-            ("llm_batches", read_before),
-            ("fence_llm_batch", read_before),
-            ("open_llm_questions", items_read_before),
+        for name, replacement in (
+            ("llm_batches", return_stale_batches),
+            ("fence_llm_batch", return_stale_batches),
+            ("open_llm_questions", return_stale_items),
         ):
-            monkeypatch.setattr(LlmBatchRepository, name, replace_for(other, name, stale))
+            monkeypatch.setattr(LlmBatchRepository, name, replace_for(other, name, replacement))
         llm.batches.fail_next = {
             "nothing": [send_empty_list, send_empty_list],
             "a refusal": [send_empty_list, send_empty_list, refusal(400)],
@@ -134,7 +134,7 @@ async def test_a_sender_that_was_frozen_changes_nothing_of_what_another_has_sent
         if reply == "an ending":
             llm.batches.finish(only_batch(llm))
             await new_batch_runner(ledger, settings).turn()
-        await frozen.turn()
+        await frozen_runner.turn()
     first, *second = llm.batches.batches.values()
     assert [each.status for each in second] == ["cancelling"] * (reply == "nothing")
     open_batches = [
@@ -155,8 +155,8 @@ async def test_a_sender_that_is_killed_while_it_concludes_pays_and_answers_once(
     ledger: Ledger, settings: Settings, llm: FakeLlmServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await collect(ledger, settings, 3)
-    killed = new_batch_runner(ledger, settings)
-    await killed.turn()
+    killed_runner = new_batch_runner(ledger, settings)
+    await killed_runner.turn()
     llm.batches.finish(only_batch(llm))
     finish, finished = LlmBatchRepository.finish_llm_question, 0
 
@@ -167,7 +167,7 @@ async def test_a_sender_that_is_killed_while_it_concludes_pays_and_answers_once(
 
     monkeypatch.setattr(LlmBatchRepository, "finish_llm_question", finish_once)
     with pytest.raises(asyncio.CancelledError):
-        await killed.turn()
+        await killed_runner.turn()
     monkeypatch.setattr(LlmBatchRepository, "finish_llm_question", finish)
     monkeypatch.setattr(batch_runner, "BATCH_POLL_INTERVAL", 0.0)
     await new_batch_runner(ledger, settings).turn()

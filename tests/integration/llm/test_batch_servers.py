@@ -55,7 +55,7 @@ async def test_a_batch_that_is_refused_or_never_ends_is_given_up_in_time(
     await new_batch_runner(plain_ledger, settings).turn()
     assert only_batch(llm).status == "cancelling"
     assert len(await LlmLedger(plain_ledger).batches.llm_batches()) == 1, (
-        "what it has answered may come yet"
+        "its answers may still come"
     )
     monkeypatch.setattr(batch_runner, "CANCEL_TIMEOUT", 0.0)
     await new_batch_runner(plain_ledger, settings).turn()
@@ -64,7 +64,7 @@ async def test_a_batch_that_is_refused_or_never_ends_is_given_up_in_time(
         assert await answer(client, 77) is False
 
 
-async def test_a_batch_whose_answers_can_not_be_stored_holds_up_no_other(
+async def test_a_batch_whose_answers_can_not_be_stored_delays_no_other(
     plain_ledger: Ledger, settings: Settings, llm: FakeLlmServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = settings.model_copy(update={"llm_batch_size": 1})
@@ -74,16 +74,16 @@ async def test_a_batch_whose_answers_can_not_be_stored_holds_up_no_other(
     await batch_runner.turn()
     for each in llm.batches.batches.values():
         llm.batches.finish(each)
-    store, refused = batch_runner._answers.store, 0
+    store, store_calls = batch_runner._answers.store, 0
 
-    async def refused_once(*args: Any) -> None:
-        nonlocal refused
-        refused += 1
-        if refused == 1:
+    async def fail_once(*args: Any) -> None:
+        nonlocal store_calls
+        store_calls += 1
+        if store_calls == 1:
             raise StorageUnavailable("the file storage does not answer")
         await store(*args)
 
-    monkeypatch.setattr(batch_runner._answers, "store", refused_once)
+    monkeypatch.setattr(batch_runner._answers, "store", fail_once)
     await batch_runner.turn()
     (waiting,) = await LlmLedger(plain_ledger).batches.llm_batches()
     assert waiting.note == "the file storage does not answer"
@@ -93,7 +93,7 @@ async def test_a_batch_whose_answers_can_not_be_stored_holds_up_no_other(
         assert [await answer(client, n) for n in range(2)] == [True] * 2
 
 
-async def test_an_answer_that_can_not_be_written_as_it_is_keeps_no_batch_waiting(
+async def test_an_answer_with_lone_surrogates_does_not_block_its_batch(
     plain_ledger: Ledger, settings: Settings, llm: FakeLlmServer
 ) -> None:
     await collect(plain_ledger, settings, 2)
@@ -113,7 +113,7 @@ async def test_an_answer_that_can_not_be_written_as_it_is_keeps_no_batch_waiting
         assert [await answer(client, n) for n in range(2)] == [True] * 2
 
 
-async def test_a_server_without_a_batch_api_keeps_no_question_waiting(
+async def test_questions_for_a_server_without_a_batch_api_are_asked_live(
     plain_ledger: Ledger, settings: Settings, llm: FakeLlmServer
 ) -> None:
     await collect(plain_ledger, settings, 1)
@@ -138,21 +138,21 @@ async def test_a_servers_id_that_is_a_path_is_refused(
     assert "an invalid id" in (batch.note or "")
 
 
-async def test_a_file_of_answers_without_an_end_of_lines_is_not_all_read(
+async def test_an_overlong_file_of_answers_is_not_read_to_its_end(
     plain_ledger: Ledger, settings: Settings, llm: FakeLlmServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read: list[bytes] = []
+    parsed_lines: list[bytes] = []
     monkeypatch.setattr(batch_api, "MAX_LINE_BYTES", 2_000)
 
-    def parse_noted(line: bytes) -> Any:
-        read.append(line)
+    def record_and_parse(line: bytes) -> Any:
+        parsed_lines.append(line)
         return json.loads(line)
 
-    monkeypatch.setattr(batch_api, "_json_or_none", parse_noted)
+    monkeypatch.setattr(batch_api, "_json_or_none", record_and_parse)
     await collect(plain_ledger, settings, 2)
     await new_batch_runner(plain_ledger, settings).turn()
     llm.batches.finish(only_batch(llm), unanswered=1)
-    questions = llm.batches.questions(only_batch(llm))  # in any order
+    questions = llm.batches.questions(only_batch(llm))  # in no fixed order
     first = 0 if "Question 0?" in json.dumps(questions[0]) else 1
     key = questions[1]["custom_id"]
     too_long = json.dumps({"custom_id": key, "response": "x" * 2_000}).encode() + b"\n"
@@ -160,9 +160,9 @@ async def test_a_file_of_answers_without_an_end_of_lines_is_not_all_read(
     assert output is not None
     llm.batches.files[output] = too_long + llm.batches.files[output] + b"{}\n" * 100_000
     await new_batch_runner(plain_ledger, settings).turn()
-    assert len(read) == 3  # of four lines for two questions, one is too long
+    assert len(parsed_lines) == 3  # of four lines for two questions, one is too long
     async with ModelClient.open(settings, plain_ledger) as client:
-        assert await answer(client, first) is True  # kept
+        assert await answer(client, first) is True  # from the batch
         assert await answer(client, 1 - first) is False  # asked live
 
 

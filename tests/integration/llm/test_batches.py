@@ -36,8 +36,8 @@ async def batch_runner(system: System) -> AsyncIterator[BatchRunner]:
         yield BatchRunner(system.settings, system.ledger, publisher)
 
 
-async def collected(system: System, number: int) -> list[str]:
-    """Jobs of the lane backfill that wait for a batch."""
+async def publish_backfill(system: System, number: int) -> list[str]:
+    """Publish jobs in the lane backfill, and return their ids once they wait for a batch."""
     await system.start_worker("llm")
     job_ids = [
         await system.publish("backfill.chat_completion", chat(f"Question {n}?"))
@@ -53,14 +53,14 @@ async def collected(system: System, number: int) -> list[str]:
 async def test_backfilled_questions_go_together_and_come_back_one_by_one_at_half_the_price(
     system: System, batch_runner: BatchRunner, llm: FakeLlmServer
 ) -> None:
-    job_ids = await collected(system, 3)
+    job_ids = await publish_backfill(system, 3)
     await batch_runner.turn()
     questions = llm.batches.questions(only_batch(llm))
     assert len({each["custom_id"] for each in questions}) == 3
     assert questions[0]["body"]["model"] == "m"
     hot = await system.publish("hot.chat_completion", chat("Question 0?"))
     await system.wait_for_state(hot, State.SUCCEEDED)
-    assert len(llm.requests) == 1, "who is in a hurry does not wait for a batch"
+    assert len(llm.requests) == 1, "a hot job does not wait for a batch"
     await batch_runner.turn()
     assert await system.state(job_ids[1]) is State.RETRYING
     llm.batches.finish(only_batch(llm))
@@ -73,23 +73,26 @@ async def test_backfilled_questions_go_together_and_come_back_one_by_one_at_half
     assert len(llm.requests) == 1
     (row,) = await LlmLedger(system.ledger).spending.llm_spend("model")
     assert (row.calls, row.cost, row.reserved) == (4, 18 + 3 * 9, 0)
-    assert row.saved_calls == 0, "an answer that a batch was paid for is no saved one"
+    assert row.saved_calls == 0, "an answer that a batch has paid for is not counted as saved"
     assert await LlmLedger(system.ledger).batches.llm_batches() == []
     assert set(llm.batches.deleted) == set(llm.batches.files)
 
 
-async def test_what_a_batch_does_not_answer_is_asked_live(
+async def test_questions_that_a_batch_does_not_answer_are_asked_live(
     system: System, batch_runner: BatchRunner, llm: FakeLlmServer
 ) -> None:
-    job_ids = await collected(system, 4)
+    job_ids = await publish_backfill(system, 4)
     await batch_runner.turn()
     questions = llm.batches.questions(only_batch(llm))
-    known = {"custom_id": questions[1]["custom_id"], "response": {"status_code": 200, "body": {}}}
-    foreign = {"custom_id": "../../x", "response": {"status_code": 200, "body": {}}}
-    odd = [b"no json", b"[]", b'{"custom_id": 7}', json.dumps(foreign).encode()]
-    more = b"\n".join([*odd, json.dumps(known).encode()])
+    empty_answer = {
+        "custom_id": questions[1]["custom_id"],
+        "response": {"status_code": 200, "body": {}},
+    }
+    foreign_answer = {"custom_id": "../../x", "response": {"status_code": 200, "body": {}}}
+    invalid_lines = [b"no json", b"[]", b'{"custom_id": 7}', json.dumps(foreign_answer).encode()]
+    appended = b"\n".join([*invalid_lines, json.dumps(empty_answer).encode()])
     failed = {questions[0]["custom_id"]: 500}
-    llm.batches.finish(only_batch(llm), "expired", unanswered=2, failed=failed, appended=more)
+    llm.batches.finish(only_batch(llm), "expired", unanswered=2, failed=failed, appended=appended)
     await batch_runner.turn()
     for each in job_ids:
         await system.wait_for_state(each, State.SUCCEEDED)
@@ -101,11 +104,11 @@ async def test_what_a_batch_does_not_answer_is_asked_live(
 async def test_questions_of_expiring_and_cancelled_jobs_are_not_sent(
     system: System, batch_runner: BatchRunner, llm: FakeLlmServer
 ) -> None:
-    (first, second) = await collected(system, 2)
+    (first, second) = await publish_backfill(system, 2)
     await system.ledger.jobs.cancel(first, system.ledger.clock.time())
     soon = system.ledger.clock.now() + timedelta(hours=20)
-    near = await system.publish("backfill.chat_completion", chat("When?"), expires_at=soon)
-    await system.wait_for_state(near, State.SUCCEEDED)
+    expiring = await system.publish("backfill.chat_completion", chat("When?"), expires_at=soon)
+    await system.wait_for_state(expiring, State.SUCCEEDED)
     assert len(llm.requests) == 1
     await batch_runner.turn()
     (question,) = llm.batches.questions(only_batch(llm))

@@ -1,4 +1,4 @@
-"""Budgets as their users meet them: jobs that wait, backfills that pause, what is shown of it."""
+"""Budgets: jobs that wait, backfills that pause, and how spending is shown."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ async def system(
         yield opened
 
 
-async def jobctl(system: System, *words: str) -> str:
+async def jobctl(system: System, *arguments: str) -> str:
     """Run `jobctl` in a process of its own, whose output has no logs of this one's workers."""
-    process = await commands.jobctl("llm", *words, **_environment(system))
+    process = await commands.jobctl("llm", *arguments, **_environment(system))
     assert process.returncode == 0, process.stderr
     return process.stdout
 
@@ -175,10 +175,10 @@ async def test_spending_is_shown_over_http_and_by_the_client(system: System) -> 
         report = (await api.client.get("/llm/spend", params={"by": "model"})).json()
         assert [(row["name"], row["calls"]) for row in report["rows"]] == [("m", 1)]
         assert report["rows"][0]["saved"] == 18
-        wrong = await api.client.get("/llm/spend", params={"by": "weather"})
-        assert wrong.status_code == 422
-        none = await api.client.get("/llm/spend", params={"until": "2020-01-01"})
-        assert none.json()["rows"] == []
-        scraped = (await api.client.get("/metrics")).text
-        assert 'switchyard_llm_cost_today{server="default"} 18.0' in scraped
-        assert "switchyard_llm_saved_today 18.0" in scraped
+        unknown_grouping = await api.client.get("/llm/spend", params={"by": "weather"})
+        assert unknown_grouping.status_code == 422
+        without_calls = await api.client.get("/llm/spend", params={"until": "2020-01-01"})
+        assert without_calls.json()["rows"] == []
+        metrics = (await api.client.get("/metrics")).text
+        assert 'switchyard_llm_cost_today{server="default"} 18.0' in metrics
+        assert "switchyard_llm_saved_today 18.0" in metrics

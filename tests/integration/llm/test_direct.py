@@ -97,17 +97,17 @@ async def test_nothing_is_published(
     modules = ("switchyard.services.llm.job_types",)
     async with open_system(broker310, sqlite_url, data_dir=tmp_path, modules=modules) as system:
         overrides = {"llm_base_url": settings.llm_base_url, "llm_direct": True}
-        both = system.settings.model_copy(update=overrides)
-        async with LLMQueue.open(both) as queue:
+        direct_settings = system.settings.model_copy(update=overrides)
+        async with LLMQueue.open(direct_settings) as queue:
             assert (await queue.call("chat_completion", chat("?"))).status is LlmStatus.COMPLETED
-            (known,) = await system.ledger.workers.list_workers()
-            assert (known.kinds, known.stopped_at) == ((), None)
-            context = DoctorContext(both, system.registry, ledger=system.ledger)
+            (process_record,) = await system.ledger.workers.list_workers()
+            assert (process_record.kinds, process_record.stopped_at) == ((), None)
+            context = DoctorContext(direct_settings, system.registry, ledger=system.ledger)
             assert await context.workers() == ([], [])
         for lane in ("hot", "backfill"):
             assert await system.ready(f"{lane}.llm") == 0
-        (known,) = await system.ledger.workers.list_workers()
-        assert known.stopped_at is not None
+        (process_record,) = await system.ledger.workers.list_workers()
+        assert process_record.stopped_at is not None
 
 
 async def test_a_direct_request_is_not_taken_for_that_of_a_dead_worker(
@@ -137,10 +137,10 @@ async def test_two_processes_together_keep_the_limit_and_send_equal_questions_on
         "JOBS_LLM_CONCURRENCY": "3",
         "JOBS_LLM_CONCURRENCY_MIN": "1",
     }
-    both = [f"both {number}" for number in range(5)]
+    shared_questions = [f"both {number}" for number in range(5)]
     with (
-        asking_directly(environment, [*both, *(f"a {n}" for n in range(5))]) as first,
-        asking_directly(environment, [*both, *(f"b {n}" for n in range(5))]) as second,
+        asking_directly(environment, [*shared_questions, *(f"a {n}" for n in range(5))]) as first,
+        asking_directly(environment, [*shared_questions, *(f"b {n}" for n in range(5))]) as second,
     ):
         first.go()
         second.go()
@@ -233,12 +233,12 @@ async def test_the_end_of_the_process_cancels_requests_under_way(
 ) -> None:
     llm.next(slow(30))
     async with LLMQueue.open(settings) as queue:
-        asked_id = await queue.submit("classify", CLASSIFY)
+        calling_id = await queue.submit("classify", CLASSIFY)
         await eventually(lambda: llm.requests)
         llm.always(llm_server.rate_limited(120))
         waiting_id = await queue.submit("chat_completion", chat("?"))
         await eventually(lambda: _state(plain_ledger, waiting_id, State.RETRYING))
-    for job_id in (asked_id, waiting_id):
+    for job_id in (calling_id, waiting_id):
         assert await _state(plain_ledger, job_id, State.CANCELLED)
 
 
@@ -274,15 +274,15 @@ async def test_over_http_an_answer_comes_without_a_broker(
     llm.next(SEA)
     request_fields = {"type": "classify", "payload": CLASSIFY}
     async with serving(settings) as api:
-        asked = await api.client.post("/llm/requests", json={**request_fields, "wait": 30})
-        assert asked.status_code == 200, asked.text
-        assert asked.json()["result"]["value"] == {"label": "sea"}
+        answered = await api.client.post("/llm/requests", json={**request_fields, "wait": 30})
+        assert answered.status_code == 200, answered.text
+        assert answered.json()["result"]["value"] == {"label": "sea"}
         later = await api.client.post("/llm/requests", json=request_fields)
         assert (later.status_code, later.json()["status"]) == (202, "waiting")
         response = await api.client.get(later.headers["location"], params={"wait": 30})
         assert (response.status_code, response.json()["status"]) == (200, "completed")
-        wrong = await api.client.post("/llm/requests", json={**request_fields, "payload": {}})
-        assert wrong.status_code == 422
+        invalid = await api.client.post("/llm/requests", json={**request_fields, "payload": {}})
+        assert invalid.status_code == 422
         assert (await api.client.get("/llm/requests/nothing?wait=1")).status_code == 404
         scrape = Scrape((await api.client.get("/metrics")).text)
         counted = {"status": "succeeded", "request_type": "classify"}

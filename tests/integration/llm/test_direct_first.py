@@ -1,5 +1,5 @@
 """Requests to `/v1` that the API sends to the server itself while nothing waits in the lane
-(JOBS_LLM_DIRECT_CALLS), and what becomes of them where it can't go on."""
+(JOBS_LLM_DIRECT_CALLS), and how workers continue with them if it can't."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def test_the_api_calls_the_server_itself_while_no_job_waits(
         assert scrape.value("llm_requests_processed_total", **counted) == 1
 
 
-async def test_behind_a_job_that_waits_requests_wait_in_the_lane(
+async def test_requests_wait_in_the_lane_behind_a_waiting_job(
     system: System, llm: FakeLlmServer
 ) -> None:
     await system.publish("hot.chat_completion", WAITING)
@@ -99,7 +99,7 @@ async def test_requests_beyond_the_maximum_wait_in_the_lanes(
         assert (await first).choices[0].message.content == "the first"
 
 
-async def test_while_one_waits_for_a_slot_further_requests_wait_in_the_lanes(
+async def test_while_a_direct_call_waits_for_a_slot_requests_wait_in_the_lanes(
     system: System, llm: FakeLlmServer
 ) -> None:
     (own,) = system.settings.llm_servers
@@ -113,10 +113,10 @@ async def test_while_one_waits_for_a_slot_further_requests_wait_in_the_lanes(
         asking.append(asyncio.create_task(ask(client, OTHER)))
         slots = LlmLedger(system.ledger).slots
 
-        async def one_waits() -> bool:
+        async def call_waits() -> bool:
             return any(each.state.hot_waits_until for each in await slots.llm_servers())
 
-        await eventually(one_waits, what="a call that waits for a slot")
+        await eventually(call_waits, what="a call that waits for a slot")
         asking.append(asyncio.create_task(ask(client, THIRD)))
         await system.wait_until_ready("hot.llm", 1)
         may_answer.set()
@@ -195,13 +195,13 @@ async def test_a_direct_call_that_the_api_leaves_when_it_stops_is_answered_by_a_
 async def test_a_client_that_hangs_up_ends_the_call(
     system: System, llm: FakeLlmServer, setting: dict[str, Any]
 ) -> None:
-    gone = threading.Event()
+    is_disconnected = threading.Event()
 
-    def until_gone(exchange: Exchange, request: Any) -> None:
-        if not exchange.connection.recv(1):  # it has sent all, and is waited for until it goes
-            gone.set()
+    def wait_until_disconnected(exchange: Exchange, request: Any) -> None:
+        if not exchange.connection.recv(1):  # no byte: the client has disconnected
+            is_disconnected.set()
 
-    llm.next(until_gone)
+    llm.next(wait_until_disconnected)
     async with serving(system.settings, **setting) as api, client_of(api) as client:
         await until_connected(api)
         asking = asyncio.create_task(ask(client))
@@ -209,7 +209,7 @@ async def test_a_client_that_hangs_up_ends_the_call(
         asking.cancel()
         (job,) = await jobs_of(system)
         await system.wait_for_state(job.id, State.CANCELLED)
-        assert await asyncio.to_thread(gone.wait, 20)
+        assert await asyncio.to_thread(is_disconnected.wait, 20)
 
 
 async def test_a_refused_request_is_a_dead_letter_of_the_ledger(
@@ -230,7 +230,7 @@ async def test_a_refused_request_is_a_dead_letter_of_the_ledger(
 async def test_the_end_is_announced_to_other_processes(system: System, llm: FakeLlmServer) -> None:
     end_events: list[str] = []
 
-    def note(event: JobEvent) -> bool:
+    def record_end(event: JobEvent) -> bool:
         if event.name in ENDINGS:
             end_events.append(event.name)
         return False
@@ -243,12 +243,12 @@ async def test_the_end_is_announced_to_other_processes(system: System, llm: Fake
         await until_connected(api)
         feed = other.state.broker.feed
         await eventually(feed.is_listening.is_set, what="the event feed")
-        with feed.subscribe(note):
+        with feed.subscribe(record_end):
             await ask(client)
             await eventually(lambda: end_events == ["succeeded"], what="the event")
 
 
-async def test_a_job_whose_claim_got_no_answer_is_given_to_the_workers(
+async def test_a_job_whose_claim_got_no_answer_is_passed_to_the_workers(
     system: System, llm: FakeLlmServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The ledger has the claim, and its answer was lost. Nobody takes over the jobs of a process

@@ -30,8 +30,8 @@ TIDE = {"port": "Brest", "metres": 4.5}
 
 
 def answer_as_asked(exchange: Exchange, request: Request) -> None:
-    """Call the tool that is offered, unless its result is there; give JSON where that is asked for;
-    say something otherwise."""
+    """Call an offered tool unless its result is given; answer with JSON if a format is requested,
+    and with a text otherwise."""
     if request.path.endswith("/embeddings"):
         embeds()(exchange, request)
         return

@@ -62,7 +62,7 @@ async def take_slot(ledger: Ledger, slot: str, *, limit: int = 3, ttl: float = 3
     )
 
 
-async def test_no_more_slots_than_the_limit_whoever_asks(ledger: Ledger) -> None:
+async def test_concurrent_requests_get_no_more_slots_than_the_limit(ledger: Ledger) -> None:
     answers = await asyncio.gather(*(take_slot(ledger, f"slot-{n}") for n in range(20)))
     assert answers.count(SlotAcquired()) == 3
     assert answers.count(SlotsFull(3, 3)) == 17
@@ -85,7 +85,7 @@ async def test_a_limit_that_shrank_lets_nobody_in_until_there_is_room(ledger: Le
     assert await take_slot(ledger, "next") == SlotAcquired()
 
 
-async def test_slots_of_a_worker_that_was_killed_come_back(ledger: Ledger) -> None:
+async def test_slots_of_a_killed_worker_are_freed(ledger: Ledger) -> None:
     assert await take_slot(ledger, "slot-0", limit=1, ttl=0.3) == SlotAcquired()
     assert await take_slot(ledger, "slot-1", limit=1) == SlotsFull(1, 1)
     assert (
@@ -93,22 +93,22 @@ async def test_slots_of_a_worker_that_was_killed_come_back(ledger: Ledger) -> No
         == set()
     )
 
-    async def free() -> bool:
+    async def is_free() -> bool:
         return await take_slot(ledger, "slot-1", limit=1) == SlotAcquired()
 
-    assert await eventually(free)
+    assert await eventually(is_free)
 
 
 async def test_calls_of_a_worker_that_was_frozen_count_again_when_it_wakes(ledger: Ledger) -> None:
     async with LlmGate.open(settings(llm_concurrency_max=1), ledger) as frozen:
-        entry = await admit(frozen, HOT, timeout=1)
+        admission = await admit(frozen, HOT, timeout=1)
         await LlmLedger(ledger).slots.end_llm_slot(
-            "default", entry.slot, None
-        )  # as one that has run out
+            "default", admission.slot, None
+        )  # as if its TTL had ended
         assert await take_slot(ledger, "another's", limit=1) == SlotAcquired()
         await frozen._renew()
         assert await take_slot(ledger, "next", limit=1) == SlotsFull(2, 1)
-        await frozen.leave(entry, None)
+        await frozen.leave(admission, None)
         await frozen._renew()
         assert await take_slot(ledger, "next", limit=1) == SlotsFull(1, 1)
 
@@ -130,14 +130,14 @@ async def test_a_pause_holds_for_all_and_only_grows(ledger: Ledger) -> None:
 
 async def test_a_retry_after_stops_other_processes_at_once(ledger: Ledger) -> None:
     async with (
-        LlmGate.open(settings(), ledger) as one,
-        LlmGate.open(settings(), ledger) as other,
+        LlmGate.open(settings(), ledger) as first_gate,
+        LlmGate.open(settings(), ledger) as second_gate,
     ):
-        entry = await admit(one, HOT, timeout=1)
-        await one.leave(entry, CallOutcome(CallEnd.REFUSED, pause=60, reason="429"))
+        admission = await admit(first_gate, HOT, timeout=1)
+        await first_gate.leave(admission, CallOutcome(CallEnd.REFUSED, pause=60, reason="429"))
         began = time.monotonic()
         with pytest.raises(LlmSaturated, match="429") as raised:
-            await admit(other, HOT, timeout=30)
+            await admit(second_gate, HOT, timeout=30)
         assert time.monotonic() - began < 15, "the call does not wait for the end of the pause"
         assert raised.value.after is not None
         assert 55 < raised.value.after < 70
@@ -146,9 +146,9 @@ async def test_a_retry_after_stops_other_processes_at_once(ledger: Ledger) -> No
 
 async def test_a_short_pause_is_waited_for_in_place(plain_ledger: Ledger) -> None:
     async with LlmGate.open(settings(), plain_ledger) as gate:
-        entry = await admit(gate, HOT, timeout=1)
+        admission = await admit(gate, HOT, timeout=1)
         began = time.monotonic()
-        await gate.leave(entry, CallOutcome(CallEnd.REFUSED, pause=0.4))
+        await gate.leave(admission, CallOutcome(CallEnd.REFUSED, pause=0.4))
         await admit(gate, HOT, timeout=30)
         assert 0.4 <= time.monotonic() - began < 5
 
@@ -159,9 +159,9 @@ async def test_the_most_urgent_call_gets_the_next_slot(plain_ledger: Ledger) -> 
         order: list[str] = []
 
         async def ask(name: str, urgency: Urgency) -> None:
-            entry = await admit(gate, urgency, timeout=30)
+            admission = await admit(gate, urgency, timeout=30)
             order.append(name)
-            await gate.leave(entry, None)
+            await gate.leave(admission, None)
 
         waiting = []
         for number, (name, urgency) in enumerate(
@@ -183,7 +183,7 @@ async def test_other_lanes_leave_a_slot_for_hot_calls(plain_ledger: Ledger) -> N
         await admit(gate, HOT, timeout=1)
 
 
-async def test_a_hot_call_is_next_also_where_another_process_has_calls_waiting(
+async def test_a_hot_call_is_next_even_if_another_process_has_waiting_calls(
     ledger: Ledger,
 ) -> None:
     """A server that takes one call at a time has no slot that is kept for hot calls."""
@@ -194,22 +194,22 @@ async def test_a_hot_call_is_next_also_where_another_process_has_calls_waiting(
     ):
         begun_calls: list[None] = []
 
-        async def ask_on() -> None:
+        async def keep_calling() -> None:
             while True:
-                entry = await admit(busy_gate, BACKFILL, timeout=30)
+                admission = await admit(busy_gate, BACKFILL, timeout=30)
                 begun_calls.append(None)
                 await asyncio.sleep(CALL_TIME)
-                await busy_gate.leave(entry, None)
+                await busy_gate.leave(admission, None)
 
-        calls = [asyncio.create_task(ask_on()) for _ in range(3)]
+        calls = [asyncio.create_task(keep_calling()) for _ in range(3)]
         try:
             for _ in range(3):
                 await eventually(partial(are_waiting, busy_gate, 2))
                 before = len(begun_calls)
-                entry = await admit(hot_gate, HOT, timeout=30)
+                admission = await admit(hot_gate, HOT, timeout=30)
                 # The call under way, and one that began before the hot call asked for a slot.
                 assert len(begun_calls) - before <= 2
-                await hot_gate.leave(entry, None)
+                await hot_gate.leave(admission, None)
         finally:
             await end_tasks(*calls)
 
@@ -236,7 +236,7 @@ async def test_a_waiting_call_that_is_cancelled_blocks_no_other(plain_ledger: Le
         assert (await second).server.name == "default"
 
 
-async def test_slots_are_given_back_at_the_end(plain_ledger: Ledger) -> None:
+async def test_slots_are_freed_when_the_gate_closes(plain_ledger: Ledger) -> None:
     async with LlmGate.open(settings(llm_concurrency=1), plain_ledger) as gate:
         await admit(gate, HOT, timeout=1)
     async with LlmGate.open(settings(llm_concurrency=1), plain_ledger) as gate:

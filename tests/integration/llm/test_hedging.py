@@ -1,4 +1,4 @@
-"""A second request for a hot question that is late to begin, against a server that counts."""
+"""Hedges: a second request for a hot question whose first answer is late."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support import llm_server
 from tests.support.llm_server import FakeLlmServer
 from tests.support.site import held
 
-ASKED = {"messages": [{"role": "user", "content": "?"}], "max_tokens": 7}
+QUESTION = {"messages": [{"role": "user", "content": "?"}], "max_tokens": 7}
 BACKFILL = Urgency(lane=3)
 
 
@@ -47,7 +47,7 @@ async def test_a_late_hot_call_gets_a_second_one_and_both_are_paid_for(
             if calls == 2:
                 llm.next(held(may_answer, llm_server.answers("late")))
             llm.always(llm_server.answers("quick"))
-            answer, _ = await client.answer(ASKED, urgency=urgency, timeout=30)
+            answer, _ = await client.answer(QUESTION, urgency=urgency, timeout=30)
             assert answer.text == "quick"
             assert len(llm.requests) == calls
             (row,) = await LlmLedger(plain_ledger).spending.llm_spend("day")

@@ -19,7 +19,7 @@ async def test_a_pause_is_recorded_with_its_end_and_reason_however_often_it_is_p
 ) -> None:
     repositories, pause_begins = LlmLedger(ledger), []
 
-    async def call_ends(seconds: float, reason: str) -> None:
+    async def end_call(seconds: float, reason: str) -> None:
         def change(state: LlmServerState, _: int, now: float) -> LlmServerState:
             pause_begins.append(now)
             return replace(state, paused_until=now + seconds, pause_reason=reason)
@@ -30,8 +30,8 @@ async def test_a_pause_is_recorded_with_its_end_and_reason_however_often_it_is_p
     assert await repositories.history.pauses(0) == []
     await repositories.slots.end_llm_slot("default", "slot", lambda state, *_: state)
     assert await repositories.history.pauses(0) == []
-    await call_ends(100, "too many requests")
-    await call_ends(500, "still too many")
+    await end_call(100, "too many requests")
+    await end_call(500, "still too many")
     (pause,) = await repositories.history.pauses(0)
     assert (pause.server, pause.began_at, pause.reason) == (
         "default",
@@ -44,7 +44,7 @@ async def test_a_pause_is_recorded_with_its_end_and_reason_however_often_it_is_p
     (pause,) = await repositories.history.pauses(0)
     assert pause_begins[1] <= pause.until < pause_begins[1] + 100
     assert pause.reason == "still too many"
-    await call_ends(50, "no answer")
+    await end_call(50, "no answer")
     assert [each.reason for each in await repositories.history.pauses(0)] == [
         "no answer",
         "still too many",
@@ -70,10 +70,10 @@ async def test_calls_allowed_are_recorded_each_minute_and_deleted_after_days(
     assert before - MINUTE < minutes[0].at <= before
     assert {each.at % MINUTE for each in minutes} == {0.0}
 
-    def at(time: float) -> LlmMinute:
+    def minute_at(time: float) -> LlmMinute:
         return LlmMinute(time, "other", 5, 4)
 
-    old, new = at(START - KEPT_FOR - MINUTE), at(START)
+    old, new = minute_at(START - KEPT_FOR - MINUTE), minute_at(START)
     await repositories.history.add_minute([old, new], START - MINUTE)
     assert (await repositories.history.minutes(0))[:2] == [old, new]
     await repositories.history.add_minute([replace(new, in_flight=9)], START)

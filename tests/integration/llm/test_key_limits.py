@@ -105,14 +105,16 @@ async def test_a_keys_tokens_per_minute_are_counted_by_actual_usage(
         listed = await client.models.with_raw_response.list()
         assert 980 <= int(listed.headers["x-ratelimit-remaining-tokens"]) <= 1000
     async with await limited_client(system, api, tokens_per_minute=1000) as client:
-        long: Any = [{"role": "user", "content": "x" * 30_000}]
-        stream = await client.chat.completions.create(model=MODEL, messages=long, stream=True)
-        assert [each async for each in stream]  # more than a minute's, let in when all are there
+        long_chat: Any = [{"role": "user", "content": "x" * 30_000}]
+        stream = await client.chat.completions.create(model=MODEL, messages=long_chat, stream=True)
+        assert [
+            each async for each in stream
+        ]  # more than one minute's tokens: admitted while the allowance is full
         with pytest.raises(openai.RateLimitError, match="tokens"):
             await client.chat.completions.create(model=MODEL, messages=CHAT, max_tokens=1000)
 
 
-async def test_a_request_that_is_refused_uses_up_nothing_of_its_key(system: System) -> None:
+async def test_a_refused_request_uses_up_nothing_of_its_keys_limits(system: System) -> None:
     # BerriAI/litellm #39309: requests beyond the number that may run at once use up the rate.
     async with serving(system.settings, api_max_streams=1) as api:
         await until_connected(api)
@@ -130,7 +132,7 @@ async def test_a_request_that_is_refused_uses_up_nothing_of_its_key(system: Syst
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_request_to_a_service_without_a_broker_uses_up_nothing_of_its_key(
+async def test_a_request_without_a_broker_uses_up_nothing_of_its_keys_limits(
     system: System, stream: bool
 ) -> None:
     async with (
@@ -145,16 +147,16 @@ async def test_a_request_to_a_service_without_a_broker_uses_up_nothing_of_its_ke
     assert listed.headers["x-ratelimit-remaining-tokens"] == "1000"
 
 
-async def test_a_request_that_finds_its_lane_full_uses_up_no_tokens(system: System) -> None:
+async def test_a_request_for_a_full_lane_uses_up_no_tokens(system: System) -> None:
     async with serving(system.settings, llm_full_at=1, llm_slow_at=1, llm_ok_below=1) as api:
         await until_connected(api)
         await system.publish("hot.chat_completion", {"messages": CHAT})
 
-        async def full() -> bool:
+        async def is_full() -> bool:
             queues = (await api.client.get("/backpressure")).json()
             return '"full"' in json.dumps(queues)
 
-        await eventually(full, what="the lane's being full")
+        await eventually(is_full, what="a full lane")
         async with await limited_client(system, api, tokens_per_minute=1000) as client:
             for stream in (False, True, False):
                 with pytest.raises(openai.RateLimitError):
@@ -165,7 +167,7 @@ async def test_a_request_that_finds_its_lane_full_uses_up_no_tokens(system: Syst
     assert int(listed.headers["x-ratelimit-remaining-tokens"]) >= 999
 
 
-async def test_a_key_with_limits_is_for_v1_alone(system: System, api: RunningApi) -> None:
+async def test_a_key_with_limits_is_valid_for_v1_alone(system: System, api: RunningApi) -> None:
     created = await create_key(system.ledger, "team", list(Scope), KeyLimits(max_priority=3))
     headers = {"Authorization": f"Bearer {created.key}"}
     for path in ("/jobs", "/dashboard", "/llm/spend"):
@@ -232,4 +234,4 @@ async def test_a_refusal_for_tokens_says_when_they_are_available(ledger: Ledger)
     allowed = await keys.take_allowance("k", limits, 500)
     assert allowed.short_of is None
     assert allowed.requests is not None
-    assert 57 <= allowed.requests <= 59  # what was refused took none
+    assert 57 <= allowed.requests <= 59  # the refused call took no request

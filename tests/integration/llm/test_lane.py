@@ -1,4 +1,4 @@
-"""The LLM lane against a server that behaves like one: overrun, slow, away, cut."""
+"""The model client with realistic servers: overloaded, slow, unreachable, or cutting answers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tests.support.eventually import MAX_WAIT, eventually
 from tests.support.llm_process import asking
 from tests.support.llm_server import FakeLlmServer
 
-QUICK = Machine(tokens=20, scale=20)
+QUICK_MACHINE = Machine(tokens=20, scale=20)
 
 
 @pytest.fixture(autouse=True)
@@ -83,8 +83,8 @@ class ClimbingPolicy:
 async def test_two_processes_together_never_exceed_the_limit(
     tmp_path: Path, ledger: Ledger, database_url: str
 ) -> None:
-    """Each asks less than the limit at once: only both together come to it."""
-    with serving(QUICK, holds=True) as (url, app):
+    """Each process alone stays below the limit; both together reach it."""
+    with serving(QUICK_MACHINE, holds=True) as (url, app):
         environment = {
             "JOBS_LLM_BASE_URL": url,
             "JOBS_DATABASE_URL": database_url,
@@ -103,7 +103,7 @@ async def test_two_processes_together_never_exceed_the_limit(
             for process in (first_process, second_process):
                 process.go()
             await eventually(lambda: app.counts.most >= 6, 120, "six requests at the server")
-            # All of them are still there, and nobody else gets room beside them.
+            # All six are still at the server: nobody else gets a slot.
             third = await LlmLedger(ledger).slots.take_llm_slot(
                 "default", "another's", "a third", ttl=9, is_hot=True, first_limit=6, max_limit=6
             )
@@ -153,7 +153,7 @@ async def test_a_small_server_that_cuts_answers_costs_no_attempt(
     with serving(machine) as (url, app):
         attempts = list[RetryableError]()
 
-        async def answered(client: ModelClient, question: str) -> None:
+        async def ask_until_answered(client: ModelClient, question: str) -> None:
             """Ask as a job does, which goes back to its queue if it gets no slot for long."""
             while True:
                 try:
@@ -164,7 +164,7 @@ async def test_a_small_server_that_cuts_answers_costs_no_attempt(
                         attempts.append(error)
 
         async with ModelClient.open(settings_for(url), plain_ledger) as client:
-            await asyncio.gather(*(answered(client, str(n)) for n in range(20)))
+            await asyncio.gather(*(ask_until_answered(client, str(n)) for n in range(20)))
         assert attempts == []
         assert app.counts.answered == 20
         # With an earlier policy, 112 with 3 attempts each, or more with as many as here.
@@ -174,7 +174,7 @@ async def test_a_small_server_that_cuts_answers_costs_no_attempt(
 
 
 async def test_a_server_whose_single_answers_are_cut_costs_attempts(plain_ledger: Ledger) -> None:
-    """With one call under way it is no overload."""
+    """A cut with one call under way is no sign of overload."""
     with serving(Machine(tokens=20, scale=20, cut=1.0)) as (url, _):
         async with ModelClient.open(settings_for(url), plain_ledger) as client:
             with pytest.raises(LlmCut) as failed:
@@ -256,27 +256,25 @@ async def test_a_server_killed_and_started_again_costs_no_attempt(plain_ledger: 
                 await asyncio.sleep(min(error.after or 0.1, 0.3))
 
     async with ModelClient.open(settings, plain_ledger) as client:
-        asking_all: list[asyncio.Task[list[bool]]] = []
+        tasks: list[asyncio.Task[list[bool]]] = []
         try:
             with serving(holds=True, port=port) as (_, app):
-                asking_all += [
-                    asyncio.create_task(until_answered(client, str(n))) for n in range(16)
-                ]
+                tasks += [asyncio.create_task(until_answered(client, str(n))) for n in range(16)]
                 await eventually(lambda: app.counts.most == 8, what="eight requests at the server")
             with pytest.raises(LlmUnreachable):
                 async with ModelClient.open(settings, None) as without_ledger:
                     await ask(without_ledger, "anybody there?")
             await eventually(lambda: len(failures) >= 8, what="an end of the eight requests")
-            with serving(QUICK, port=port):
-                answered, unanswered = await asyncio.wait(asking_all, timeout=MAX_WAIT)
+            with serving(QUICK_MACHINE, port=port):
+                answered, unanswered = await asyncio.wait(tasks, timeout=MAX_WAIT)
                 assert not unanswered, f"{len(unanswered)} questions have no answer: {failures}"
         finally:
-            await end_tasks(*asking_all)
+            await end_tasks(*tasks)
     assert not any(cost for each in answered for cost in each.result())
 
 
-async def test_the_next_server_answers_when_the_first_is_away(plain_ledger: Ledger) -> None:
-    with serving(QUICK) as (url, app):
+async def test_the_next_server_answers_when_the_first_is_unreachable(plain_ledger: Ledger) -> None:
+    with serving(QUICK_MACHINE) as (url, app):
         providers = [
             {"name": "gone", "base_url": f"http://127.0.0.1:{free_port()}/v1"},
             {"name": "there", "base_url": url, "order": 1},
@@ -286,12 +284,14 @@ async def test_the_next_server_answers_when_the_first_is_away(plain_ledger: Ledg
             for n in range(8):
                 assert await ask(client, str(n))
         assert app.counts.answered == 8
-        gone, _ = await LlmLedger(plain_ledger).slots.llm_servers()
-        assert gone.state.paused_until > 0, "it was paused, and not tried each time"
+        first_server, _ = await LlmLedger(plain_ledger).slots.llm_servers()
+        assert first_server.state.paused_until > 0, (
+            "the server is paused instead of tried each time"
+        )
 
 
 @pytest.mark.parametrize(("status", "is_final"), [(401, False), (404, False), (400, True)])
-async def test_what_one_server_does_not_have_is_asked_at_another(
+async def test_a_request_that_one_server_can_not_serve_goes_to_another(
     plain_ledger: Ledger, status: int, is_final: bool
 ) -> None:
     with FakeLlmServer() as first, FakeLlmServer() as second:
@@ -310,7 +310,7 @@ async def test_what_one_server_does_not_have_is_asked_at_another(
                 assert await ask(client, "hello") == llm_server.ANSWER
 
 
-async def test_retry_after_is_for_the_whole_fleet_and_costs_no_attempt(
+async def test_retry_after_holds_for_the_whole_fleet_and_costs_no_attempt(
     plain_ledger: Ledger,
 ) -> None:
     with FakeLlmServer() as server:
@@ -326,7 +326,7 @@ async def test_retry_after_is_for_the_whole_fleet_and_costs_no_attempt(
             assert len(server.requests) == 1
 
 
-async def test_a_client_without_a_ledger_asks_all_the_same() -> None:
+async def test_a_client_works_without_a_ledger() -> None:
     with FakeLlmServer() as server:
         async with ModelClient.open(settings_for(server.url), None) as client:
             assert await ask(client, "hello") == llm_server.ANSWER

@@ -1,4 +1,4 @@
-"""What a server refuses is learned once for the fleet, and outlives the process that asked."""
+"""Parameters that a server refuses are learned once for the fleet, and kept in the ledger."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def settings(llm: FakeLlmServer, **values: Any) -> Settings:
     return Settings(llm_providers=(LlmServer.model_validate(fields),))
 
 
-async def calls_of(
-    ledger: Ledger, of_settings: Settings, llm: FakeLlmServer, times: int = 1
+async def count_calls(
+    ledger: Ledger, client_settings: Settings, llm: FakeLlmServer, times: int = 1
 ) -> int:
-    """Return how many calls of the server a new process makes for `times` questions."""
+    """Return how many calls a new process makes for `times` equal questions."""
     before = len(llm.requests)
-    async with ModelClient.open(of_settings, ledger) as client:
+    async with ModelClient.open(client_settings, ledger) as client:
         for _ in range(times):
             await client.answer(CHAT, urgency=Urgency(), timeout=10, fresh=True)
     return len(llm.requests) - before
@@ -59,11 +59,13 @@ async def test_what_one_process_has_learned_all_others_know(
     llm.always(refuse_like_a_reasoning_model)
     async with ModelClient.open(settings(llm), ledger) as running:
         await running.answer({"messages": CHAT["messages"]}, urgency=Urgency(), timeout=10)
-        assert await calls_of(ledger, settings(llm), llm, 2) == 2 + len(("a name", "a temperature"))
+        assert await count_calls(ledger, settings(llm), llm, 2) == 2 + len(
+            ("a name", "a temperature")
+        )
         before = len(llm.requests)
         await running.answer(CHAT, urgency=Urgency(), timeout=10, fresh=True)
         assert len(llm.requests) - before == 1
-    assert await calls_of(ledger, settings(llm), llm) == 1, "after a restart"
+    assert await count_calls(ledger, settings(llm), llm) == 1, "after a restart"
     sent = llm.requests[-1].json
     assert sent["max_completion_tokens"] == 100
     assert "temperature" not in sent
@@ -73,11 +75,11 @@ async def test_learned_parameters_hold_neither_for_another_model_nor_against_set
     plain_ledger: Ledger, llm: FakeLlmServer
 ) -> None:
     llm.always(refuse_like_a_reasoning_model)
-    await calls_of(plain_ledger, settings(llm), llm)
+    await count_calls(plain_ledger, settings(llm), llm)
     llm.always(llm.answer)
-    await calls_of(plain_ledger, settings(llm, model="another"), llm)
+    await count_calls(plain_ledger, settings(llm, model="another"), llm)
     assert llm.requests[-1].json["temperature"] == 0
-    await calls_of(plain_ledger, settings(llm, max_tokens_name="max_tokens"), llm)
+    await count_calls(plain_ledger, settings(llm, max_tokens_name="max_tokens"), llm)
     assert llm.requests[-1].json["max_tokens"] == 100
 
 
@@ -85,8 +87,8 @@ async def test_a_refused_parameter_is_tried_again_after_a_time(
     plain_ledger: Ledger, llm: FakeLlmServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     llm.always(refuse_like_a_reasoning_model)
-    await calls_of(plain_ledger, settings(llm), llm)
+    await count_calls(plain_ledger, settings(llm), llm)
     llm.always(llm.answer)
     monkeypatch.setattr(llm_slots, "LEARNED_TTL", 0.0)
-    await calls_of(plain_ledger, settings(llm), llm)
+    await count_calls(plain_ledger, settings(llm), llm)
     assert llm.requests[-1].json["max_tokens"] == 100

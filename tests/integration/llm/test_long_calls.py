@@ -25,8 +25,8 @@ MODULES = (
 )
 LONG, SHORT = ({"messages": [{"role": "user", "content": each}]} for each in ("long", "short"))
 TIMEOUT_MS, TICK_MS = 3_000, 500
-TAKES = 12.0
-"""Seconds: several times what the broker allows."""
+CALL_SECONDS = 12.0
+"""Seconds that the long call takes: several times what the broker allows."""
 
 
 @pytest.mark.long
@@ -40,11 +40,11 @@ async def test_a_call_that_outlives_the_consumer_timeout_ends_once_and_blocks_no
     version: str,
     profile: Any,
 ) -> None:
-    impatient = (
+    broker_config = (
         f"[{{rabbit, [{{consumer_timeout, {TIMEOUT_MS}}}, {{channel_tick_interval, {TICK_MS}}}, "
         "{quorum_tick_interval, 250}]}]."
     )
-    node = await asyncio.to_thread(own_node, version, advanced=impatient)
+    node = await asyncio.to_thread(own_node, version, advanced=broker_config)
     with FakeLlmServer() as llm:
         async with open_system(
             TestBroker(version, profile, "/", node), sqlite_url, modules=MODULES, data_dir=tmp_path
@@ -53,20 +53,20 @@ async def test_a_call_that_outlives_the_consumer_timeout_ends_once_and_blocks_no
             system.settings = system.settings.model_copy(update=overrides)
             first = await system.start_worker("llm", slots=3)
             second = await system.start_worker("llm", slots=3)
-            llm.next(slow(TAKES))
+            llm.next(slow(CALL_SECONDS))
             async with LLMQueue.open(system.settings) as queue:
-                late = await queue.submit("chat_completion", LONG)
+                long_id = await queue.submit("chat_completion", LONG)
                 await eventually(lambda: llm.requests, what="the long call")
-                pauses = asyncio.create_task(longest_pause(TAKES - 1))
+                pauses = asyncio.create_task(longest_pause(CALL_SECONDS - 1))
                 short_result = await queue.call("chat_completion", SHORT, timeout=60)
                 assert short_result.status is LlmStatus.COMPLETED
-                assert (await queue.result(late, timeout=0.1)).status is LlmStatus.WAITING
+                assert (await queue.result(long_id, timeout=0.1)).status is LlmStatus.WAITING
                 assert await pauses < TIMEOUT_MS / 1000, "the event loop goes on"
-                ended = await queue.result(late, timeout=60)
-            assert ended.status is LlmStatus.COMPLETED
+                long_result = await queue.result(long_id, timeout=60)
+            assert long_result.status is LlmStatus.COMPLETED
             bodies = [request.json["messages"][0]["content"] for request in llm.requests]
-            assert sorted(bodies) == ["long", "short"], "each is asked once"
-            record = await system.ledger.job_reads.get(late)
+            assert sorted(bodies) == ["long", "short"], "each question is sent once"
+            record = await system.ledger.job_reads.get(long_id)
             assert record is not None
             assert (record.state, record.attempts, record.crashes) == ("succeeded", 0, 0)
             assert await system.letters() == []
@@ -75,12 +75,12 @@ async def test_a_call_that_outlives_the_consumer_timeout_ends_once_and_blocks_no
             # 3.10 closes the channel, 4.3 cancels the consumer: the delivery comes again.
             output = capfd.readouterr().out
             if "channel closed" in output:
-                assert "delivery acknowledgement on channel" in output, "it is said why"
+                assert "delivery acknowledgement on channel" in output, "the log says why"
             assert "channel closed" in output or "consumer cancelled by the broker" in output
 
 
 async def longest_pause(seconds: float) -> float:
-    """Seconds for which nothing else had a turn in the event loop, at most."""
+    """Measure for so many seconds; return the longest time that the event loop was blocked."""
     longest, last = 0.0, time.monotonic()
     until = last + seconds
     while last < until:

@@ -33,7 +33,7 @@ UNSERVED = [
     ("post", "/responses/compact", "not_found"),
     ("delete", "/models/llama", "method_not_allowed"),
 ]
-"""Requests to what the API does not have, and how they are refused."""
+"""Requests to endpoints that the API does not have, and the codes of their errors."""
 KEY = "a-secret-of-32-characters-00000"
 CHAT: Any = [{"role": "user", "content": "What is a tide?"}]
 TOOLS: Any = [
@@ -50,32 +50,37 @@ TOOLS: Any = [
 @pytest.fixture(params=["lanes", "direct", "direct first"])
 async def api(request: pytest.FixtureRequest, system: System) -> AsyncIterator[RunningApi]:
     calls = 8 if request.param == "direct first" else 0
-    async with served(system, direct=request.param == "direct", llm_direct_calls=calls) as opened:
+    async with serve_api(
+        system, direct=request.param == "direct", llm_direct_calls=calls
+    ) as opened:
         yield opened
 
 
 @pytest.fixture
 async def queued_api(system: System) -> AsyncIterator[RunningApi]:
-    async with served(system) as opened:
+    async with serve_api(system) as opened:
         yield opened
 
 
 @asynccontextmanager
-async def served(system: System, *, direct: bool = False, **more: Any) -> AsyncIterator[RunningApi]:
+async def serve_api(
+    system: System, *, direct: bool = False, **changes: Any
+) -> AsyncIterator[RunningApi]:
     if not direct:
         await system.start_worker("llm")
-    async with serving(system.settings, llm_direct=direct, **more) as api:
+    async with serving(system.settings, llm_direct=direct, **changes) as api:
         await until_connected(api)
         yield api
 
 
-def whole(*choices: dict[str, Any], **more: Any) -> Behaviour:
+def completes(*choices: dict[str, Any], **fields: Any) -> Behaviour:
+    """Answer with a completion of these choices."""
     answer_body = {
         "id": "c1",
         "object": "chat.completion",
         "model": "m",
         "choices": choices,
-        **more,
+        **fields,
     }
     return says(json.dumps(answer_body).encode())
 
@@ -93,7 +98,7 @@ async def test_a_chat_is_answered_as_the_server_answers_it(
     first = {"index": 0, "message": message, "finish_reason": "stop", "logprobs": logprobs}
     second = {"index": 1, "message": {"role": "assistant", "content": "It falls."}}
     usage = {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
-    llm.next(whole(first, second, usage=usage, system_fingerprint="fp"))
+    llm.next(completes(first, second, usage=usage, system_fingerprint="fp"))
     parameters: dict[str, Any] = {
         "n": 2,
         "logprobs": True,
@@ -123,17 +128,17 @@ async def test_a_chat_is_answered_as_the_server_answers_it(
     assert sent == {"model": MODEL, "messages": CHAT, "top_k": 5, "odd": {"a": [1]}, **parameters}
 
 
-async def test_nothing_is_sent_that_the_client_has_not_sent(
+async def test_the_server_gets_only_the_parameters_of_the_client(
     api: RunningApi, llm: FakeLlmServer
 ) -> None:
     async with client_of(api) as client:
         await client.chat.completions.create(model="org/small", messages=CHAT)
     sent = llm.requests[-1].json
     assert sent.keys() == {"model", "messages", "stream", "stream_options"}
-    assert sent["model"] == MODEL  # an alias is ours, and not the server's
+    assert sent["model"] == MODEL  # the server does not know our alias
 
 
-async def test_an_equal_question_is_paid_for_once_and_anew_with_no_cache(
+async def test_an_equal_question_is_paid_for_once_unless_the_cache_is_bypassed(
     api: RunningApi, llm: FakeLlmServer
 ) -> None:
     async with client_of(api) as client:
@@ -159,8 +164,8 @@ async def test_a_waiting_client_reads_the_record_once_after_the_end_event(
         return await get(self, job_id)
 
     monkeypatch.setattr(JobReads, "get", count_reads)
-    async with served(system) as queued_api, client_of(queued_api) as client:
-        for number in (1, 2):  # the second is the first, which has ended
+    async with serve_api(system) as queued_api, client_of(queued_api) as client:
+        for number in (1, 2):  # the second request is the same job, which has ended
             headers = {"Idempotency-Key": "one"}
             await client.chat.completions.create(
                 model=MODEL, messages=CHAT, extra_headers=headers, timeout=10
@@ -299,7 +304,7 @@ async def test_an_answer_is_streamed_while_it_is_written(
                 text += choice.delta.content or ""
                 reasons.append(choice.finish_reason)
             if text:
-                first_piece_read.set()  # the server writes on only when its first words were read
+                first_piece_read.set()  # the server waits until its first words were read
             usages.append(chunk.usage)
         assert text == "The tide rises."
         assert reasons[-1] == "stop"
@@ -337,7 +342,7 @@ async def test_an_answer_is_streamed_while_it_is_written(
         (fails(401, "bad key sk-1: context too long"), openai.InternalServerError, "model_failed"),
     ],
 )
-async def test_a_servers_refusal_is_an_error_of_openais_kind(
+async def test_the_refusal_of_a_server_is_an_openai_error(
     queued_api: RunningApi,
     llm: FakeLlmServer,
     stream: bool,
@@ -353,7 +358,7 @@ async def test_a_servers_refusal_is_an_error_of_openais_kind(
     assert caught.value.response.headers["x-should-retry"] == "false"
 
 
-async def test_a_request_without_an_answer_in_its_time_is_a_timeout(system: System) -> None:
+async def test_a_request_that_is_not_answered_in_time_is_a_timeout(system: System) -> None:
     async with serving(system.settings) as api, client_of(api) as client:
         await until_connected(api)  # no worker is there
         with pytest.raises(openai.InternalServerError) as caught:
@@ -372,9 +377,9 @@ async def test_an_invalid_request_is_refused_as_openai_does(
             await client.chat.completions.create(model="other", messages=CHAT)
         assert unknown.value.code == "model_not_found"
         assert "llama, small" in unknown.value.message
-        wrong: Any = [{"role": "king", "content": "x"}]
+        invalid_chat: Any = [{"role": "king", "content": "x"}]
         with pytest.raises(openai.BadRequestError) as invalid:
-            await client.chat.completions.create(model=MODEL, messages=wrong)
+            await client.chat.completions.create(model=MODEL, messages=invalid_chat)
         assert invalid.value.param == "messages.0.role"
         with pytest.raises(openai.BadRequestError):
             await client.chat.completions.create(model=MODEL, messages=[])
@@ -393,8 +398,8 @@ async def test_an_invalid_request_is_refused_as_openai_does(
 async def test_curl_reads_an_answer_and_a_stream(
     queued_api: RunningApi, llm: FakeLlmServer
 ) -> None:
-    async def curl(**more: Any) -> str:
-        body = json.dumps({"model": MODEL, "messages": CHAT, **more})
+    async def curl(**fields: Any) -> str:
+        body = json.dumps({"model": MODEL, "messages": CHAT, **fields})
         command = ("curl", "-sSfN", "--noproxy", "*", "-H", "Content-Type: application/json", "-d")
         program = await asyncio.create_subprocess_exec(
             *command, body, f"{queued_api.url}/v1/chat/completions", stdout=asyncio.subprocess.PIPE
@@ -419,13 +424,17 @@ async def test_models_are_those_of_the_settings(queued_api: RunningApi) -> None:
             await client.models.retrieve("other")
 
 
-async def test_a_model_is_asked_at_its_server(system: System, llm: FakeLlmServer) -> None:
+async def test_a_request_goes_to_the_server_of_its_model(
+    system: System, llm: FakeLlmServer
+) -> None:
     with FakeLlmServer() as other:
-        one = LlmServer(name="one", base_url=llm.url, model=MODEL)
-        two = LlmServer(name="two", base_url=other.url, model="large", order=1)
-        system.settings = system.settings.model_copy(update={"llm_providers": (one, two)})
+        small_server = LlmServer(name="one", base_url=llm.url, model=MODEL)
+        large_server = LlmServer(name="two", base_url=other.url, model="large", order=1)
+        system.settings = system.settings.model_copy(
+            update={"llm_providers": (small_server, large_server)}
+        )
         other.next(answers("from the large one"))
-        async with served(system) as api, client_of(api) as client:
+        async with serve_api(system) as api, client_of(api) as client:
             answer = await client.chat.completions.create(model="large", messages=CHAT)
             assert answer.choices[0].message.content == "from the large one"
             await client.chat.completions.create(model=MODEL, messages=CHAT)
@@ -500,8 +509,8 @@ async def test_a_client_that_hangs_up_cancels_its_request(system: System, stream
 async def test_a_running_request_is_stopped_when_its_stream_is_left(
     queued_api: RunningApi, llm: FakeLlmServer, system: System
 ) -> None:
-    never = threading.Event()
-    llm.next(writes({"content": "The"}, {"content": " end"}, wait=never))
+    never_set = threading.Event()
+    llm.next(writes({"content": "The"}, {"content": " end"}, wait=never_set))
     async with client_of(queued_api) as client:
         chunks = await client.chat.completions.create(model=MODEL, messages=CHAT, stream=True)
         assert (await anext(aiter(chunks))).choices[0].delta.content == "The"
@@ -512,7 +521,7 @@ async def test_a_running_request_is_stopped_when_its_stream_is_left(
         return page.items[0].state is State.CANCELLED
 
     await eventually(is_cancelled, what="the end of the job")
-    never.set()
+    never_set.set()
 
 
 def vectors(*vector_list: list[float]) -> Behaviour:
@@ -572,11 +581,11 @@ async def test_invalid_input_is_refused(
 @pytest.mark.parametrize(
     "behaviour", [vectors([1.0]), vectors([1.0], []), says(b'{"data": [{}, {}]}'), says(b"[")]
 )
-async def test_invalid_vectors_are_no_answer(
+async def test_invalid_vectors_of_a_server_are_an_error(
     system: System, llm: FakeLlmServer, behaviour: Behaviour
 ) -> None:
     llm.next(*[behaviour] * 9)
-    async with served(system, direct=True) as api, client_of(api) as client:
+    async with serve_api(system, direct=True) as api, client_of(api) as client:
         with pytest.raises(openai.InternalServerError) as caught:
             await client.embeddings.create(
                 model=MODEL, input=["a", "b"], extra_headers={"X-Job-Expires-In": "2"}
@@ -589,7 +598,7 @@ async def test_the_embedding_model_of_the_search_is_served_too(
 ) -> None:
     overrides = {"embed_base_url": llm.url, "embed_model": "nomic"}
     system.settings = system.settings.model_copy(update=overrides)
-    async with served(system) as api, client_of(api) as client:
+    async with serve_api(system) as api, client_of(api) as client:
         assert "nomic" in [each.id async for each in client.models.list()]
         answer = await client.embeddings.create(model="nomic", input="a")
         assert answer.data[0].embedding
@@ -657,7 +666,7 @@ RESPONSE: dict[str, Any] = {
 }
 
 
-async def test_a_response_is_that_of_a_server_with_the_responses_api(
+async def test_a_response_comes_from_a_server_with_the_responses_api(
     system: System, llm: FakeLlmServer
 ) -> None:
     with FakeLlmServer() as other:
@@ -670,7 +679,7 @@ async def test_a_response_is_that_of_a_server_with_the_responses_api(
         )
         other.next(says(json.dumps({"status": "in_progress", "output": []}).encode()))
         other.always(says(json.dumps(RESPONSE).encode()))
-        async with served(system) as api, client_of(api) as client:
+        async with serve_api(system) as api, client_of(api) as client:
             create = client.responses.with_raw_response.create
             parameters: Any = {"model": MODEL, "instructions": "Be short.", "max_output_tokens": 9}
             raw = await create(input="High?", extra_body={"odd": 1}, **parameters)
@@ -705,7 +714,9 @@ async def test_a_response_is_that_of_a_server_with_the_responses_api(
         assert len(other.requests) == 3
 
 
-async def test_where_no_server_has_responses_the_setting_is_named(queued_api: RunningApi) -> None:
+async def test_the_error_names_the_setting_if_no_server_has_responses(
+    queued_api: RunningApi,
+) -> None:
     async with client_of(queued_api) as client:
         with pytest.raises(openai.NotFoundError, match='"responses": true') as caught:
             await client.responses.create(model=MODEL, input="a")

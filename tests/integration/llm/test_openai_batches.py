@@ -26,17 +26,17 @@ from tests.support.eventually import MAX_WAIT, eventually
 from tests.support.llm_server import MODEL, FakeLlmServer, answers, fails, says
 from tests.support.system import System
 
-ONE, OTHER = "a-secret-of-32-characters-00001", "a-secret-of-32-characters-00002"
-KEYS = SecretStr(f"{ONE}:publish,{OTHER}:publish+read")
+KEY, OTHER_KEY = "a-secret-of-32-characters-00001", "a-secret-of-32-characters-00002"
+KEYS = SecretStr(f"{KEY}:publish,{OTHER_KEY}:publish+read")
 CHATS: Any = "/v1/chat/completions"
 RESPONSES: Any = "/v1/responses"
 NO_ENDPOINT: Any = "/v1/moderations"
 
 
-def request_line(name: str, body: Any = None, **more: Any) -> dict[str, Any]:
+def request_line(name: str, body: Any = None, **fields: Any) -> dict[str, Any]:
     chat = {"model": MODEL, "messages": [{"role": "user", "content": f"What is {name}?"}]}
     body = chat if body is None else body
-    return {"custom_id": name, "method": "POST", "url": CHATS, "body": body} | more
+    return {"custom_id": name, "method": "POST", "url": CHATS, "body": body} | fields
 
 
 def jsonl(*lines: Any) -> bytes:
@@ -52,7 +52,7 @@ async def api(system: System) -> AsyncIterator[RunningApi]:
 
 @pytest.fixture
 async def client(api: RunningApi) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with client_of(api, ONE) as client:
+    async with client_of(api, KEY) as client:
         yield client
 
 
@@ -76,10 +76,10 @@ async def backfilling(system: System) -> AsyncIterator[None]:
         await asyncio.wait_for(task, MAX_WAIT)
 
 
-async def submit_batch(client: openai.AsyncOpenAI, content: bytes, **more: Any) -> Any:
+async def submit_batch(client: openai.AsyncOpenAI, content: bytes, **fields: Any) -> Any:
     file = await client.files.create(file=("in.jsonl", content), purpose="batch")
     return await client.batches.create(
-        input_file_id=file.id, completion_window="24h", **{"endpoint": CHATS} | more
+        input_file_id=file.id, completion_window="24h", **{"endpoint": CHATS} | fields
     )
 
 
@@ -88,12 +88,12 @@ async def wait_for_batch(
 ) -> Any:
     """Return the batch when it has ended; take the scheduler's turns meanwhile."""
 
-    async def at_end() -> Any:
+    async def ended_batch() -> Any:
         await batches.turn()
         batch = await client.batches.retrieve(batch_id)
         return batch if batch.status in ("completed", "failed", "expired", "cancelled") else None
 
-    return await eventually(at_end, what="the end of the batch")
+    return await eventually(ended_batch, what="the end of the batch")
 
 
 async def lines_of(client: openai.AsyncOpenAI, file_id: str | None) -> list[dict[str, Any]]:
@@ -234,12 +234,12 @@ async def test_a_cancelled_batch_has_its_answers_and_names_the_unasked_requests(
         await batches.turn()
         await batches.turn()
 
-        async def in_lane() -> bool:
+        async def is_in_lane() -> bool:
             return await system.ledger.bulk_jobs.count_open_bulk_jobs(operation, at_most=2) == 2
 
-        (known,) = await batches._repository.open_batches()
-        operation = known.operation_id
-        await eventually(in_lane, what="its jobs")
+        (open_batch,) = await batches._repository.open_batches()
+        operation = open_batch.operation_id
+        await eventually(is_in_lane, what="its jobs")
         batch = await client.batches.cancel(batch.id)
         assert batch.status == "cancelling"
         batch = await wait_for_batch(client, batches, batch.id)
@@ -252,7 +252,7 @@ async def test_a_cancelled_batch_has_its_answers_and_names_the_unasked_requests(
         await client.batches.cancel(batch.id)
 
 
-async def test_a_batch_that_was_cancelled_before_its_start_asks_nothing(
+async def test_a_batch_cancelled_before_its_start_sends_no_request(
     client: openai.AsyncOpenAI, batches: OpenAiBatchService
 ) -> None:
     batch = await submit_batch(client, jsonl(request_line("one")))
@@ -274,12 +274,12 @@ async def test_a_batch_expires_at_the_end_of_its_window(
 
 
 async def _set_content_field(system: System, table: str, name: str, old: float, new: float) -> None:
-    change = text(
+    statement = text(
         f"UPDATE {table} SET content = json_set(content, '$.{name}', :new) "
         f"WHERE json_extract(content, '$.{name}') >= :old"
     )
     await system.ledger.core.database.write(
-        lambda connection: connection.execute(change, {"new": new, "old": old})
+        lambda connection: connection.execute(statement, {"new": new, "old": old})
     )
 
 
@@ -288,7 +288,7 @@ async def test_files_and_batches_are_seen_by_their_key_alone(
 ) -> None:
     batch = await submit_batch(client, jsonl(request_line("one")))
     file_id = batch.input_file_id
-    async with client_of(api, OTHER) as other:
+    async with client_of(api, OTHER_KEY) as other:
         attempts: list[Callable[[], Awaitable[Any]]] = [
             lambda: other.files.retrieve(file_id),
             lambda: other.files.content(file_id),
@@ -334,7 +334,7 @@ async def test_an_invalid_batch_is_refused(client: openai.AsyncOpenAI) -> None:
         await client.batches.create(input_file_id="file-0", endpoint=CHATS, completion_window="24h")
 
 
-async def test_a_creation_that_is_repeated_is_one_batch(client: openai.AsyncOpenAI) -> None:
+async def test_a_repeated_creation_makes_one_batch(client: openai.AsyncOpenAI) -> None:
     file = await client.files.create(file=("in.jsonl", jsonl(request_line("a"))), purpose="batch")
     created = [
         await client.batches.create(
@@ -357,23 +357,23 @@ async def test_old_files_and_batches_are_deleted(
     settings = system.settings.model_copy(update={"keep_openai_files": 0.0})
     expire_files = text("UPDATE openai_files SET expires_at = 1.0")
     await system.ledger.core.database.write(lambda connection: connection.execute(expire_files))
-    keeping_none = OpenAiBatchService(settings, system.ledger, system.registry)
-    assert await keeping_none.delete_old() == 1  # an open batch reads the other
+    service = OpenAiBatchService(settings, system.ledger, system.registry)
+    assert await service.delete_old() == 1  # an open batch reads the other
     assert len([each async for each in await client.files.list()]) == 1
     assert len([each async for each in await client.batches.list()]) == 1
     stored = [each async for each in Storage(system.settings.files_url).list_async("openai")]
     assert len(stored) == 1
 
 
-async def test_lines_are_read_the_same_wherever_the_reader_begins(system: System) -> None:
+async def test_lines_are_the_same_wherever_the_reader_begins(system: System) -> None:
     storage = Storage(system.settings.files_url)
     raw_input = [b"a" * 40_000, b"", b"b", b"c" * (openai_batch_input.MAX_LINE_BYTES + 1), b"d"]
     await storage.put_async("openai/x.jsonl", b"\n".join(raw_input))
     lines = [each async for each in raw_lines(storage, "openai/x.jsonl")]
     assert [line for line, _ in lines] == [*raw_input[:3], None, b"d"]
-    for at, (_, end) in enumerate(lines[:-1]):
+    for index, (_, end) in enumerate(lines[:-1]):
         rest = [each async for each in raw_lines(storage, "openai/x.jsonl", start=end)]
-        assert rest == lines[at + 1 :]
+        assert rest == lines[index + 1 :]
 
 
 async def test_a_file_is_stored_for_as_long_as_its_owner_says(client: openai.AsyncOpenAI) -> None:
@@ -387,6 +387,6 @@ async def test_a_file_is_stored_for_as_long_as_its_owner_says(client: openai.Asy
         return file.expires_at - file.created_at
 
     assert await lifetime(7200) == 7200
-    for wrong in (3599, 10**9 + 1, "000000003600" + "9" * 20, "9" * 5_000, "x"):
+    for invalid in (3599, 10**9 + 1, "000000003600" + "9" * 20, "9" * 5_000, "x"):
         with pytest.raises(openai.BadRequestError, match="3600 to 1,000,000,000"):
-            await lifetime(wrong)
+            await lifetime(invalid)

@@ -18,7 +18,7 @@ from switchyard import LLMQueue
 from switchyard.api.client import AsyncClient
 from switchyard.broker.errors import LaneFull
 from switchyard.services.engine.jobs.registry import Registry
-from switchyard.services.engine.monitoring import job_end as ending
+from switchyard.services.engine.monitoring import job_end
 from switchyard.services.engine.monitoring.job_events import EventFeed
 from switchyard.services.engine.monitoring.lane_pressure import LanePressure
 from switchyard.services.engine.publishing.preparing import JobRequest
@@ -81,7 +81,7 @@ async def test_a_question_is_answered_through_the_lanes(
 async def test_a_waiting_caller_is_woken_by_the_event_and_not_by_a_poll(
     system: System, queue: LLMQueue, llm: FakeLlmServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ending, "STATE_POLL_INTERVAL", 3600.0)
+    monkeypatch.setattr(job_end, "STATE_POLL_INTERVAL", 3600.0)
     job_id = await queue.submit("chat_completion", {"messages": [{"role": "user", "content": "?"}]})
     waiting = asyncio.create_task(queue.result(job_id, timeout=60))
     await system.start_worker("llm")
@@ -94,7 +94,7 @@ async def test_a_waiting_caller_is_woken_by_the_event_and_not_by_a_poll(
 async def test_a_lost_event_is_replaced_by_a_poll(
     system: System, queue: LLMQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ending, "STATE_POLL_INTERVAL", 0.2)
+    monkeypatch.setattr(job_end, "STATE_POLL_INTERVAL", 0.2)
     monkeypatch.setattr(EventFeed, "deliver", lambda self, event: None)
     await system.start_worker("llm")
     result = await queue.call("chat_completion", {"messages": [{"role": "user", "content": "?"}]})
@@ -110,8 +110,8 @@ async def test_a_second_answer_repairs_the_first(
     assert result.value == {"label": "sea"}
     assert result.result is not None
     assert result.result["repaired"] is True
-    complaint = llm.requests[1].json["messages"][-1]["content"]
-    assert "not JSON" in complaint
+    message = llm.requests[1].json["messages"][-1]["content"]
+    assert "not JSON" in message
 
 
 async def test_two_answers_that_do_not_fit_end_the_job_and_are_stored(
@@ -127,15 +127,15 @@ async def test_two_answers_that_do_not_fit_end_the_job_and_are_stored(
     assert record is not None
     assert (record.state, record.reason, record.attempts) == (State.DEAD, "permanent", 1)
     assert f"jobctl llm show {result.job_id}" in result.error
-    raw = ["It is about the sea.", '{"label": "mountain"}']
+    raw_answers = ["It is about the sea.", '{"label": "mountain"}']
     async with serving(system.settings) as api, AsyncClient(api.url) as client:
         answer = await client.answer(result.job_id)
-        assert (answer.status, answer.raw_answers) == ("failed", raw)
+        assert (answer.status, answer.raw_answers) == ("failed", raw_answers)
     output = await show(system, result.job_id)
     assert output.returncode == 1
-    assert output.stdout.splitlines() == raw
+    assert output.stdout.splitlines() == raw_answers
     output = await show(system, result.job_id, "--json")
-    assert json.loads(output.stdout)["raw_answers"] == raw
+    assert json.loads(output.stdout)["raw_answers"] == raw_answers
     llm.next(SEA)
     redone = await queue.call("classify", CLASSIFY)
     assert redone.value == {"label": "sea"}, "not from the cache"
@@ -184,8 +184,12 @@ async def test_a_request_that_would_expire_before_its_retry_times_out_at_once(
 ) -> None:
     """The request waits for a server without a free slot, and expires before the shortest retry
     delay."""
-    one: dict[str, Any] = {"llm_concurrency": 1, "llm_concurrency_min": 1, "llm_concurrency_max": 1}
-    await system.start_worker("llm", slots=2, retry_delays=(60.0,), **one)
+    single_slot: dict[str, Any] = {
+        "llm_concurrency": 1,
+        "llm_concurrency_min": 1,
+        "llm_concurrency_max": 1,
+    }
+    await system.start_worker("llm", slots=2, retry_delays=(60.0,), **single_slot)
     slot_is_free = threading.Event()
     llm.next(held(slot_is_free, answer_well))
     first = await queue.submit("chat_completion", {"messages": [{"role": "user", "content": "1"}]})
@@ -200,7 +204,7 @@ async def test_a_request_that_would_expire_before_its_retry_times_out_at_once(
     assert (await queue.result(first, timeout=30)).status is LlmStatus.COMPLETED
 
 
-async def test_a_long_pause_can_be_ended_early_and_waiting_jobs_go_on(
+async def test_a_long_pause_can_be_ended_early_and_waiting_jobs_run(
     system: System, queue: LLMQueue, llm: FakeLlmServer
 ) -> None:
     await system.start_worker("llm")
@@ -287,8 +291,8 @@ async def test_requests_that_wait_for_paused_servers_fill_their_lane(
 ) -> None:
     """Such requests are in no queue, so the queue's length alone would admit any number."""
     await system.start_worker("llm")
-    marks = {"llm_ok_below": 1, "llm_slow_at": 1, "llm_full_at": 3}
-    settings = system.settings.model_copy(update=marks)
+    pressure_marks = {"llm_ok_below": 1, "llm_slow_at": 1, "llm_full_at": 3}
+    settings = system.settings.model_copy(update=pressure_marks)
     async with LanePressure(
         settings, system.registry, ledger=system.ledger, fresh_for=0
     ) as pressure:
@@ -312,7 +316,7 @@ async def test_an_unknown_request_has_no_answer(queue: LLMQueue) -> None:
         await queue.result("nothing", timeout=1)
 
 
-async def test_without_events_a_queue_opens_all_the_same(
+async def test_a_queue_opens_without_events(
     system: System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(llm_queue, "SUBSCRIBE_TIMEOUT", 0.0)
@@ -320,7 +324,7 @@ async def test_without_events_a_queue_opens_all_the_same(
         assert await opened.submit("classify", CLASSIFY)
 
 
-async def test_over_http_an_answer_comes_with_the_request_that_waits(
+async def test_over_http_a_request_that_waits_returns_its_answer(
     system: System, llm: FakeLlmServer
 ) -> None:
     await system.start_worker("llm")
@@ -337,25 +341,27 @@ async def test_over_http_an_answer_comes_with_the_request_that_waits(
         assert later.status_code == 202
         assert later.json()["status"] == "waiting"
         assert later.headers["x-lane-pressure"] == "ok"
-        found = await api.client.get(later.headers["location"], params={"wait": 30})
-        assert (found.status_code, found.json()["status"]) == (200, "completed")
+        response = await api.client.get(later.headers["location"], params={"wait": 30})
+        assert (response.status_code, response.json()["status"]) == (200, "completed")
         repeated = await api.client.post("/llm/requests", params={"wait": 30}, json=request_fields)
-        assert repeated.status_code == 200, "as GET has it"
+        assert repeated.status_code == 200, "as with GET"
 
 
 async def test_over_http_invalid_requests_are_refused(system: System) -> None:
-    async def refused(api: Any, **body: Any) -> httpx.Response:
+    async def post_request(api: Any, **body: Any) -> httpx.Response:
         answer: httpx.Response = await api.client.post("/llm/requests", json=body)
         return answer
 
     async with serving(system.settings) as api:
         await until_connected(api)
-        assert (await refused(api, type="classify", payload={})).status_code == 422
-        assert (await refused(api, type="summarize", payload=CLASSIFY)).status_code == 422
-        assert (await refused(api, type="classify", payload=CLASSIFY, wait=3600)).status_code == 422
+        assert (await post_request(api, type="classify", payload={})).status_code == 422
+        assert (await post_request(api, type="summarize", payload=CLASSIFY)).status_code == 422
+        assert (
+            await post_request(api, type="classify", payload=CLASSIFY, wait=3600)
+        ).status_code == 422
         schema = {"$ref": "http://127.0.0.1:1/x"}
         chat = {"messages": [{"role": "user", "content": "?"}], "json_schema": schema}
-        assert (await refused(api, payload=chat)).status_code == 422
+        assert (await post_request(api, payload=chat)).status_code == 422
         too_long = await api.client.post(
             "/llm/requests", params={"wait": 3600}, json={"type": "classify", "payload": CLASSIFY}
         )

@@ -44,7 +44,7 @@ input = 1000000
 output = 1000000
 """
 """A token costs 1: a call of the test server has 11 + 7 tokens, and costs 18."""
-BY = Requester("job-1", "classify", "arxiv", "doc-1", "backfill-1")
+REQUESTER = Requester("job-1", "classify", "arxiv", "doc-1", "backfill-1")
 
 
 @pytest.fixture(autouse=True)
@@ -70,7 +70,7 @@ def chat_of(text: str, max_tokens: int = 7) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": text}], "max_tokens": max_tokens}
 
 
-async def test_what_follows_an_answer_is_committed_with_the_end_of_its_job(
+async def test_the_records_of_an_answer_are_committed_with_the_end_of_its_job(
     settings: Settings, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(committer, "MAX_DELAY", 60.0)
@@ -115,7 +115,7 @@ async def test_a_slot_is_given_back_if_the_answer_was_stored_after_all(
 
 
 async def ask(
-    client: ModelClient, text: str, *, requester: Requester = BY, max_tokens: int = 7
+    client: ModelClient, text: str, *, requester: Requester = REQUESTER, max_tokens: int = 7
 ) -> bool:
     _, reused = await client.answer(
         chat_of(text, max_tokens), urgency=Urgency(), timeout=60.0, requester=requester
@@ -162,12 +162,12 @@ async def test_a_call_is_recorded_for_its_whole_origin_and_a_stored_answer_costs
 async def test_tokens_of_a_model_without_a_price_are_counted_as_unpriced(
     plain_ledger: Ledger, settings: Settings
 ) -> None:
-    unknown = settings.model_copy(update={"llm_model": "other"})
-    async with ModelClient.open(unknown, plain_ledger) as client:
+    unpriced_settings = settings.model_copy(update={"llm_model": "other"})
+    async with ModelClient.open(unpriced_settings, plain_ledger) as client:
         await ask(client, "a", requester=Requester())
     (row,) = await LlmLedger(plain_ledger).spending.llm_spend("model")
     assert (row.name, row.unpriced_calls, row.cost, row.input_tokens) == ("other", 1, 0, 11)
-    budgeted = unknown.model_copy(update={"llm_budget_per_day": 1000.0})
+    budgeted = unpriced_settings.model_copy(update={"llm_budget_per_day": 1000.0})
     async with ModelClient.open(budgeted, plain_ledger) as client:
         with pytest.raises(NoBudget, match="no price for the model other"):
             await ask(client, "b", requester=Requester())
@@ -188,9 +188,9 @@ async def test_a_refused_call_is_not_recorded_and_a_broken_one_counts_by_its_est
     (budget,) = await LlmLedger(plain_ledger).spending.llm_budgets(per_day=5.0)
     assert (budget.spent, budget.reserved) == (0, 0)
     llm.always(llm_server.cut_in_the_middle())
-    server = settings.llm_servers[0].model_copy(update={"name": "other"})  # that is not paused
-    of_other_server = budgeted.model_copy(update={"llm_providers": (server,)})
-    async with ModelClient.open(of_other_server, plain_ledger) as client:
+    server = settings.llm_servers[0].model_copy(update={"name": "other"})  # not paused
+    other_settings = budgeted.model_copy(update={"llm_providers": (server,)})
+    async with ModelClient.open(other_settings, plain_ledger) as client:
         with pytest.raises(LlmUnavailable):
             await ask(client, "c")
     (row,) = await LlmLedger(plain_ledger).spending.llm_spend("day")
@@ -214,7 +214,7 @@ async def test_ended_reservations_leave_no_rounding_error(
 ) -> None:
     usage = {"prompt_tokens": 1, "completion_tokens": 1}
     calls = [
-        LlmCall(f"call-{cost}", CallState.OPEN, BY, "default", "m", usage, cost)
+        LlmCall(f"call-{cost}", CallState.OPEN, REQUESTER, "default", "m", usage, cost)
         for cost in (0.1, 0.2, 0.3)
     ]
     for call in calls:
@@ -275,11 +275,11 @@ async def test_many_processes_never_overrun_a_budget_together(
         ModelClient.open(budgeted, ledger) as first_client,
         ModelClient.open(budgeted, second) as second_client,
     ):
-        asking = [
+        calls = [
             ask((first_client, second_client)[n % 2], f"question {n}", requester=Requester())
             for n in range(40)
         ]
-        outcomes = await asyncio.gather(*asking, return_exceptions=True)
+        outcomes = await asyncio.gather(*calls, return_exceptions=True)
         refused = [each for each in outcomes if isinstance(each, NoBudget)]
         assert len(refused) + outcomes.count(False) == 40
         # What the other calls had reserved is free again for calls that try once more.
@@ -298,7 +298,7 @@ async def test_many_processes_never_overrun_a_budget_together(
     assert (raised.value.counts, raised.value.ages) == (False, False)
 
 
-async def test_a_backfill_has_a_budget_of_its_own_and_goes_on_when_it_is_raised(
+async def test_a_backfill_has_its_own_budget_and_continues_when_it_is_raised(
     ledger: Ledger,
 ) -> None:
     await ledger.bulk.create_bulk(
@@ -337,17 +337,17 @@ async def test_a_call_over_midnight_belongs_to_the_day_on_which_it_began(
 ) -> None:
     midnight = (time.time() // DAY + 1) * DAY
 
-    def now_is(moment: float) -> None:
+    def set_time(moment: float) -> None:
         monkeypatch.setattr("switchyard.services.llm.ledger.llm_spend.db_now", lambda _: moment)
 
-    now_is(midnight - 2)
+    set_time(midnight - 2)
     assert await LlmLedger(ledger).spending.reserve_llm_call(call_of(6.0), per_day=10.0) is True
     refused = await LlmLedger(ledger).spending.reserve_llm_call(
         call_of(6.0, number="2"), per_day=10.0
     )
     assert isinstance(refused, NoBudgetLeft)
     assert refused.seconds == 2
-    now_is(midnight)
+    set_time(midnight)
     assert (
         await LlmLedger(ledger).spending.reserve_llm_call(call_of(6.0, number="2"), per_day=10.0)
         is True
@@ -357,12 +357,12 @@ async def test_a_call_over_midnight_belongs_to_the_day_on_which_it_began(
     )
     (budget,) = await LlmLedger(ledger).spending.llm_budgets(per_day=10.0)
     assert (budget.spent, budget.reserved) == (0, 6)
-    before = time.strftime("%Y-%m-%d", time.gmtime(midnight - 2))
-    (row,) = await LlmLedger(ledger).spending.llm_spend("day", until=before)
-    assert (row.name, row.cost) == (before, 5)
+    day_before = time.strftime("%Y-%m-%d", time.gmtime(midnight - 2))
+    (row,) = await LlmLedger(ledger).spending.llm_spend("day", until=day_before)
+    assert (row.name, row.cost) == (day_before, 5)
 
 
-async def test_a_call_is_settled_once_and_that_of_a_dead_process_counts(
+async def test_a_call_is_settled_once_and_a_call_of_a_dead_process_is_charged(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await LlmLedger(ledger).spending.reserve_llm_call(call_of(6.0), per_day=10.0)
@@ -379,8 +379,8 @@ async def test_a_call_is_settled_once_and_that_of_a_dead_process_counts(
     assert (await LlmLedger(ledger).spending.llm_spent_today())["p"].calls == 1
     await LlmLedger(ledger).spending.reserve_llm_call(call_of(6.0, number="2"), per_day=100.0)
     await LlmLedger(ledger).spending.reserve_llm_call(call_of(6.0, number="2"), per_day=100.0)
-    new = LlmCall("3", CallState.PAID, Requester(), "p", "m", {"prompt_tokens": 2}, 3.0)
-    await asyncio.gather(*(LlmLedger(ledger).spending.settle_llm_call(new) for _ in range(3)))
+    new_call = LlmCall("3", CallState.PAID, Requester(), "p", "m", {"prompt_tokens": 2}, 3.0)
+    await asyncio.gather(*(LlmLedger(ledger).spending.settle_llm_call(new_call) for _ in range(3)))
     (budget,) = await LlmLedger(ledger).spending.llm_budgets(per_day=100.0)
     assert (budget.spent, budget.reserved) == (5, 6), "the same call again is one call"
 
@@ -391,13 +391,13 @@ async def test_old_calls_are_deleted(ledger: Ledger) -> None:
         call = LlmCall(str(number), CallState.PAID, Requester(), "p", "m", {}, 2.0)
         await spending.settle_llm_call(call)
 
-    async def dropped(max_age: float) -> Counter[str]:
+    async def delete_old_calls(max_age: float) -> Counter[str]:
         return await remove_in_steps(
             lambda limit: spending.drop_llm_calls(max_age=max_age, limit=limit)
         )
 
-    assert await dropped(0) == Counter(), "today's stay"
-    rows = await dropped(-2 * DAY)
+    assert await delete_old_calls(0) == Counter(), "today's stay"
+    rows = await delete_old_calls(-2 * DAY)
     assert rows["llm_calls"] == 5
     assert rows["llm_accounts"] > 0
     assert await LlmLedger(ledger).spending.llm_spend("day") == []
@@ -423,9 +423,11 @@ async def test_embedding_calls_are_charged_like_answers(
     ledger: Ledger, settings: Settings, llm: FakeLlmServer
 ) -> None:
     settings = settings.model_copy(update={"llm_budget_per_day": 30.0})
-    served = {"embed_base_url": llm.url, "embed_model": "m", "embed_dimensions": 8}
-    embedding_budget = EmbeddingBudget(BudgetAccount.from_settings(settings, ledger), BY)
-    embedder = embedder_named(settings.model_copy(update=served), "m-8", 8, embedding_budget)
+    embedder_settings = {"embed_base_url": llm.url, "embed_model": "m", "embed_dimensions": 8}
+    embedding_budget = EmbeddingBudget(BudgetAccount.from_settings(settings, ledger), REQUESTER)
+    embedder = embedder_named(
+        settings.model_copy(update=embedder_settings), "m-8", 8, embedding_budget
+    )
     assert embedder is not None
     assert len(await embedder.embed(["one two", "three"])) == 2
     (row,) = await LlmLedger(ledger).spending.llm_spend(

@@ -110,9 +110,9 @@ async def test_the_doctor_reports_a_server_that_keeps_failing(
     sqlite_url: str, plain_ledger: Ledger
 ) -> None:
     system = doctor_context(sqlite_url, plain_ledger)
-    assert await check_model_servers(system) == [], "none was called yet"
+    assert await check_model_servers(system) == [], "no server was called yet"
 
-    async def failing(server: str, failures: int) -> list[str]:
+    async def statuses_after_failures(server: str, failures: int) -> list[str]:
         await LlmLedger(plain_ledger).slots.take_llm_slot(
             server, "a", "me", ttl=60, is_hot=True, first_limit=1, max_limit=1
         )
@@ -121,15 +121,15 @@ async def test_the_doctor_reports_a_server_that_keeps_failing(
         )
         return [each.status for each in await check_model_servers(system)]
 
-    assert await failing("embeddings", REPORTED_AFTER_FAILURES) == ["warning"]
+    assert await statuses_after_failures("embeddings", REPORTED_AFTER_FAILURES) == ["warning"]
     measured = await samples(system.settings, plain_ledger)
     (paused,) = (each for metric, each in measured if metric == LLM_SERVER_PAUSED)
     assert paused.keys() == {("embeddings",)}
-    assert await failing("embeddings", 0) == ["ok"]
-    assert await failing("own", REPORTED_AFTER_FAILURES - 1) == ["ok"]
-    assert await failing("of another time", REPORTED_AFTER_FAILURES) == ["ok"]
-    assert await failing("own", REPORTED_AFTER_FAILURES) == ["warning"]
-    assert await failing("spare", REPORTED_AFTER_FAILURES) == ["wrong", "wrong"]
+    assert await statuses_after_failures("embeddings", 0) == ["ok"]
+    assert await statuses_after_failures("own", REPORTED_AFTER_FAILURES - 1) == ["ok"]
+    assert await statuses_after_failures("of another time", REPORTED_AFTER_FAILURES) == ["ok"]
+    assert await statuses_after_failures("own", REPORTED_AFTER_FAILURES) == ["warning"]
+    assert await statuses_after_failures("spare", REPORTED_AFTER_FAILURES) == ["wrong", "wrong"]
     (own, _) = await check_model_servers(system)
     assert f"own has failed {REPORTED_AFTER_FAILURES} times in a row: 401" in own.detail
 
@@ -139,7 +139,7 @@ async def test_the_doctor_reports_a_server_that_is_paused_for_an_hour(
 ) -> None:
     system = doctor_context(sqlite_url, plain_ledger)
 
-    async def paused(seconds: float) -> list[Diagnostic]:
+    async def check_while_paused(seconds: float) -> list[Diagnostic]:
         paused_until = plain_ledger.clock.time() + seconds
         await LlmLedger(plain_ledger).slots.take_llm_slot(
             "own", "a", "me", ttl=60, is_hot=True, first_limit=1, max_limit=1
@@ -151,9 +151,9 @@ async def test_the_doctor_reports_a_server_that_is_paused_for_an_hour(
         )
         return await check_model_servers(system)
 
-    (brief,) = await paused(LONG_PAUSE_SECONDS / 2)
+    (brief,) = await check_while_paused(LONG_PAUSE_SECONDS / 2)
     assert brief.status == "ok"
-    (long,) = await paused(3600)
+    (long,) = await check_while_paused(3600)
     assert (long.status, long.finding) == ("warning", Finding.MODEL_SERVER_PAUSED)
     assert re.search(r"own is paused for (1 h|59 min \d+ s) more: 429", long.detail)
     assert "at once, as when its limit was raised: `jobctl llm resume own`" in long.remedy

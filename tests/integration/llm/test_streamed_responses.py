@@ -45,18 +45,18 @@ ANSWER = {
     "tool_choice": "auto",
     "tools": [],
 }
-PLACE = {"output_index": 0, "item_id": "m1", "content_index": 0}
+POSITION = {"output_index": 0, "item_id": "m1", "content_index": 0}
 BEGIN: list[dict[str, Any]] = [
     {"type": "response.created", "response": {**ANSWER, "status": "in_progress", "output": []}},
     {"type": "response.in_progress", "response": {**ANSWER, "status": "in_progress"}},
     {"type": "response.output_item.added", "output_index": 0, "item": {**ITEM, "content": []}},
-    {"type": "response.content_part.added", **PLACE, "part": {**PART, "text": ""}},
-    {"type": "response.output_text.delta", **PLACE, "delta": "The sea ", "logprobs": []},
+    {"type": "response.content_part.added", **POSITION, "part": {**PART, "text": ""}},
+    {"type": "response.output_text.delta", **POSITION, "delta": "The sea ", "logprobs": []},
 ]
 END: list[dict[str, Any]] = [
-    {"type": "response.output_text.delta", **PLACE, "delta": "rises.", "logprobs": []},
-    {"type": "response.output_text.done", **PLACE, "text": TEXT, "logprobs": []},
-    {"type": "response.content_part.done", **PLACE, "part": PART},
+    {"type": "response.output_text.delta", **POSITION, "delta": "rises.", "logprobs": []},
+    {"type": "response.output_text.done", **POSITION, "text": TEXT, "logprobs": []},
+    {"type": "response.content_part.done", **POSITION, "part": PART},
     {"type": "response.output_item.done", "output_index": 0, "item": ITEM},
     {"type": "response.completed", "response": ANSWER},
 ]
@@ -96,7 +96,7 @@ async def api(
         yield opened
 
 
-async def test_events_come_while_the_model_writes_and_a_stored_answer_has_the_same(
+async def test_events_are_streamed_while_the_model_writes_and_for_a_stored_answer(
     api: RunningApi, llm: FakeLlmServer
 ) -> None:
     first_piece_read = threading.Event()
@@ -122,7 +122,7 @@ async def test_events_come_while_the_model_writes_and_a_stored_answer_has_the_sa
         assert [each.sequence_number for each in events] == list(range(len(events)))
         assert "".join(x.delta for x in events if x.type.endswith(".delta")) == TEXT
         assert events[-1].response.usage.output_tokens == 5
-    # Of a stored answer, the text is one piece.
+    # The text of a stored answer is one piece.
     kinds = [each["type"] for each in (*BEGIN, *END)]
     kinds.remove("response.output_text.delta")
     assert [each.type for each in stored] == kinds
@@ -130,7 +130,7 @@ async def test_events_come_while_the_model_writes_and_a_stored_answer_has_the_sa
     assert llm.requests[0].json == {**parameters, "stream": True}
 
 
-async def test_a_stream_that_breaks_is_begun_again_unless_the_answer_is_another(
+async def test_a_stream_that_breaks_continues_if_the_next_answer_is_the_same(
     api: RunningApi, llm: FakeLlmServer
 ) -> None:
     other = {**ANSWER, "output": [{**ITEM, "content": [{**PART, "text": "It falls."}]}]}
@@ -168,8 +168,8 @@ async def test_a_stream_without_end_ends_at_the_time_limit(
     own = LlmServer(name="own", base_url=llm.url, model=MODEL, responses=True)
     overrides = {"llm_providers": (own,), "llm_timeout": 1.0}
     system.settings = system.settings.model_copy(update=overrides)
-    never = threading.Event()
-    llm.always(streams(*BEGIN, wait=never))
+    never_set = threading.Event()
+    llm.always(streams(*BEGIN, wait=never_set))
     async with serving(system.settings, llm_direct=True) as api:
         await until_connected(api)
         async with client_of(api) as client:
@@ -181,4 +181,4 @@ async def test_a_stream_without_end_ends_at_the_time_limit(
                 async for _ in events:
                     pass
             assert time.monotonic() - began < 30
-    never.set()
+    never_set.set()

@@ -1,4 +1,4 @@
-"""Answers as they are written: through the lanes, over HTTP, and in direct mode."""
+"""Streamed answers: through the lanes, over HTTP, and in direct mode."""
 
 from __future__ import annotations
 
@@ -64,15 +64,15 @@ async def system(
         yield opened
 
 
-@pytest.mark.parametrize("direct", [False, True])
+@pytest.mark.parametrize("is_direct", [False, True])
 async def test_an_answer_is_read_while_it_is_written_and_a_stored_one_has_no_pieces(
-    system: System, llm: FakeLlmServer, direct: bool
+    system: System, llm: FakeLlmServer, is_direct: bool
 ) -> None:
-    if not direct:
+    if not is_direct:
         await system.start_worker("llm")
     first_piece_read = threading.Event()
     llm.next(writes(first_piece_read))
-    settings = system.settings.model_copy(update={"llm_direct": direct})
+    settings = system.settings.model_copy(update={"llm_direct": is_direct})
     async with LLMQueue.open(settings) as queue:
         pieces, result = "", None
         async with aclosing(queue.stream("chat_completion", CHAT)) as events:
@@ -91,14 +91,14 @@ async def test_an_answer_is_read_while_it_is_written_and_a_stored_one_has_no_pie
         assert len(llm.requests) == 1
 
 
-@pytest.mark.parametrize("direct", [False, True])
-async def test_an_answer_is_streamed_over_http_and_goes_on_without_its_reader(
-    system: System, llm: FakeLlmServer, direct: bool
+@pytest.mark.parametrize("is_direct", [False, True])
+async def test_an_answer_is_streamed_over_http_and_completed_without_its_reader(
+    system: System, llm: FakeLlmServer, is_direct: bool
 ) -> None:
-    if not direct:
+    if not is_direct:
         await system.start_worker("llm")
     async with (
-        serving(system.settings, llm_direct=direct) as api,
+        serving(system.settings, llm_direct=is_direct) as api,
         AsyncClient(api.url) as client,
     ):
         await until_connected(api)
@@ -120,25 +120,25 @@ async def test_an_answer_is_streamed_over_http_and_goes_on_without_its_reader(
         job_id = received[0].data["job_id"]
         assert received[-1].data["job_id"] == job_id
 
-        gone = threading.Event()
-        llm.next(writes(gone))
+        reader_gone = threading.Event()
+        llm.next(writes(reader_gone))
         async with aclosing(client.stream_llm(CHAT | {"fresh": True})) as events:
             async for event in events:
                 if event.name == "text":
                     break
                 job_id = event.data["job_id"]
-        gone.set()
+        reader_gone.set()
         answered = await client.answer(job_id, wait=30)
         assert answered.status == "completed"
 
 
-async def test_a_stream_ends_in_order_where_the_ledger_is_away_at_its_end(
+async def test_a_stream_ends_with_its_status_if_the_ledger_is_unreachable(
     system: System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def away(*_: object, **__: object) -> None:
+    async def fail(*_: object, **__: object) -> None:
         raise LedgerUnavailable("it does not answer")
 
-    monkeypatch.setattr(LLMQueue, "wait_for_end", away)
+    monkeypatch.setattr(LLMQueue, "wait_for_end", fail)
     async with serving(system.settings) as api, AsyncClient(api.url) as client:
         await until_connected(api)
         async with aclosing(client.stream_llm(CHAT)) as events:
@@ -148,14 +148,14 @@ async def test_a_stream_ends_in_order_where_the_ledger_is_away_at_its_end(
     assert received[-1].data["job_id"] == received[0].data["job_id"]
 
 
-async def test_a_request_that_can_not_be_taken_is_refused_before_the_stream_begins(
+async def test_an_invalid_request_is_refused_before_the_stream_begins(
     system: System,
 ) -> None:
     async with serving(system.settings) as api:
         await until_connected(api)
         accepts = {"Accept": "text/event-stream"}
-        wrong = {"type": "classify", "payload": {"text": "x"}}
-        answer = await api.client.post("/llm/requests", json=wrong, headers=accepts)
+        invalid_request = {"type": "classify", "payload": {"text": "x"}}
+        answer = await api.client.post("/llm/requests", json=invalid_request, headers=accepts)
         assert answer.status_code == 422
         assert answer.json()["errors"][0]["location"][:2] == ["body", "payload"]
         assert api.state.broker.feed.subscribers == 0
