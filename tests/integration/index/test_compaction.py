@@ -44,7 +44,7 @@ async def index(settings: Settings) -> AsyncIterator[OpenIndex]:
         yield index
 
 
-async def write(index: OpenIndex, document_id: str, count: int = 2) -> None:
+async def write_document(index: OpenIndex, document_id: str, count: int = 2) -> None:
     chunks = [
         Chunk(chunk_id(document_id, n), document_id, n, 1, f"{document_id} part{n}")
         for n in range(count)
@@ -63,7 +63,7 @@ async def is_scattered(index: OpenIndex) -> bool:
 
 async def test_fragments_of_many_small_writes_are_merged_during_the_writes(index: OpenIndex):
     for number in range(3 * FRAGMENTS):
-        await write(index, f"doc{number}")
+        await write_document(index, f"doc{number}")
         async with index.open_active() as (table, _):
             (match, *_) = await table.keyword_search(f"doc{number}", 1)
             assert match.chunk.document_id == f"doc{number}"
@@ -82,7 +82,9 @@ async def test_two_writers_that_both_merge_lose_and_double_nothing(
 ):
     async with open_index(settings) as other_index:
         for number in range(2 * FRAGMENTS):
-            await asyncio.gather(write(index, f"a{number}"), write(other_index, f"b{number}"))
+            await asyncio.gather(
+                write_document(index, f"a{number}"), write_document(other_index, f"b{number}")
+            )
     async with index.open_active() as (table, _):
         assert await table.count() == 8 * FRAGMENTS
 
@@ -95,7 +97,7 @@ async def test_a_table_that_another_process_compacts_is_left_to_it(
         async with other_index.store.compacting(generation) as is_ours:
             assert is_ours
             for number in range(FRAGMENTS):
-                await write(index, f"doc{number}")
+                await write_document(index, f"doc{number}")
             await compact_table(index.store, generation)
             assert await is_scattered(index)
     await compact_table(index.store, generation)
@@ -109,7 +111,7 @@ async def test_a_process_that_was_killed_while_it_compacted_holds_nobody_up(
     assert isinstance(store, LanceStore)
     (generation,) = (await index.generations()).write_targets
     marker = tmp_path / "index" / f"{generation.table}.compacting"
-    await write(index, "doc")
+    await write_document(index, "doc")
     marker.touch()
     async with store.compacting(generation) as is_ours:
         assert not is_ours
@@ -133,7 +135,7 @@ async def test_a_write_is_whole_although_the_table_can_not_be_compacted(
     monkeypatch.setattr(lance_table.LanceTable, "compact", refuse)
     with capture_logs() as logs:
         for number in range(FRAGMENTS):
-            await write(index, f"doc{number}")
+            await write_document(index, f"doc{number}")
         await eventually(lambda: any("no room" in str(each.get("error")) for each in logs))
     async with index.open_active() as (table, _):
         assert await table.count() == 2 * FRAGMENTS

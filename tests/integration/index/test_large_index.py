@@ -91,8 +91,8 @@ async def test_repeated_compactions_keep_the_index_of_neighbours_in_few_segments
     store = index_store_at(str(tmp_path / "index"))
     async with store.table(GENERATION) as index:
         segments_searched = []
-        for night in range(5):
-            await put_vectors(index, f"doc-{night}", random_vectors(LARGE))
+        for number in range(5):
+            await put_vectors(index, f"doc-{number}", random_vectors(LARGE))
             await index.compact()
             segments_searched.append((await count_parts_read(index))["deltas_searched"])
         assert max(segments_searched) < 3
@@ -101,7 +101,7 @@ async def test_repeated_compactions_keep_the_index_of_neighbours_in_few_segments
 async def test_indexes_of_an_earlier_version_are_replaced_or_removed_by_the_next_compaction(
     tmp_path: Path,
 ):
-    # Here, and not for every process that collects tests: it takes 1.5 s.
+    # Imported here, as it takes 1.5 s: not in every process that collects tests.
     from lancedb.index import BTree, IvfFlat
 
     store = index_store_at(str(tmp_path / "index"))

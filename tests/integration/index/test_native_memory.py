@@ -29,7 +29,7 @@ threads = [threading.Thread(target=allocate) for _ in range(thread_count)]
 for each in threads: each.start()
 for each in threads: each.join()
 bytes(16_000_000)  # once it is freed, glibc by default takes as large a block from a heap
-large = bytes(8_000_000)
+large_block = bytes(8_000_000)
 c = ctypes.CDLL(None)
 c.fopen.restype = ctypes.c_void_p
 report = pathlib.Path(sys.argv[1], "heaps.xml")
@@ -37,10 +37,10 @@ file = ctypes.c_void_p(c.fopen(str(report).encode(), b"w"))
 c.malloc_info(0, file)
 c.fclose(file)
 text = report.read_text()
-outside = re.findall('type="mmap" count="[0-9]+" size="([0-9]+)"', text)
-print(text.count("<heap nr="), int(outside[-1]) >= len(large))
+mmapped_sizes = re.findall('type="mmap" count="[0-9]+" size="([0-9]+)"', text)
+print(text.count("<heap nr="), int(mmapped_sizes[-1]) >= len(large_block))
 """
-glibc = pytest.mark.skipif(
+needs_glibc = pytest.mark.skipif(
     not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="this is about glibc"
 )
 
@@ -50,7 +50,7 @@ def resident_bytes() -> int:
     return pages * resource.getpagesize()
 
 
-@glibc
+@needs_glibc
 def test_threads_share_a_heap_for_each_processor_in_a_process_that_has_loaded_lancedb(
     tmp_path: Path,
 ):
@@ -65,15 +65,15 @@ def test_threads_share_a_heap_for_each_processor_in_a_process_that_has_loaded_la
     assert is_large_outside == "True"
 
 
-@glibc
+@needs_glibc
 async def test_a_compaction_returns_free_memory_to_the_system(tmp_path: Path):
     async with open_table(str(tmp_path / "index")) as index:
         await put_chunks(index, "a", 3)
-        before = resident_bytes()
+        bytes_before = resident_bytes()
         blocks = [bytes(BLOCK_BYTES) for _ in range(FREED_BYTES // BLOCK_BYTES)]
         last_block = blocks.pop()  # at the end of the heap, which would otherwise shrink by itself
         blocks.clear()
-        assert resident_bytes() - before > FREED_BYTES / 2
+        assert resident_bytes() - bytes_before > FREED_BYTES / 2
         await index.compact()
-        assert resident_bytes() - before < FREED_BYTES / 2
+        assert resident_bytes() - bytes_before < FREED_BYTES / 2
         assert len(last_block) == BLOCK_BYTES

@@ -1,4 +1,4 @@
-"""Which index of neighbours PostgreSQL has, and that searches use it."""
+"""PostgreSQL's index of neighbours: of which kind it is, and that searches use it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ pytestmark = pytest.mark.postgres
 LARGE = 1_000
 """Chunks from which a table gets an index of neighbours in these tests."""
 GRAPH = "chunks_neighbours"
+"""Name of the index if it is a graph."""
 LISTS = "chunks_lists"
+"""Name of the index if it is made of lists."""
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +58,7 @@ async def find_nearest_ids(index: ChunkIndex, vectors: list[list[float]]) -> lis
     return [(await index.nearest(each, 10))[0].chunk.id for each in vectors]
 
 
-async def test_the_number_of_chunks_decides_the_kind_of_index_which_replaces_the_other_kind(
+async def test_the_number_of_chunks_decides_which_kind_of_index_a_compaction_builds(
     pgvector_url: str, monkeypatch: pytest.MonkeyPatch
 ):
     # PostgreSQL prefers the index, as if comparing all vectors took long.

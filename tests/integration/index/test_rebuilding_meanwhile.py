@@ -55,17 +55,17 @@ async def test_documents_that_arrive_or_change_during_a_rebuild_are_indexed_once
         old_names = [f"old-{n:03}" for n in range(document_count)]
         await write_documents(index, old_names, "first")
         expected = {name: texts_of_document(name, 3, "first") for name in old_names}
-        done, changed = asyncio.Event(), asyncio.Event()
+        is_done, has_changed = asyncio.Event(), asyncio.Event()
         searched_embedders: list[str] = []
 
         async def search_repeatedly() -> None:
-            while not done.is_set():
+            while not is_done.is_set():
                 async with search_index.open_active() as (table, embedder):
                     hits = await search(table, embedder, "tide", 5, mode=SearchMode.HYBRID)
                     searched_embedders.append(embedder.name)
                     assert len(hits) == 5
-                await changed.wait()  # to search an unchanged index again would only take time
-                changed.clear()
+                await has_changed.wait()  # to search an unchanged index again would only take time
+                has_changed.clear()
 
         async def add_documents(writer: int) -> None:
             rng = random.Random(writer)
@@ -79,7 +79,7 @@ async def test_documents_that_arrive_or_change_during_a_rebuild_are_indexed_once
                     expected[name_to_change] = texts_of_document(
                         name_to_change, count, f"changed {n}"
                     )
-                changed.set()
+                has_changed.set()
 
         async def rebuild_meanwhile() -> None:
             building = (await begin_rebuild(index, new_embedder(index))).building
@@ -94,8 +94,8 @@ async def test_documents_that_arrive_or_change_during_a_rebuild_are_indexed_once
                 group.create_task(add_documents(writer))
             group.create_task(rebuild_meanwhile())
         await add_documents(3)
-        done.set()
-        changed.set()
+        is_done.set()
+        has_changed.set()
         await searching_task
         assert (await index.generations()).active.embedder == "hashed-2-32"
         assert await read_contents(index) == expected

@@ -23,6 +23,7 @@ from tests.support.chunk_tables import DIMENSIONS, open_table
 
 pytestmark = pytest.mark.postgres
 LARGE = 1_000
+"""Chunks from which the words of a table are counted in these tests."""
 QUERY = "half tenth rare"
 
 
@@ -32,8 +33,8 @@ def large_from_a_thousand(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def put_chunks(url: str, document_id: str, count: int = LARGE) -> None:
-    """Write chunks: the word `common` is in all, `half` and `tenth` in those shares, `rare` in
-    three."""
+    """Write chunks: the word `common` is in all, `half` in every second, `tenth` in every tenth,
+    `rare` in three."""
     steps = {"common": 1, "half": 2, "tenth": 10, "rare": count // 2 - 1}
     chunks = [
         Chunk(
@@ -65,28 +66,28 @@ def is_counted(index: ChunkIndex) -> bool:
 
 
 @pytest.fixture
-async def database(pgvector_url: str) -> AsyncIterator[Any]:
+async def database_connection(pgvector_url: str) -> AsyncIterator[Any]:
     connection = await asyncpg.connect(dsn(pgvector_url))
     yield connection
     await connection.close()
 
 
-async def read_word_shares(database: Any) -> dict[str, float]:
-    rows = await database.fetch("SELECT word, part FROM chunks_counts")
+async def read_word_shares(database_connection: Any) -> dict[str, float]:
+    rows = await database_connection.fetch("SELECT word, part FROM chunks_counts")
     return {row["word"]: round(row["part"], 3) for row in rows}
 
 
 async def test_words_of_a_large_table_are_counted_and_searches_use_the_counts(
-    pgvector_url: str, database: Any
+    pgvector_url: str, database_connection: Any
 ):
     await put_chunks(pgvector_url, "a")
     before = await search_words(pgvector_url, QUERY)
     await compact(pgvector_url)
-    assert await read_word_shares(database) == {"common": 1, "half": 0.5, "tenth": 0.1}
+    assert await read_word_shares(database_connection) == {"common": 1, "half": 0.5, "tenth": 0.1}
     assert await search_words(pgvector_url, QUERY) == before
 
     (best, *_) = await search_words(pgvector_url, "tenth")
-    await database.execute("UPDATE chunks_counts SET part = 0.01 WHERE word = 'tenth'")
+    await database_connection.execute("UPDATE chunks_counts SET part = 0.01 WHERE word = 'tenth'")
     (reweighted, *_) = await search_words(pgvector_url, "tenth")
     assert reweighted.chunk == best.chunk
     assert reweighted.relevance > best.relevance
@@ -125,22 +126,22 @@ async def test_a_new_word_is_found_at_once(pgvector_url: str):
 
 
 async def test_word_counts_are_used_until_the_table_has_doubled_or_halved(
-    pgvector_url: str, database: Any
+    pgvector_url: str, database_connection: Any
 ):
     await put_chunks(pgvector_url, "a")
     await compact(pgvector_url)
     counted = []
     for document_id in ("b", "c"):
         await put_chunks(pgvector_url, document_id, 2 * LARGE // 3)
-        await database.execute("ANALYZE chunks")  # as the server does by itself
+        await database_connection.execute("ANALYZE chunks")  # as the server does by itself
         async with open_table(pgvector_url) as index:
             counted.append(is_counted(index))
     assert counted == [True, False]
     await compact(pgvector_url)
-    await database.execute("DELETE FROM chunks WHERE document_id <> 'b'")
+    await database_connection.execute("DELETE FROM chunks WHERE document_id <> 'b'")
     async with open_table(pgvector_url) as index:
         assert is_counted(index)
-    await database.execute("VACUUM (ANALYZE) chunks")
+    await database_connection.execute("VACUUM (ANALYZE) chunks")
     async with open_table(pgvector_url) as index:
         assert not is_counted(index)
 
@@ -153,25 +154,31 @@ async def test_words_of_a_small_table_are_not_counted(pgvector_url: str):
 
 
 async def test_words_of_a_larger_table_are_counted_in_a_sample(
-    pgvector_url: str, database: Any, monkeypatch: pytest.MonkeyPatch
+    pgvector_url: str, database_connection: Any, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(postgres_counts, "_SAMPLED_CHUNKS", LARGE)
     await put_chunks(pgvector_url, "a", 4 * LARGE)
     await compact(pgvector_url)
-    shares = await read_word_shares(database)
+    shares = await read_word_shares(database_connection)
     assert shares["common"] == 1
     assert shares["half"] == pytest.approx(0.5, abs=0.02)
     assert shares["tenth"] == pytest.approx(0.1, abs=0.02)
 
 
-async def test_compactions_at_the_same_time_count_once(pgvector_url: str, database: Any):
+async def test_compactions_at_the_same_time_count_once(pgvector_url: str, database_connection: Any):
     await put_chunks(pgvector_url, "a")
     for _ in range(2):
         await asyncio.gather(*(compact(pgvector_url) for _ in range(3)))
-        assert await read_word_shares(database) == {"common": 1, "half": 0.5, "tenth": 0.1}
+        assert await read_word_shares(database_connection) == {
+            "common": 1,
+            "half": 0.5,
+            "tenth": 0.1,
+        }
 
 
-async def test_word_counts_are_dropped_with_their_table(pgvector_url: str, database: Any):
+async def test_word_counts_are_dropped_with_their_table(
+    pgvector_url: str, database_connection: Any
+):
     await put_chunks(pgvector_url, "a")
     await compact(pgvector_url)
     store = index_store_at(pgvector_url)
@@ -179,22 +186,24 @@ async def test_word_counts_are_dropped_with_their_table(pgvector_url: str, datab
         await store.drop(Generation("chunks", "test", DIMENSIONS))
     finally:
         await store.close()
-    assert await database.fetch("SELECT FROM pg_class WHERE relname LIKE 'chunks%'") == []
+    assert (
+        await database_connection.fetch("SELECT FROM pg_class WHERE relname LIKE 'chunks%'") == []
+    )
 
 
 async def test_a_user_without_access_to_word_counts_searches_without_them(
-    pgvector_url: str, database: Any
+    pgvector_url: str, database_connection: Any
 ):
     await put_chunks(pgvector_url, "a")
     await compact(pgvector_url)
     reader = f"reader_{secrets.token_hex(4)}"
-    await database.execute(f"CREATE ROLE {reader} LOGIN PASSWORD 'secret'")
+    await database_connection.execute(f"CREATE ROLE {reader} LOGIN PASSWORD 'secret'")
     tables = "chunks, chunk_index_generations, chunk_index_notes"
-    await database.execute(f"GRANT SELECT ON {tables} TO {reader}")
+    await database_connection.execute(f"GRANT SELECT ON {tables} TO {reader}")
     url = re.sub("//[^@]*@", f"//{reader}:secret@", pgvector_url)
     try:
         assert [each.chunk for each in await search_words(url, QUERY)] == [
             each.chunk for each in await search_words(pgvector_url, QUERY)
         ]
     finally:
-        await database.execute(f"DROP OWNED BY {reader}; DROP ROLE {reader}")
+        await database_connection.execute(f"DROP OWNED BY {reader}; DROP ROLE {reader}")

@@ -134,8 +134,8 @@ async def test_candidates_are_near_or_have_the_words_and_all_are_compared_with_t
         without_vector = await index.candidates([0.0] * DIMENSIONS, "tide", 10)
         assert [each.similarity for each in without_vector] == [0.0] * 4
         assert await index.candidates(make_vector(0), "tide", 10, document_ids=[]) == []
-        within = await index.candidates(make_vector(0), "tide", 10, document_ids=["b"])
-        assert within == []
+        matches_within = await index.candidates(make_vector(0), "tide", 10, document_ids=["b"])
+        assert matches_within == []
 
 
 async def test_candidates_that_were_deleted_meanwhile_are_not_shown(url: str):
@@ -197,8 +197,8 @@ async def test_words_are_searched_for_within_given_documents(url: str):
             "bread",
             "tea",
         }
-        within = await index.keyword_search("water", 10, document_ids=["tea", "zh"])
-        assert [match.chunk.document_id for match in within] == ["tea"]
+        matches_within = await index.keyword_search("water", 10, document_ids=["tea", "zh"])
+        assert [match.chunk.document_id for match in matches_within] == ["tea"]
         assert await index.keyword_search("water", 10, document_ids=[]) == []
         assert len(await index.keyword_search("water", 1)) == 1
         assert {match.chunk.document_id for match in await index.keyword_search("of the", 10)} >= {

@@ -65,10 +65,10 @@ async def test_figures_are_cut_out_described_and_found(
     sample = make_sample_with_figures()
     document_id = await ingest_file(vision_pipeline, tmp_path, sample.filename, sample.content)
     before = await count_chunks(vision_pipeline, document_id)
-    ran = await vision_pipeline.run(
+    job_types = await vision_pipeline.run(
         "describe_figures", {"document_id": document_id}, lane="vlm_ocr"
     )
-    assert ran == ["describe_figures", "embed_content", "classify_document", "link_content"]
+    assert job_types == ["describe_figures", "embed_content", "classify_document", "link_content"]
     stored = read_stored_figures(vision_pipeline, document_id)
     captions = [block.text for block in sample.blocks if block.kind == "caption"]
     assert [each["caption"] for each in stored] == captions

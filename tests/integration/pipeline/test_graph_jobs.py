@@ -98,8 +98,10 @@ async def test_ranking_and_similarity_are_computed_again(
 ):
     tides = await ingest_paper(pipeline, tmp_path, TIDES, SAND)
     sand = await ingest_paper(pipeline, tmp_path, SAND, "Grains of sand and what they are made of")
-    ran = await pipeline.run("compute_similarity", {"batch": 1, "threshold": -1}, "maintenance")
-    assert ran == ["compute_similarity"] * 3
+    job_types = await pipeline.run(
+        "compute_similarity", {"batch": 1, "threshold": -1}, "maintenance"
+    )
+    assert job_types == ["compute_similarity"] * 3
     similar_page = await PipelineLedger(ledger).graph_reads.graph_neighbours(
         tides, kinds=[EdgeKind.SIMILAR]
     )

@@ -182,13 +182,13 @@ def _endless(_number: int) -> None:
 
 
 def test_a_crash_of_the_library_at_one_page_leaves_the_others() -> None:
-    def work(number: int) -> int:
+    def read_page(number: int) -> int:
         if number == 2:
             faulthandler.disable()
             os.kill(os.getpid(), signal.SIGABRT)
         return number
 
-    with PageProcess(work, QUICK_LIMITS) as process:
+    with PageProcess(read_page, QUICK_LIMITS) as process:
         assert process.run(1) == 1
         with pytest.raises(CorruptDocument, match=r"page 2 crashes the library .*SIGABRT"):
             process.run(2)
@@ -199,10 +199,10 @@ def test_an_error_that_can_not_be_unpickled_is_raised_with_its_text() -> None:
     class CustomError(Exception):
         pass
 
-    def work(number: int) -> None:
+    def read_page(number: int) -> None:
         raise CustomError(f"page {number}") if number == 1 else CorruptDocument("damaged")
 
-    with PageProcess(work, QUICK_LIMITS) as process:
+    with PageProcess(read_page, QUICK_LIMITS) as process:
         with pytest.raises(RuntimeError, match="CustomError: page 1"):
             process.run(1)
         with pytest.raises(CorruptDocument, match="damaged"):

@@ -293,10 +293,10 @@ async def test_claims_are_exclusive_until_given_up_and_old_answers_are_dropped(
         ["b"], "two", ttl=60, max_age=60
     )
     assert (claim.stored, claim.claimed) == ({"b": [1]}, ())
-    old = await PipelineLedger(ledger).catalogue_answers.claim_catalogue_questions(
+    expired_claim = await PipelineLedger(ledger).catalogue_answers.claim_catalogue_questions(
         ["b"], "two", ttl=60, max_age=0
     )
-    assert (old.stored, old.claimed) == ({}, ("b",))
+    assert (expired_claim.stored, expired_claim.claimed) == ({}, ("b",))
     await PipelineLedger(ledger).catalogue_answers.give_up_catalogue_claims(["b"], "two")
 
     async def drop_answers(max_age: float) -> int:

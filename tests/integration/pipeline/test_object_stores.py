@@ -192,14 +192,14 @@ async def test_an_upload_whose_process_is_killed_leaves_nothing(
 
 
 def write_chunks(url: str, writer: int, rounds: int) -> None:
-    async def write() -> None:
+    async def write_rounds() -> None:
         async with index_store_at(url).table(Generation("chunks", "test", 2)) as index:
             for n in range(rounds):
                 for document_id in (f"shared-{n}", f"own-{writer}-{n}"):
                     chunk = Chunk(chunk_id(document_id, 0), document_id, 0, 1, "text")
                     await index.put("Title", [chunk], [[1.0, 0.0]])
 
-    asyncio.run(write())
+    asyncio.run(write_rounds())
 
 
 @pytest.mark.long

@@ -1,4 +1,4 @@
-"""Pictures of every kind are read as their scanner left them; hostile ones are refused."""
+"""Pictures of every kind are read, however they were scanned; hostile ones are refused."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ def test_images_of_every_kind_are_drawn_in_colour(mode: str):
     assert draw(buffer.getvalue(), 1, pixels=PIXEL_LIMIT, side=30).mode == "RGB"
 
 
-@pytest.mark.parametrize(("quarters", "degrees"), [(0, 0), (1, 270), (2, 180), (3, 90)])
+@pytest.mark.parametrize(("quarter_turns", "degrees"), [(0, 0), (1, 270), (2, 180), (3, 90)])
 def test_a_page_that_lies_on_its_side_is_turned_and_its_lines_lie_where_they_are_printed(
-    quarters: int, degrees: int
+    quarter_turns: int, degrees: int
 ):
-    picture = np.rot90(draw_page(slips(SLIPS[:1])), quarters)
+    picture = np.rot90(draw_page(slips(SLIPS[:1])), quarter_turns)
     reading = read_picture(picture)
     assert (reading.text, reading.turned) == (SLIPS[0], degrees)
     assert " ".join(line.text for line in reading.lines).split() == SLIPS[0].split()
@@ -77,8 +77,8 @@ def test_a_page_that_lies_on_its_side_is_turned_and_its_lines_lie_where_they_are
 
 
 def test_long_lines_that_stand_upside_down_are_turned():
-    _, sample = generate(2, seed=5, kinds=["text"], languages=["en"])
-    lines = draw_page(sample.content)[332:460]
+    _, generated = generate(2, seed=5, kinds=["text"], languages=["en"])
+    lines = draw_page(generated.content)[332:460]
     # The engine enlarges lower pictures to this height.
     page = np.full((736, *lines.shape[1:]), 255, lines.dtype)
     page[300 : 300 + len(lines)] = lines
@@ -89,7 +89,7 @@ def test_long_lines_that_stand_upside_down_are_turned():
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("quarters", "kind", "language", "skew"),
+    ("quarter_turns", "kind", "language", "skew"),
     [
         (1, "text", "en", 3),
         (1, "text", "zh", 0),
@@ -101,13 +101,13 @@ def test_long_lines_that_stand_upside_down_are_turned():
     ],
 )
 def test_pages_are_turned_however_they_were_scanned(
-    quarters: int, kind: str, language: str, skew: int
+    quarter_turns: int, kind: str, language: str, skew: int
 ):
     (generated,) = generate(1, seed=1, kinds=[kind], languages=[language])
     straight = Image.fromarray(draw_page(generated.content))
     skewed = np.asarray(straight.rotate(skew, fillcolor="white", expand=True))
-    reading = read_picture(np.rot90(skewed, quarters))
-    assert reading.turned == 360 - 90 * quarters
+    reading = read_picture(np.rot90(skewed, quarter_turns))
+    assert reading.turned == 360 - 90 * quarter_turns
     blocks = [block for block in (*generated.blocks, *generated.furniture) if block.page == 1]
     assert accuracy(blocks, reading.text) > 95
 
@@ -141,7 +141,7 @@ def test_a_long_screenshot_is_read_in_pieces_and_no_line_is_cut_or_doubled(sidew
 
 
 def test_no_model_is_loaded_for_an_empty_page():
-    """Of 2,000 such pages, which a file of 300 KB may have, each took more than two seconds."""
+    """Such a page took more than two seconds, and a file of 300 KB may have 2,000 of them."""
     page = np.full((200, 100, 3), (255, 240, 200), np.uint8)
     assert read_picture(page, "no/model.onnx").text == ""
     page[100, 10:50] = 0

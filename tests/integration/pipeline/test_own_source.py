@@ -64,9 +64,9 @@ def zenodo_pipeline(
 async def test_the_source_of_the_docs_ingests_documents(
     zenodo_pipeline: Pipeline, site: Site
 ) -> None:
-    ran = await zenodo_pipeline.run("ingest_zenodo", {"id": 7})
-    assert ran[0] == "ingest_zenodo"
-    assert ran[-1] == "link_content"
+    job_types = await zenodo_pipeline.run("ingest_zenodo", {"id": 7})
+    assert job_types[0] == "ingest_zenodo"
+    assert job_types[-1] == "link_content"
     assert await zenodo_pipeline.run("ingest_zenodo", {"id": 7}) == ["ingest_zenodo"]
     assert site.requests[-1].headers["if-none-match"] == '"1"'
     site.pages["/records/7"] = server.says({"id": 7})

@@ -58,8 +58,8 @@ def test_columns_are_read_one_after_the_other_below_their_headline(extractor: Ex
 def test_text_outside_of_the_visible_part_of_a_page_is_not_read(extractor: ExtractorName):
     def draw(page: Any, _: int) -> None:
         draw_text(page, (150, 120, 445, 400), LEFT_TEXT)
-        for place in ((150, 60), (20, 300), (510, 300), (150, 720), (-300, 300), (150, 900)):
-            page.insert_text(place, "Cut away.", fontsize=11)
+        for position in ((150, 60), (20, 300), (510, 300), (150, 720), (-300, 300), (150, 900)):
+            page.insert_text(position, "Cut away.", fontsize=11)
         page.insert_text((478, 500), "In and out", fontsize=11)
         page.set_cropbox(pymupdf.Rect(100, 100, 500, 700))
 
@@ -140,8 +140,8 @@ def test_a_table_is_markdown(extractor: ExtractorName):
     def draw(page: Any, _: int) -> None:
         draw_text(page, (50, 60, 545, 100), TEXT)
         for number, row in enumerate(rows):
-            for place, cell in enumerate(row):
-                page.insert_text((60 + 150 * place, 140 + 18 * number), cell, fontsize=11)
+            for column, cell in enumerate(row):
+                page.insert_text((60 + 150 * column, 140 + 18 * number), cell, fontsize=11)
 
     (page,) = read_pdf(make_pdf(draw), extractor=extractor).pages
     assert page.text == (

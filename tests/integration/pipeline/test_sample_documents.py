@@ -21,8 +21,8 @@ from tests.integration.pipeline.documents import find_hits, get_document
 KINDS_WITH_TEXT = [kind for kind in kinds() if kind not in ("scan", "image")]
 
 
-async def generate_documents(pipeline: Pipeline, **order: object) -> list[dict[str, str]]:
-    await pipeline.run("generate_documents", order)
+async def generate_documents(pipeline: Pipeline, **payload: object) -> list[dict[str, str]]:
+    await pipeline.run("generate_documents", payload)
     documents: list[dict[str, str]] = pipeline.result("generate_documents")["documents"]
     return documents
 
@@ -40,9 +40,9 @@ async def test_every_kind_of_sample_goes_through_and_is_found(pipeline: Pipeline
 
 
 async def test_the_same_samples_again_are_duplicates(pipeline: Pipeline):
-    order = {"count": 2, "seed": 9, "kinds": ["letter", "invoice"]}
-    first = await generate_documents(pipeline, **order)
-    assert await generate_documents(pipeline, **order) == first
+    payload = {"count": 2, "seed": 9, "kinds": ["letter", "invoice"]}
+    first = await generate_documents(pipeline, **payload)
+    assert await generate_documents(pipeline, **payload) == first
     assert [name for name, _ in pipeline.outcomes] == ["generate_documents"] + 2 * [
         "ingest_document"
     ]

@@ -79,17 +79,17 @@ async def test_a_text_that_claims_the_source_of_a_repository_does_not_take_its_p
     )
     assert await source_pipeline.run("ingest_github", REPOSITORY) == ["ingest_github", *STAGES]
     assert source_pipeline.ledger is not None
-    [real] = (
+    [repository_document] = (
         await PipelineLedger(source_pipeline.ledger).documents.list_documents(source=source)
     ).items
-    assert (real.title, real.state) == ("psf/requests", "completed")
-    assert real.id != claimed.id
+    assert (repository_document.title, repository_document.state) == ("psf/requests", "completed")
+    assert repository_document.id != claimed.id
     remaining = await PipelineLedger(source_pipeline.ledger).documents.get_document(claimed.id)
     assert remaining is not None
     assert (remaining.source, remaining.state) == (None, "completed")
     assert await source_pipeline.run("ingest_github", REPOSITORY) == ["ingest_github"]
-    again = await ingest_claiming(source_pipeline, source, "# Lies\n\nAnother one.")
-    assert again.id == real.id
+    second_claim = await ingest_claiming(source_pipeline, source, "# Lies\n\nAnother one.")
+    assert second_claim.id == repository_document.id
 
 
 # --- GitHub -------------------------------------------------------------------------------------
@@ -177,8 +177,8 @@ async def test_a_repository_that_changes_while_it_is_fetched_is_ingested_again(
         site.put(description="The new words.")
 
     site.pages["/repos/psf/requests/releases"] = answer_and_change
-    slow = asyncio.create_task(source_pipeline.run_job("ingest_github", REPOSITORY, run_id="slow"))
-    outcome = await slow
+    run = asyncio.create_task(source_pipeline.run_job("ingest_github", REPOSITORY, run_id="slow"))
+    outcome = await run
     assert isinstance(outcome, Next)  # no other run has renewed the document
     site.put(description="The newest words.")
     assert isinstance(
@@ -203,7 +203,9 @@ async def test_a_run_that_fetched_before_another_s_ingestion_fetches_again(
     site.put(description="The old words.")
     usual_answer = site.pages["/repos/psf/requests/releases"]
     site.pages["/repos/psf/requests/releases"] = answer_later
-    old = asyncio.create_task(source_pipeline.run_job("ingest_github", REPOSITORY, run_id="old"))
+    old_run = asyncio.create_task(
+        source_pipeline.run_job("ingest_github", REPOSITORY, run_id="old")
+    )
     await request_arrived.wait()
     assert source_pipeline.ledger is not None
     document = await get_only_document(source_pipeline)
@@ -217,7 +219,7 @@ async def test_a_run_that_fetched_before_another_s_ingestion_fetches_again(
         pipeline="new",
     )
     release.set()
-    assert isinstance(await old, Snooze)
+    assert isinstance(await old_run, Snooze)
     assert (await get_only_document(source_pipeline)).filename == "psf.requests@0123456789ab.md"
 
 

@@ -139,9 +139,9 @@ async def test_uploads_to_a_silent_store_do_not_wait_for_one_another(
             await quota.check()
 
 
-@pytest.mark.parametrize("slow", ["store", "sender"])
+@pytest.mark.parametrize("slow_side", ["store", "sender"])
 async def test_a_slow_upload_is_waited_for_and_a_slow_store_is_probed(
-    monkeypatch: pytest.MonkeyPatch, slow: str
+    monkeypatch: pytest.MonkeyPatch, slow_side: str
 ):
     monkeypatch.setattr(storage_module, "FAIL_FAST_TIMEOUT", 0.4)
     head_requested = asyncio.Event()
@@ -151,7 +151,7 @@ async def test_a_slow_upload_is_waited_for_and_a_slow_store_is_probed(
         head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
         size = int(head.partition("content-length: ")[2].partition("\r")[0] or 0)
         await reader.readexactly(size)
-        if head.startswith("put ") and slow == "store":
+        if head.startswith("put ") and slow_side == "store":
             await head_requested.wait()
         if head.startswith("head "):
             head_requested.set()
@@ -165,7 +165,7 @@ async def test_a_slow_upload_is_waited_for_and_a_slow_store_is_probed(
 
     async def stream_content() -> AsyncIterator[bytes]:
         yield b"content"
-        if slow == "sender":
+        if slow_side == "sender":
             await asyncio.to_thread(Event().wait, 4 * storage_module.FAIL_FAST_TIMEOUT)
 
     async with await asyncio.start_server(answer, LOOPBACK, 0) as server:
@@ -174,7 +174,7 @@ async def test_a_slow_upload_is_waited_for_and_a_slow_store_is_probed(
         store = Storage("s3://switchyard/files", fail_fast=True)
         received = await store.put_stream_async("key", stream_content(), max_bytes=100)
     assert received.size == 7
-    assert head_requested.is_set() == (slow == "store")
+    assert head_requested.is_set() == (slow_side == "store")
 
 
 @pytest.mark.parametrize("error", [StorageUnavailable("away"), IndexUnavailable("away")])

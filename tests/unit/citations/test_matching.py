@@ -106,10 +106,10 @@ def test_an_identifier_that_leads_to_quite_another_title_is_not_believed():
 
 
 def test_a_subtitle_that_is_left_out_costs_little():
-    long = "Attention is all you need: a study of transformers and what became of them"
-    assert (title_likeness("Attention is all you need", long) or 0) >= 0.9
-    assert (title_likeness("Attention", long) or 1) < 0.5
-    assert title_likeness("", long) is None
+    long_title = "Attention is all you need: a study of transformers and what became of them"
+    assert (title_likeness("Attention is all you need", long_title) or 0) >= 0.9
+    assert (title_likeness("Attention", long_title) or 1) < 0.5
+    assert title_likeness("", long_title) is None
 
 
 def test_numbers_in_titles_tell_works_apart():

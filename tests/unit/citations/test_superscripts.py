@@ -74,7 +74,7 @@ def test_a_footnote_is_no_citation_and_the_same_number_on_another_page_is():
     ]
 
 
-def test_the_address_of_an_author_does_not_hide_what_the_page_cites():
+def test_the_address_of_an_author_does_not_hide_the_citations_of_its_page():
     page = "Jane Smith¹ and John Doe¹,²\n¹ Institute of Tides\n² Sea House\nThe tide rises twice.¹"
     assert find_markers(page) == [("¹", ["1"])]
 

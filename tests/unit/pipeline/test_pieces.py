@@ -23,8 +23,8 @@ def test_pieces_cover_the_picture_and_overlap_by_more_than_a_line(size: int):
     starts = list(_starts(size))
     assert starts[0] == 0
     assert starts[-1] + PIECE_SIZE >= size
-    for before, after in pairwise(starts):
-        assert before < after <= before + PIECE_SIZE - 200
+    for start, next_start in pairwise(starts):
+        assert start < next_start <= start + PIECE_SIZE - 200
 
 
 def test_a_line_that_two_pieces_have_is_there_once_and_whole():

@@ -22,24 +22,24 @@ SEEN_BY_READ = {
 """Lines as they are read, each with its letters as they are seen from left to right."""
 
 
-def place_glyphs(seen: str) -> list[Glyph]:
-    return [Glyph(char, 10.0 * index, 10.0 * index + 10) for index, char in enumerate(seen)]
+def place_glyphs(seen_line: str) -> list[Glyph]:
+    return [Glyph(char, 10.0 * index, 10.0 * index + 10) for index, char in enumerate(seen_line)]
 
 
-@pytest.mark.parametrize("read", SEEN_BY_READ)
+@pytest.mark.parametrize("line", SEEN_BY_READ)
 @pytest.mark.parametrize("order", ["from left", "from right", "at random"])
-def test_a_line_is_read_whichever_way_the_file_has_its_glyphs(read: str, order: str):
-    glyphs = place_glyphs(SEEN_BY_READ[read])
+def test_a_line_is_read_whichever_way_the_file_has_its_glyphs(line: str, order: str):
+    glyphs = place_glyphs(SEEN_BY_READ[line])
     if order == "from right":
         glyphs.reverse()
     elif order == "at random":
         random.Random(5).shuffle(glyphs)
-    assert text_in_order(glyphs, 10) == read
+    assert text_in_order(glyphs, 10) == line
 
 
-@pytest.mark.parametrize("read", ["وزارة الداخلية", "שלום עולם של מים"])
-def test_a_line_that_is_shown_as_in_a_mirror_is_read(read: str):
-    assert text_in_order(place_glyphs(read), 10) == read
+@pytest.mark.parametrize("line", ["وزارة الداخلية", "שלום עולם של מים"])
+def test_a_line_that_is_shown_as_in_a_mirror_is_read(line: str):
+    assert text_in_order(place_glyphs(line), 10) == line
 
 
 def test_the_letters_of_a_ligature_keep_their_order():

@@ -27,22 +27,22 @@ def read_pages(pages: Sequence[PageLines]) -> list[str]:
 
 
 @pytest.mark.parametrize("number", ["1500", "2021", "7", "iv", "Page 3", "- 12 -", "3 of 9"])
-@pytest.mark.parametrize("pages", [1, 2, 5])
-def test_a_number_that_stands_on_one_page_alone_is_content(number: str, pages: int):
+@pytest.mark.parametrize("page_count", [1, 2, 5])
+def test_a_number_that_stands_on_one_page_alone_is_content(number: str, page_count: int):
     for height in (40, 800, 600, 300):
-        others = [make_page() for _ in range(pages - 1)]
-        (read, *rest) = read_pages([make_page((height, number)), *others])
-        assert number in read
-        assert rest == [BODY] * (pages - 1)
+        other_pages = [make_page() for _ in range(page_count - 1)]
+        (page_text, *other_texts) = read_pages([make_page((height, number)), *other_pages])
+        assert number in page_text
+        assert other_texts == [BODY] * (page_count - 1)
 
 
 @pytest.mark.parametrize("height", [40, 800, 600])
 def test_amounts_at_the_same_place_of_every_page_are_content(height: float):
     amounts = ["1500", "2200", "90", "4100"]
-    read = read_pages([make_page((height, amount)) for amount in amounts])
-    assert all(amount in text for amount, text in zip(amounts, read, strict=True))
-    read = read_pages([make_page((height, f"Total {amount}")) for amount in amounts])
-    assert all(amount in text for amount, text in zip(amounts, read, strict=True))
+    page_texts = read_pages([make_page((height, amount)) for amount in amounts])
+    assert all(amount in text for amount, text in zip(amounts, page_texts, strict=True))
+    page_texts = read_pages([make_page((height, f"Total {amount}")) for amount in amounts])
+    assert all(amount in text for amount, text in zip(amounts, page_texts, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_amounts_at_the_same_place_of_every_page_are_content(height: float):
         ["Annals, 12 May 2021"] * 3,
     ],
 )
-def test_what_repeats_or_counts_the_pages_is_left_out(edge_lines: list[str]):
+def test_lines_that_repeat_or_count_the_pages_are_left_out(edge_lines: list[str]):
     assert read_pages([make_page((800, edge_line)) for edge_line in edge_lines]) == [BODY] * len(
         edge_lines
     )
@@ -79,9 +79,9 @@ def test_a_number_of_thousands_of_digits_is_content():
 
 @pytest.mark.parametrize("corners", [(50, 60, 50, 60), (50, 60, 40, 50), (0, 0, 0, 0)])
 def test_a_line_whose_letters_have_no_size_is_read(corners: tuple[float, float, float, float]):
-    flat = Line(*corners, "1500", 0.0)
-    (read,) = read_pages([PageLines(595, 842, [flat, *make_page().lines])])
-    assert sorted(read.split()) == sorted(f"1500 {BODY}".split())
+    line_without_size = Line(*corners, "1500", 0.0)
+    (page_text,) = read_pages([PageLines(595, 842, [line_without_size, *make_page().lines])])
+    assert sorted(page_text.split()) == sorted(f"1500 {BODY}".split())
 
 
 @pytest.mark.parametrize(
@@ -98,5 +98,5 @@ def test_a_line_whose_letters_have_no_size_is_read(corners: tuple[float, float, 
         ("mail jo@some-\nwhere.org", "mail jo@some-where.org"),
     ],
 )
-def test_a_hyphen_at_a_line_end_goes_only_where_it_cut_a_word(lines: str, joined: str):
+def test_a_hyphen_at_a_line_end_is_removed_only_where_it_cut_a_word(lines: str, joined: str):
     assert unwrap(lines) == joined

@@ -30,10 +30,10 @@ def test_every_section_keeps_its_beginning():
 
 
 def test_short_sections_stay_whole_and_leave_their_share_to_long_ones():
-    short = "The whole of a short section."
-    long = "A sentence of the long section. " * 500
-    text, _ = fit([short, long, short], 4000)
-    assert text.count(short) == 2
+    short_section = "The whole of a short section."
+    long_section = "A sentence of the long section. " * 500
+    text, _ = fit([short_section, long_section, short_section], 4000)
+    assert text.count(short_section) == 2
     assert len(text) > 3800
 
 

@@ -43,7 +43,7 @@ async def test_a_long_answer_of_grobid_holds_nobody_up(monkeypatch: pytest.Monke
             turns_of_others += 1
             await asyncio.sleep(0.001)
 
-    other = asyncio.create_task(count_turns())
+    counter = asyncio.create_task(count_turns())
     assert await grobid.references_of_pdf(b"") == []
-    other.cancel()
+    counter.cancel()
     assert turns_of_others > 5

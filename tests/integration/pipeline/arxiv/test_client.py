@@ -119,10 +119,10 @@ async def test_an_entry_fits_into_a_payload_unless_it_has_thousands_of_authors(
     client: ArxivClient, site: ArxivServer
 ) -> None:
     site.replace("2403.00002", authors=tuple(f"Author {number}" for number in range(3000)))
-    short, long = await client.entries(["2403.00001", "2403.00002"])
-    assert payload_of(short, full_text=True)["entry"]["title"] == "Paper number 1"
-    assert payload_of(short, full_text=True)["full_text"] is True
-    assert payload_of(long) == {"id": "2403.00002v1"}
+    short_entry, long_entry = await client.entries(["2403.00001", "2403.00002"])
+    assert payload_of(short_entry, full_text=True)["entry"]["title"] == "Paper number 1"
+    assert payload_of(short_entry, full_text=True)["full_text"] is True
+    assert payload_of(long_entry) == {"id": "2403.00002v1"}
 
 
 # --- listings -----------------------------------------------------------------------------------
@@ -274,10 +274,10 @@ async def test_requests_keep_their_distance_in_all_processes_together(
                 for each in (first, second)
             )
         )
-    times = sorted(request.at for request in site.requests)
-    assert len(times) == 4
+    arrival_times = sorted(request.at for request in site.requests)
+    assert len(arrival_times) == 4
     # The distance is kept at the sending, and measured at the arrival, which may be later.
-    assert min(b - a for a, b in pairwise(times)) > 0.8
+    assert min(b - a for a, b in pairwise(arrival_times)) > 0.8
     assert site.most_at_once == 1
 
 

@@ -78,7 +78,7 @@ async def test_a_throttled_job_snoozes(arxiv_pipeline: Pipeline, site: ArxivServ
 
 
 @pytest.mark.parametrize(
-    ("wait", "age", "chance", "seconds"),
+    ("wait", "age", "chance", "expected"),
     [
         (3, 0, 1, 3),
         (3, 10, 1, 3),
@@ -91,12 +91,12 @@ async def test_a_throttled_job_snoozes(arxiv_pipeline: Pipeline, site: ArxivServ
     ],
 )
 def test_a_job_that_waits_long_asks_for_its_turn_less_often(
-    wait: float, age: float, chance: float, seconds: float
+    wait: float, age: float, chance: float, expected: float
 ) -> None:
-    assert snooze_for(wait, age, chance) == seconds
+    assert snooze_for(wait, age, chance) == expected
 
 
-async def test_no_request_is_made_for_a_paper_whose_entry_is_carried_though_arxiv_is_paused(
+async def test_a_paper_with_its_entry_in_the_payload_is_ingested_while_arxiv_is_paused(
     arxiv_pipeline: Pipeline, site: ArxivServer
 ) -> None:
     outcome = await arxiv_pipeline.run_job(JOB, {"query": "cat:physics.ao-ph"})
