@@ -115,7 +115,7 @@ async def test_a_process_that_was_killed_while_it_compacted_holds_nobody_up(
     marker.touch()
     async with store.compacting(generation) as is_ours:
         assert not is_ours
-    # Seconds: the marker is of long ago, or of the future, as the clock was set back.
+    # The marker is an hour old, or of the future, as the clock was set back.
     for offset in (-3600, 3600):
         marker.touch()
         timestamp = datetime.now(UTC).timestamp() + offset
@@ -129,10 +129,10 @@ async def test_a_process_that_was_killed_while_it_compacted_holds_nobody_up(
 async def test_a_write_is_whole_although_the_table_can_not_be_compacted(
     index: OpenIndex, monkeypatch: pytest.MonkeyPatch
 ):
-    async def refuse(self: object) -> None:
+    async def fail(self: object) -> None:
         raise RuntimeError("no room")
 
-    monkeypatch.setattr(lance_table.LanceTable, "compact", refuse)
+    monkeypatch.setattr(lance_table.LanceTable, "compact", fail)
     with capture_logs() as logs:
         for number in range(FRAGMENTS):
             await write_document(index, f"doc{number}")

@@ -30,7 +30,7 @@ async def test_only_an_index_on_a_server_is_reported_as_late(
 
 
 async def test_an_index_with_only_the_marker_of_its_system_is_empty(tmp_path: Path):
-    """Every process of a system writes the mark into the index when it starts."""
+    """Every process of a system writes the marker into the index when it starts."""
     settings = Settings(data_dir=tmp_path, embed_offline="hashed")
     directory = Path(settings.vectors_url)
     directory.mkdir()

@@ -30,9 +30,9 @@ def draw_page(content: bytes, number: int = 1) -> np.ndarray:
     return np.asarray(picture)
 
 
-def convert_to_image(content: bytes, kind: str, **save_options: Any) -> bytes:
+def convert_to_image(content: bytes, image_format: str, **save_options: Any) -> bytes:
     buffer = io.BytesIO()
-    Image.fromarray(draw_page(content)).save(buffer, kind, **save_options)
+    Image.fromarray(draw_page(content)).save(buffer, image_format, **save_options)
     return buffer.getvalue()
 
 

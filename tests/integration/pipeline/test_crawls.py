@@ -30,6 +30,7 @@ from tests.support.worker_process import Processes
 
 QUICK_INTERVALS = SchedulerIntervals(turn=0.1, lease=2.0, pending=0.5)
 DAY = 86400.0
+"""In seconds."""
 
 
 def make_page(name: str, *links: str, head: str = "") -> Any:
@@ -95,6 +96,7 @@ def has_visited_more_than(site: Site, number: int) -> bool:
 
 
 async def read_outcomes(system: System, site: Site, crawl_id: str) -> dict[str, str]:
+    """Return the first word of each page's outcome, by its path."""
     page_list = await crawls_of(system).pages(crawl_id)
     return {
         each.page.url.removeprefix(site.origin): (each.outcome or "").partition(" ")[0]
@@ -154,16 +156,28 @@ async def test_a_crawl_keeps_its_bounds(broker310: TestBroker, sqlite_url: str, 
         site.pages[f"/{number}/below"] = make_page(f"below {number}")
     async with open_crawling_system(broker310, sqlite_url, site) as system:
         await system.start_worker("ingest")
-        shallow = await crawls_of(system).start(make_bounds(site, max_depth=1), created_by="test")
-        few = await crawls_of(system).start(make_bounds(site, max_pages=3), created_by="test")
-        short = await crawls_of(system).start(make_bounds(site, within=1), created_by="test")
-        for crawl in (shallow, few, short):
+        shallow_crawl = await crawls_of(system).start(
+            make_bounds(site, max_depth=1), created_by="test"
+        )
+        crawl_of_few_pages = await crawls_of(system).start(
+            make_bounds(site, max_pages=3), created_by="test"
+        )
+        crawl_of_one_second = await crawls_of(system).start(
+            make_bounds(site, within=1), created_by="test"
+        )
+        for crawl in (shallow_crawl, crawl_of_few_pages, crawl_of_one_second):
             await wait_for_end(system.ledger, crawl.id)
-        assert set(await read_outcomes(system, site, shallow.id)) == {"/", "/1", "/2", "/3", "/4"}
-        assert len(await read_outcomes(system, site, few.id)) == 3
+        assert set(await read_outcomes(system, site, shallow_crawl.id)) == {
+            "/",
+            "/1",
+            "/2",
+            "/3",
+            "/4",
+        }
+        assert len(await read_outcomes(system, site, crawl_of_few_pages.id)) == 3
         system.ledger.clock.offset += 2
-        later = await crawls_of(system).start(make_bounds(site, within=1), created_by="test")
-        assert later.end_reason(system.ledger.clock.time() + 1) is not None
+        later_crawl = await crawls_of(system).start(make_bounds(site, within=1), created_by="test")
+        assert later_crawl.end_reason(system.ledger.clock.time() + 1) is not None
 
 
 async def test_pages_wait_while_the_lane_is_full_and_none_once_the_crawl_is_cancelled(

@@ -58,6 +58,7 @@ async def test_a_server_of_another_model_writes_nothing_into_an_index(settings: 
 
 @pytest.fixture(params=["lancedb", pytest.param("pgvector", marks=pytest.mark.postgres)])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Return the address of an empty index; the tests run once for each kind of index."""
     if request.param == "pgvector":
         return request.getfixturevalue("pgvector_url")
     return str(tmp_path / "index")
@@ -118,7 +119,7 @@ async def test_a_long_running_process_notices_that_a_server_has_other_weights(
             await write_document(index, "a")
             request_count = len(embedding_server.requests)
             await write_document(index, "b")
-            # Its vectors were verified a moment ago.
+            # The server was verified a moment ago: one request is enough.
             assert len(embedding_server.requests) == request_count + 1
             embedding_server.always(server.embeds(weights="others "))
             for generation in index.verified.verified_at:

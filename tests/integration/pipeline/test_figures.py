@@ -64,7 +64,7 @@ async def test_figures_are_cut_out_described_and_found(
 ):
     sample = make_sample_with_figures()
     document_id = await ingest_file(vision_pipeline, tmp_path, sample.filename, sample.content)
-    before = await count_chunks(vision_pipeline, document_id)
+    text_chunks = await count_chunks(vision_pipeline, document_id)
     job_types = await vision_pipeline.run(
         "describe_figures", {"document_id": document_id}, lane="vlm_ocr"
     )
@@ -86,7 +86,7 @@ async def test_figures_are_cut_out_described_and_found(
             size for question, size in sizes_by_question.items() if each["caption"] in question
         )
         assert size == (each["width"], each["height"])
-    assert await count_chunks(vision_pipeline, document_id) == before + len(stored)
+    assert await count_chunks(vision_pipeline, document_id) == text_chunks + len(stored)
     hits = await find_hits(vision_pipeline, "zeppelin")
     assert hits[0].document_id == document_id
     assert (await get_document(vision_pipeline, document_id)).state == "completed"
@@ -179,9 +179,9 @@ async def test_tables_are_distinguished_from_figures(vision_pipeline: Pipeline, 
     sample = next(generate(1, seed=1, kinds=["tables"], languages=["en"]))
     document_id = await ingest_file(vision_pipeline, tmp_path, sample.filename, sample.content)
     await vision_pipeline.run("describe_figures", {"document_id": document_id})
-    figures = read_stored_figures(vision_pipeline, document_id)
-    assert {each["kind"] for each in figures} == {"table"}
-    assert figures[0]["caption"].startswith("Table 1.")
+    stored = read_stored_figures(vision_pipeline, document_id)
+    assert {each["kind"] for each in stored} == {"table"}
+    assert stored[0]["caption"].startswith("Table 1.")
 
 
 async def test_the_error_without_a_model_names_the_setting(pipeline: Pipeline, tmp_path: Path):

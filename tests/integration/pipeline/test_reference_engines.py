@@ -53,11 +53,12 @@ def grobid() -> Iterator[GrobidServer]:
 
 
 def with_engines(pipeline: Pipeline, *engines: str, **settings: Any) -> Pipeline:
+    """Return a pipeline that parses references with these engines, in this order."""
     update = {"reference_engines": engines, **settings}
     return replace(pipeline, settings=pipeline.settings.model_copy(update=update))
 
 
-async def parse(pipeline: Pipeline, *texts: str) -> list[dict[str, Any]]:
+async def parse_references(pipeline: Pipeline, *texts: str) -> list[dict[str, Any]]:
     await pipeline.run("parse_references", {"references": list(texts)})
     return list(pipeline.result("parse_references")["references"])
 
@@ -66,7 +67,7 @@ async def test_grobid_parses_references_and_the_result_names_it(
     pipeline: Pipeline, grobid: GrobidServer
 ):
     engine_pipeline = with_engines(pipeline, "grobid", grobid_url=grobid.origin)
-    first, second = await parse(engine_pipeline, STRUCTURE, f"{SEA}\ndoi:10.1000/Sea")
+    first, second = await parse_references(engine_pipeline, STRUCTURE, f"{SEA}\ndoi:10.1000/Sea")
     assert first == {
         "text": STRUCTURE,
         "authors": [{"family": "Kuhn", "given": "T S"}],
@@ -90,7 +91,9 @@ async def test_fields_that_are_not_in_the_reference_are_dropped(
         "</persName></author></analytic><monogr><title level='j'>Another journal</title>"
         "<imprint><date when='1999'/></imprint></monogr>"
     )
-    (reference,) = await parse(with_engines(pipeline, "grobid", grobid_url=grobid.origin), SEA)
+    (reference,) = await parse_references(
+        with_engines(pipeline, "grobid", grobid_url=grobid.origin), SEA
+    )
     assert reference["title"] == "The sea"
     assert not {"authors", "container", "year"} & reference.keys()
     assert reference["confidence"] < 0.5
@@ -101,11 +104,11 @@ async def test_a_busy_grobid_is_waited_for_and_costs_no_attempt(
 ):
     engine_pipeline = with_engines(pipeline, "grobid", "offline", grobid_url=grobid.origin)
     grobid.next(throttled(0, 503), throttled(0, 503), throttled(0))
-    assert (await parse(engine_pipeline, STRUCTURE))[0]["engine"] == "grobid"
+    assert (await parse_references(engine_pipeline, STRUCTURE))[0]["engine"] == "grobid"
     assert len(grobid.requests) == 4
     grobid.next(throttled(3600, 503))
     with pytest.raises(SourceBusy) as busy:
-        await parse(engine_pipeline, STRUCTURE)
+        await parse_references(engine_pipeline, STRUCTURE)
     assert (busy.value.counts, busy.value.after) == (False, 3600)
 
 
@@ -129,10 +132,12 @@ async def test_where_grobid_fails_the_next_engine_parses_the_reference(
 ):
     grobid.next(behaviour)
     with pytest.raises(error):
-        await parse(with_engines(pipeline, "grobid", grobid_url=grobid.origin), STRUCTURE)
+        await parse_references(
+            with_engines(pipeline, "grobid", grobid_url=grobid.origin), STRUCTURE
+        )
     grobid.next(behaviour)
     engine_pipeline = with_engines(pipeline, "grobid", "offline", grobid_url=grobid.origin)
-    (reference,) = await parse(engine_pipeline, STRUCTURE)
+    (reference,) = await parse_references(engine_pipeline, STRUCTURE)
     assert (reference["engine"], reference["title"]) == (
         "offline",
         "The structure of scientific revolutions",
@@ -145,13 +150,17 @@ async def test_too_large_an_answer_is_not_read_to_its_end(
     monkeypatch.setattr(grobid_engine, "MAX_BYTES", 1000)
     grobid.next(says(b" " * 2000, "application/xml"))
     with pytest.raises(InvalidSourceResponse, match="exceeds"):
-        await parse(with_engines(pipeline, "grobid", grobid_url=grobid.origin), STRUCTURE)
+        await parse_references(
+            with_engines(pipeline, "grobid", grobid_url=grobid.origin), STRUCTURE
+        )
 
 
 async def test_a_compressed_answer_is_not_decompressed(pipeline: Pipeline, grobid: GrobidServer):
     grobid.next(packed())
     with pytest.raises(SourceUnavailable, match="compresses its answer"):
-        await parse(with_engines(pipeline, "grobid", grobid_url=grobid.origin), STRUCTURE)
+        await parse_references(
+            with_engines(pipeline, "grobid", grobid_url=grobid.origin), STRUCTURE
+        )
 
 
 async def test_a_pdf_whose_list_we_don_t_find_goes_to_grobid_as_a_whole(
@@ -214,13 +223,13 @@ async def test_a_model_parses_several_references_at_once_and_is_paid_once(
 ):
     llm.always(answers_references())
     engine_pipeline = with_engines(llm_pipeline, "llm")
-    first, second = await parse(engine_pipeline, STRUCTURE, SEA)
+    first, second = await parse_references(engine_pipeline, STRUCTURE, SEA)
     assert first["title"] == "The structure of scientific revolutions"
     assert (second["authors"], second["year"]) == ([{"family": "Smith", "given": "A"}], 2004)
     assert second["engine"] == "llm"
     assert "publisher" not in first  # it is not in the reference
     assert len(llm.requests) == 1
-    assert await parse(engine_pipeline, STRUCTURE, SEA) == [first, second]
+    assert await parse_references(engine_pipeline, STRUCTURE, SEA) == [first, second]
     assert len(llm.requests) == 1
 
 
@@ -229,14 +238,14 @@ async def test_the_next_engine_parses_what_a_model_leaves_out(
 ):
     engine_pipeline = with_engines(llm_pipeline, "llm", "offline")
     llm.always(answers_references(left_out_number=2))
-    assert [each["engine"] for each in await parse(engine_pipeline, STRUCTURE, SEA)] == [
+    assert [each["engine"] for each in await parse_references(engine_pipeline, STRUCTURE, SEA)] == [
         "llm",
         "offline",
     ]
     llm.always(llm_server.answers("I can't do that."))
-    assert [each["engine"] for each in await parse(engine_pipeline, SEA)] == ["offline"]
+    assert [each["engine"] for each in await parse_references(engine_pipeline, SEA)] == ["offline"]
     llm.always(llm_server.fails(500))
-    assert [each["engine"] for each in await parse(engine_pipeline, SEA)] == ["offline"]
+    assert [each["engine"] for each in await parse_references(engine_pipeline, SEA)] == ["offline"]
 
 
 async def test_references_that_the_last_engine_parsed_are_kept_although_it_leaves_others_out(
@@ -245,7 +254,7 @@ async def test_references_that_the_last_engine_parsed_are_kept_although_it_leave
     grobid.next(*[fails(500)] * 20)
     llm.always(answers_references(left_out_number=2))
     engine_pipeline = with_engines(llm_pipeline, "grobid", "llm", grobid_url=grobid.origin)
-    structure, sea = await parse(engine_pipeline, STRUCTURE, SEA)
+    structure, sea = await parse_references(engine_pipeline, STRUCTURE, SEA)
     assert structure["engine"] == "llm"
     assert sea == {"text": SEA}
 
@@ -257,10 +266,10 @@ async def test_an_answer_under_way_is_kept_although_another_question_fails(
     engine_pipeline = with_engines(llm_pipeline, "llm")
     with pytest.raises(RetryableError):
         await run_failing_beside_another(
-            llm, answers_references(), parse(engine_pipeline, STRUCTURE, SEA)
+            llm, answers_references(), parse_references(engine_pipeline, STRUCTURE, SEA)
         )
     request_count = len(llm.requests)
-    assert [each["engine"] for each in await parse(engine_pipeline, STRUCTURE, SEA)] == [
+    assert [each["engine"] for each in await parse_references(engine_pipeline, STRUCTURE, SEA)] == [
         "llm",
         "llm",
     ]

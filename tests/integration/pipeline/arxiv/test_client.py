@@ -187,9 +187,9 @@ async def test_a_range_without_papers_ends_at_once(client: ArxivClient, site: Ar
 
 
 async def test_a_refusal_quotes_arxiv_s_message(client: ArxivClient, site: ArxivServer) -> None:
-    refused = server.refusal("incorrect id format for 1605.0838x")
+    refusal = server.refusal("incorrect id format for 1605.0838x")
     for status in (200, 400):
-        site.next(server.answers(status, refused))
+        site.next(server.answers(status, refusal))
         with pytest.raises(SourceRefused, match="incorrect id format for 1605"):
             await client.entries(["1605.08386"])
 
@@ -276,7 +276,7 @@ async def test_requests_keep_their_distance_in_all_processes_together(
         )
     arrival_times = sorted(request.at for request in site.requests)
     assert len(arrival_times) == 4
-    # The distance is kept at the sending, and measured at the arrival, which may be later.
+    # The interval is kept between the sending times, and measured between those of arrival.
     assert min(b - a for a, b in pairwise(arrival_times)) > 0.8
     assert site.most_at_once == 1
 
@@ -293,7 +293,7 @@ async def test_requests_never_overlap_however_long_one_takes(
 async def test_two_callers_wait_for_a_turn_and_others_get_source_busy(
     unthrottled_settings: Settings, ledger: Ledger, site: ArxivServer
 ) -> None:
-    """So waiting takes two slots of all workers together, and no turn is lost."""
+    """Jobs that wait so take two slots of all workers together, and no turn is lost."""
     throttled_settings = unthrottled_settings.model_copy(update={"arxiv_interval": 0.5})
     async with ArxivClient.connect(throttled_settings, ledger) as client:
         requested_at = time.monotonic()

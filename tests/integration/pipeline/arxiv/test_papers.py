@@ -102,29 +102,33 @@ async def test_a_file_that_claims_the_source_of_a_paper_does_not_take_its_place(
     await arxiv_pipeline.run("ingest_document", payload)
     assert await arxiv_pipeline.run(JOB, {"id": ID}) == STAGES
     assert arxiv_pipeline.ledger is not None
-    [real] = (
+    [paper_document] = (
         await PipelineLedger(arxiv_pipeline.ledger).documents.list_documents(source=f"arxiv:{ID}")
     ).items
-    assert (real.title, real.filename, real.state) == (Paper(ID).title, f"{ID}v1.md", "completed")
+    assert (paper_document.title, paper_document.filename, paper_document.state) == (
+        Paper(ID).title,
+        f"{ID}v1.md",
+        "completed",
+    )
     assert await arxiv_pipeline.run(JOB, {"id": ID}) == [JOB]
-    assert arxiv_pipeline.result(JOB)["document_id"] == real.id
+    assert arxiv_pipeline.result(JOB)["document_id"] == paper_document.id
 
 
 async def test_a_paper_that_has_failed_keeps_its_source(arxiv_pipeline: Pipeline) -> None:
     await arxiv_pipeline.run(JOB, {"id": ID})
     assert arxiv_pipeline.ledger is not None
-    real = await get_only_document(arxiv_pipeline)
+    paper_document = await get_only_document(arxiv_pipeline)
     await PipelineLedger(arxiv_pipeline.ledger).documents.set_stage(
-        real.id, "extract_text", "failed"
+        paper_document.id, "extract_text", "failed"
     )
     key = "uploads/incoming/0123456789abcdef0123456789abcdef"
     arxiv_pipeline.storage.put(key, b"# Lies\n\nA text of my own.")
     await arxiv_pipeline.run("ingest_document", {"key": key, "source": f"arxiv:{ID}"})
     documents = (await PipelineLedger(arxiv_pipeline.ledger).documents.list_documents()).items
-    assert {each.id: each.source for each in documents if each.id == real.id} == {
-        real.id: f"arxiv:{ID}"
+    assert {each.id: each.source for each in documents if each.id == paper_document.id} == {
+        paper_document.id: f"arxiv:{ID}"
     }
-    assert [each.source for each in documents if each.id != real.id] == [None]
+    assert [each.source for each in documents if each.id != paper_document.id] == [None]
 
 
 async def test_an_entry_in_the_payload_is_not_requested(
