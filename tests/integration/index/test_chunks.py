@@ -58,7 +58,7 @@ async def test_chunks_without_a_vector_each_are_refused(url: str):
             await index.put("", make_chunks("a", 2), [make_vector(0)])
 
 
-async def test_maintenance_changes_nothing_that_is_seen(url: str):
+async def test_compactions_change_no_chunk(url: str):
     async with open_table(url) as index:
         for document_id in "abcdef":
             await put_chunks(index, document_id, 3)

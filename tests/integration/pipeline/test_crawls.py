@@ -180,7 +180,7 @@ async def test_a_crawl_keeps_its_bounds(broker310: TestBroker, sqlite_url: str, 
         assert later_crawl.end_reason(system.ledger.clock.time() + 1) is not None
 
 
-async def test_pages_wait_while_the_lane_is_full_and_none_once_the_crawl_is_cancelled(
+async def test_pages_wait_while_the_lane_is_full_and_are_cancelled_with_their_crawl(
     broker310: TestBroker, sqlite_url: str, site: Site
 ) -> None:
     site.pages["/"] = make_page("start", "/a")

@@ -29,7 +29,7 @@ from tests.support.llm_server import FakeLlmServer
 from tests.support.pdfs import TEXT, encrypted, scanned
 
 
-async def test_a_document_that_waits_for_ocr_says_so(pipeline: Pipeline, tmp_path: Path):
+async def test_a_document_that_waits_for_ocr_has_that_state(pipeline: Pipeline, tmp_path: Path):
     payload = write_input(tmp_path, "scan.pdf", scanned())
     outcome = await pipeline.run_job("ingest_document", payload)
     assert isinstance(outcome, Next)

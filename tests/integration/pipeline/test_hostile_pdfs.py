@@ -145,9 +145,7 @@ QUICK_LIMITS = Limits(page_seconds=1, lost_pages=1)
     ("kind", "extractor"),
     [("forms", "pymupdf"), ("patterns", "pymupdf"), ("forms", "pypdfium2")],
 )
-def test_the_other_pages_are_read_beside_one_that_costs_too_much(
-    kind: str, extractor: ExtractorName
-) -> None:
+def test_pages_beside_a_too_costly_one_are_read(kind: str, extractor: ExtractorName) -> None:
     document = read_pdf(with_a_costly_page(kind), QUICK_LIMITS, extractor)
     assert [page.text for page in document.pages] == [f"{TEXT} Page 1.", "", f"{TEXT} Page 3."]
     reason = "page 2 of the PDF takes more than 1 s of processor time"
@@ -181,7 +179,7 @@ def _endless(_number: int) -> None:
         pass
 
 
-def test_a_crash_of_the_library_at_one_page_leaves_the_others() -> None:
+def test_a_crash_of_the_library_at_one_page_does_not_stop_the_others() -> None:
     def read_page(number: int) -> int:
         if number == 2:
             faulthandler.disable()

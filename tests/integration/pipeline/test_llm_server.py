@@ -622,7 +622,7 @@ async def test_an_invalid_answer_is_retried_later(
         (b"x" * 1_000, f'not JSON: "{"x" * 100}…"'),
     ],
 )
-async def test_the_error_quotes_what_was_answered_instead(
+async def test_the_error_quotes_the_invalid_answer(
     llm: FakeLlmServer, llm_settings: Settings, embedder: RemoteEmbedder, body: bytes, message: str
 ):
     llm.always(server.says(body))
@@ -710,7 +710,7 @@ async def test_the_settings_can_say_how_many_texts_a_server_takes(llm: FakeLlmSe
     assert [len(request.json["input"]) for request in llm.requests] == [10, 10, 5]
 
 
-async def test_a_text_that_is_refused_alone_is_named_and_says_nothing_of_the_others(
+async def test_a_single_refused_text_is_named_and_does_not_make_later_requests_smaller(
     llm: FakeLlmServer, embedder: RemoteEmbedder
 ):
     llm.always(server.embeds(max_characters=100))

@@ -141,9 +141,7 @@ async def open_chunk_table(store: IndexStore) -> None:
 
 
 @pytest.mark.parametrize("base_url", ["azure"], indirect=True)
-async def test_wrong_credentials_are_waited_out_as_an_outage_is(
-    base_url: str, monkeypatch: pytest.MonkeyPatch
-):
+async def test_wrong_credentials_count_as_an_outage(base_url: str, monkeypatch: pytest.MonkeyPatch):
     right_key = os.environ["AZURE_STORAGE_ACCOUNT_KEY"]
     await Storage(base_url).put_async("a", b"one")
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", b64encode(b"another one").decode())

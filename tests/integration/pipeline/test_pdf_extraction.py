@@ -137,7 +137,7 @@ def test_a_file_with_only_the_header_of_a_pdf_is_corrupt(data: bytes):
 
 @pytest.mark.parametrize("name", not_pdfs())
 @pytest.mark.parametrize("extractor", ["pymupdf", "pypdfium2"])
-def test_only_a_pdf_is_opened_as_one_whatever_else_the_library_reads(
+def test_other_files_that_the_library_reads_are_not_opened_as_pdfs(
     name: str, extractor: ExtractorName
 ):
     with pytest.raises(CorruptDocument):

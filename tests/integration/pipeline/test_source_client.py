@@ -220,7 +220,7 @@ async def test_a_limit_pauses_the_whole_fleet(
     assert len(site.requests) == 1
 
 
-async def test_the_last_request_that_is_allowed_is_answered_and_pauses_those_after_it(
+async def test_the_last_allowed_request_is_answered_and_later_ones_pause(
     client: SourceClient, site: Site
 ) -> None:
     site.next(behaviours.says({"n": 1}, headers={"RateLimit": '"api";r=0;t=57'}))
@@ -279,7 +279,7 @@ async def test_the_turn_of_a_living_process_lasts_as_long_as_its_request_may(
             assert (await other_client.get("/thing")).json() == {"name": "thing"}
 
 
-async def test_a_hot_job_is_next_however_many_others_ask(
+async def test_a_hot_job_gets_the_next_turn_however_many_others_wait(
     source: SourceServer, settings: Settings, ledger: Ledger
 ) -> None:
     source = replace(source, interval=4)  # a job waits for two intervals

@@ -95,7 +95,7 @@ DATA = (
 
 
 @by_both_extractors
-def test_a_form_in_xml_is_read_with_what_was_entered(extractor: ExtractorName):
+def test_an_xfa_form_is_read_with_the_values_that_were_entered(extractor: ExtractorName):
     (page,) = read_pdf(make_xfa_form(TEMPLATE, DATA), extractor=extractor).pages
     assert page.text == "Application to sponsor\n\nFamily name\n\nfamily_name: Okafor & Sons"
 

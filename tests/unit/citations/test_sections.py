@@ -103,7 +103,7 @@ def test_a_paper_without_a_list_has_no_references(pages):
     assert split_references(pages).references == []
 
 
-def test_markers_are_tied_to_what_they_cite_with_the_sentence_around_them():
+def test_citations_have_their_references_and_the_sentence_around_them():
     pages = [
         "Deep networks [1] win. Many say so [1, 3–4]. He was not there [99]. Nothing [x].",
         "Kuhn (1962) disagrees. It is known (see Roe et al., 1999; Kuhn, 1962, p. 4).",

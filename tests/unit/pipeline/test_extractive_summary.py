@@ -38,7 +38,7 @@ def test_other_languages_and_scripts_are_summarised(text: str):
     assert all(sentence in text for sentence in sentences(summary))
 
 
-def test_what_the_text_is_about_comes_before_what_it_mentions():
+def test_sentences_on_the_subject_come_before_asides():
     aside = "Yesterday my uncle ate a bowl of soup with seven onions for lunch."
     first, second, *rest = ARTICLES[0].text.split("\n\n")
     text = "\n\n".join([first, f"{aside} {second}", *rest])

@@ -109,7 +109,7 @@ def test_a_wider_space_and_other_letters_begin_a_paragraph():
     ]
 
 
-def test_letters_of_no_size_as_in_a_damaged_file_are_no_error():
+def test_letters_without_a_size_cause_no_error():
     block = [
         [Line(0, 12 * n, 100, 12 * n + 10, f"line {n}", size)] for n, size in enumerate((0, 0, 9))
     ]

@@ -27,7 +27,7 @@ def test_pieces_cover_the_picture_and_overlap_by_more_than_a_line(size: int):
         assert start < next_start <= start + PIECE_SIZE - 200
 
 
-def test_a_line_that_two_pieces_have_is_there_once_and_whole():
+def test_a_line_in_two_pieces_is_found_once_and_whole():
     long_box, cut_box, other_box = (
         make_box(10, 100, 500, 130),
         make_box(10, 118, 500, 131),

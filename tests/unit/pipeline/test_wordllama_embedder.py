@@ -30,7 +30,7 @@ def test_vectors_do_not_change():
     assert vector[-2:] == pytest.approx(LAST_NUMBERS, abs=1e-5)
 
 
-def test_texts_of_one_meaning_are_near_without_a_word_in_common():
+def test_texts_of_similar_meaning_are_near_without_a_common_word():
     question = "why does the sea rise and fall"
     near = cosine(question, "Tides of the ocean")
     assert near > cosine(question, "The prince of Denmark hesitates.") + 0.1

@@ -97,7 +97,7 @@ async def test_an_entry_has_all_fields_of_the_feed(client: ArxivClient, site: Ar
     assert site.requests[0].parameters["id_list"] == "1605.08386"
 
 
-async def test_several_ids_are_one_request_and_those_that_do_not_exist_are_missing(
+async def test_several_ids_are_one_request_and_unknown_ones_are_left_out(
     client: ArxivClient, site: ArxivServer
 ) -> None:
     entries = await client.entries(["2403.00003", "9999.99999", "arXiv:2403.00001"])

@@ -177,7 +177,7 @@ async def test_of_several_versions_at_once_the_newest_stays(
         (IngestedVersion(1, True), IngestedVersion(2, False), True),
     ],
 )
-def test_which_version_replaces_which(
+def test_a_newer_or_fuller_version_replaces_an_older_one(
     ingested: IngestedVersion | None, offered: IngestedVersion, replaces: bool
 ) -> None:
     assert takes_over(ingested, offered) is replaces
