@@ -46,15 +46,15 @@ async def test_a_running_job_is_stopped_and_never_run_again(system: System) -> N
     worker = await system.start_worker("llm")
     await system.start_worker("llm")
     await wait_until_listening(system, workers=2)
-    job_id, other = [await system.publish("hot.gated") for _ in range(2)]
-    await journal.started(job_id, other)
+    job_id, other_id = [await system.publish("hot.gated") for _ in range(2)]
+    await journal.started(job_id, other_id)
     assert isinstance(await system.ledger.jobs.cancel(job_id, time.time()), Running)
     await send_cancel(system.wire, job_id)
     record = await system.wait_for_state(job_id, State.CANCELLED)
     assert [attempt.outcome for attempt in record.timeline] == [AttemptOutcome.CANCELLED]
     assert journal.cancelled == [job_id]
-    journal.release(other)
-    await system.wait_for_state(other, State.SUCCEEDED)
+    journal.release(other_id)
+    await system.wait_for_state(other_id, State.SUCCEEDED)
     await system.stop_workers()
     assert await system.ready("hot.llm") == 0
     assert journal.runs(job_id) == 1
@@ -69,8 +69,8 @@ async def test_a_job_in_a_process_of_its_own_is_killed(system: System) -> None:
     await system.wait_for_state(job_id, State.RUNNING)
     await send_cancel(system.wire, job_id)
     await system.wait_for_state(job_id, State.CANCELLED)
-    after = await system.publish("hot.crunched", {"n": 4})
-    assert (await system.wait_for_state(after, State.SUCCEEDED)).result == {"n": 8}
+    later_id = await system.publish("hot.crunched", {"n": 4})
+    assert (await system.wait_for_state(later_id, State.SUCCEEDED)).result == {"n": 8}
     await eventually(lambda: worker.worker.counters.cancelled == 1, what="the worker's count")
 
 

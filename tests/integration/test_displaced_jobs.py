@@ -43,7 +43,7 @@ async def index_letters(system: System) -> None:
     await index_waiting(system.settings, system.ledger, system.registry)
 
 
-async def fill(system: System, lane: str) -> list[str]:
+async def overfill_lane(system: System, lane: str) -> list[str]:
     """Publish more jobs than the lane's queue holds: a consumer keeps some unacknowledged."""
     held: list[AbstractIncomingMessage] = []
     ids = [await system.publish(f"{lane}.noop", priority=9 - number) for number in range(LENGTH)]
@@ -72,7 +72,7 @@ async def test_jobs_that_a_restart_displaces_from_full_lanes_go_back_when_there_
     node = await asyncio.to_thread(own_node, version)
     broker = TestBroker(version, "classic", "/", node)
     async with open_system(broker, sqlite_url, lanes=SMALL_LANES) as system:
-        accepted = await fill(system, "hot") + await fill(system, "backfill")
+        accepted = await overfill_lane(system, "hot") + await overfill_lane(system, "backfill")
         with pytest.raises(LaneFull):
             await system.publish("hot.noop", job_id="refused")
         await asyncio.to_thread(node.restart)
@@ -155,7 +155,7 @@ async def test_a_hot_job_past_the_ledger_that_its_lane_refused_stays_dead(
     broker310: TestBroker, sqlite_url: str
 ) -> None:
     async with open_system(broker310, sqlite_url) as system:
-        await displace(system, ["raw"], "hot.noop")  # its publisher was answered so
+        await displace(system, ["raw"], "hot.noop")  # its publisher was told
         record = await system.record("raw")
         assert (record.state, record.reason) == (State.DEAD, "overflowed")
         assert await make_returner(system).turn() == 0
@@ -239,7 +239,7 @@ async def test_a_displaced_job_waits_for_its_queue_and_holds_no_other_up(
         await eventually(lambda: has_letters(system, 4))
         await index_letters(system)
         await broker310.management.delete("/queues/{vhost}/hot.llm")
-        assert await make_returner(system).turn() == 1  # of the lane whose queue is there
+        assert await make_returner(system).turn() == 1  # that of the lane whose queue is there
         assert await system.ready("backfill.llm") == 1
         assert await make_returner(system).turn() == 0
         assert set((await system.ledger.job_reads.states([*ids, later])).values()) == {State.QUEUED}

@@ -24,9 +24,10 @@ from tests.support.workers import FaultyLedger
 
 MODULES = (*JOB_MODULES, "tests.support.raising")
 RETRY_LEVELS = (0.05, 0.1)
+"""Seconds."""
 SLOTS = 4
 MAX_ATTEMPTS = 2
-"""Of the job types that raise."""
+"""The attempts of the job types that raise."""
 UNCOUNTED = ("LedgerUnavailable", "TransactionConflict", "LedgerFull", "LedgerConnectionLimit",
              "LedgerLocked", "LedgerReadOnly", "LedgerAuthError",
              "DependencyUnavailable")  # fmt: skip
@@ -56,9 +57,9 @@ class PoisonedLedger(FaultyLedger):
         self._calls = calls
 
     async def call(self, method: Any, *arguments: Any, **options: Any) -> Any:
-        strange = self._calls.get(method.__name__)
-        if strange is not None and any(self._job_id in repr(argument) for argument in arguments):
-            raise exception(strange)
+        error_name = self._calls.get(method.__name__)
+        if error_name is not None and any(self._job_id in repr(argument) for argument in arguments):
+            raise exception(error_name)
         return await super().call(method, *arguments, **options)
 
 
@@ -92,6 +93,7 @@ async def wait_until_dead(
 async def publish_jobs(
     system: System, routes: Sequence[str], names: Sequence[str], **options: Any
 ) -> dict[str, str]:
+    """Publish a job of each route for each error. Returns what they raise, by id."""
     return {
         await system.publish(f"hot.{route}", {"name": name}, **options): f"{name} in {route}"
         for name in names
@@ -163,11 +165,11 @@ async def test_whatever_is_raised_before_and_after_the_handler_ends_the_job(
         # A job whose payload can't be validated does not run: it has a letter alone.
         for name in STRANGE:
             await system.publish_foreign("hot.refuse_payload", {"name": name}, source=name[:4])
-        refused = len(STRANGE)
+        refused_count = len(STRANGE)
 
         async def are_buried() -> bool:
             reasons = [letter.info.reason for letter in await system.letters()]
-            return reasons.count(Reason.INVALID_PAYLOAD) == refused
+            return reasons.count(Reason.INVALID_PAYLOAD) == refused_count
 
         await eventually(are_buried, what="letters of what can't be read")
         await assert_unharmed(system, worker)

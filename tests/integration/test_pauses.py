@@ -16,7 +16,7 @@ from switchyard.services.engine.publishing.preparing import JobRequest
 from switchyard.services.engine.records.pauses import NewPause, PauseRecord, PauseScope
 from switchyard.services.engine.records.states import State
 from switchyard.services.engine.redrive.displaced_returner import DisplacedJobReturner
-from tests.integration.test_scheduler import by_hand, scheduling
+from tests.integration.test_scheduler import open_scheduler, running_scheduler
 from tests.support.brokers import TestBroker
 from tests.support.commands import jobctl
 from tests.support.eventually import eventually
@@ -39,8 +39,8 @@ async def pause(
     )
 
 
-async def resume(system: System, paused: PauseRecord) -> None:
-    assert await system.ledger.pauses.resume(paused.id, "ann@desk") is not None
+async def resume(system: System, pause_record: PauseRecord) -> None:
+    assert await system.ledger.pauses.resume(pause_record.id, "ann@desk") is not None
 
 
 def list_started(*job_ids: str) -> list[str]:
@@ -56,21 +56,21 @@ async def test_a_type_paused_under_load_does_not_begin_and_every_job_runs_once_a
     running = await system.publish("hot.gated")
     await journal.started(running)
     early = [await system.publish("backfill.gated") for _ in range(40)]
-    paused = await pause(system, PauseScope.TYPE, "gated")
+    pause_record = await pause(system, PauseScope.TYPE, "gated")
     started_ids = set(list_started(*early))
     late = [await system.publish("hot.gated") for _ in range(40)]
     foreign = (await system.publish_foreign("hot.gated")).job_id
-    other = await system.publish("backfill.noop")  # behind them, in the same queue
+    noop_id = await system.publish("backfill.noop")  # behind them, in the same queue
     held = [job_id for job_id in (*early, *late, foreign) if job_id not in started_ids]
     journal.release_all()
-    await system.wait_until_all([running, *started_ids, other], State.SUCCEEDED)
+    await system.wait_until_all([running, *started_ids, noop_id], State.SUCCEEDED)
     await system.wait_until_all(held, State.PAUSED)
     assert (await system.ready("hot.llm"), await system.ready("backfill.llm")) == (0, 0)
     assert list_started(*held) == []
 
-    async with by_hand(system) as scheduler:
+    async with open_scheduler(system) as scheduler:
         assert (await scheduler.turn()).resumed == 0
-        await resume(system, paused)
+        await resume(system, pause_record)
         assert (await scheduler.turn()).resumed == len(held)
     await system.wait_until_all(held, State.SUCCEEDED)
     assert sorted(list_started(*held)) == sorted(held)
@@ -101,11 +101,11 @@ async def test_each_scope_holds_its_jobs_and_no_others(
 async def test_paused_jobs_go_on_most_urgent_lane_and_oldest_first(
     broker310: TestBroker, database_url: str
 ) -> None:
-    async with open_system(broker310, database_url) as system, by_hand(system) as scheduler:
-        paused = await pause(system, PauseScope.TYPE, "noop")
+    async with open_system(broker310, database_url) as system, open_scheduler(system) as scheduler:
+        pause_record = await pause(system, PauseScope.TYPE, "noop")
         backfill = [await system.publish("backfill.noop") for _ in range(4)]
         hot = [await system.publish("hot.noop") for _ in range(4)]
-        await resume(system, paused)
+        await resume(system, pause_record)
         assert (await scheduler.turn()).resumed == 8
         await system.start_worker(slots=1)
         await system.wait_until_all([*hot, *backfill], State.SUCCEEDED)
@@ -113,7 +113,7 @@ async def test_paused_jobs_go_on_most_urgent_lane_and_oldest_first(
 
 
 async def test_a_pause_with_an_end_ends_by_itself(broker310: TestBroker, database_url: str) -> None:
-    async with open_system(broker310, database_url) as system, scheduling(system):
+    async with open_system(broker310, database_url) as system, running_scheduler(system):
         await system.start_worker()
         await pause(system, PauseScope.LANE, "hot", seconds=1.5)
         job_id = await system.publish("hot.noop")
@@ -128,7 +128,7 @@ async def test_a_job_that_two_pauses_hold_waits_for_both(system: System) -> None
     first = await pause(system, PauseScope.LANE, "hot")
     second = await pause(system, PauseScope.TYPE, "noop")
     job_id = await system.publish("hot.noop")
-    async with by_hand(system) as scheduler:
+    async with open_scheduler(system) as scheduler:
         await resume(system, first)
         assert (await scheduler.turn()).resumed == 0
         await resume(system, second)
@@ -139,7 +139,7 @@ async def test_a_job_that_two_pauses_hold_waits_for_both(system: System) -> None
 async def test_delayed_and_retried_jobs_and_next_stages_are_held_when_they_are_due(
     broker310: TestBroker, database_url: str
 ) -> None:
-    async with open_system(broker310, database_url) as system, scheduling(system):
+    async with open_system(broker310, database_url) as system, running_scheduler(system):
         await system.start_worker("llm", "embed")
         await pause(system, PauseScope.TYPE, "received")
         first = await system.publish("hot.spread", {"count": 3})
@@ -164,10 +164,12 @@ async def test_delayed_and_retried_jobs_and_next_stages_are_held_when_they_are_d
 async def test_nothing_ages_out_while_it_is_paused_and_no_worker_is_there(
     broker: TestBroker, sqlite_url: str
 ) -> None:
-    lanes = lanes_with(ttl_seconds={"hot": 4})  # of which a busy machine may need some at the end
+    lanes = lanes_with(
+        ttl_seconds={"hot": 4}
+    )  # seconds; a busy machine may need some of them at the end
     async with open_system(broker, sqlite_url, lanes=lanes) as system:
         job_id = await system.publish("hot.noop")
-        paused = await pause(system, PauseScope.LANE, "hot")
+        pause_record = await pause(system, PauseScope.LANE, "hot")
         await eventually(lambda: has_letters(system, 1), what="the queue's age limit")
         await index_waiting(system.settings, system.ledger, system.registry)
         assert await system.state(job_id) is State.QUEUED
@@ -177,9 +179,9 @@ async def test_nothing_ages_out_while_it_is_paused_and_no_worker_is_there(
         assert await returner.turn() == 1
         assert await system.state(job_id) is State.PAUSED
         assert (await system.ready("hot.llm"), await system.ready("jobs.dead")) == (0, 0)
-        await resume(system, paused)
+        await resume(system, pause_record)
         await system.start_worker()
-        async with scheduling(system):
+        async with running_scheduler(system):
             await system.wait_for_state(job_id, State.SUCCEEDED)
         assert len(journal.starts_of(job_id)) == 1
 
@@ -198,19 +200,19 @@ async def test_a_pause_outlives_the_restart_of_broker_workers_and_scheduler(
         worker = await system.start_worker()
         waiting = [await system.publish("backfill.gated") for _ in range(8)]
         await eventually(lambda: len(list_started(*waiting)) == 3)  # one slot is for hot jobs
-        paused = await pause(system, PauseScope.LANE, "backfill")
+        pause_record = await pause(system, PauseScope.LANE, "backfill")
         new = [await system.publish("backfill.noop") for _ in range(5)]
         await worker.stop()  # the running ones are given back
         await asyncio.to_thread(node.restart)
         await system.start_worker()
         held = [*waiting, *new]
-        async with scheduling(system):
+        async with running_scheduler(system):
             hot = await system.publish("hot.noop")
             await system.wait_for_state(hot, State.SUCCEEDED)
             await system.wait_until_all(held, State.PAUSED)
             started_ids = list_started(*held)
             journal.release_all()
-            await resume(system, paused)
+            await resume(system, pause_record)
             await system.wait_until_all(held, State.SUCCEEDED)
         assert len(started_ids) == 3
 
@@ -218,8 +220,8 @@ async def test_a_pause_outlives_the_restart_of_broker_workers_and_scheduler(
 async def test_a_paused_job_can_be_cancelled_and_its_pause_is_reported(system: System) -> None:
     await pause(system, PauseScope.TYPE, "noop", seconds=3600)
     job_id = await system.publish("hot.noop")
-    [(held_pause, held)] = await system.ledger.pauses.held_by_pause()
-    assert (str(held_pause), held_pause.created_by, held_pause.reason, held) == (
+    [(held_pause, held_jobs)] = await system.ledger.pauses.held_by_pause()
+    assert (str(held_pause), held_pause.created_by, held_pause.reason, held_jobs) == (
         "type noop",
         "nic@desk",
         "a new model",
@@ -233,6 +235,8 @@ async def test_a_paused_job_can_be_cancelled_and_its_pause_is_reported(system: S
 
 
 class _ContextStub:
+    """What the check needs of a DoctorContext."""
+
     def __init__(self, system: System) -> None:
         self.need_ledger = lambda: system.ledger
 
@@ -244,13 +248,13 @@ async def test_a_late_confirm_does_not_make_a_paused_job_queued(
         new = await system.jobs.prepare(JobRequest("hot.noop", {}))
         await system.ledger.jobs.record(new)
         await system.wire.publish(new.message, new.routing_key)
-        paused = await pause(system, PauseScope.TYPE, "noop")
+        pause_record = await pause(system, PauseScope.TYPE, "noop")
         await system.start_worker()
         await system.wait_for_state(new.message.job_id, State.PAUSED)
         await system.ledger.jobs.mark_queued([new.message.job_id], system.ledger.clock.time())
         assert await system.state(new.message.job_id) is State.PAUSED
-        await resume(system, paused)
-        async with scheduling(system):
+        await resume(system, pause_record)
+        async with running_scheduler(system):
             await system.wait_for_state(new.message.job_id, State.SUCCEEDED)
 
 
@@ -261,11 +265,11 @@ async def test_a_resume_without_a_target_names_what_is_paused_and_all_ends_it(
     environment = {"JOBS_DATABASE_URL": sqlite_url}
     without_pauses = await jobctl("resume", **environment)
     assert (without_pauses.returncode, without_pauses.stderr) == (1, "jobctl: nothing is paused\n")
-    paused = (await jobctl("pause", "--type", "noop", **environment)).stdout.strip()
+    pause_record = (await jobctl("pause", "--type", "noop", **environment)).stdout.strip()
     await jobctl("pause", "--lane", "backfill", **environment)
     ambiguous = await jobctl("resume", **environment)
     assert (ambiguous.returncode, ambiguous.stdout) == (2, "")
-    assert f"type noop ({paused}), lane backfill (" in ambiguous.stderr
+    assert f"type noop ({pause_record}), lane backfill (" in ambiguous.stderr
     ended = json.loads((await jobctl("resume", "--all", "--json", **environment)).stdout)
     assert [pause["target"] for pause in ended] == ["noop", "backfill"]
     assert json.loads((await jobctl("pauses", "--json", **environment)).stdout) == []

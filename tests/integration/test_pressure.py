@@ -1,4 +1,4 @@
-"""Back-pressure where jobs are published: what the publisher does when a queue is slow, or full."""
+"""Back-pressure where jobs are published: what a publisher does when a queue is slow or full."""
 
 import time
 from collections.abc import AsyncIterator
@@ -28,13 +28,13 @@ from switchyard.services.engine.records.states import Pressure
 from tests.support.eventually import MAX_WAIT, eventually
 from tests.support.system import System
 
-MARKS = {"llm_ok_below": 1, "llm_slow_at": 2, "llm_full_at": 4}
+WATERMARKS = {"llm_ok_below": 1, "llm_slow_at": 2, "llm_full_at": 4}
 NOOP = JobRequest("backfill.noop", {})
 
 
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not how soon the broker answers is shown here, but what follows from it."""
+    """Wait long for the broker's answers: these tests are about what follows from them."""
     for name in ("ASK_TIMEOUT", "MANAGEMENT_TIMEOUT", "DEPTH_TIMEOUT", "FIRST_DEPTH_TIMEOUT"):
         monkeypatch.setattr(lane_pressure, name, MAX_WAIT)
     monkeypatch.setattr(lane_report_module, "MANAGEMENT_TIMEOUT", MAX_WAIT)
@@ -42,7 +42,7 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 async def pressure(system: System) -> AsyncIterator[LanePressure]:
-    settings = system.settings.model_copy(update=MARKS)
+    settings = system.settings.model_copy(update=WATERMARKS)
     pressure = LanePressure(settings, system.registry, ledger=system.ledger, fresh_for=0)
     yield pressure
     await pressure.close()
@@ -53,15 +53,15 @@ def jobs(system: System, pressure: LanePressure) -> JobPublisher:
     return JobPublisher(system.registry, system.ledger, system.wire, pressure=pressure)
 
 
-async def put_off(system: System, number: int) -> None:
-    """So many jobs wait for a limit in which one is running."""
-    for each in range(number + 1):
+async def make_jobs_wait(system: System, number: int) -> None:
+    """Let so many jobs wait for a limit under which one job runs."""
+    for index in range(number + 1):
         await system.ledger.limits.take_permits(
             PermitRequest(
-                hold=f"hold-{each}",
+                hold=f"hold-{index}",
                 holder="worker",
                 needs=(PermitDemand("openai", "", LimitSize(concurrency=1)),),
-                job_id=f"limited-{each}",
+                job_id=f"limited-{index}",
                 redrives=0,
                 attempts=0,
                 queue="backfill.llm",
@@ -75,21 +75,21 @@ async def put_off(system: System, number: int) -> None:
         )
 
 
-async def test_the_publisher_says_when_its_queue_is_slow_and_refuses_what_a_full_one_would_get(
+async def test_a_publish_tells_that_its_queue_is_slow_and_is_refused_if_it_is_full(
     system: System, jobs: JobPublisher, pressure: LanePressure
 ) -> None:
-    said = []
+    answers = []
     for _ in range(4):
         await pressure.snapshot()
-        said.append((await jobs.publish(NOOP)).pressure)
-    assert said == [Pressure.OK, Pressure.OK, Pressure.SLOW, Pressure.SLOW]
-    known = (await system.ledger.job_reads.list_jobs()).items[0]
+        answers.append((await jobs.publish(NOOP)).pressure)
+    assert answers == [Pressure.OK, Pressure.OK, Pressure.SLOW, Pressure.SLOW]
+    recorded = (await system.ledger.job_reads.list_jobs()).items[0]
     await pressure.snapshot()
     with pytest.raises(LaneFull):
         await jobs.publish(NOOP)
     assert len((await system.ledger.job_reads.list_jobs()).items) == 4
-    again = await jobs.publish(JobRequest("backfill.noop", {}, job_id=known.id))
-    assert again.duplicate
+    repeated = await jobs.publish(JobRequest("backfill.noop", {}, job_id=recorded.id))
+    assert repeated.duplicate
     later, full = await jobs.publish_many([JobRequest("backfill.noop", {}, delay=60), NOOP])
     assert getattr(later, "state", None) == "scheduled"
     assert isinstance(full, LaneFull)
@@ -107,40 +107,40 @@ async def test_the_depths_of_all_queues_are_read_on_one_channel(
 
     monkeypatch.setattr("switchyard.broker.wire.depths.open_channel", open_counted)
     snapshot = await pressure.snapshot()
-    found = [queue.ready for lane in snapshot.lanes for queue in lane.queues]
-    assert found.count(0) > 2
+    depths = [queue.ready for lane in snapshot.lanes for queue in lane.queues]
+    assert depths.count(0) > 2
     # A queue that is missing ends its channel, and so does its stand-in.
-    assert opened <= 1 + 2 * found.count(None)
+    assert opened <= 1 + 2 * depths.count(None)
 
 
 async def test_a_queue_that_is_being_remade_is_as_full_as_the_one_that_stands_in_for_it(
     system: System, jobs: JobPublisher, pressure: LanePressure
 ) -> None:
-    """As `jobctl topology migrate` has it halfway; a queue that takes nothing is not full."""
+    """As halfway through `jobctl topology migrate`: a queue that takes nothing is not full."""
     queue, stand_in = "backfill.llm", STAND_IN_PREFIX + "backfill.llm"
     url, vhost = system.broker.management_url, system.broker.vhost
     async with ManagementClient(url, vhost) as client:
         await client.put_queue(Queue(stand_in, "classic"))
-        for each in await client.bindings():
-            if each.destination == queue:
-                await client.put_binding(replace(each, destination=stand_in))
-                await client.delete_binding(each)
+        for binding in await client.bindings():
+            if binding.destination == queue:
+                await client.put_binding(replace(binding, destination=stand_in))
+                await client.delete_binding(binding)
         closed = {"max-length": 0, "overflow": "reject-publish"}
         await client.put_policy(Policy(stand_in, "^backfill[.]llm$", closed, priority=100))
         await system.broker.management.wait_for(queue, policy=stand_in)
-        said = []
+        answers = []
         for _ in range(2):
             await pressure.snapshot()
-            said.append((await jobs.publish(NOOP)).pressure)
+            answers.append((await jobs.publish(NOOP)).pressure)
         depth = (await pressure.snapshot()).queue(queue)
         assert depth is not None
-        assert said == [Pressure.OK, Pressure.OK]
+        assert answers == [Pressure.OK, Pressure.OK]
         assert (depth.ready, depth.limit, depth.pressure) == (2, 4, Pressure.SLOW)
         await system.broker.management.wait_until_depth(stand_in, 2)
-        shown = await make_lane_report(system.settings, system.registry, None, clock=time.time)
-        (told,) = [each for lane in shown.lanes for each in lane.queues if each.name == queue]
-        assert (told.ready, told.limit) == (2, lane_named("backfill").max_length)
-        await client.delete_queue(queue)  # for the moment until it is declared anew
+        report = await make_lane_report(system.settings, system.registry, None, clock=time.time)
+        (depth_shown,) = [q for lane in report.lanes for q in lane.queues if q.name == queue]
+        assert (depth_shown.ready, depth_shown.limit) == (2, lane_named("backfill").max_length)
+        await client.delete_queue(queue)  # as in the moment before it is declared anew
         depth = (await pressure.snapshot()).queue(queue)
         assert depth is not None
         assert depth.ready == 2
@@ -161,7 +161,7 @@ async def test_a_broker_that_has_not_answered_in_time_is_asked_for_the_first_dep
 async def test_jobs_that_wait_for_a_named_limit_count_as_if_they_were_in_their_queue(
     system: System, jobs: JobPublisher, pressure: LanePressure
 ) -> None:
-    await put_off(system, 4)
+    await make_jobs_wait(system, 4)
     depth = (await pressure.snapshot()).queue("backfill.llm")
     assert depth is not None
     assert (depth.ready, depth.put_off, depth.pressure) == (0, 4, Pressure.FULL)
@@ -172,7 +172,7 @@ async def test_jobs_that_wait_for_a_named_limit_count_as_if_they_were_in_their_q
     assert (await jobs.publish(NOOP)).pressure is Pressure.SLOW
 
 
-async def test_a_ledger_that_is_away_keeps_no_depth_back(system: System) -> None:
+async def test_depths_are_known_although_the_ledger_is_away(system: System) -> None:
     async with await Ledger.open("postgresql://nobody@127.0.0.1:9/none") as away:
         pressure = LanePressure(system.settings, system.registry, ledger=away)
         try:
@@ -188,21 +188,21 @@ async def test_operators_see_a_queue_as_full_as_publishers_do(
 ) -> None:
     for _ in range(4):
         await jobs.publish(NOOP)
-    settings = system.settings.model_copy(update=MARKS)
+    settings = system.settings.model_copy(update=WATERMARKS)
     report = await make_lane_report(settings, system.registry, None, clock=system.ledger.clock.time)
     (llm,) = (q for lane in report.lanes for q in lane.queues if q.name == "backfill.llm")
     assert (llm.ready, llm.limit, llm.percent_full) == (4, 4, 100.0)
     checks = await lanes(DoctorContext(settings, system.registry, ledger=system.ledger))
-    (full,) = (each for each in checks if each.finding is Finding.LANE_FULL)
+    (full,) = (check for check in checks if check.finding is Finding.LANE_FULL)
     assert "backfill.llm is full and takes no new jobs: 4 of 4" in full.detail
     assert full.remedy is not None
     assert "jobctl llm status" in full.remedy
     assert "--concurrency" not in full.remedy, "more workers would wait for the same servers"
     pause = await system.ledger.pauses.pause(NewPause(PauseScope.LANE, "backfill", "me"))
     checks = await lanes(DoctorContext(settings, system.registry, ledger=system.ledger))
-    (full,) = (each for each in checks if each.finding is Finding.LANE_FULL)
+    (full,) = (check for check in checks if check.finding is Finding.LANE_FULL)
     assert full.remedy.startswith("lane backfill is paused"), "more room comes when it goes on"
     assert pause.remedy in full.remedy
     context = DoctorContext(settings, system.registry, found={Finding.LEDGER_LOCKED})
-    (full,) = (each for each in await lanes(context) if each.finding is Finding.LANE_FULL)
+    (full,) = (check for check in await lanes(context) if check.finding is Finding.LANE_FULL)
     assert full.remedy.startswith("first mend what is reported above of the ledger")

@@ -1,4 +1,4 @@
-"""The pool's processes: what one job leaves behind costs no other, and none outlives its parent."""
+"""The pool's processes: what a job leaves behind harms no other, and none outlives the worker."""
 
 import asyncio
 import os
@@ -44,38 +44,40 @@ async def crunch(executor: Executor, do: str) -> Any:
 
 
 async def test_a_process_that_met_its_limit_has_no_other_job(executor: Executor) -> None:
-    first = await crunch(executor, "pid")
+    first_result = await crunch(executor, "pid")
     failed = await crunch(executor, "allocate")
     assert isinstance(failed, Failure)
     assert (failed.error_type, failed.permanent, failed.crashed) == ("MemoryError", False, False)
     assert "768 MiB" in failed.message
-    after = await crunch(executor, "pid")
-    assert after != first
-    assert executor.pids == [after.result["pid"]]
-    own, together = process_memory(), process_memory(executor.pids)
-    assert own is not None
-    assert together is not None
-    assert together > own
+    later_result = await crunch(executor, "pid")
+    assert later_result != first_result
+    assert executor.pids == [later_result.result["pid"]]
+    own_memory, total_memory = process_memory(), process_memory(executor.pids)
+    assert own_memory is not None
+    assert total_memory is not None
+    assert total_memory > own_memory
 
 
 async def test_sixteen_jobs_after_one_that_left_no_memory_all_succeed(executor: Executor) -> None:
     hoarder = await crunch(executor, "hoard")
-    after = [await crunch(executor, "pid") for _ in range(16)]
-    assert all(isinstance(each, Done) for each in after)
-    assert hoarder not in after
-    assert len({each.result["pid"] for each in after}) == 1  # replaced once, and kept
+    later_results = [await crunch(executor, "pid") for _ in range(16)]
+    assert all(isinstance(result, Done) for result in later_results)
+    assert hoarder not in later_results
+    assert (
+        len({result.result["pid"] for result in later_results}) == 1
+    )  # one new process, kept for all
 
 
-async def test_a_job_that_lacks_memory_for_its_predecessors_sake_is_run_in_a_fresh_process(
+async def test_a_job_that_lacks_memory_because_of_an_earlier_one_runs_in_a_fresh_process(
     executor: Executor,
 ) -> None:
-    """Two of them fit into the limit one by one only."""
+    """Each of these jobs fits into the limit alone, but not after another."""
     await crunch(executor, "pid")
     pids = {(await crunch(executor, "hoard")).result["pid"] for _ in range(3)}
     assert len(pids) == 3
 
 
-def size_of(text: str) -> tuple[int, int]:
+def measure(text: str) -> tuple[int, int]:
     return len(text), os.getpid()
 
 
@@ -87,10 +89,10 @@ def spin(text: str) -> None:
 async def test_work_on_a_long_text_is_done_in_a_process_and_ends_with_the_job(
     executor: Executor,
 ) -> None:
-    short = await executor.compute(size_of, "x", characters=1)
+    short = await executor.compute(measure, "x", characters=1)
     assert short == (1, os.getpid())
     long = "x" * (SHORT_TEXT_LENGTH + 1)
-    size, pid = await executor.compute(size_of, long, characters=len(long))
+    size, pid = await executor.compute(measure, long, characters=len(long))
     assert size == len(long)
     assert pid != os.getpid()
     with pytest.raises(TimeoutError):
@@ -98,48 +100,50 @@ async def test_work_on_a_long_text_is_done_in_a_process_and_ends_with_the_job(
     await eventually(lambda: not Path(f"/proc/{pid}").exists())
 
 
-def descriptors() -> list[str]:
-    found = []
-    for each in Path("/proc/self/fd").iterdir():
-        with suppress(OSError):  # the listing's own
-            found.append(os.readlink(each))
-    return found
+def list_open_files() -> list[str]:
+    targets = []
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):  # the descriptor of this listing
+            targets.append(os.readlink(descriptor))
+    return targets
 
 
-linux = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere each starts by itself")
+linux = pytest.mark.skipif(
+    sys.platform != "linux", reason="elsewhere each process is started, not forked"
+)
 
 
 @linux
-async def test_processes_are_forks_of_one_that_has_nothing_of_the_workers(
+async def test_processes_are_forks_of_one_that_has_no_open_files_of_the_worker(
     executor: Executor, tmp_path: Path
 ) -> None:
-    """Neither a socket nor a file, even of those that a program started by the worker would get."""
+    """Neither a socket nor a file, not even inheritable ones."""
     secret = tmp_path / "secret"
     with socket.create_server(("127.0.0.1", 0)) as server, secret.open("w") as file:
-        for each in (server, file):
-            os.set_inheritable(each.fileno(), True)
-        mine = os.readlink(f"/proc/self/fd/{server.fileno()}")
-        forked_from = await executor.in_process(os.getppid, timeout=30, memory_limit_mb=512)
-        held = await executor.in_process(descriptors, timeout=30, memory_limit_mb=512)
-    assert forked_from != os.getpid()
-    assert held
-    assert not {mine, str(secret)} & set(held)
+        for opened in (server, file):
+            os.set_inheritable(opened.fileno(), True)
+        server_socket = os.readlink(f"/proc/self/fd/{server.fileno()}")
+        fork_server = await executor.in_process(os.getppid, timeout=30, memory_limit_mb=512)
+        open_files = await executor.in_process(list_open_files, timeout=30, memory_limit_mb=512)
+    assert fork_server != os.getpid()
+    assert open_files
+    assert not {server_socket, str(secret)} & set(open_files)
 
 
 @linux
-async def test_when_the_process_is_killed_that_others_are_forked_from_work_goes_on(
+async def test_jobs_run_again_after_the_fork_server_was_killed(
     executor: Executor,
 ) -> None:
-    forked_from = await executor.in_process(os.getppid, timeout=30, memory_limit_mb=512)
+    fork_server = await executor.in_process(os.getppid, timeout=30, memory_limit_mb=512)
     child = (await crunch(executor, "pid")).result["pid"]
-    began = ticks(child)
+    ticks_before = count_ticks(child)
     spinning = asyncio.create_task(crunch(executor, "spin"))
-    await eventually(lambda: ticks(child) > began + 10)
-    os.kill(forked_from, signal.SIGKILL)
+    await eventually(lambda: count_ticks(child) > ticks_before + 10)
+    os.kill(fork_server, signal.SIGKILL)
     failed = await spinning
     assert isinstance(failed, Failure)
     assert (failed.error_type, failed.crashed) == ("ProcessCrashed", True)
-    # The system kills it as its parent dies, maybe a moment after we have noticed that.
+    # The system kills the child as its parent dies, maybe a moment after we noticed that.
     await eventually(lambda: not is_running(child))
     assert isinstance(await crunch(executor, "pid"), Done)
 
@@ -150,13 +154,13 @@ def die(kind: str) -> None:
     os._exit(7)
 
 
-async def test_each_death_is_told_to_the_caller_of_the_one_that_died() -> None:
-    """And at once, however many die beside those that live."""
+async def test_each_death_is_reported_to_the_caller_of_the_dead_process() -> None:
+    """At once, however many die beside processes that live."""
     executor = Executor(processes=3)
 
-    async def outcome(kind: str) -> str:
+    async def run_and_describe(kind: str) -> str:
         try:
-            work = size_of if kind == "alive" else die
+            work = measure if kind == "alive" else die
             await executor.in_process(work, kind, timeout=60, memory_limit_mb=1024)
         except ProcessCrashed as error:
             return str(error)
@@ -165,15 +169,17 @@ async def test_each_death_is_told_to_the_caller_of_the_one_that_died() -> None:
     try:
         async with asyncio.timeout(60):
             kinds = ["alive", "killed", "ended"] * 2
-            outcomes = await asyncio.gather(*map(outcome, kinds))
+            outcomes = await asyncio.gather(*map(run_and_describe, kinds))
     finally:
         await executor.close()
     killed = "the process of die was killed by SIGKILL, as the kernel does where memory is short"
     assert outcomes == ["alive", killed, "the process of die ended with exit code 7"] * 2
 
 
-async def test_closing_kills_all_that_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also while the callers of those that are dead already are told of it."""
+async def test_closing_kills_all_running_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also while the callers of processes that are dead already are being told."""
     executor = Executor(processes=3)
     running = [
         asyncio.create_task(
@@ -183,17 +189,17 @@ async def test_closing_kills_all_that_runs(tmp_path: Path, monkeypatch: pytest.M
     ]
     await eventually(lambda: len(list(tmp_path.iterdir())) == 3)
 
-    async def told_of_kills(work: Callable[..., Any], *args: Any) -> Any:
+    async def run_and_wait_for_deaths(work: Callable[..., Any], *args: Any) -> Any:
         result = await in_thread(work, *args)
         if work.__name__ == "kill":
-            await eventually(lambda: any(each.done() for each in running))
+            await eventually(lambda: any(task.done() for task in running))
         return result
 
-    monkeypatch.setattr(process_pool, "in_thread", told_of_kills)
+    monkeypatch.setattr(process_pool, "in_thread", run_and_wait_for_deaths)
     async with asyncio.timeout(20):
         await executor.close()
         ended = await asyncio.gather(*running, return_exceptions=True)
-    assert [type(each) for each in ended] == [ProcessCrashed] * 3
+    assert [type(error) for error in ended] == [ProcessCrashed] * 3
 
 
 def spin_after(path: Path) -> None:
@@ -202,14 +208,14 @@ def spin_after(path: Path) -> None:
 
 
 def die_before_a_child() -> None:
-    """The child holds all that its parent had open."""
+    """Die, and leave a child that holds all files that were open here."""
     if os.fork() == 0:
-        time.sleep(25)  # longer than the test waits, and not for ever
+        time.sleep(25)  # longer than the test waits, but not for ever
     os._exit(7)
 
 
 @linux
-async def test_a_process_that_a_child_of_its_own_outlives_is_told_as_dead(
+async def test_a_process_that_its_own_child_outlives_is_reported_as_dead(
     executor: Executor,
 ) -> None:
     async with asyncio.timeout(20):
@@ -237,7 +243,7 @@ async def test_a_job_that_is_cancelled_while_a_process_starts_costs_no_later_one
     assert isinstance(await crunch(executor, "pid"), Done)
 
 
-PARENT = """
+PARENT_SCRIPT = """
 import asyncio, sys
 from tests.integration.test_processes import crunch
 from switchyard.services.engine.runtime.execution import Executor
@@ -254,9 +260,9 @@ if __name__ == "__main__":
 
 @linux
 def test_a_job_ends_with_the_worker_that_is_killed(tmp_path: Path) -> None:
-    """Also those that were queued behind it."""
+    """So do the jobs that were queued behind it."""
     script = tmp_path / "parent.py"
-    script.write_text(PARENT)
+    script.write_text(PARENT_SCRIPT)
     with subprocess.Popen(
         [sys.executable, script],
         stdout=subprocess.PIPE,
@@ -265,22 +271,22 @@ def test_a_job_ends_with_the_worker_that_is_killed(tmp_path: Path) -> None:
     ) as parent:
         assert parent.stdout is not None
         child = int(parent.stdout.readline())
-        began = ticks(child)
-        until(lambda: ticks(child) > began + 10)  # it spins
+        ticks_before = count_ticks(child)
+        wait_until(lambda: count_ticks(child) > ticks_before + 10)  # it spins
         os.kill(parent.pid, signal.SIGKILL)
         parent.wait(10)
-        until(lambda: not is_running(child))
+        wait_until(lambda: not is_running(child))
 
 
-def until(holds: Callable[[], bool], timeout: float = 30) -> None:
+def wait_until(is_met: Callable[[], bool], timeout: float = 30) -> None:
     deadline = time.monotonic() + timeout
-    while not holds():
+    while not is_met():
         assert time.monotonic() < deadline
         os.sched_yield()
 
 
-def ticks(pid: int) -> int:
-    """Processor time that a process has had."""
+def count_ticks(pid: int) -> int:
+    """Return the processor time that a process has had, in clock ticks."""
     return int(Path(f"/proc/{pid}/stat").read_text().split()[13])
 
 

@@ -1,5 +1,5 @@
-"""What handlers say of themselves, on a real broker and ledger: seen while they run, written
-rarely, and there for the next attempt, whatever was killed."""
+"""Progress and checkpoints of handlers, on a real broker and ledger: seen while the job runs,
+written rarely, and kept for the next attempt, whatever was killed."""
 
 import asyncio
 import gc
@@ -30,16 +30,16 @@ async def system(broker310: TestBroker, sqlite_url: str) -> AsyncIterator[System
         yield opened
 
 
-async def said_of(system: System, job_id: str) -> tuple[float | None, str] | None:
-    said = (await system.record(job_id)).progress
-    return None if said is None else (said.fraction, said.note)
+async def read_progress(system: System, job_id: str) -> tuple[float | None, str] | None:
+    progress = (await system.record(job_id)).progress
+    return None if progress is None else (progress.fraction, progress.note)
 
 
-async def hears(system: System, job_id: str, fraction: float, note: str) -> None:
-    async def heard() -> bool:
-        return await said_of(system, job_id) == (fraction, note)
+async def wait_for_progress(system: System, job_id: str, fraction: float, note: str) -> None:
+    async def is_reported() -> bool:
+        return await read_progress(system, job_id) == (fraction, note)
 
-    await eventually(heard, what="the job's word")
+    await eventually(is_reported, what="the job's progress")
 
 
 async def test_progress_is_seen_while_the_job_runs(broker: TestBroker, database_url: str) -> None:
@@ -47,7 +47,7 @@ async def test_progress_is_seen_while_the_job_runs(broker: TestBroker, database_
         await system.start_worker("llm")
         job_id = await system.publish("hot.telling", {"reports": 4})
         await journal.started(job_id)
-        await hears(system, job_id, 1.0, "4 of 4")
+        await wait_for_progress(system, job_id, 1.0, "4 of 4")
         assert await system.state(job_id) is State.RUNNING
         journal.release(job_id)
         record = await system.wait_for_state(job_id, State.SUCCEEDED)
@@ -59,46 +59,48 @@ async def test_ten_thousand_reports_are_a_few_writes_and_the_last_one_is_kept(
     system: System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writes: list[tuple[str, float]] = []
-    note = ProgressRepository.save
+    save = ProgressRepository.save
 
-    async def counted(self: ProgressRepository, request: ProgressRequest) -> bool:
+    async def record_and_save(self: ProgressRepository, request: ProgressRequest) -> bool:
         writes.append((request.message.job_id, time.monotonic()))
-        return await note(self, request)
+        return await save(self, request)
 
-    monkeypatch.setattr(ProgressRepository, "save", counted)
+    monkeypatch.setattr(ProgressRepository, "save", record_and_save)
     await system.start_worker("llm", slots=8)
-    jobs = [await system.publish("hot.telling", {"reports": 10_000}) for _ in range(8)]
-    await journal.started(*jobs)
+    job_ids = [await system.publish("hot.telling", {"reports": 10_000}) for _ in range(8)]
+    await journal.started(*job_ids)
     journal.release_all()
-    for job_id in jobs:
+    for job_id in job_ids:
         await system.wait_for_state(job_id, State.SUCCEEDED)
-        assert await said_of(system, job_id) == (1.0, "10000 of 10000")
-        moments = [at for name, at in writes if name == job_id]
-        # One at the start, one a second, and the last word at the end.
-        assert len(moments) <= 2 + (moments[-1] - moments[0]) / WRITE_INTERVAL
+        assert await read_progress(system, job_id) == (1.0, "10000 of 10000")
+        written_at = [at for written_id, at in writes if written_id == job_id]
+        # One at the start, one a second, and the last one at the end.
+        assert len(written_at) <= 2 + (written_at[-1] - written_at[0]) / WRITE_INTERVAL
 
 
-async def test_a_job_in_a_process_of_its_own_is_heard_to_its_last_word(system: System) -> None:
+async def test_the_last_progress_of_a_job_in_a_process_of_its_own_is_recorded(
+    system: System,
+) -> None:
     await system.start_worker("llm")
     job_id = await system.publish("hot.telling_alone", {"reports": 500})
     await system.wait_for_state(job_id, State.SUCCEEDED)
-    assert await said_of(system, job_id) == (1.0, "500 of 500")
+    assert await read_progress(system, job_id) == (1.0, "500 of 500")
 
 
 @pytest.mark.parametrize("end", ["spin", "die", "raise", "retry"])
-async def test_whatever_ends_an_attempt_the_next_one_goes_on_where_it_was(
+async def test_whatever_ends_an_attempt_the_next_one_goes_on_at_its_checkpoint(
     system: System, end: str
 ) -> None:
     await system.start_worker("llm")
-    told = {"reports": 30, "keep": True, "end": end}
-    job_id = await system.publish("hot.telling_alone", told)
+    payload = {"reports": 30, "keep": True, "end": end}
+    job_id = await system.publish("hot.telling_alone", payload)
     record = await system.wait_for_state(job_id, State.SUCCEEDED, State.DEAD)
     assert (record.state, record.result) == (State.SUCCEEDED, {"last": {"done": 30}})
     assert record.checkpoint_at is None
 
 
 @pytest.mark.parametrize("end", ["raise", "snooze", "retry"])
-async def test_a_check_point_is_there_at_the_next_attempt_and_gone_at_the_end(
+async def test_a_checkpoint_is_there_at_the_next_attempt_and_gone_at_the_end(
     system: System, end: str
 ) -> None:
     await system.start_worker("llm")
@@ -109,7 +111,7 @@ async def test_a_check_point_is_there_at_the_next_attempt_and_gone_at_the_end(
     assert record.checkpoint_at is None
 
 
-async def test_a_check_point_outlives_a_worker_that_is_killed(
+async def test_a_checkpoint_outlives_a_worker_that_is_killed(
     broker310: TestBroker, database_url: str, tmp_path: Path
 ) -> None:
     async with (
@@ -118,7 +120,7 @@ async def test_a_check_point_outlives_a_worker_that_is_killed(
     ):
         worker = await processes.start("worker")
         job_id = await system.publish("hot.telling", {"reports": 7, "keep": True})
-        await hears(system, job_id, 1.0, "7 of 7")
+        await wait_for_progress(system, job_id, 1.0, "7 of 7")
         worker.kill()
         await worker.ended()
         await system.start_worker("llm")
@@ -128,68 +130,68 @@ async def test_a_check_point_outlives_a_worker_that_is_killed(
 
 async def test_progress_is_an_event(system: System) -> None:
     await system.start_worker("llm")
-    heard: list[dict[str, Any]] = []
+    events: list[dict[str, Any]] = []
     async with system.channel() as channel:
         queue = await channel.declare_queue(exclusive=True)
         await queue.bind(EVENTS_EXCHANGE, "progress.hot.telling")
 
-        async def note(message: Any) -> None:
-            heard.append(json.loads(message.body))
+        async def record_event(message: Any) -> None:
+            events.append(json.loads(message.body))
 
-        await queue.consume(note, no_ack=True)
+        await queue.consume(record_event, no_ack=True)
         job_id = await system.publish("hot.telling", {"reports": 2})
-        await eventually(lambda: heard)
+        await eventually(lambda: events)
         journal.release(job_id)
         await system.wait_for_state(job_id, State.SUCCEEDED)
-    (said,) = heard
-    assert (said["job_id"], said["fraction"], said["note"]) == (job_id, 1.0, "2 of 2")
+    (event,) = events
+    assert (event["job_id"], event["fraction"], event["note"]) == (job_id, 1.0, "2 of 2")
 
 
-async def test_a_ledger_that_is_away_for_a_while_costs_no_last_word(
+async def test_progress_is_recorded_after_the_ledger_was_away(
     system: System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from switchyard.services.engine.records.errors import LedgerUnavailable
 
-    note, refused = ProgressRepository.save, asyncio.Event()
+    save, has_refused = ProgressRepository.save, asyncio.Event()
 
-    async def away_at_first(self: ProgressRepository, request: ProgressRequest) -> bool:
-        if not refused.is_set():
-            refused.set()
+    async def refuse_once(self: ProgressRepository, request: ProgressRequest) -> bool:
+        if not has_refused.is_set():
+            has_refused.set()
             raise LedgerUnavailable("away")
-        return await note(self, request)
+        return await save(self, request)
 
-    monkeypatch.setattr(ProgressRepository, "save", away_at_first)
+    monkeypatch.setattr(ProgressRepository, "save", refuse_once)
     await system.start_worker("llm")
     job_id = await system.publish("hot.telling", {"reports": 2})
     await journal.started(job_id)
-    await refused.wait()
-    await hears(system, job_id, 1.0, "2 of 2")
+    await has_refused.wait()
+    await wait_for_progress(system, job_id, 1.0, "2 of 2")
     journal.release(job_id)
     await system.wait_for_state(job_id, State.SUCCEEDED)
 
 
-async def test_what_a_job_that_has_ended_leaves_is_freed_without_the_collector(
+async def test_the_objects_of_an_ended_job_are_freed_without_the_collector(
     system: System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Objects that keep each other are found by looks through all that is alive: 14 of them for
-    each job were a tenth of a worker's processor time."""
-    # On a busy machine the worker would note loops that stand still, each in a ledger that it opens
+    """Objects that refer to each other are found only by the collector, which looks through all
+    living ones: 14 of them for each job cost a tenth of a worker's processor time."""
+    # On a busy machine the worker would record blocked event loops, each in a ledger that it opens
     # for that: 190 objects.
     monkeypatch.setattr(loop_watch, "BLOCKED_AFTER", 600.0)
     await system.start_worker("llm")
-    first = [await system.publish("hot.noop", {}) for _ in range(20)]
-    for job_id in first:
+    warm_up_ids = [await system.publish("hot.noop", {}) for _ in range(20)]
+    for job_id in warm_up_ids:
         await system.wait_for_state(job_id, State.SUCCEEDED)
     gc.disable()
     try:
-        # What earlier tests in this process have left may end in one of the rounds.
+        # Objects of earlier tests in this process may be collected in one of the rounds.
         for _ in range(3):
             gc.collect()
-            jobs = [await system.publish("hot.noop", {}) for _ in range(100)]
-            for job_id in jobs:
+            job_ids = [await system.publish("hot.noop", {}) for _ in range(100)]
+            for job_id in job_ids:
                 await system.wait_for_state(job_id, State.SUCCEEDED)
-            if (found := gc.collect()) < len(jobs):
+            if (collected := gc.collect()) < len(job_ids):
                 break
-        assert found < len(jobs)
+        assert collected < len(job_ids)
     finally:
         gc.enable()

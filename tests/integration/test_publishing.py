@@ -1,4 +1,4 @@
-"""Jobs into their lanes: recorded, confirmed, or refused with nothing left behind."""
+"""Publishing jobs: they are recorded and confirmed, or refused with nothing left behind."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -35,12 +35,12 @@ async def test_a_published_job_is_recorded_and_waits_in_its_queue(
         assert published == Published(published.job_id, "backfill.noop", State.QUEUED)
         record = await system.record(published.job_id)
         assert (record.state, record.payload, record.priority) == (State.QUEUED, {"n": 3}, 7)
-        waiting = await system.take("backfill.llm")
-        message = JobMessage.decode(waiting.body)
+        delivered = await system.take("backfill.llm")
+        message = JobMessage.decode(delivered.body)
         assert (message.job_id, message.payload) == (published.job_id, {"n": 3})
-        assert (waiting.message_id, waiting.type) == (published.job_id, "noop")
-        assert (waiting.priority, waiting.content_type) == (7, "application/json")
-        assert waiting.delivery_mode == 2
+        assert (delivered.message_id, delivered.type) == (published.job_id, "noop")
+        assert (delivered.priority, delivered.content_type) == (7, "application/json")
+        assert delivered.delivery_mode == 2
 
 
 async def test_a_batch_is_answered_job_by_job_in_its_order(system: System) -> None:
@@ -68,8 +68,8 @@ async def test_one_invalid_job_in_a_batch_leaves_nothing_of_it(system: System) -
 
 async def test_an_idempotency_key_names_one_job_for_ever(system: System) -> None:
     first = await system.jobs.publish(JobRequest("hot.noop", {"n": 1}, idempotency_key="k"))
-    again = await system.jobs.publish(JobRequest("hot.noop", {"n": 1}, idempotency_key="k"))
-    assert again == Published(first.job_id, "hot.noop", State.QUEUED, duplicate=True)
+    repeated = await system.jobs.publish(JobRequest("hot.noop", {"n": 1}, idempotency_key="k"))
+    assert repeated == Published(first.job_id, "hot.noop", State.QUEUED, duplicate=True)
     await system.start_worker("llm")
     await system.wait_for_state(first.job_id, State.SUCCEEDED)
     late = await system.jobs.publish(JobRequest("hot.noop", {"n": 1}, idempotency_key="k"))
@@ -79,22 +79,22 @@ async def test_an_idempotency_key_names_one_job_for_ever(system: System) -> None
     assert journal.runs(first.job_id) == 1
 
 
-async def test_a_key_that_another_job_has_does_not_let_this_one_run_unrecorded(
+async def test_a_job_with_the_key_of_a_recorded_job_is_not_sent(
     system: System,
 ) -> None:
-    """The other was recorded by a process that died before it could publish it."""
-    other = JobRequest("hot.noop", {"n": 1}, idempotency_key="k", job_id="first")
-    await system.ledger.jobs.record(prepare(system.registry, other))
-    mine = JobRequest("hot.noop", {"n": 1}, idempotency_key="k", job_id="second")
-    published = await system.jobs.publish(mine)
+    """The other job was recorded by a process that died before it could publish it."""
+    earlier_request = JobRequest("hot.noop", {"n": 1}, idempotency_key="k", job_id="first")
+    await system.ledger.jobs.record(prepare(system.registry, earlier_request))
+    own_request = JobRequest("hot.noop", {"n": 1}, idempotency_key="k", job_id="second")
+    published = await system.jobs.publish(own_request)
     assert (published.job_id, published.duplicate) == ("first", True)
     assert await system.ready("hot.llm") == 0
 
 
-async def test_what_an_earlier_try_has_only_recorded_is_left_to_the_outbox(
+async def test_a_job_that_an_earlier_try_has_only_recorded_is_left_to_the_outbox(
     system: System,
 ) -> None:
-    """A second copy of it could only do harm: a full hot lane would make a dead letter of it."""
+    """A second copy could only do harm: a full hot lane would make a dead letter of it."""
     request = JobRequest("hot.noop", {}, idempotency_key="k")
     await system.ledger.jobs.record(prepare(system.registry, request))
     published = await system.jobs.publish(request)
@@ -116,28 +116,28 @@ async def test_a_full_lane_refuses_and_nothing_of_the_job_is_left(
 ) -> None:
     lanes = lanes_with(max_length={"backfill": 3})
     async with open_system(broker, sqlite_url, lanes=lanes) as system:
-        taken = await system.fill("backfill.noop")
-        with pytest.raises(LaneFull) as refused:
+        accepted_ids = await system.fill("backfill.noop")
+        with pytest.raises(LaneFull) as refusal:
             await system.publish("backfill.noop", job_id="late")
-        assert not refused.value.dead_lettered
+        assert not refusal.value.dead_lettered
         assert await system.state("late") is None
-        assert await system.ready("backfill.llm") == len(taken)
+        assert await system.ready("backfill.llm") == len(accepted_ids)
         assert await system.letters() == []
         await system.start_worker("llm")
-        await system.wait_until_all(taken, State.SUCCEEDED)
+        await system.wait_until_all(accepted_ids, State.SUCCEEDED)
         await system.publish("backfill.noop", job_id="late")  # there is room now
         await system.wait_for_state("late", State.SUCCEEDED)
 
 
-async def test_what_a_full_hot_lane_refuses_is_dead_and_its_publisher_is_told(
+async def test_a_job_that_a_full_hot_lane_refuses_is_dead_and_its_publisher_is_told(
     broker: TestBroker, sqlite_url: str
 ) -> None:
     lanes = lanes_with(max_length={"hot": 3})
     async with open_system(broker, sqlite_url, lanes=lanes) as system:
         await system.fill("hot.noop")
-        with pytest.raises(LaneFull) as refused:
+        with pytest.raises(LaneFull) as refusal:
             await system.publish("hot.noop", job_id="late")
-        assert refused.value.dead_lettered
+        assert refusal.value.dead_lettered
         record = await system.record("late")
         assert (record.state, record.reason) == (State.DEAD, "overflowed")
         letter = await system.wait_for_letter("late")
@@ -146,11 +146,11 @@ async def test_what_a_full_hot_lane_refuses_is_dead_and_its_publisher_is_told(
 
 
 async def test_a_publisher_whose_broker_is_away_leaves_nothing_half_done(system: System) -> None:
-    async with jobs_by_proxy(system) as (jobs, proxy):
+    async with open_publisher_by_proxy(system) as (jobs, proxy):
         proxy.refuse()
-        with pytest.raises(BrokerUnavailable) as away:
+        with pytest.raises(BrokerUnavailable) as error:
             await jobs.publish(JobRequest("hot.noop", {}, job_id="lost"))
-        assert not away.value.maybe_accepted
+        assert not error.value.maybe_accepted
         assert await system.state("lost") is None
         await proxy.accept()
         published = await jobs.publish(JobRequest("hot.noop", {}, job_id="lost"))
@@ -158,11 +158,11 @@ async def test_a_publisher_whose_broker_is_away_leaves_nothing_half_done(system:
 
 
 async def test_a_job_that_may_have_been_accepted_stays_for_the_scheduler(system: System) -> None:
-    async with jobs_by_proxy(system) as (jobs, proxy):
+    async with open_publisher_by_proxy(system) as (jobs, proxy):
         await jobs.publish(JobRequest("hot.noop", {}))
-        proxy.cut_when(lambda seen: b"unsure" in seen, forward=True)
-        unsure = await jobs.publish(JobRequest("hot.noop", {}, job_id="unsure"))
-        assert unsure == Published("unsure", "hot.noop", State.PENDING)
+        proxy.cut_when(lambda sent: b"unsure" in sent, forward=True)
+        unconfirmed = await jobs.publish(JobRequest("hot.noop", {}, job_id="unsure"))
+        assert unconfirmed == Published("unsure", "hot.noop", State.PENDING)
         assert await system.state("unsure") is State.PENDING
 
 
@@ -188,41 +188,41 @@ async def test_a_job_whose_queue_is_missing_is_refused_and_leaves_nothing(system
     await eventually(is_taken)
 
 
-async def test_a_queue_is_asked_for_once_by_all_who_publish(
+async def test_concurrent_publishes_query_their_queue_once(
     system: System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[str] = []
+    queried: list[str] = []
 
-    async def ask(connection: Any, queue: str) -> Any:
-        asked.append(queue)
+    async def query_and_record(connection: Any, queue: str) -> Any:
+        queried.append(queue)
         return await query_queue(connection, queue)
 
-    monkeypatch.setattr("switchyard.broker.publish.publisher.query_queue", ask)
+    monkeypatch.setattr("switchyard.broker.publish.publisher.query_queue", query_and_record)
     await asyncio.gather(*(system.publish("hot.noop") for _ in range(50)))
     await system.publish("hot.noop")
-    assert asked == ["hot.llm"]
+    assert queried == ["hot.llm"]
 
 
-async def test_a_broker_that_does_not_say_whether_a_queue_is_there_refuses_nothing(
+async def test_a_publish_does_not_wait_for_a_late_answer_about_its_queue(
     system: System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answer = asyncio.Event()
+    may_answer = asyncio.Event()
 
-    async def late(connection: Any, queue: str) -> Any:
-        await answer.wait()
+    async def query_late(connection: Any, queue: str) -> Any:
+        await may_answer.wait()
         return await query_queue(connection, queue)
 
-    monkeypatch.setattr("switchyard.broker.publish.publisher.query_queue", late)
+    monkeypatch.setattr("switchyard.broker.publish.publisher.query_queue", query_late)
     async with TimeBoundedPublisher(system.settings, name="test") as publisher:
         jobs = JobPublisher(system.registry, system.ledger, publisher)
         published = await jobs.publish(JobRequest("hot.noop", {}))
-        answer.set()
+        may_answer.set()
     assert published.state is State.QUEUED
 
 
 @asynccontextmanager
-async def jobs_by_proxy(system: System) -> AsyncIterator[tuple[JobPublisher, TcpProxy]]:
-    """A publisher of jobs, and the proxy on its way to the broker."""
+async def open_publisher_by_proxy(system: System) -> AsyncIterator[tuple[JobPublisher, TcpProxy]]:
+    """A publisher of jobs, and the proxy between it and the broker."""
     async with TcpProxy("127.0.0.1", system.broker.node.amqp_port) as proxy:
         url = SecretStr(proxy.url(system.broker.amqp_url))
         async with Publisher(system.settings.model_copy(update={"amqp_url": url})) as publisher:
@@ -232,10 +232,10 @@ async def jobs_by_proxy(system: System) -> AsyncIterator[tuple[JobPublisher, Tcp
 async def test_nothing_is_sent_while_the_ledger_is_away(
     system: System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def away(jobs: object) -> None:
+    async def raise_unavailable(jobs: object) -> None:
         raise LedgerUnavailable("away")
 
-    monkeypatch.setattr(system.ledger.jobs, "record_many", away)
+    monkeypatch.setattr(system.ledger.jobs, "record_many", raise_unavailable)
     with pytest.raises(LedgerUnavailable):
         await system.publish("hot.noop")
     assert await system.ready("hot.llm") == 0

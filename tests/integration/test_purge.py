@@ -1,4 +1,4 @@
-"""Purge: what a filter matches goes away; the records stay, of the letters and of who did it."""
+"""Purge: the letters that a filter matches are removed; their records and the purge's stay."""
 
 import asyncio
 import time
@@ -23,35 +23,35 @@ from tests.support.eventually import eventually
 from tests.support.redrives import bury, bury_many, ids, indexed
 from tests.support.system import System, open_system
 
-EVERYTHING = LetterFilter()
+ALL_LETTERS = LetterFilter()
 
 
-async def started(
-    system: System, which: LetterFilter = EVERYTHING, why: str | None = None
+async def begin_purge(
+    system: System, letter_filter: LetterFilter = ALL_LETTERS, reason: str | None = None
 ) -> BulkOperation:
-    return await start_purge(system.ledger, which, created_by="ann@desk", reason=why)
+    return await start_purge(system.ledger, letter_filter, created_by="ann@desk", reason=reason)
 
 
-async def run(system: System, operation: BulkOperation) -> BulkOperation:
+async def run_purge(system: System, operation: BulkOperation) -> BulkOperation:
     handler = PurgeHandler(system.settings, system.ledger)
     return await BulkRunner(system.ledger, [handler]).run_one(operation.id)
 
 
-async def test_purge_throws_away_what_matches_and_keeps_the_record(
+async def test_a_purge_removes_matching_letters_and_keeps_their_records(
     broker: TestBroker, sqlite_url: str
 ) -> None:
     async with open_system(broker, sqlite_url) as system:
         await bury_many(system, ["a", "b", "c"])
-        which = LetterFilter(ids=frozenset({"b"}))
-        would = await count_letters(system.settings, system.ledger, which, asyncio.sleep)
-        assert would == PurgeProgress(scanned=3, total=3, purged=1)
+        letter_filter = LetterFilter(ids=frozenset({"b"}))
+        dry_run = await count_letters(system.settings, system.ledger, letter_filter, asyncio.sleep)
+        assert dry_run == PurgeProgress(scanned=3, total=3, purged=1)
 
         async def are_back() -> bool:
             return await ids(system) == ["a", "b", "c"]
 
         await eventually(are_back)  # a quorum queue takes a moment to have its letters back
 
-        ended = await run(system, await started(system, which, "rubbish"))
+        ended = await run_purge(system, await begin_purge(system, letter_filter, "rubbish"))
         assert ended.counts == PurgeProgress(scanned=3, total=3, purged=1).to_json()
         assert await ids(system) == ["a", "c"]
         assert await indexed(system, "b") == ("purged", 1, 0)
@@ -66,27 +66,27 @@ async def test_purge_throws_away_what_matches_and_keeps_the_record(
         assert listed.spec == {"filter": {"ids": ["b"]}}
 
 
-async def test_what_died_after_the_purge_began_stays(
+async def test_a_letter_that_died_after_the_purge_began_stays(
     broker310: TestBroker, sqlite_url: str
 ) -> None:
     async with open_system(broker310, sqlite_url) as system:
         await bury(system, "before")
-        operation = await started(system)
+        operation = await begin_purge(system)
         await bury(system, "after", died=now() + timedelta(minutes=1))
-        assert (await run(system, operation)).counts["purged"] == 1
+        assert (await run_purge(system, operation)).counts["purged"] == 1
         assert await ids(system) == ["after"]
 
 
-async def test_what_a_process_left_behind_is_purged_by_a_scheduler(
+async def test_a_purge_whose_process_was_killed_is_completed_by_a_scheduler(
     broker310: TestBroker, sqlite_url: str
 ) -> None:
     async with open_system(broker310, sqlite_url) as system:
-        everything = [f"job-{number:03}" for number in range(450)]
-        await bury_many(system, everything)
-        operation = await started(system)
-        # It was killed between the mark and the acknowledgement.
+        all_ids = [f"job-{number:03}" for number in range(450)]
+        await bury_many(system, all_ids)
+        operation = await begin_purge(system)
+        # As if it was killed after marking these, and before acknowledging them.
         await system.ledger.dead_letters.mark_dead_state(
-            everything[:200], DeadLetterState.PURGED, time.time()
+            all_ids[:200], DeadLetterState.PURGED, time.time()
         )
         runner = BulkRunner(
             system.ledger, bulk_handlers(system.settings, system.registry, system.ledger, [])
@@ -94,28 +94,28 @@ async def test_what_a_process_left_behind_is_purged_by_a_scheduler(
         running = asyncio.create_task(runner.run())
 
         async def is_completed() -> bool:
-            found = await bulk_control.require_bulk(system.ledger, operation.id)
-            return found.state is BulkState.COMPLETED
+            record = await bulk_control.require_bulk(system.ledger, operation.id)
+            return record.state is BulkState.COMPLETED
 
         await eventually(is_completed)
         runner.stop()
         await running
         assert await ids(system) == []
-        assert {(await indexed(system, each))[0] for each in everything} == {"purged"}
+        assert {(await indexed(system, letter_id))[0] for letter_id in all_ids} == {"purged"}
 
 
-async def test_a_cancelled_purge_leaves_the_rest(broker310: TestBroker, sqlite_url: str) -> None:
+async def test_a_cancelled_purge_leaves_the_letters(broker310: TestBroker, sqlite_url: str) -> None:
     async with open_system(broker310, sqlite_url) as system:
         await bury_many(system, ["a", "b"])
-        operation = await started(system)
+        operation = await begin_purge(system)
         async with system.ledger.leases.holding_lease(DEAD_SCAN):
-            running = asyncio.create_task(run(system, operation))
+            running = asyncio.create_task(run_purge(system, operation))
 
-            async def waits() -> bool:
-                found = await bulk_control.require_bulk(system.ledger, operation.id)
-                return found.state is BulkState.WAITING and found.note is not None
+            async def is_waiting() -> bool:
+                record = await bulk_control.require_bulk(system.ledger, operation.id)
+                return record.state is BulkState.WAITING and record.note is not None
 
-            await eventually(waits)
+            await eventually(is_waiting)
             await bulk_control.cancel(system.ledger, operation.id)
             ended = await running
         assert (ended.state, ended.counts) == (BulkState.CANCELLED, {})

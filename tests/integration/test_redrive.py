@@ -1,4 +1,4 @@
-"""Redrive: what a filter matches goes back to its lane, changed where that was asked for."""
+"""Redrive: the letters that a filter matches go back to their lanes, with or without a change."""
 
 import json
 from collections.abc import Sequence
@@ -68,7 +68,7 @@ async def test_copy_that_goes_back_is_fresh_and_otherwise_the_same(
         assert metadata.queued_at is not None
         assert now() - metadata.queued_at < timedelta(seconds=30)
         assert metadata.not_before is None
-        # A header of its first death would make the broker drop it at the next one.
+        # If it kept the headers of its first death, the broker would drop it at the next one.
         assert copy.headers == {}
         assert await system.state("job") == State.QUEUED
 
@@ -82,9 +82,9 @@ async def test_each_filter_picks_its_letters_and_leaves_the_others(
         await bury(system, "b", "backfill.noop", reason=Reason.PERMANENT)
         await bury(system, "c", "backfill.gated", error_type="ValueError")
         await bury(system, "d", "backfill.noop", died=old)
-        everything = ["a", "b", "c", "d"]
+        all_ids = ["a", "b", "c", "d"]
         expected = {
-            LetterFilter(): everything,
+            LetterFilter(): all_ids,
             LetterFilter(ids=frozenset({"b", "d", "unknown"})): ["b", "d"],
             LetterFilter(job_type="gated"): ["c"],
             LetterFilter(lane="hot"): ["a"],
@@ -95,11 +95,11 @@ async def test_each_filter_picks_its_letters_and_leaves_the_others(
             LetterFilter(lane="backfill", job_type="noop", younger_than=3600): ["b"],
             LetterFilter(lane="maintenance"): [],
         }
-        for which, matching in expected.items():
-            tally = await plan(system, which)
-            assert tally.matched == len(matching), which
-            assert [note.partition(":")[0] for note in tally.notes] == matching, which
-            assert await ids(system) == everything
+        for letter_filter, matching_ids in expected.items():
+            tally = await plan(system, letter_filter)
+            assert tally.matched == len(matching_ids), letter_filter
+            assert [note.partition(":")[0] for note in tally.notes] == matching_ids, letter_filter
+            assert await ids(system) == all_ids
 
         assert (await redrive(system, LetterFilter(ids=frozenset({"b", "d"})))).redriven == 2
         assert await ids(system) == ["a", "c"]
@@ -141,10 +141,10 @@ async def test_change_that_makes_no_valid_job_leaves_the_letter_and_says_why(
     async with open_system(broker310, sqlite_url) as system:
         await bury(system, "job", payload={"n": 1})
         [before] = await system.letters()
-        for change, complaint in INVALID:
+        for change, error in INVALID:
             progress = await redrive(system, change=change)
-            assert (progress.redriven, progress.invalid) == (0, 1), complaint
-            assert complaint in progress.notes[0]
+            assert (progress.redriven, progress.invalid) == (0, 1), error
+            assert error in progress.notes[0]
 
             [after] = await system.letters()
             assert (after.delivery.body, after.info) == (
@@ -175,10 +175,10 @@ async def test_job_that_the_broker_expired_twice_is_not_lost(
         job_id = await system.publish("backfill.noop")
         for redrives in range(2):
 
-            async def dies(redrives: int = redrives) -> bool:
-                return [each.redrives for each in await system.letters()] == [redrives]
+            async def has_died(redrives: int = redrives) -> bool:
+                return [letter.redrives for letter in await system.letters()] == [redrives]
 
-            await eventually(dies)
+            await eventually(has_died)
             if redrives:
                 await system.start_worker()
             assert (await redrive(system)).redriven == 1
@@ -195,14 +195,14 @@ async def test_redriven_job_that_dies_again_can_be_redriven_again(
         job_id = await system.publish("hot.scripted", {"steps": steps})
         for redrives in range(2):
 
-            async def waits(redrives: int = redrives) -> bool:
+            async def is_waiting(redrives: int = redrives) -> bool:
                 return (
                     await system.ledger.dead_letters.get_dead(job_id) is not None
                     and await indexed(system, job_id) == ("waiting", 1, redrives)
                     and await ids(system) == [job_id]
                 )
 
-            await eventually(waits)
+            await eventually(is_waiting)
             record = await system.wait_for_state(job_id, State.DEAD)
             assert record.redrives == redrives
             assert (await redrive(system)).redriven == 1
@@ -210,25 +210,25 @@ async def test_redriven_job_that_dies_again_can_be_redriven_again(
         record = await system.wait_for_state(job_id, State.SUCCEEDED)
         assert record.redrives == 2
         assert await indexed(system, job_id) == ("redriven", 1, 1)
-        assert [line.redrive for line in record.timeline] == [0, 1]
+        assert [attempt.redrive for attempt in record.timeline] == [0, 1]
 
 
-async def test_index_is_right_when_a_job_dies_again_before_its_redrive_is_noted(
+async def test_index_is_right_when_a_job_dies_again_before_its_redrive_is_recorded(
     broker310: TestBroker, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record_redriven = RedriveRepository.record_redriven
 
-    async def late(
+    async def record_late(
         redrives: RedriveRepository, copies: Sequence[RedrivenCopy], *options: Any
     ) -> None:
-        async def dead_again() -> bool:
+        async def is_dead_again() -> bool:
             letter = await system.ledger.dead_letters.get_dead(copies[0].letter_id)
             return letter is not None and letter.redrives == copies[0].redrives
 
-        await eventually(dead_again)
+        await eventually(is_dead_again)
         await record_redriven(redrives, copies, *options)
 
-    monkeypatch.setattr(RedriveRepository, "record_redriven", late)
+    monkeypatch.setattr(RedriveRepository, "record_redriven", record_late)
     async with open_system(broker310, database_url) as system, indexing(system):
         await system.start_worker()
         job_id = await system.publish("hot.scripted", {"steps": ["permanent"]})

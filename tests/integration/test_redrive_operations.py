@@ -1,4 +1,4 @@
-"""Redrives with a record: canary, halt, rate, room, pause, several at once, what dies again."""
+"""Redrive operations: canary, halt, rate, full lanes, pause, several at once, second deaths."""
 
 import asyncio
 
@@ -45,9 +45,9 @@ async def test_a_redrive_sends_what_fits_and_keeps_a_record(
 ) -> None:
     async with open_system(broker, database_url) as system:
         await system.start_worker()
-        everything = names(700)
-        await bury_all(system, everything[::2], cause="no route to a")
-        await bury_all(system, everything[1::2], cause="disk full")
+        all_ids = names(700)
+        await bury_all(system, all_ids[::2], cause="no route to a")
+        await bury_all(system, all_ids[1::2], cause="disk full")
         [first, *_] = await system.letters()
         group = cause_of_letter(first).fingerprint
         operation = await start_redrive(
@@ -63,13 +63,13 @@ async def test_a_redrive_sends_what_fits_and_keeps_a_record(
         assert ended.finished_at is not None
         progress = RedriveProgress.from_operation(ended)
         assert (progress.total, progress.redriven, progress.invalid) == (350, 350, 0)
-        await system.wait_until_all(everything[::2], State.SUCCEEDED)
-        assert await ids(system) == everything[1::2]
+        await system.wait_until_all(all_ids[::2], State.SUCCEEDED)
+        assert await ids(system) == all_ids[1::2]
         counts = await system.ledger.redrives.settle_redriven(operation.id)
         assert counts == {"succeeded": 350}
 
 
-async def test_what_is_not_valid_or_needs_no_redrive_is_counted(
+async def test_letters_that_are_invalid_or_need_no_redrive_are_counted(
     broker310: TestBroker, sqlite_url: str
 ) -> None:
     async with open_system(broker310, sqlite_url) as system:
@@ -90,32 +90,32 @@ async def test_what_is_not_valid_or_needs_no_redrive_is_counted(
 
 async def test_limit_takes_the_oldest(broker310: TestBroker, sqlite_url: str) -> None:
     async with open_system(broker310, sqlite_url) as system:
-        everything = await bury_all(system, names(300), recorded=False)
+        all_ids = await bury_all(system, names(300), recorded=False)
         ended = await run(system, await start(system, limit=250))
         assert (ended.state, RedriveProgress.from_operation(ended).redriven) == (
             BulkState.COMPLETED,
             250,
         )
-        assert await ids(system) == everything[250:]
+        assert await ids(system) == all_ids[250:]
         assert await system.ready("backfill.llm") == 250
 
 
-async def test_what_dies_again_is_left_alone(broker: TestBroker, sqlite_url: str) -> None:
+async def test_a_job_that_dies_again_is_left_alone(broker: TestBroker, sqlite_url: str) -> None:
     async with open_system(broker, sqlite_url) as system:
         await system.start_worker()
-        everything = await bury_all(system, names(30), steps=["permanent"])
-        # So short that there are several passes, which find the letters that died again.
+        all_ids = await bury_all(system, names(30), steps=["permanent"])
+        # The short hold makes several passes, which find the letters that died again.
         operation = await start(system, rate=20, which=LetterFilter(job_type="scripted"))
         ended = await run(system, operation, hold=0.3)
         assert ended.state is BulkState.COMPLETED
-        await system.wait_until_all(everything, State.DEAD)
-        assert {journal.runs(job_id) for job_id in everything} == {1}
+        await system.wait_until_all(all_ids, State.DEAD)
+        assert {journal.runs(job_id) for job_id in all_ids} == {1}
         assert RedriveProgress.from_operation(ended).redriven == 30
 
-        async def all_failed() -> bool:
+        async def have_all_failed() -> bool:
             return await system.ledger.redrives.settle_redriven(operation.id) == {"failed": 30}
 
-        await eventually(all_failed)
+        await eventually(have_all_failed)
 
 
 # --- canary and halt --------------------------------------------------------------------------
@@ -123,40 +123,40 @@ async def test_what_dies_again_is_left_alone(broker: TestBroker, sqlite_url: str
 
 async def test_canary_that_succeeds_lets_the_others_go(broker: TestBroker, sqlite_url: str) -> None:
     async with open_system(broker, sqlite_url) as system:
-        everything = await bury_all(system, names(40), "backfill.gated")
+        all_ids = await bury_all(system, names(40), "backfill.gated")
         operation = await start(system, canary=3)
         async with running(system, operation) as task:
             await system.wait_until_ready("backfill.llm", 3)
             await system.start_worker()
-            await journal.started(*everything[:3])
+            await journal.started(*all_ids[:3])
             # None of the others has been sent while the canary is out.
             assert (await current(system, operation)).note == "canary: 0 of 3 have succeeded"
             assert len(journal.starts) == 3
             journal.release_all()
             assert (await asyncio.wait_for(task, 30)).state is BulkState.COMPLETED
-        await system.wait_until_all(everything, State.SUCCEEDED)
+        await system.wait_until_all(all_ids, State.SUCCEEDED)
 
 
-async def test_canary_that_fails_stops_the_rest(broker: TestBroker, sqlite_url: str) -> None:
+async def test_a_canary_that_fails_stops_the_others(broker: TestBroker, sqlite_url: str) -> None:
     async with open_system(broker, sqlite_url) as system:
         await system.start_worker()
-        everything = await bury_all(system, names(40), steps=["permanent"])
+        all_ids = await bury_all(system, names(40), steps=["permanent"])
         operation = await start(system, canary=3)
         ended = await run(system, operation)
         assert ended.state is BulkState.HALTED
         assert ended.note is not None
         assert "failed again" in ended.note
         assert f"jobctl dead redrives show {operation.id}" in ended.note
-        assert [journal.runs(job_id) for job_id in everything] == [1] * 3 + [0] * 37
-        assert (await ids(system))[:37] == everything[3:]
+        assert [journal.runs(job_id) for job_id in all_ids] == [1] * 3 + [0] * 37
+        assert (await ids(system))[:37] == all_ids[3:]
 
-        # Whoever resumes it tries as many again.
+        # A resumed redrive sends as many again.
         await resume_redrive(system.ledger, operation.id)
         assert (await run(system, operation)).state is BulkState.HALTED
-        assert [journal.runs(job_id) for job_id in everything] == [1] * 6 + [0] * 34
+        assert [journal.runs(job_id) for job_id in all_ids] == [1] * 6 + [0] * 34
 
 
-async def test_what_fails_between_a_halt_and_its_resumption_does_not_halt_it_again(
+async def test_a_failure_between_a_halt_and_its_resumption_halts_no_more(
     broker310: TestBroker, sqlite_url: str
 ) -> None:
     async with open_system(broker310, sqlite_url) as system:
@@ -177,7 +177,7 @@ async def test_what_fails_between_a_halt_and_its_resumption_does_not_halt_it_aga
         await system.wait_until_all(["good"], State.SUCCEEDED)
 
 
-async def test_too_many_failures_halt_it(broker: TestBroker, sqlite_url: str) -> None:
+async def test_too_many_failures_halt_a_redrive(broker: TestBroker, sqlite_url: str) -> None:
     async with open_system(broker, sqlite_url) as system:
         await system.start_worker()
         good = await bury_all(system, names(100, "good"))
@@ -187,13 +187,13 @@ async def test_too_many_failures_halt_it(broker: TestBroker, sqlite_url: str) ->
         assert ended.state is BulkState.HALTED
         progress = RedriveProgress.from_operation(ended)
         assert progress.failed >= 0.2 * (progress.succeeded + progress.failed)
-        # What may be out at once bounds what goes wrong.
+        # How many may be under way at once bounds how many fail.
         assert 100 < progress.redriven <= 100 + 25 + 200
         await system.wait_until_all(good, State.SUCCEEDED)
-        assert len([each for each in bad if not journal.runs(each)]) >= 600
+        assert len([job_id for job_id in bad if not journal.runs(job_id)]) >= 600
 
 
-async def test_few_failures_do_not_halt_it(broker310: TestBroker, sqlite_url: str) -> None:
+async def test_few_failures_do_not_halt_a_redrive(broker310: TestBroker, sqlite_url: str) -> None:
     async with open_system(broker310, sqlite_url) as system:
         await system.start_worker()
         await bury_all(system, names(2, "bad"), steps=["permanent"])
@@ -214,11 +214,11 @@ async def test_a_low_rate_does_not_keep_others_from_the_queue(
         operation = await start(system, rate=0.01)
         async with running(system, operation):
 
-            async def waits() -> bool:
-                seen = await bulk_control.require_bulk(system.ledger, operation.id)
-                return seen.note == "sends 36 an hour, by its rate"
+            async def is_waiting() -> bool:
+                record = await bulk_control.require_bulk(system.ledger, operation.id)
+                return record.note == "sends 36 an hour, by its rate"
 
-            await eventually(waits)
+            await eventually(is_waiting)
             plan = await plan_redrive(
                 system.settings,
                 system.registry,
@@ -241,17 +241,19 @@ async def test_letters_without_a_queue_stay_and_the_note_says_what_to_type(
         operation = await start(system)
         async with running(system, operation):
 
-            async def says_so() -> bool:
-                seen = await bulk_control.require_bulk(system.ledger, operation.id)
-                return "no queue 'backfill.llm'" in (seen.note or "")
+            async def is_noted() -> bool:
+                record = await bulk_control.require_bulk(system.ledger, operation.id)
+                return "no queue 'backfill.llm'" in (record.note or "")
 
-            await eventually(says_so)
-            seen = await bulk_control.require_bulk(system.ledger, operation.id)
-            assert "run `jobctl topology apply`" in (seen.note or "")
-        assert {each.id for each in await system.letters()} == set(letters)
+            await eventually(is_noted)
+            record = await bulk_control.require_bulk(system.ledger, operation.id)
+            assert "run `jobctl topology apply`" in (record.note or "")
+        assert {letter.id for letter in await system.letters()} == set(letters)
 
 
-async def test_rate_can_be_changed_while_it_runs(broker310: TestBroker, sqlite_url: str) -> None:
+async def test_the_rate_of_a_running_redrive_can_be_changed(
+    broker310: TestBroker, sqlite_url: str
+) -> None:
     async with open_system(broker310, sqlite_url) as system:
         await bury_all(system, names(300), recorded=False)
         operation = await start(system, rate=5)
@@ -267,39 +269,39 @@ async def test_rate_can_be_changed_while_it_runs(broker310: TestBroker, sqlite_u
 async def test_full_lane_is_waited_for(broker: TestBroker, sqlite_url: str, lane: str) -> None:
     lanes = lanes_with(max_length={lane: 20})
     async with open_system(broker, sqlite_url, lanes=lanes) as system:
-        everything = await bury_all(system, names(60), f"{lane}.noop")
+        all_ids = await bury_all(system, names(60), f"{lane}.noop")
         operation = await start(system)
         async with running(system, operation, hold=1) as task:
 
-            async def says_so() -> bool:
-                seen = await current(system, operation)
-                return (seen.state, seen.note) == (
+            async def is_noted() -> bool:
+                record = await current(system, operation)
+                return (record.state, record.note) == (
                     BulkState.WAITING,
                     f"waits for room in {lane}.llm",
                 )
 
-            await eventually(says_so)
+            await eventually(is_noted)
             assert await system.ready(f"{lane}.llm") == 20
             await system.start_worker()
             assert (await asyncio.wait_for(task, 40)).state is BulkState.COMPLETED
-        await system.wait_until_all(everything, State.SUCCEEDED)
-        assert {journal.runs(job_id) for job_id in everything} == {1}
+        await system.wait_until_all(all_ids, State.SUCCEEDED)
+        assert {journal.runs(job_id) for job_id in all_ids} == {1}
         assert await ids(system) == []
 
 
-async def test_pause_leaves_the_rest_and_resume_goes_on(
+async def test_a_pause_leaves_letters_and_a_resume_sends_them(
     broker: TestBroker, sqlite_url: str
 ) -> None:
     async with open_system(broker, sqlite_url) as system:
-        everything = await bury_all(system, names(200), recorded=False)
+        all_ids = await bury_all(system, names(200), recorded=False)
         operation = await start(system, rate=50)
         async with running(system, operation) as task:
-            await eventually(lambda: _ready(system, 20))
+            await eventually(lambda: _has_queued(system, 20))
             await bulk_control.pause(system.ledger, operation.id)
             assert (await asyncio.wait_for(task, MAX_WAIT)).state is BulkState.PAUSED
         sent = await system.ready("backfill.llm")
         assert 20 <= sent < 200
-        assert await ids(system) == everything[sent:]
+        assert await ids(system) == all_ids[sent:]
         with pytest.raises(RedriveConflict, match="is paused and takes some"):
             await start(system)
 
@@ -313,7 +315,7 @@ async def test_pause_leaves_the_rest_and_resume_goes_on(
         assert await system.ready("backfill.llm") == 200
 
 
-async def _ready(system: System, count: int) -> bool:
+async def _has_queued(system: System, count: int) -> bool:
     return await system.ready("backfill.llm") >= count
 
 
@@ -332,7 +334,7 @@ async def test_cancelled_redrive_is_over(broker310: TestBroker, sqlite_url: str)
 # --- several at once --------------------------------------------------------------------------
 
 
-async def test_two_redrives_of_other_letters_both_get_all(
+async def test_two_redrives_of_different_letters_both_send_all(
     broker: TestBroker, sqlite_url: str
 ) -> None:
     async with open_system(broker, sqlite_url) as system:
@@ -341,8 +343,11 @@ async def test_two_redrives_of_other_letters_both_get_all(
         operations = [
             await start(system, LetterFilter(job_type=name)) for name in ("noop", "scripted")
         ]
-        ended = await asyncio.gather(*(run(system, each) for each in operations))
-        assert [RedriveProgress.from_operation(each).redriven for each in ended] == [400, 400]
+        ended = await asyncio.gather(*(run(system, operation) for operation in operations))
+        assert [RedriveProgress.from_operation(operation).redriven for operation in ended] == [
+            400,
+            400,
+        ]
         assert await system.ready("backfill.llm") == 800
         assert await ids(system) == []
 
@@ -362,18 +367,18 @@ async def test_a_redrive_of_the_same_letters_is_refused(
     broker310: TestBroker, sqlite_url: str
 ) -> None:
     async with open_system(broker310, sqlite_url) as system:
-        began = await asyncio.gather(
+        answers = await asyncio.gather(
             *(start(system, LetterFilter(lane="hot")) for _ in range(5)), return_exceptions=True
         )
-        assert sum(isinstance(each, BulkOperation) for each in began) == 1
-        assert sum(isinstance(each, RedriveConflict) for each in began) == 4
+        assert sum(isinstance(answer, BulkOperation) for answer in answers) == 1
+        assert sum(isinstance(answer, RedriveConflict) for answer in answers) == 4
         with pytest.raises(RedriveConflict, match="dead redrives cancel"):
             await start(system, LetterFilter(reason="expired"))
         await start(system, LetterFilter(lane="backfill"))
 
 
 @pytest.mark.parametrize(
-    ("spec", "complaint"),
+    ("spec", "message"),
     [
         (RedriveSpec(EVERYTHING, canary=0), "canary must be 1 or more"),
         (RedriveSpec(EVERYTHING, halt_on=20), "halt_on"),
@@ -381,10 +386,10 @@ async def test_a_redrive_of_the_same_letters_is_refused(
         (RedriveSpec(EVERYTHING, Change(jq=".a +")), "jq"),
     ],
 )
-async def test_what_can_not_be_meant_is_refused_at_once(
-    broker310: TestBroker, sqlite_url: str, spec: RedriveSpec, complaint: str
+async def test_a_senseless_redrive_is_refused_at_once(
+    broker310: TestBroker, sqlite_url: str, spec: RedriveSpec, message: str
 ) -> None:
     async with open_system(broker310, sqlite_url) as system:
-        with pytest.raises(InvalidRedrive, match=complaint):
+        with pytest.raises(InvalidRedrive, match=message):
             await start_redrive(system.ledger, spec, created_by="test")
         assert (await system.ledger.bulk.list_bulk()).items == ()

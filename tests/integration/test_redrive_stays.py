@@ -1,4 +1,4 @@
-"""What a redrive leaves where it is: in its order, as it was, with a reason."""
+"""Letters that a redrive leaves in the queue stay in order, unchanged, with a reason."""
 
 import asyncio
 from collections.abc import Sequence
@@ -25,34 +25,38 @@ from tests.support.system import lanes_with, open_system
 async def test_dry_run_changes_nothing(broker: TestBroker, sqlite_url: str) -> None:
     async with open_system(broker, sqlite_url) as system:
         await bury_many(system, [f"job-{number}" for number in range(20)])
-        before = [(each.id, each.delivery.body, each.info) for each in await system.letters()]
+        before = [
+            (letter.id, letter.delivery.body, letter.info) for letter in await system.letters()
+        ]
         for _ in range(3):
             tally = await plan(system)
             assert (tally.matched, tally.done) == (20, 20)
             assert tally.notes[0] == "job-0: would go to backfill.noop"
-        after = [(each.id, each.delivery.body, each.info) for each in await system.letters()]
+        after = [
+            (letter.id, letter.delivery.body, letter.info) for letter in await system.letters()
+        ]
         assert after == before
         assert await system.ready("backfill.llm") == 0
         assert await indexed(system, "job-0") == ("waiting", 1, 0)
 
 
-async def test_order_of_what_stays_is_kept(broker: TestBroker, sqlite_url: str) -> None:
+async def test_the_order_of_letters_that_stay_is_kept(broker: TestBroker, sqlite_url: str) -> None:
     async with open_system(broker, sqlite_url) as system:
-        # More than a quorum queue sends to a consumer that asks for no number.
+        # More than a quorum queue sends to a consumer without a prefetch count.
         count = 2_200 if broker.profile == "quorum" else 300
-        everything = [f"job-{number:04}" for number in range(count)]
-        await bury_many(system, everything)
+        all_ids = [f"job-{number:04}" for number in range(count)]
+        await bury_many(system, all_ids)
         for _ in range(3):
-            assert await ids(system) == everything
+            assert await ids(system) == all_ids
 
-        redriven = everything[10:-10:5]
+        redriven = all_ids[10:-10:5]
         progress = await redrive(system, LetterFilter(ids=frozenset(redriven)))
         assert progress.redriven == len(redriven)
-        staying = sorted(set(everything) - set(redriven))
+        staying = sorted(set(all_ids) - set(redriven))
         assert await ids(system) == staying
         purged = staying[::7]
-        which = LetterFilter(ids=frozenset(purged))
-        operation = await start_purge(system.ledger, which, created_by="ann@desk")
+        letter_filter = LetterFilter(ids=frozenset(purged))
+        operation = await start_purge(system.ledger, letter_filter, created_by="ann@desk")
         handler = PurgeHandler(system.settings, system.ledger)
         ended = await BulkRunner(system.ledger, [handler]).run_one(operation.id)
         assert ended.counts["purged"] == len(purged)
@@ -65,17 +69,17 @@ async def test_order_of_what_stays_is_kept(broker: TestBroker, sqlite_url: str) 
         assert first.job_id == redriven[0]
 
 
-async def test_order_is_kept_over_several_pieces_while_new_ones_come(
+async def test_the_order_is_kept_over_several_batches_while_letters_come(
     broker: TestBroker, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("switchyard.broker.dead.scan.BATCH_SIZE", 150)
     monkeypatch.setattr("switchyard.broker.dead.scan.QUORUM_BATCH_SIZE", 150)
     async with open_system(broker, sqlite_url) as system:
-        everything = [f"job-{number:04}" for number in range(1_000)]
-        await bury_many(system, everything)
+        all_ids = [f"job-{number:04}" for number in range(1_000)]
+        await bury_many(system, all_ids)
         for step in (7, 3):
             newer: list[str] = []
-            redriven = everything[1:700:step]
+            redriven = all_ids[1:700:step]
             settings = system.settings
             async with scanning(settings.require_amqp_url(), profile=settings.profile) as scan:
                 number = 0
@@ -87,13 +91,13 @@ async def test_order_is_kept_over_several_pieces_while_new_ones_come(
                         newer.append(f"new-{step}-{number:04}")
                         await bury_many(system, newer[-1:])
                     if number == 800:
-                        break  # the rest was fetched, or not, and nobody has seen it
-            everything = [each for each in everything if each not in redriven] + newer
+                        break  # the others were fetched, or not, and not looked at
+            all_ids = [job_id for job_id in all_ids if job_id not in redriven] + newer
 
-            async def all_back(expected: Sequence[str] = tuple(everything)) -> bool:
+            async def are_all_back(expected: Sequence[str] = tuple(all_ids)) -> bool:
                 return await ids(system) == list(expected)
 
-            await eventually(all_back)
+            await eventually(are_all_back)
 
 
 async def test_limit_takes_the_oldest(broker: TestBroker, sqlite_url: str) -> None:
@@ -104,7 +108,7 @@ async def test_limit_takes_the_oldest(broker: TestBroker, sqlite_url: str) -> No
         assert await ids(system) == ["a", "d"]
 
 
-async def test_letter_of_a_job_that_has_ended_meanwhile_is_dropped_and_said_so(
+async def test_a_letter_whose_job_has_ended_meanwhile_is_dropped_with_a_note(
     broker310: TestBroker, database_url: str
 ) -> None:
     async with open_system(broker310, database_url) as system:
@@ -115,8 +119,8 @@ async def test_letter_of_a_job_that_has_ended_meanwhile_is_dropped_and_said_so(
         await system.ledger.jobs.cancel(cancelled, 0.0)
         await bury_many(system, ["done", "dead", "off"], "hot.noop")
 
-        dry = await plan(system)
-        assert (dry.dropped, dry.done) == (2, 1)
+        dry_run = await plan(system)
+        assert (dry_run.dropped, dry_run.done) == (2, 1)
         assert await ids(system) == ["done", "dead", "off"]
 
         progress = await redrive(system)
@@ -133,21 +137,21 @@ async def test_letter_of_a_job_that_has_ended_meanwhile_is_dropped_and_said_so(
 
 
 @pytest.mark.parametrize("lane", ["backfill", "hot"])
-async def test_full_lane_leaves_the_rest_as_it_was(
+async def test_a_full_lane_leaves_the_other_letters_as_they_were(
     broker: TestBroker, sqlite_url: str, lane: str
 ) -> None:
     lanes = lanes_with(max_length={lane: 5})
     async with open_system(broker, sqlite_url, lanes=lanes) as system:
-        everything = [f"job-{number:03}" for number in range(30)]
-        await bury_many(system, everything, f"{lane}.noop")
-        before = {each.id: each.info for each in await system.letters()}
+        all_ids = [f"job-{number:03}" for number in range(30)]
+        await bury_many(system, all_ids, f"{lane}.noop")
+        before = {letter.id: letter.info for letter in await system.letters()}
         spec = RedriveSpec(LetterFilter(), remote=False)
         operation = await start_redrive(system.ledger, spec, created_by="test")
 
         async def waits_for_room() -> bool:
-            seen = await bulk_control.require_bulk(system.ledger, operation.id)
-            waits = seen.note == f"waits for room in {lane}.llm"
-            return waits and seen.counts["redriven"] == 5
+            record = await bulk_control.require_bulk(system.ledger, operation.id)
+            is_waiting = record.note == f"waits for room in {lane}.llm"
+            return is_waiting and record.counts["redriven"] == 5
 
         runner = runner_of(system)
         running = asyncio.create_task(runner.run_one(operation.id))
@@ -156,19 +160,19 @@ async def test_full_lane_leaves_the_rest_as_it_was(
         assert (await running).state is BulkState.PAUSED
         assert await system.ready(f"{lane}.llm") == 5
 
-        left = await system.letters()
-        assert [each.id for each in left] == everything[5:]
-        assert {each.id: each.info for each in left} == {
-            job_id: before[job_id] for job_id in everything[5:]
+        remaining = await system.letters()
+        assert [letter.id for letter in remaining] == all_ids[5:]
+        assert {letter.id: letter.info for letter in remaining} == {
+            job_id: before[job_id] for job_id in all_ids[5:]
         }
         await index(system)
-        for job_id in everything[5:]:
+        for job_id in all_ids[5:]:
             assert await indexed(system, job_id) == ("waiting", 1, 0)
 
         await system.start_worker()
         await resume_redrive(system.ledger, operation.id)
         assert (await runner.run_one(operation.id)).counts["redriven"] == 30
-        await system.wait_until_all(everything, State.SUCCEEDED)
+        await system.wait_until_all(all_ids, State.SUCCEEDED)
 
 
 async def test_malformed_letter_stays_and_says_why(broker: TestBroker, sqlite_url: str) -> None:
@@ -181,8 +185,8 @@ async def test_malformed_letter_stays_and_says_why(broker: TestBroker, sqlite_ur
             progress = await redrive(system)
             assert (progress.invalid, progress.redriven) == (1, 0)
             assert progress.notes[0].startswith(f"{letter.id}: not redriven: the body is no job")
-        [still] = await system.letters()
-        assert still.delivery.body == raw
+        [unchanged] = await system.letters()
+        assert unchanged.delivery.body == raw
 
 
 async def test_job_of_an_unknown_type_goes_back_once_its_key_is_mended(

@@ -16,7 +16,7 @@ from tests.support.brokers import TestBroker
 from tests.support.publishing import SlowPublisher
 from tests.support.system import System, lanes_with, open_system
 
-ABOUT = UploadMetadata(filename="tide.md", lane="backfill")
+METADATA = UploadMetadata(filename="tide.md", lane="backfill")
 
 
 @pytest.fixture
@@ -28,13 +28,13 @@ async def system(broker310: TestBroker, database_url: str, tmp_path: Path) -> As
         yield opened
 
 
-async def text() -> AsyncIterator[bytes]:
+async def stream_text() -> AsyncIterator[bytes]:
     yield b"# The tide\n\nIt rises twice a day, and nobody is asked."
 
 
 def waiting_files(system: System) -> list[str]:
     folder = system.settings.data_dir / "files" / "uploads" / "incoming"
-    return sorted(f"uploads/incoming/{each.name}" for each in folder.iterdir())
+    return sorted(f"uploads/incoming/{file.name}" for file in folder.iterdir())
 
 
 async def test_a_refused_upload_stays_if_another_sender_got_its_document(
@@ -45,24 +45,24 @@ async def test_a_refused_upload_stays_if_another_sender_got_its_document(
     publisher = JobPublisher(system.registry, system.ledger, slow)
     first = DocumentService(system.ledger, UploadIntake(system.settings, publisher, None))
     second = DocumentService(system.ledger, UploadIntake(system.settings, system.jobs, None))
-    mine = await first.intake.receive(text())
-    sending = asyncio.create_task(first.submit(mine, ABOUT))
+    first_upload = await first.intake.receive(stream_text())
+    sending = asyncio.create_task(first.submit(first_upload, METADATA))
     await slow.answered.wait()
-    answer = await second.submit(await second.intake.receive(text()), ABOUT)
+    answer = await second.submit(await second.intake.receive(stream_text()), METADATA)
     assert answer.duplicate
     slow.go_on.set()
     first_answer = await sending
     assert (first_answer.duplicate, first_answer.status.job_id) == (False, answer.status.job_id)
-    assert waiting_files(system) == [mine.key]
+    assert waiting_files(system) == [first_upload.key]
     record = await system.record(str(answer.status.job_id))
-    assert (record.state, record.payload["key"]) == (State.PENDING, mine.key)
+    assert (record.state, record.payload["key"]) == (State.PENDING, first_upload.key)
 
 
 async def test_an_upload_that_is_refused_alone_leaves_nothing(system: System) -> None:
     await system.publish_foreign("backfill.ingest_document", {"key": "uploads/incoming/x"})
-    desk = DocumentService(system.ledger, UploadIntake(system.settings, system.jobs, None))
+    service = DocumentService(system.ledger, UploadIntake(system.settings, system.jobs, None))
     with pytest.raises(LaneFull):
-        await desk.submit(await desk.intake.receive(text()), ABOUT)
+        await service.submit(await service.intake.receive(stream_text()), METADATA)
     assert waiting_files(system) == []
     assert not (await system.ledger.job_reads.list_jobs()).items
 
@@ -70,9 +70,9 @@ async def test_an_upload_that_is_refused_alone_leaves_nothing(system: System) ->
 async def test_an_upload_for_which_there_is_no_queue_leaves_nothing(system: System) -> None:
     async with system.channel() as channel:
         await channel.queue_delete("backfill.ingest")
-    desk = DocumentService(system.ledger, UploadIntake(system.settings, system.jobs, None))
+    service = DocumentService(system.ledger, UploadIntake(system.settings, system.jobs, None))
     with pytest.raises(Unroutable, match="jobctl topology apply"):
-        await desk.submit(await desk.intake.receive(text()), ABOUT)
+        await service.submit(await service.intake.receive(stream_text()), METADATA)
     assert waiting_files(system) == []
     assert not (await system.ledger.job_reads.list_jobs()).items
     assert await system.letters() == []

@@ -86,11 +86,13 @@ async def ledger(database_url: str) -> AsyncIterator[Ledger]:
         yield opened
 
 
-def sync_of(ledger: Ledger, *own: JobType, works: bool = True) -> JobTypeSync:
-    return JobTypeSync(Registry(own), ledger, own_types=own, holder="worker-1", is_worker=works)
+def make_sync(ledger: Ledger, *own_types: JobType, is_worker: bool = True) -> JobTypeSync:
+    return JobTypeSync(
+        Registry(own_types), ledger, own_types=own_types, holder="worker-1", is_worker=is_worker
+    )
 
 
-async def learnt(ledger: Ledger) -> Registry:
+async def learn_registry(ledger: Ledger) -> Registry:
     registry = Registry()
     await learn_types(registry, ledger)
     return registry
@@ -120,10 +122,10 @@ async def test_a_worker_learns_of_types_that_are_registered_later_by_its_beats(
 ) -> None:
     monkeypatch.setattr(registered_types, "LEARN_INTERVAL", 1000)
     monkeypatch.setattr(worker_status, "IDLE_BEAT_INTERVAL", 0.1)
-    known = Registry([SEND_OFF])
-    await system.start_worker("llm", registry=known)
+    registry = Registry([SEND_OFF])
+    await system.start_worker("llm", registry=registry)
     await system.start_worker("llm", registry=Registry([WEIGH]))
-    await eventually(lambda: "weigh" in known.registered)
+    await eventually(lambda: "weigh" in registry.registered)
 
 
 async def test_the_api_takes_and_shows_types_whose_modules_it_lacks(system: System) -> None:
@@ -136,15 +138,15 @@ async def test_the_api_takes_and_shows_types_whose_modules_it_lacks(system: Syst
         )
         assert answer.status_code == 202
         await system.wait_for_state(answer.json()["job_id"], State.SUCCEEDED)
-        wrong = await _publish(api.client, {"weight": "2"})
-        assert "weight" in str(problem(wrong, 422, "invalid"))
+        invalid = await _publish(api.client, {"weight": "2"})
+        assert "weight" in str(problem(invalid, 422, "invalid"))
         for key in ("filePath", "path", "at", "where", "place"):
             refused = await _publish(api.client, {"weight": 1, key: "/etc/passwd"})
             assert "can't be set from outside" in str(problem(refused, 422, "invalid"))
         schema = (await api.client.get("/schemas/weigh")).json()
         assert schema["properties"]["weight"]["minimum"] == 1
         listed = (await api.client.get("/schemas")).json()["job_types"]
-        assert {"weigh"} <= {each["job_type"] for each in listed}
+        assert {"weigh"} <= {entry["job_type"] for entry in listed}
         unknown = await api.client.post("/jobs", json={"routing_key": "hot.nowhere", "payload": {}})
         assert "the API process has not loaded its module" in str(problem(unknown, 422, "invalid"))
 
@@ -153,15 +155,15 @@ async def _publish(client: httpx.AsyncClient, payload: dict[str, Any]) -> httpx.
     return await client.post("/jobs", json={"routing_key": "hot.weigh", "payload": payload})
 
 
-async def test_what_is_local_stays_local_by_every_name_of_it(ledger: Ledger) -> None:
-    await sync_of(ledger, WEIGH, SCAN).sync()
-    registry = await learnt(ledger)
+async def test_a_local_field_stays_local_under_each_of_its_names(ledger: Ledger) -> None:
+    await make_sync(ledger, WEIGH, SCAN).sync()
+    registry = await learn_registry(ledger)
     weighing, scanning = registry.get_publishable("weigh"), registry.get_publishable("scan")
     for key in ("filePath", "path", "at", "where", "place"):
         payload = {"weight": 1, key: "/x"}
         with pytest.raises(RemoteFieldForbidden):
             weighing.validate_remote(payload)
-        weighing.validate_remote(payload, {key: "/x"})  # as it was before
+        weighing.validate_remote(payload, {key: "/x"})  # the value is the same as before
         with pytest.raises(RemoteFieldForbidden):
             weighing.validate_remote(payload, {key: "/y"})
         weighing.validate(payload)
@@ -170,19 +172,19 @@ async def test_what_is_local_stays_local_by_every_name_of_it(ledger: Ledger) -> 
         scanning.validate_remote({"anything": "/x"})
 
 
-async def test_a_module_that_is_loaded_counts_for_more_than_what_was_registered(
+async def test_a_loaded_module_counts_more_than_a_registered_type(
     ledger: Ledger,
 ) -> None:
-    await sync_of(ledger, WEIGH).sync()
+    await make_sync(ledger, WEIGH).sync()
     registry = Registry([WEIGH])
     await learn_types(registry, ledger)
     assert registry.get_publishable("weigh") is WEIGH
     assert not registry.registered
 
 
-async def test_what_is_registered_can_be_published_and_not_run(ledger: Ledger) -> None:
-    await sync_of(ledger, WEIGH).sync()
-    registry = await learnt(ledger)
+async def test_a_registered_type_can_be_published_and_not_run(ledger: Ledger) -> None:
+    await make_sync(ledger, WEIGH).sync()
+    registry = await learn_registry(ledger)
     assert registry.get_publishable("weigh").lanes == ("hot", "backfill")
     assert [route.routing_key for route in registry.routes] == ["backfill.weigh", "hot.weigh"]
     assert list(registry) == []
@@ -191,20 +193,20 @@ async def test_what_is_registered_can_be_published_and_not_run(ledger: Ledger) -
         registry.get("weigh")
 
 
-async def test_workers_replace_what_others_have_registered_and_nobody_replaces_workers(
+async def test_workers_replace_types_of_others_and_nobody_replaces_those_of_workers(
     ledger: Ledger,
 ) -> None:
     newer = JobType(**{**_fields(WEIGH), "max_attempts": 9})
-    await sync_of(ledger, WEIGH, works=False).sync()
-    await sync_of(ledger, newer).sync()
-    await sync_of(ledger, WEIGH, works=False).sync()
-    assert (await learnt(ledger)).get_publishable("weigh").max_attempts == 9
+    await make_sync(ledger, WEIGH, is_worker=False).sync()
+    await make_sync(ledger, newer).sync()
+    await make_sync(ledger, WEIGH, is_worker=False).sync()
+    assert (await learn_registry(ledger)).get_publishable("weigh").max_attempts == 9
 
 
 async def test_a_registry_learns_changes_and_forgets_what_is_gone(ledger: Ledger) -> None:
-    await sync_of(ledger, WEIGH).sync()
-    registry = await learnt(ledger)
-    await sync_of(ledger, JobType(**{**_fields(WEIGH), "max_attempts": 9})).sync()
+    await make_sync(ledger, WEIGH).sync()
+    registry = await learn_registry(ledger)
+    await make_sync(ledger, JobType(**{**_fields(WEIGH), "max_attempts": 9})).sync()
     await learn_types(registry, ledger)
     assert registry.get_publishable("weigh").max_attempts == 9
     later = ledger.clock.time() + TYPE_TTL + 1
@@ -215,13 +217,13 @@ async def test_a_registry_learns_changes_and_forgets_what_is_gone(ledger: Ledger
 
 
 async def test_a_ledger_that_was_set_back_gets_the_types_again(ledger: Ledger) -> None:
-    sharing = sync_of(ledger, WEIGH)
-    await sharing.sync()
+    type_sync = make_sync(ledger, WEIGH)
+    await type_sync.sync()
     await ledger.job_types.register([], ledger.clock.time() + TYPE_TTL + 1)
     assert await ledger.job_types.list_job_types() == []
-    sharing._touched_at = 0.0  # as ten minutes later
-    await sharing.sync()
-    assert [each.name for each in await ledger.job_types.list_job_types()] == ["weigh"]
+    type_sync._touched_at = 0.0  # as if ten minutes had passed
+    await type_sync.sync()
+    assert [record.name for record in await ledger.job_types.list_job_types()] == ["weigh"]
 
 
 async def test_no_schema_makes_a_process_fetch_or_fail(ledger: Ledger) -> None:
@@ -234,7 +236,7 @@ async def test_no_schema_makes_a_process_fetch_or_fail(ledger: Ledger) -> None:
     }.items():
         row = {**_record_fields(record), "name": name, "payload_schema": schema}
         await ledger.job_types.register([type(record)(**row)], ledger.clock.time())
-    registry = await learnt(ledger)
+    registry = await learn_registry(ledger)
     for name in ("far", "file", "odd"):
         with pytest.raises(UnknownJobType, match=rf"of {name} can't be used here .*load its mod"):
             registry.get_publishable(name).validate({})
@@ -248,8 +250,8 @@ async def test_a_pattern_that_backtracks_for_ever_is_given_up(ledger: Ledger) ->
         evil.validate({"a": "a" * 5_000 + "!"})
 
 
-async def test_rows_that_somebody_has_spoilt_do_not_hide_the_others(ledger: Ledger) -> None:
-    await sync_of(ledger, WEIGH).sync()
+async def test_damaged_rows_do_not_hide_the_others(ledger: Ledger) -> None:
+    await make_sync(ledger, WEIGH).sync()
     good = _record_fields((await ledger.job_types.list_job_types())[0])
     row = {**good, "lanes": '["hot"]', "payload_schema": "{}", "local_keys": "{}"}
     changes: dict[str, dict[str, Any]] = {
@@ -261,20 +263,20 @@ async def test_rows_that_somebody_has_spoilt_do_not_hide_the_others(ledger: Ledg
     }
     rows = [{**row, "name": name, "digest": name, **changes[name]} for name in changes]
     await ledger.core.database.write(lambda connection: connection.execute(insert(job_types), rows))
-    registry = await learnt(ledger)
-    assert [each.name for each in registry.publishable_types] == ["weigh"]
+    registry = await learn_registry(ledger)
+    assert [job_type.name for job_type in registry.publishable_types] == ["weigh"]
     assert set(registry.unusable) == {"broken", "listed", "nowhere", "Bad.Name", "endless"}
 
 
 async def test_types_and_schemas_are_bounded(ledger: Ledger) -> None:
     record = record_of(WEIGH, "worker-1")
     fields = _record_fields(record)
-    many = [type(record)(**{**fields, "name": f"t{n}"}) for n in range(MAX_JOB_TYPES + 20)]
-    await ledger.job_types.register(many[:-1], ledger.clock.time())
-    await ledger.job_types.register(many[-1:], ledger.clock.time() + 1)
+    records = [type(record)(**{**fields, "name": f"t{n}"}) for n in range(MAX_JOB_TYPES + 20)]
+    await ledger.job_types.register(records[:-1], ledger.clock.time())
+    await ledger.job_types.register(records[-1:], ledger.clock.time() + 1)
     names = set(await ledger.job_types.digests())
     assert len(names) == MAX_JOB_TYPES
-    assert many[-1].name in names
+    assert records[-1].name in names
 
     class Huge(BaseModel):
         text: str = Field(description="x" * MAX_SCHEMA_BYTES)
@@ -295,14 +297,16 @@ async def test_a_type_that_no_living_worker_knows_is_found_with_its_module(
     job_id = await system.publish("hot.weigh", {"weight": 1})
     doctor = DoctorContext(system.settings, Registry())
     doctor.ledger = system.ledger
-    assert await unknown_types(doctor) == []  # no worker of that kind: the queue's finding says so
+    assert (
+        await unknown_types(doctor) == []
+    )  # there is no worker of that kind, which another finding reports
     await system.ledger.workers.register_worker(
         "other", kinds=["llm"], lanes=["hot"], host="h", pid=1, concurrency=1, job_types=["noop"]
     )
-    [found] = await unknown_types(doctor)
-    assert found.finding is Finding.TYPES_UNWORKED
-    assert "1 job waits of weigh, which no worker of llm that lives can run" in found.detail
-    assert __name__ in found.remedy
+    [diagnostic] = await unknown_types(doctor)
+    assert diagnostic.finding is Finding.TYPES_UNWORKED
+    assert "1 job waits of weigh, which no worker of llm that lives can run" in diagnostic.detail
+    assert __name__ in diagnostic.remedy
     await system.start_worker("llm")
     await system.wait_for_state(job_id, State.SUCCEEDED)
     assert await unknown_types(doctor) == []

@@ -29,16 +29,16 @@ from tests.support.system import System, lanes_with, open_system
 from tests.support.tcp_proxy import TcpProxy
 from tests.support.worker_process import Processes
 
-QUICK = SchedulerIntervals(turn=0.05, lease=1.0, pending=0.3, silent=0.3)
+QUICK_INTERVALS = SchedulerIntervals(turn=0.05, lease=1.0, pending=0.3, silent=0.3)
 
 
 @asynccontextmanager
-async def scheduling(
-    system: System, intervals: SchedulerIntervals = QUICK, **settings: Any
+async def running_scheduler(
+    system: System, intervals: SchedulerIntervals = QUICK_INTERVALS, **settings: Any
 ) -> AsyncIterator[Scheduler]:
-    """A scheduler that runs, `settings` being its own."""
-    own = system.settings.model_copy(update=settings)
-    scheduler = Scheduler(own, system.registry, system.ledger, intervals=intervals)
+    """A scheduler that runs, with its own `settings`."""
+    own_settings = system.settings.model_copy(update=settings)
+    scheduler = Scheduler(own_settings, system.registry, system.ledger, intervals=intervals)
     task = asyncio.create_task(scheduler.run())
     try:
         yield scheduler
@@ -48,20 +48,20 @@ async def scheduling(
 
 
 @asynccontextmanager
-async def by_hand(
-    system: System, intervals: SchedulerIntervals = QUICK, **settings: Any
+async def open_scheduler(
+    system: System, intervals: SchedulerIntervals = QUICK_INTERVALS, **settings: Any
 ) -> AsyncIterator[Scheduler]:
     """A scheduler that takes its turns when the test says so."""
-    own = system.settings.model_copy(update=settings)
-    scheduler = Scheduler(own, system.registry, system.ledger, intervals=intervals)
+    own_settings = system.settings.model_copy(update=settings)
+    scheduler = Scheduler(own_settings, system.registry, system.ledger, intervals=intervals)
     try:
         yield scheduler
     finally:
         await scheduler.close()
 
 
-async def record(system: System, routing_key: str = "hot.noop", **options: Any) -> NewJob:
-    """A job that was recorded and not published."""
+async def record_job(system: System, routing_key: str = "hot.noop", **options: Any) -> NewJob:
+    """Record a job without publishing it."""
     new = prepare(system.registry, JobRequest(routing_key, {}, **options))
     await system.ledger.jobs.record(new)
     return new
@@ -77,12 +77,14 @@ async def test_a_scheduler_with_nothing_to_do_looks_once_a_turn(
             nonlocal transactions
             transactions += 1
 
-        async with scheduling(system, SchedulerIntervals(turn=0.05)) as scheduler:
+        async with running_scheduler(system, SchedulerIntervals(turn=0.05)) as scheduler:
             await scheduler.is_active.wait()
-            await asyncio.sleep(1)  # what is looked at once has been
+            await asyncio.sleep(1)  # what is done once at the start is over
             system.ledger.observe(count)
             await asyncio.sleep(2)
-        assert 1 < transactions < 70  # of forty turns; each duty's own looks would be 300
+        assert (
+            1 < transactions < 70
+        )  # for forty turns; if each duty looked by itself, it would be 300
 
 
 # --- delayed jobs -----------------------------------------------------------------------------
@@ -91,7 +93,7 @@ async def test_a_scheduler_with_nothing_to_do_looks_once_a_turn(
 async def test_delayed_job_runs_at_its_time_and_not_before(
     broker310: TestBroker, database_url: str
 ) -> None:
-    async with open_system(broker310, database_url) as system, scheduling(system):
+    async with open_system(broker310, database_url) as system, running_scheduler(system):
         await system.start_worker()
         published_at = time.monotonic()
         job_id = await system.publish("hot.noop", delay=0.8)
@@ -102,21 +104,21 @@ async def test_delayed_job_runs_at_its_time_and_not_before(
         assert 0.8 <= start.at - published_at < 3
 
 
-async def test_age_of_a_delayed_job_counts_from_its_time_on(
+async def test_the_age_of_a_delayed_job_counts_from_its_due_time(
     broker310: TestBroker, sqlite_url: str
 ) -> None:
     lanes = lanes_with(ttl_seconds={"hot": 2})
     async with open_system(broker310, sqlite_url, lanes=lanes) as system:
         await system.start_worker()
         long_ago = now() - timedelta(hours=1)
-        new = await record(system, delay=0.01)
+        new = await record_job(system, delay=0.01)
         old = new.message.with_metadata(created_at=long_ago, queued_at=long_ago)
         late = NewJob(
             old.model_copy(update={"job_id": "late"}), "hot", "llm", "hot.noop", run_at=1.0
         )
         await system.ledger.jobs.record(late)
 
-        async with scheduling(system):
+        async with running_scheduler(system):
             await system.wait_for_state("late", State.SUCCEEDED)
 
 
@@ -126,7 +128,7 @@ async def test_scheduled_job_that_finds_its_lane_full_waits_for_room(
     lanes = lanes_with(max_length={"backfill": 1})
     async with (
         open_system(broker310, sqlite_url, lanes=lanes) as system,
-        by_hand(system) as scheduler,
+        open_scheduler(system) as scheduler,
     ):
         first = await system.publish("backfill.noop")
         second = await system.publish("backfill.noop", delay=0.01)
@@ -147,7 +149,7 @@ async def test_due_jobs_of_a_full_queue_do_not_stand_in_the_way_of_others(
     lanes = lanes_with(max_length={"backfill": 1})
     async with (
         open_system(broker310, database_url, lanes=lanes) as system,
-        by_hand(system) as scheduler,
+        open_scheduler(system) as scheduler,
     ):
         await system.publish("backfill.noop")
         for _ in range(7):
@@ -167,22 +169,22 @@ async def test_due_jobs_of_a_full_queue_do_not_stand_in_the_way_of_others(
 async def test_the_log_has_one_line_for_all_jobs_that_are_refused_again_and_again(
     broker310: TestBroker, sqlite_url: str
 ) -> None:
-    """An alarm of a disk may last for hours, and the log is on a disk, too."""
+    """A disk alarm may last for hours, and the log is on a disk, too."""
     lanes = lanes_with(max_length={"backfill": 1})
     async with (
         open_system(broker310, sqlite_url, lanes=lanes) as system,
-        by_hand(system) as scheduler,
+        open_scheduler(system) as scheduler,
     ):
         await system.publish("backfill.noop")
         for _ in range(9):
             await system.publish("backfill.noop", delay=0.001)
         await asyncio.sleep(0.01)  # their time comes
-        with capture_logs() as said:
+        with capture_logs() as logs:
             for _ in range(3):
                 assert await scheduler.turn() == TurnCounts(refused=9)
-        (told,) = [each for each in said if each["log_level"] == "warning"]
-        assert (told["event"], told["jobs"]) == ("jobs not published", 9)
-        assert "the lane of 'backfill.noop' is full" in told["error"]
+        (line,) = [entry for entry in logs if entry["log_level"] == "warning"]
+        assert (line["event"], line["jobs"]) == ("jobs not published", 9)
+        assert "the lane of 'backfill.noop' is full" in line["error"]
 
 
 async def test_scheduled_job_that_overflows_a_hot_lane_is_dead_and_not_tried_again(
@@ -191,7 +193,7 @@ async def test_scheduled_job_that_overflows_a_hot_lane_is_dead_and_not_tried_aga
     lanes = lanes_with(max_length={"hot": 1})
     async with (
         open_system(broker310, sqlite_url, lanes=lanes) as system,
-        by_hand(system) as scheduler,
+        open_scheduler(system) as scheduler,
     ):
         await system.publish("hot.noop")
         second = await system.publish("hot.noop", delay=0.01)
@@ -212,11 +214,11 @@ async def test_scheduler_waits_for_a_broker_that_is_away(
     ):
         proxy.refuse()
         through_proxy = SecretStr(proxy.url(broker310.amqp_url))
-        async with scheduling(system, amqp_url=through_proxy) as scheduler:
+        async with running_scheduler(system, amqp_url=through_proxy) as scheduler:
             job_id = await system.publish("hot.noop", delay=0.01)
             await asyncio.wait_for(scheduler.is_active.wait(), MAX_WAIT)
             await system.start_worker()
-            await asyncio.sleep(4 * QUICK.turn)  # some turns that can't publish
+            await asyncio.sleep(4 * QUICK_INTERVALS.turn)  # some turns that can't publish
             assert await system.state(job_id) == State.SCHEDULED
 
             await proxy.accept()
@@ -230,11 +232,11 @@ async def test_record_without_a_publish_is_published_once_it_is_old(
     broker310: TestBroker, database_url: str
 ) -> None:
     async with open_system(broker310, database_url) as system:
-        new = await record(system)
-        async with by_hand(system, SchedulerIntervals(pending=60)) as patient:
+        new = await record_job(system)
+        async with open_scheduler(system, SchedulerIntervals(pending=60)) as patient:
             assert await patient.turn() == TurnCounts()
 
-        async with scheduling(system):
+        async with running_scheduler(system):
             await system.wait_for_state(new.message.job_id, State.QUEUED)
             await system.start_worker()
             await system.wait_for_state(new.message.job_id, State.SUCCEEDED)
@@ -255,7 +257,7 @@ async def test_job_of_a_publisher_that_died_between_record_and_publish_runs(
         assert await system.state("orphan") == State.PENDING
 
         await system.start_worker()
-        async with scheduling(system):
+        async with running_scheduler(system):
             await system.wait_for_state("orphan", State.SUCCEEDED)
         assert Effects(tmp_path).ids("done") == ["orphan"]
 
@@ -264,8 +266,8 @@ async def test_job_of_a_publisher_that_died_between_record_and_publish_runs(
 
 
 async def lose(system: System, worker_id: str) -> str:
-    """A job that a worker claimed before it died, and that the broker has lost as well."""
-    new = await record(system)
+    """Record a job that a worker claimed before it died, and that the broker has lost, too."""
+    new = await record_job(system)
     await system.ledger.workers.register_worker(
         worker_id, kinds=["llm"], lanes=["hot"], host="here", pid=1, concurrency=1
     )
@@ -285,22 +287,22 @@ async def lose(system: System, worker_id: str) -> str:
 async def test_job_that_broker_and_worker_have_lost_is_published_again_once(
     broker310: TestBroker, database_url: str
 ) -> None:
-    async with open_system(broker310, database_url) as system, by_hand(system) as scheduler:
+    async with open_system(broker310, database_url) as system, open_scheduler(system) as scheduler:
         job_id = await lose(system, "silent")
         turns: list[TurnCounts] = []
 
-        async def lost() -> int:
+        async def count_lost() -> int:
             turns.append(await scheduler.turn())
             return turns[-1].lost
 
-        await eventually(lost)
+        await eventually(count_lost)
         assert [await scheduler.turn() for _ in range(3)] == [TurnCounts()] * 3
         await system.wait_until_ready("hot.llm", 1)
 
         await system.start_worker()
         record = await system.wait_for_state(job_id, State.SUCCEEDED)
         assert record.crashes == 1
-        assert [line.outcome for line in record.timeline] == ["crashed"]
+        assert [attempt.outcome for attempt in record.timeline] == ["crashed"]
         assert [await scheduler.turn() for _ in range(2)] == [TurnCounts()] * 2
 
 
@@ -315,7 +317,7 @@ async def test_lost_job_that_could_not_be_published_is_tried_in_the_next_turn(
         job_id = await lose(system, "silent")
         await system.ledger.workers.mark_stopped("silent")
         through_proxy = SecretStr(proxy.url(broker310.amqp_url))
-        async with by_hand(system, amqp_url=through_proxy) as scheduler:
+        async with open_scheduler(system, amqp_url=through_proxy) as scheduler:
             assert await scheduler.turn() == TurnCounts(refused=1)
             assert await system.state(job_id) == State.RUNNING
 
@@ -346,7 +348,7 @@ async def test_jobs_of_a_worker_that_lives_are_left_alone(
 ) -> None:
     async with (
         open_system(broker310, sqlite_url, takeover_after=0.4) as system,
-        by_hand(system, SchedulerIntervals(silent=2)) as scheduler,
+        open_scheduler(system, SchedulerIntervals(silent=2)) as scheduler,
     ):
         await system.start_worker()
         job_id = await system.publish("hot.gated")
@@ -359,17 +361,17 @@ async def test_jobs_of_a_worker_that_lives_are_left_alone(
 # --- the lease --------------------------------------------------------------------------------
 
 
-async def test_the_active_scheduler_tells_of_bulk_operations_and_one_that_stands_by_looks_itself(
+async def test_the_active_scheduler_hears_of_bulk_operations_and_a_standby_one_polls(
     broker310: TestBroker, database_url: str
 ) -> None:
     patient = SchedulerIntervals(turn=0.05, lease=60)  # a busy machine changes no roles
     async with (
         open_system(broker310, database_url) as system,
-        scheduling(system, patient) as active,
+        running_scheduler(system, patient) as active,
     ):
         await active.is_active.wait()
         active.bulk_due.clear()  # it stood by itself for a moment, perhaps
-        async with scheduling(system, patient) as standby:
+        async with running_scheduler(system, patient) as standby:
             await asyncio.wait_for(standby.bulk_due.wait(), MAX_WAIT)
         assert not active.bulk_due.is_set()
         await system.ledger.bulk.create_bulk(
@@ -389,7 +391,7 @@ async def test_second_scheduler_stands_by_and_takes_over_when_the_first_is_kille
         first = await processes.start("scheduler", turn=0.05, lease=2.0)
         await system.publish("hot.effect", delay=0.01, job_id="by-first")
         await system.wait_for_state("by-first", State.QUEUED)
-        async with scheduling(system, SchedulerIntervals(turn=0.05, lease=2.0)) as second:
+        async with running_scheduler(system, SchedulerIntervals(turn=0.05, lease=2.0)) as second:
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(second.is_active.wait(), 2.5)
 
@@ -404,7 +406,7 @@ async def test_a_lease_that_was_taken_when_the_clock_was_ahead_locks_nobody_out(
 ) -> None:
     async with open_system(broker310, database_url) as system:
         assert await system.ledger.leases.acquire_lease(SCHEDULER, "somebody who has died", 7200)
-        async with scheduling(system) as scheduler:
+        async with running_scheduler(system) as scheduler:
             await asyncio.wait_for(scheduler.is_active.wait(), MAX_WAIT)
         assert await system.ledger.leases.acquire_lease("a pause", "somebody", 7200)
         assert not await system.ledger.leases.acquire_lease("a pause", "somebody else", 1)
@@ -415,9 +417,9 @@ async def test_scheduler_that_stops_hands_over_at_once(
 ) -> None:
     patient = SchedulerIntervals(turn=0.05, lease=60)
     async with open_system(broker310, sqlite_url) as system:
-        async with scheduling(system, patient) as first:
+        async with running_scheduler(system, patient) as first:
             await asyncio.wait_for(first.is_active.wait(), MAX_WAIT)
-            second = asyncio.create_task(wait_for_turn(system, patient))
+            second = asyncio.create_task(wait_until_active(system, patient))
         await asyncio.wait_for(second, 30)
 
 
@@ -429,11 +431,11 @@ async def test_scheduler_can_be_stopped_at_any_moment_of_its_start(
 ) -> None:
     async with open_system(broker310, sqlite_url) as system:
         for step in range(40):
-            async with scheduling(system) as scheduler:
+            async with running_scheduler(system) as scheduler:
                 await scheduler.is_active.wait()
                 await asyncio.sleep(step * 0.0005)
 
 
-async def wait_for_turn(system: System, intervals: SchedulerIntervals) -> None:
-    async with scheduling(system, intervals) as scheduler:
+async def wait_until_active(system: System, intervals: SchedulerIntervals) -> None:
+    async with running_scheduler(system, intervals) as scheduler:
         await scheduler.is_active.wait()

@@ -1,4 +1,4 @@
-"""What lasts for seconds is over when the ledger's clock was set back, and its holder is dead."""
+"""Leases, pauses and claims of the dead end although the ledger's clock was set back."""
 
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -23,7 +23,8 @@ from switchyard.services.pipeline.sources.source_errors import SourceBusy
 from switchyard.services.pipeline.sources.throttle import FleetThrottle, pause_remaining
 
 SET_BACK = 2 * 3600.0
-ENDS = (
+"""Seconds."""
+END_COLUMNS = (
     ("leases", "expires_at"),
     ("llm_slots", "expires_at"),
     ("llm_servers", "paused_until"),
@@ -32,6 +33,7 @@ ENDS = (
     ("llm_batches", "fenced_until"),
     ("catalogue_answers", "lease_until"),
 )
+"""Tables, and their columns with the time at which something ends."""
 
 
 @pytest.fixture
@@ -42,29 +44,29 @@ async def ledger(database_url: str) -> AsyncIterator[Ledger]:
 
 async def set_clock_back(ledger: Ledger) -> None:
     def shift(connection: Connection) -> None:
-        for table, column in ENDS:
+        for table, column in END_COLUMNS:
             connection.execute(text(f"UPDATE {table} SET {column} = {column} + {SET_BACK}"))
 
     await ledger.core.database.write(shift)
 
 
 async def test_slots_and_pauses_of_model_servers_end(ledger: Ledger) -> None:
-    async def take(slot: str, server: str = "one", *, is_hot: bool = True) -> object:
+    async def take_slot(slot: str, server: str = "one", *, is_hot: bool = True) -> object:
         return await LlmLedger(ledger).slots.take_llm_slot(
             server, slot, "dead", ttl=15.0, is_hot=is_hot, first_limit=1, max_limit=1
         )
 
-    assert await take("a") == SlotAcquired()
-    assert await take("b") == SlotsFull(1, 1)
+    assert await take_slot("a") == SlotAcquired()
+    assert await take_slot("b") == SlotsFull(1, 1)
     await LlmLedger(ledger).slots.end_llm_slot(
         "other", "none", lambda state, _, now: replace(state, paused_until=now + 3600.0)
     )
-    assert isinstance(await take("c", "other"), ServerPaused)
+    assert isinstance(await take_slot("c", "other"), ServerPaused)
     await set_clock_back(ledger)
-    assert await take("b", is_hot=False) == SlotAcquired()
-    assert await take("c", "other") == SlotAcquired()
+    assert await take_slot("b", is_hot=False) == SlotAcquired()
+    assert await take_slot("c", "other") == SlotAcquired()
     reports = await LlmLedger(ledger).slots.llm_servers()
-    assert [(each.in_flight, each.paused_for) for each in reports] == [(1, 0.0), (1, 0.0)]
+    assert [(report.in_flight, report.paused_for) for report in reports] == [(1, 0.0), (1, 0.0)]
 
 
 async def test_claims_to_questions_end(ledger: Ledger) -> None:
@@ -101,15 +103,15 @@ async def test_pauses_and_places_of_sources_end(ledger: Ledger) -> None:
     with pytest.raises(SourceBusy):
         async with throttle(30.0).turn(takes=1.0):
             pass
-    for place in ("arxiv.place.1", "arxiv.place.2", "arxiv.connection"):
-        assert await ledger.leases.acquire_lease(place, "dead")
+    for lease_name in ("arxiv.place.1", "arxiv.place.2", "arxiv.connection"):
+        assert await ledger.leases.acquire_lease(lease_name, "dead")
     await set_clock_back(ledger)
     assert await pause_remaining(ledger, "arxiv") == 0.0
     async with throttle(30.0).turn(takes=1.0):
         pass
 
 
-def test_a_window_of_the_pace_that_begins_in_the_future_begins_now() -> None:
+def test_a_policy_window_that_began_in_the_future_begins_now() -> None:
     bounds = Bounds(start=4, min_calls=1, max_calls=8)
     dumped = PolicyState.first(bounds, now=5_000.0).dump()
     assert PolicyState.load(dumped, bounds, now=1_000.0).began == 1_000.0

@@ -21,7 +21,7 @@ from tests.support.brokers import TestBroker
 from tests.support.jobs import journal
 from tests.support.system import System, open_system
 
-AT_ONCE = SchedulerIntervals(pending=0.0)
+INTERVALS = SchedulerIntervals(pending=0.0)
 
 
 @pytest.fixture
@@ -30,14 +30,14 @@ async def system(broker: TestBroker, sqlite_url: str) -> AsyncIterator[System]:
         yield opened
 
 
-def change(sqlite_url: str, statement: str, values: Mapping[str, str] | None = None) -> None:
-    """Set the ledger back by hand."""
+def execute(sqlite_url: str, statement: str, values: Mapping[str, str] | None = None) -> None:
+    """Change the ledger, as if it had been set back."""
     with closing(sqlite3.connect(sqlite_url.partition("///")[2])) as ledger, ledger:
         ledger.execute(statement, values or {})
 
 
 async def bury(system: System, job_id: str) -> None:
-    """Give a job up, as a worker does."""
+    """Publish a job's dead letter, as a worker does."""
     message = JobMessage(job_id=job_id, job_type="noop", payload={})
     info = DeadLetterInfo(Reason.EXHAUSTED, "hot.noop", message="no use")
     await system.wire.send(DEAD_EXCHANGE, "hot.noop", envelope_of(message, info.headers()))
@@ -52,16 +52,16 @@ async def test_letters_that_the_copy_does_not_know_are_listed_again_and_no_other
     await index_waiting(system.settings, system.ledger, system.registry)
     assert await count_unlisted_letters(system.settings, system.ledger) == 0
 
-    change(sqlite_url, "DELETE FROM dead_letters WHERE id >= 'job-3'")
-    change(sqlite_url, "DELETE FROM jobs WHERE id >= 'job-3'")
-    change(sqlite_url, "UPDATE dead_letters SET state = 'redriven' WHERE id = 'job-0'")
-    change(sqlite_url, "UPDATE dead_letters SET id = 'gone' WHERE id = 'job-1'")
+    execute(sqlite_url, "DELETE FROM dead_letters WHERE id >= 'job-3'")
+    execute(sqlite_url, "DELETE FROM jobs WHERE id >= 'job-3'")
+    execute(sqlite_url, "UPDATE dead_letters SET state = 'redriven' WHERE id = 'job-0'")
+    execute(sqlite_url, "UPDATE dead_letters SET id = 'gone' WHERE id = 'job-1'")
     assert await count_unlisted_letters(system.settings, system.ledger) == 6
 
-    done = await reindex(system.settings, system.ledger, system.registry)
-    assert done == ReindexResult(messages=8, letters=7, dropped=1)
+    result = await reindex(system.settings, system.ledger, system.registry)
+    assert result == ReindexResult(messages=8, letters=7, dropped=1)
     listed = {letter.id: letter for letter in (await system.ledger.dead_letters.list_dead()).items}
-    assert {each.id for each in listed.values() if each.state == "waiting"} == {
+    assert {letter.id for letter in listed.values() if letter.state == "waiting"} == {
         f"job-{number}" for number in range(7)
     }
     assert listed["gone"].state == "dropped"
@@ -76,7 +76,7 @@ async def test_letters_that_the_copy_does_not_know_are_listed_again_and_no_other
     assert await system.ledger.dead_letters.count_dead(DeadLetterFilter(state="waiting")) == 7
 
 
-async def test_records_that_run_under_a_living_worker_that_does_not_run_them_are_published_again(
+async def test_jobs_that_their_living_worker_does_not_run_are_published_again(
     system: System, sqlite_url: str
 ) -> None:
     running = await system.start_worker()
@@ -85,7 +85,7 @@ async def test_records_that_run_under_a_living_worker_that_does_not_run_them_are
     await system.wait_for_state("ended", State.SUCCEEDED)
     await system.publish("hot.gated", job_id="runs")
     await system.wait_for_state("runs", State.RUNNING)
-    change(
+    execute(
         sqlite_url,
         "UPDATE jobs SET state = 'running', worker_id = :worker, claim_id = :worker || '/old' "
         "WHERE id = 'ended'",
@@ -93,7 +93,7 @@ async def test_records_that_run_under_a_living_worker_that_does_not_run_them_are
     )
 
     assert await worker.release_unheld() == 1
-    scheduler = Scheduler(system.settings, system.registry, system.ledger, intervals=AT_ONCE)
+    scheduler = Scheduler(system.settings, system.registry, system.ledger, intervals=INTERVALS)
     try:
         assert (await scheduler.turn()).outbox == 1
     finally:

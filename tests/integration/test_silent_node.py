@@ -14,10 +14,11 @@ from tests.support.publishing import HOT, declare, job, settings_of
 from tests.support.tcp_proxy import TcpProxy
 
 TRIES = 40
+"""Connections, each to one of the two hosts by chance, until one goes by the proxy."""
 
 
-def by_both(proxy: TcpProxy, broker: TestBroker) -> str:
-    """The node, and the same one by the proxy."""
+def make_url_of_both(proxy: TcpProxy, broker: TestBroker) -> str:
+    """Return a URL of two hosts: the node by the proxy, and the node itself."""
     return broker.amqp_url.replace("@", f"@127.0.0.1:{proxy.port},", 1)
 
 
@@ -28,8 +29,8 @@ def port_of(broker: TestBroker) -> int:
 async def test_the_publisher_goes_on_with_another_node(broker310: TestBroker) -> None:
     await declare(broker310)
     async with TcpProxy("127.0.0.1", port_of(broker310)) as proxy:
-        settings = settings_of(by_both(proxy, broker310), confirm_timeout=0.5)
-        for _ in range(TRIES):  # the order is one of chance
+        settings = settings_of(make_url_of_both(proxy, broker310), confirm_timeout=0.5)
+        for _ in range(TRIES):  # the order of the hosts is random
             async with Publisher(settings) as publisher:
                 assert isinstance(await publisher.publish(job(), HOT), Accepted)
                 if not proxy.connections:
@@ -43,11 +44,11 @@ async def test_the_publisher_goes_on_with_another_node(broker310: TestBroker) ->
     pytest.fail("it never took the proxy")
 
 
-async def test_so_does_the_blocking_one(broker310: TestBroker) -> None:
+async def test_the_blocking_publisher_goes_on_with_another_node(broker310: TestBroker) -> None:
     await declare(broker310)
 
     async with TcpProxy("127.0.0.1", port_of(broker310)) as proxy:
-        settings = settings_of(by_both(proxy, broker310), confirm_timeout=0.5)
+        settings = settings_of(make_url_of_both(proxy, broker310), confirm_timeout=0.5)
         for _ in range(TRIES):
             with BlockingPublisher(settings) as publisher:
                 await asyncio.to_thread(publisher.publish, job(), HOT)

@@ -1,4 +1,4 @@
-"""Tags: given at every door by one rule, kept by all that follows, and found by an index."""
+"""Tags follow one rule wherever they are given, pass to following jobs, and are indexed."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ from tests.support.redrives import index, redrive
 from tests.support.system import System, open_system
 
 TAGS = {"team": "search", "run.no": "7"}
-BAD: list[Any] = [
+INVALID_TAGS: list[Any] = [
     {"Team": "a"},
     {"1st": "a"},
     {"team": ""},
@@ -28,8 +28,8 @@ BAD: list[Any] = [
 ]
 
 
-async def found(ledger: Ledger, **wanted: Any) -> list[str]:
-    return [job.id for job in (await ledger.job_reads.list_jobs(JobFilter(**wanted))).items]
+async def find_ids(ledger: Ledger, **filters: Any) -> list[str]:
+    return [job.id for job in (await ledger.job_reads.list_jobs(JobFilter(**filters))).items]
 
 
 async def test_tags_are_kept_by_stages_retries_redrives_and_reruns(
@@ -44,34 +44,34 @@ async def test_tags_are_kept_by_stages_retries_redrives_and_reruns(
             tags={"team": "search"},
             max_attempts=2,
         )
-        plain = await system.publish("hot.noop")
+        untagged = await system.publish("hot.noop")
         await system.wait_for_state(retried, State.DEAD)
-        await system.wait_until_all([spread, plain], State.SUCCEEDED)
-        children = await found(system.ledger, parent_id=spread)
+        await system.wait_until_all([spread, untagged], State.SUCCEEDED)
+        children = await find_ids(system.ledger, parent_id=spread)
         assert len(children) == 2
-        assert set(await found(system.ledger, tags=TAGS)) == {spread, *children}
-        assert set(await found(system.ledger, tags={"team": "search"})) == {
+        assert set(await find_ids(system.ledger, tags=TAGS)) == {spread, *children}
+        assert set(await find_ids(system.ledger, tags={"team": "search"})) == {
             spread,
             retried,
             *children,
         }
-        assert await found(system.ledger, tags={"team": "other"}) == []
+        assert await find_ids(system.ledger, tags={"team": "other"}) == []
         await index(system)
         await redrive(system)
         await system.wait_for_state(retried, State.SUCCEEDED)
         starts = journal.starts_of(retried)
-        assert [each.message.metadata.tags for each in starts] == [{"team": "search"}] * 3
+        assert [start.message.metadata.tags for start in starts] == [{"team": "search"}] * 3
         _, progress = await run_action(
             system, RERUN, JobFilter(tags={"team": "search", "run.no": "7"})
         )
-        assert progress.done == 1  # nobody has run what followed
+        assert progress.done == 1  # of the first job, not of its next stages
         (note,) = await system.ledger.job_actions.of_job(spread)
         assert (await system.record(note.new_job_id or "")).tags == TAGS
-        page = await system.ledger.job_reads.list_jobs(JobFilter(ids=(spread, plain)))
-        assert {job.id: job.tags for job in page.items} == {spread: TAGS, plain: {}}
+        page = await system.ledger.job_reads.list_jobs(JobFilter(ids=(spread, untagged)))
+        assert {job.id: job.tags for job in page.items} == {spread: TAGS, untagged: {}}
 
 
-@pytest.mark.parametrize("tags", BAD)
+@pytest.mark.parametrize("tags", INVALID_TAGS)
 async def test_a_tag_that_breaks_the_rule_is_refused(tags: dict[str, str], system: System) -> None:
     with pytest.raises(InvalidJob, match="tags"):
         await system.jobs.publish(JobRequest("hot.noop", {}, tags=tags))
@@ -79,18 +79,18 @@ async def test_a_tag_that_breaks_the_rule_is_refused(tags: dict[str, str], syste
 
 async def test_tags_are_given_and_found_over_http_and_by_jobctl(system: System) -> None:
     async with serving(system.settings) as api:
-        order = {"routing_key": "hot.noop", "tags": TAGS}
-        job_id = (await api.client.post("/jobs", json=order)).json()["job_id"]
-        for tags in BAD:
-            answer = await api.client.post("/jobs", json=order | {"tags": tags})
+        body = {"routing_key": "hot.noop", "tags": TAGS}
+        job_id = (await api.client.post("/jobs", json=body)).json()["job_id"]
+        for tags in INVALID_TAGS:
+            answer = await api.client.post("/jobs", json=body | {"tags": tags})
             assert answer.status_code == 422, tags
         environment = environment_of(system.settings)
         options = "--payload {} --tag team=search --tag night=1".split()  # noqa: SIM905
         published = await jobctl("publish", "hot.noop", *options, **environment)
         assert published.returncode == 0, published.stderr
         other = published.stdout.strip()
-        asked = {"tag": ["team=search", "run.no=7"]}
-        (job,) = (await api.client.get("/jobs", params=asked)).json()["jobs"]
+        parameters = {"tag": ["team=search", "run.no=7"]}
+        (job,) = (await api.client.get("/jobs", params=parameters)).json()["jobs"]
         assert (job["job_id"], job["tags"]) == (job_id, TAGS)
         assert (await api.client.get("/jobs", params={"tag": "team"})).status_code == 422
         assert (await api.client.get(f"/jobs/{other}")).json()["tags"]["night"] == "1"
@@ -98,5 +98,5 @@ async def test_tags_are_given_and_found_over_http_and_by_jobctl(system: System) 
         assert other in listed.stdout
         assert "team=search" in listed.stdout
         assert job_id not in listed.stdout
-        wrong = await jobctl("jobs", "list", "--tag", "night", **environment)
-        assert wrong.returncode == 2
+        invalid = await jobctl("jobs", "list", "--tag", "night", **environment)
+        assert invalid.returncode == 2

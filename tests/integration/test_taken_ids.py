@@ -1,5 +1,4 @@
-"""Messages of other programs that try to take the id of a job to come, which would then count as
-published and never be."""
+"""Other programs publish messages under ids of future jobs. Those are published all the same."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -30,9 +29,9 @@ async def system(broker: TestBroker, sqlite_url: str) -> AsyncIterator[System]:
 async def test_a_message_under_the_id_that_a_next_stage_might_have_takes_nothing_from_it(
     system: System, payload: dict[str, int]
 ) -> None:
-    """Who made the job, or listens to its events, knows its id and how its next one is called."""
+    """Whoever made the job, or listens to its events, knows its id and the next stage's name."""
     guessed = job_id_of(PUBLIC_IDS, "parent", "received", 0)
-    outside = await system.publish_foreign(
+    foreign = await system.publish_foreign(
         "hot.received", payload, job_id=guessed, parent_id="parent", source="user"
     )
     await system.wait_for_state(guessed, State.SUCCEEDED)
@@ -41,7 +40,7 @@ async def test_a_message_under_the_id_that_a_next_stage_might_have_takes_nothing
     await system.wait_for_state(stage, State.SUCCEEDED)
     assert stage != guessed
     assert (journal.runs(guessed), journal.runs(stage)) == (1, 1)
-    assert (await system.record(guessed)).payload == outside.payload
+    assert (await system.record(guessed)).payload == foreign.payload
     assert (await system.record(stage)).parent_id == "parent"
     assert await system.letters() == []
 
@@ -51,14 +50,14 @@ async def test_a_message_under_the_id_of_a_stage_that_is_there_becomes_a_dead_le
 ) -> None:
     parent = await system.publish("hot.spread", SPREAD)
     stage = await system.stage_id(parent, "received", 0)
-    done = await system.wait_for_state(stage, State.SUCCEEDED)
+    record = await system.wait_for_state(stage, State.SUCCEEDED)
     await system.publish_foreign("hot.received", {"n": 7}, job_id=stage)
     (letter,) = await eventually(system.letters, what="a dead letter")
     assert (letter.info.reason, letter.info.error_type) == (
         Reason.MALFORMED,
         "ForeignCopy",
     )
-    assert await system.record(stage) == done
+    assert await system.record(stage) == record
     assert journal.runs(stage) == 1
 
 
@@ -73,8 +72,8 @@ async def test_a_job_that_waits_for_others_can_not_be_taken_in_advance(
         await system.publish_foreign("hot.gather", {}, job_id=guessed)
         await system.wait_for_state(guessed, State.SUCCEEDED, State.DEAD)
         await system.publish("hot.fan", {"leaves": 3}, job_id="fan")
-        then = await system.stage_id("fan", "gather", THEN)
-        record = await system.wait_for_state(then, State.SUCCEEDED)
+        waiting_id = await system.stage_id("fan", "gather", THEN)
+        record = await system.wait_for_state(waiting_id, State.SUCCEEDED)
         assert (record.result or {})["states"] == {"succeeded": 3}
 
 
@@ -86,5 +85,5 @@ async def test_an_idempotency_key_can_not_be_taken_in_advance(system: System) ->
     published = await system.jobs.publish(request)
     assert not published.duplicate
     await system.wait_for_state(published.job_id, State.SUCCEEDED)
-    again = await system.jobs.publish(request)
-    assert (again.job_id, again.duplicate) == (published.job_id, True)
+    repeated = await system.jobs.publish(request)
+    assert (repeated.job_id, repeated.duplicate) == (published.job_id, True)

@@ -28,7 +28,7 @@ from tests.support.system import lanes_with
 from tests.support.tcp_proxy import TcpProxy
 from tests.support.vhosts import Vhosts
 
-RETRIED = 5
+RETRIED_MESSAGES = 5
 
 
 async def test_each_test_gets_an_empty_vhost_on_the_version_it_names(
@@ -56,8 +56,8 @@ async def test_a_vhost_is_used_again_with_nothing_in_it_of_the_test_before(
         await channel.declare_queue("of this test", durable=True)
         for name in declared:
             await channel.default_exchange.publish(aio_pika.Message(b"a job"), name)
-        held = await channel.get_queue(HOT_QUEUE, ensure=False)
-        await eventually(lambda: held.get(fail=False), what="the job, which is not acknowledged")
+        queue = await channel.get_queue(HOT_QUEUE, ensure=False)
+        await eventually(lambda: queue.get(fail=False), what="the job, which is not acknowledged")
     vhosts.give_back(first)
     assert vhosts.with_topology(topology) == first
     queues = await management.get("/queues/{vhost}")
@@ -78,25 +78,25 @@ async def test_a_vhost_that_a_test_has_changed_is_not_used_again(broker: TestBro
     await management.put("/policies/{vhost}/of-this-test", rule)
     vhosts.give_back(first)
     assert vhosts.with_topology(topology) != first
-    assert first not in await names_of_vhosts(management)
+    assert first not in await read_vhost_names(management)
     vhosts.close()
 
 
-async def names_of_vhosts(management: Management) -> list[str]:
-    """Other tests delete theirs meanwhile: the list may have one of which nothing is left."""
-    return [each["name"] for each in await management.get("/vhosts") if "name" in each]
+async def read_vhost_names(management: Management) -> list[str]:
+    """Return the names of all vhosts, but for those that other tests delete just now."""
+    return [vhost["name"] for vhost in await management.get("/vhosts") if "name" in vhost]
 
 
-async def test_a_vhost_that_no_test_has_wanted_for_long_is_deleted(
+async def test_a_vhost_that_no_test_has_used_for_long_is_deleted(
     broker: TestBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     vhosts = Vhosts(broker.node)
-    kept = vhosts.with_topology(build(broker.profile, ROUTES, lanes=lanes_with()))
+    idle_vhost = vhosts.with_topology(build(broker.profile, ROUTES, lanes=lanes_with()))
 
     async def is_there() -> bool:
-        return kept in await names_of_vhosts(broker.management)
+        return idle_vhost in await read_vhost_names(broker.management)
 
-    vhosts.give_back(kept)
+    vhosts.give_back(idle_vhost)
     vhosts.forget_idle()
     assert await is_there()
     monkeypatch.setattr("tests.support.vhosts.LONGEST_KEPT", -1.0)
@@ -105,18 +105,18 @@ async def test_a_vhost_that_no_test_has_wanted_for_long_is_deleted(
     vhosts.close()
 
 
-async def test_who_is_left_connected_to_a_vhost_is_put_out(broker: TestBroker) -> None:
+async def test_connections_that_a_test_leaves_on_a_vhost_are_closed(broker: TestBroker) -> None:
     vhosts = Vhosts(broker.node)
     topology = build(broker.profile, ROUTES, lanes=lanes_with())
     first = vhosts.with_topology(topology)
     management = Management(broker.management_url, first)
     async with await aio_pika.connect(broker.node.amqp_url_of(first)) as left_open:
-        await eventually(lambda: management.get("/vhosts/{vhost}/connections"), what="its mention")
+        await eventually(lambda: management.get("/vhosts/{vhost}/connections"), what="its entry")
         vhosts.give_back(first)
         vhosts.with_topology(topology)
-        closed = left_open.transport
-        assert closed is not None
-        await eventually(lambda: closed.connection.is_closed, what="the end of the connection")
+        transport = left_open.transport
+        assert transport is not None
+        await eventually(lambda: transport.connection.is_closed, what="the end of the connection")
     vhosts.close()
 
 
@@ -142,22 +142,24 @@ async def test_refused_dead_letters_arrive_soon_after_there_is_room(broker: Test
         by_retry = await channel.declare_exchange("by-retry", aio_pika.ExchangeType.FANOUT)
         await retry.bind(by_retry)
         await channel.default_exchange.publish(aio_pika.Message(b"in the way"), full.name)
-        jobs = {f"job {number}".encode() for number in range(RETRIED)}
+        jobs = {f"job {number}".encode() for number in range(RETRIED_MESSAGES)}
         for body in sorted(jobs):
             await by_retry.publish(aio_pika.Message(body, delivery_mode=2), full.name)
         # All have expired and wait for the full queue.
-        await broker.management.wait_for(retry.name, messages=RETRIED, messages_dlx=RETRIED)
+        await broker.management.wait_for(
+            retry.name, messages=RETRIED_MESSAGES, messages_dlx=RETRIED_MESSAGES
+        )
 
         arrived: asyncio.Queue[bytes] = asyncio.Queue()
 
-        async def take(message: aio_pika.abc.AbstractIncomingMessage) -> None:
+        async def receive(message: aio_pika.abc.AbstractIncomingMessage) -> None:
             await message.ack()
             arrived.put_nowait(message.body)
 
-        await full.consume(take)
+        await full.consume(receive)
         async with asyncio.timeout(10):
             assert await arrived.get() == b"in the way"
-            assert {await arrived.get() for _ in range(RETRIED)} == jobs
+            assert {await arrived.get() for _ in range(RETRIED_MESSAGES)} == jobs
         await broker.management.wait_until_depth(retry.name, 0)
 
 
@@ -188,19 +190,19 @@ async def test_a_killed_node_comes_back_with_its_messages_and_ports(
 
 def test_a_node_listens_on_loopback_alone(broker310: TestBroker) -> None:
     node = broker310.node
-    ours = {node.amqp_port, node.management_port, node.dist_port, node.epmd_port}
+    node_ports = {node.amqp_port, node.management_port, node.dist_port, node.epmd_port}
     listening = [line.split()[1:4] for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     addresses = {
         int(port, 16): address
         for local, _, state in listening
         for address, port in [local.split(":")]
-        if state == "0A" and int(port, 16) in ours
+        if state == "0A" and int(port, 16) in node_ports
     }
-    assert addresses == dict.fromkeys(ours, "0100007F")
+    assert addresses == dict.fromkeys(node_ports, "0100007F")
     # Those that listen on every address, of either family, are in the other file.
     for line in Path("/proc/net/tcp6").read_text().splitlines()[1:]:
         address, _, port = line.split()[1].partition(":")
-        assert not (int(port, 16) in ours and address == "0" * 32)
+        assert not (int(port, 16) in node_ports and address == "0" * 32)
 
 
 def test_a_node_that_cannot_start_says_why(own_node: Callable[..., LocalNode]) -> None:
@@ -212,8 +214,8 @@ def test_a_node_can_be_asked_from_any_shell(broker310: TestBroker) -> None:
     control = broker310.node.control
     assert control.stat().st_mode & 0o777 == 0o700
     command = [str(control), "--quiet", "list_users"]
-    done = subprocess.run(command, env={}, cwd="/", capture_output=True, text=True, check=True)
-    assert "switchyard\t[administrator]" in done.stdout.splitlines()[1:]
+    result = subprocess.run(command, env={}, cwd="/", capture_output=True, text=True, check=True)
+    assert "switchyard\t[administrator]" in result.stdout.splitlines()[1:]
 
 
 def test_a_failing_command_says_what_the_node_answered(broker310: TestBroker) -> None:
@@ -235,17 +237,19 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
     assert subprocess.run([sys.executable, "-c", owner], check=False).returncode == -9
 
-    def gone() -> bool:
-        mine = str(tmp_path).encode()
+    def has_ended() -> bool:
+        base_dir = str(tmp_path).encode()
         for environment in Path("/proc").glob("[0-9]*/environ"):
             try:
-                if mine in environment.read_bytes() and environment.parent.name != str(os.getpid()):
+                if base_dir in environment.read_bytes() and environment.parent.name != str(
+                    os.getpid()
+                ):
                     return False
             except OSError:
                 continue  # ended, or somebody else's
         return True
 
-    asyncio.run(eventually(gone, what="the end of the node"))
+    asyncio.run(eventually(has_ended, what="the end of the node"))
 
 
 async def test_each_test_gets_an_empty_database(empty_database_url: str) -> None:
@@ -297,7 +301,7 @@ async def test_a_database_can_stop_pause_and_come_back(postgres_server: Postgres
 
 @asynccontextmanager
 async def echo_server() -> AsyncIterator[tuple[int, "asyncio.Queue[bytes]"]]:
-    """Its port, and what it received."""
+    """A server that echoes: its port, and what it received."""
     received: asyncio.Queue[bytes] = asyncio.Queue()
 
     async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -319,9 +323,9 @@ async def test_the_proxy_cuts_before_or_after_the_bytes_that_it_waits_for(forwar
         writer.write(b"hello")
         assert await reader.readexactly(5) == b"hello"
         assert await received.get() == b"hello"
-        done = proxy.cut_when(lambda seen: b"secret" in seen, forward=forward)
+        has_cut = proxy.cut_when(lambda seen: b"secret" in seen, forward=forward)
         writer.write(b"secret")
-        await done.wait()
+        await has_cut.wait()
         with pytest.raises(ConnectionResetError):
             await reader.readexactly(1)
         writer.close()
@@ -345,7 +349,7 @@ async def test_the_proxy_pauses_and_refuses() -> None:
         with pytest.raises(ConnectionRefusedError):
             await asyncio.open_connection("127.0.0.1", proxy.port)
         await proxy.accept()
-        _, again = await asyncio.open_connection("127.0.0.1", proxy.port)
+        _, second_writer = await asyncio.open_connection("127.0.0.1", proxy.port)
         assert proxy.connections == 2
         writer.close()
-        again.close()
+        second_writer.close()

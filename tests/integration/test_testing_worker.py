@@ -9,7 +9,7 @@ from tests.support.brokers import TestBroker
 from tests.support.jobs import journal
 
 
-async def test_it_publishes_waits_and_tells_what_ran(
+async def test_open_worker_publishes_waits_and_tells_what_ran(
     broker: TestBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JOBS_AMQP_URL", broker.amqp_url)
@@ -21,7 +21,7 @@ async def test_it_publishes_waits_and_tells_what_ran(
         assert (done.state, done.result) == (State.SUCCEEDED, {"n": 1})
         dead = await worker.run("hot.scripted", {"steps": ["retry", "permanent"]})
         assert (dead.state, dead.reason) == (State.DEAD, "permanent")
-        assert [(each.job_id, each.job_type, each.attempt) for each in worker.runs] == [
+        assert [(run.job_id, run.job_type, run.attempt) for run in worker.runs] == [
             (done.id, "noop", 1),
             (dead.id, "scripted", 1),
             (dead.id, "scripted", 2),

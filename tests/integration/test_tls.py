@@ -39,12 +39,13 @@ def certificates(tmp_path: Path) -> Certificates:
 
 @pytest.fixture
 def stranger(tmp_path: Path) -> Certificates:
+    """Certificates of an authority that nobody trusts here."""
     return make_certificates(tmp_path / "stranger")
 
 
-def shipped(certificates: Certificates) -> dict[str, str]:
-    """What compose.tls.yml gives the broker, with these files. Without `listeners.tcp`: the node's
-    own starter asks it there whether it is up."""
+def read_shipped_settings(certificates: Certificates) -> dict[str, str]:
+    """Return the broker's settings of compose.tls.yml, with these files. Without `listeners.tcp`,
+    where LocalNode asks whether the node is up."""
     text = (ROOT / "deploy" / "rabbitmq.tls.conf").read_text()
     for name, file in {
         "ca.pem": certificates.authority,
@@ -68,7 +69,7 @@ async def test_a_job_over_a_broker_that_speaks_tls_alone(
     port, management_port = free_port(), free_port()
     node = own_node(
         "4.3",
-        extra_config=shipped(certificates)
+        extra_config=read_shipped_settings(certificates)
         | {
             "listeners.ssl.default": f"{LOOPBACK}:{port}",
             "management.ssl.ip": LOOPBACK,
@@ -98,19 +99,19 @@ async def test_a_job_over_a_broker_that_speaks_tls_alone(
 
 @pytest.fixture
 def postgres_tls(certificates: Certificates, tmp_path: Path) -> Iterator[PostgresServer]:
-    """It takes connections with TLS; its key is its own user's."""
-    place = tmp_path / "postgres"
-    place.mkdir()
-    key = place / "server.key"
+    """A server that takes connections with TLS. Its key belongs to its own user."""
+    folder = tmp_path / "postgres"
+    folder.mkdir()
+    key = folder / "server.key"
     shutil.copyfile(certificates.key, key)
-    key.chmod(0o640)  # root's own may be read by its group
-    certificate = place / "server.pem"
+    key.chmod(0o640)  # a key of root may be readable by its group
+    certificate = folder / "server.pem"
     shutil.copyfile(certificates.certificate, certificate)
-    for directory in (place, *place.parents):
-        if directory.stat().st_uid == place.stat().st_uid:
+    for directory in (folder, *folder.parents):
+        if directory.stat().st_uid == folder.stat().st_uid:
             directory.chmod(directory.stat().st_mode | 0o011)
     server = own_postgres(
-        place,
+        folder,
         extra_config={"ssl": "on", "ssl_cert_file": str(certificate), "ssl_key_file": str(key)},
     )
     if server.system_user is not None:

@@ -31,16 +31,16 @@ ROUTES = (
     Route("backfill", "summarize_content", "llm"),
     Route("hot", "embed_content", "embed"),
 )
-ALONE = "vlm_ocr.ocr"
+UNROUTED_QUEUE = "vlm_ocr.ocr"
 """A queue without a route: without it, no binding is missing."""
-KEY = "hot.summarize_content"
+ROUTING_KEY = "hot.summarize_content"
 
 
-Break = Callable[["Live"], Awaitable[None]]
+Break = Callable[["LiveBroker"], Awaitable[None]]
 
 
 @dataclass(frozen=True)
-class Live:
+class LiveBroker:
     """A broker with the topology applied."""
 
     broker: TestBroker
@@ -52,8 +52,8 @@ class Live:
         return self.broker.management
 
     async def differences(self) -> set[tuple[str, str]]:
-        found = diff(self.topology, await self.client.fetch())
-        return {(difference.problem.value, difference.name) for difference in found}
+        differences = diff(self.topology, await self.client.fetch())
+        return {(difference.problem.value, difference.name) for difference in differences}
 
     async def apply(self) -> ApplyReport:
         return await apply(self.client, self.topology)
@@ -80,86 +80,90 @@ class Live:
 
 
 @pytest.fixture
-async def live(broker: TestBroker) -> AsyncIterator[Live]:
+async def live(broker: TestBroker) -> AsyncIterator[LiveBroker]:
     topology = build(broker.profile, ROUTES)
     async with ManagementClient(broker.management_url, broker.vhost) as client:
         await apply(client, topology)
-        yield Live(broker, topology, client)
+        yield LiveBroker(broker, topology, client)
 
 
-async def delete_exchange(live: Live) -> None:
+async def delete_exchange(live: LiveBroker) -> None:
     await live.management.delete("/exchanges/{vhost}/jobs.events")
 
 
-async def delete_queue(live: Live) -> None:
-    await live.management.delete(f"/queues/{{vhost}}/{ALONE}")
+async def delete_queue(live: LiveBroker) -> None:
+    await live.management.delete(f"/queues/{{vhost}}/{UNROUTED_QUEUE}")
 
 
-async def delete_binding(live: Live) -> None:
-    await live.management.delete(f"/bindings/{{vhost}}/e/jobs.topic/q/hot.llm/{KEY}")
+async def delete_binding(live: LiveBroker) -> None:
+    await live.management.delete(f"/bindings/{{vhost}}/e/jobs.topic/q/hot.llm/{ROUTING_KEY}")
 
 
-async def delete_policy(live: Live) -> None:
+async def delete_policy(live: LiveBroker) -> None:
     await live.management.delete("/policies/{vhost}/jobs.lane.hot")
 
 
-async def shorten_lane(live: Live) -> None:
+async def shorten_lane(live: LiveBroker) -> None:
     await live.put_policy("jobs.lane.hot", r"^hot\.", {"max-length": 1}, 10)
 
 
-async def widen_policy(live: Live) -> None:
+async def widen_policy(live: LiveBroker) -> None:
     dead = next(p for p in live.topology.policies if p.name == "jobs.dead")
     await live.put_policy("jobs.dead", r"^jobs\.dead", dict(dead.definition), -1)
 
 
-async def other_exchange_type(live: Live) -> None:
+async def change_exchange_type(live: LiveBroker) -> None:
     await live.redeclare_exchange("jobs.control", "topic")
 
 
-async def other_exchange_arguments(live: Live) -> None:
+async def change_exchange_arguments(live: LiveBroker) -> None:
     await live.redeclare_exchange("jobs.events", "topic", **{"alternate-exchange": "jobs.dlx"})
 
 
-async def other_queue_type(live: Live) -> None:
+async def change_queue_type(live: LiveBroker) -> None:
     kind = "quorum" if live.broker.profile == "classic" else "classic"
-    await live.redeclare_queue(ALONE, **{"x-queue-type": kind})
+    await live.redeclare_queue(UNROUTED_QUEUE, **{"x-queue-type": kind})
 
 
-async def other_queue_arguments(live: Live) -> None:
-    queue = next(q for q in live.topology.queues if q.name == ALONE)
-    await live.redeclare_queue(ALONE, **queue.declare_arguments, **{"x-max-length": 5})
+async def change_queue_arguments(live: LiveBroker) -> None:
+    queue = next(q for q in live.topology.queues if q.name == UNROUTED_QUEUE)
+    await live.redeclare_queue(UNROUTED_QUEUE, **queue.declare_arguments, **{"x-max-length": 5})
 
 
-async def extra_exchange(live: Live) -> None:
+async def add_exchange(live: LiveBroker) -> None:
     await live.put("exchanges", "jobs.old", type="topic", arguments={})
 
 
-async def extra_queue(live: Live) -> None:
+async def add_queue(live: LiveBroker) -> None:
     await live.put("queues", "hot.old", arguments={})
 
 
-async def extra_binding(live: Live) -> None:
+async def add_binding(live: LiveBroker) -> None:
     await live.bind("hot.llm", "hot.removed_job")
 
 
-async def extra_policy(live: Live) -> None:
+async def add_policy(live: LiveBroker) -> None:
     await live.put_policy("jobs.old", "^nothing$", {"max-length": 1}, 0)
 
 
-async def stale_binding(live: Live) -> None:
-    await live.bind("hot.embed", KEY)
+async def add_stale_binding(live: LiveBroker) -> None:
+    await live.bind("hot.embed", ROUTING_KEY)
 
 
-async def override_policy(live: Live) -> None:
-    await live.put_policy("ops", rf"^{ALONE}$", {"max-length": 5}, 99)
+async def override_policy(live: LiveBroker) -> None:
+    await live.put_policy("ops", rf"^{UNROUTED_QUEUE}$", {"max-length": 5}, 99)
 
 
-async def override_by_operator_policy(live: Live) -> None:
-    body = {"pattern": rf"^{ALONE}$", "definition": {"message-ttl": 1000}, "apply-to": "queues"}
+async def override_by_operator_policy(live: LiveBroker) -> None:
+    body = {
+        "pattern": rf"^{UNROUTED_QUEUE}$",
+        "definition": {"message-ttl": 1000},
+        "apply-to": "queues",
+    }
     await live.management.put("/operator-policies/{vhost}/caps", body)
 
 
-async def add_what_others_may(live: Live) -> None:
+async def add_foreign_objects(live: LiveBroker) -> None:
     await live.put("exchanges", "research.news", type="topic", arguments={})
     await live.put("queues", "audit", arguments={})
     await live.management.post(
@@ -169,33 +173,34 @@ async def add_what_others_may(live: Live) -> None:
 
 HEALED: list[tuple[Break, tuple[str, str]]] = [
     (delete_exchange, ("missing", "jobs.events")),
-    (delete_queue, ("missing", ALONE)),
-    (delete_binding, ("missing", f"jobs.topic → hot.llm ({KEY})")),
+    (delete_queue, ("missing", UNROUTED_QUEUE)),
+    (delete_binding, ("missing", f"jobs.topic → hot.llm ({ROUTING_KEY})")),
     (delete_policy, ("missing", "jobs.lane.hot")),
     (shorten_lane, ("policy", "jobs.lane.hot")),
     (widen_policy, ("policy", "jobs.dead")),
-    (stale_binding, ("stale", f"jobs.topic → hot.embed ({KEY})")),
+    (add_stale_binding, ("stale", f"jobs.topic → hot.embed ({ROUTING_KEY})")),
 ]
 REPORTED: list[dict[Break, tuple[str, str]]] = [
     {
-        other_exchange_type: ("type", "jobs.control"),
-        other_exchange_arguments: ("arguments", "jobs.events"),
-        extra_exchange: ("extra", "jobs.old"),
-        extra_queue: ("extra", "hot.old"),
-        extra_binding: ("extra", "jobs.topic → hot.llm (hot.removed_job)"),
-        override_policy: ("overridden", ALONE),
+        change_exchange_type: ("type", "jobs.control"),
+        change_exchange_arguments: ("arguments", "jobs.events"),
+        add_exchange: ("extra", "jobs.old"),
+        add_queue: ("extra", "hot.old"),
+        add_binding: ("extra", "jobs.topic → hot.llm (hot.removed_job)"),
+        override_policy: ("overridden", UNROUTED_QUEUE),
     },
     {
-        other_queue_arguments: ("arguments", ALONE),
-        extra_policy: ("extra", "jobs.old"),
-        override_by_operator_policy: ("overridden", ALONE),
+        change_queue_arguments: ("arguments", UNROUTED_QUEUE),
+        add_policy: ("extra", "jobs.old"),
+        override_by_operator_policy: ("overridden", UNROUTED_QUEUE),
     },
-    {other_queue_type: ("type", ALONE)},
+    {change_queue_type: ("type", UNROUTED_QUEUE)},
 ]
-"""Each group one after the other; what would hide one before it, or be the same, is in another."""
+"""Groups of breaks that are made one after the other. Those that would hide an earlier one, or be
+the same difference, are in different groups."""
 
 
-async def test_one_thing_broken_is_one_difference_which_apply_heals(live: Live) -> None:
+async def test_one_thing_broken_is_one_difference_which_apply_heals(live: LiveBroker) -> None:
     for break_it, expected in HEALED:
         await break_it(live)
         assert await live.differences() == {expected}
@@ -206,7 +211,7 @@ async def test_one_thing_broken_is_one_difference_which_apply_heals(live: Live) 
 
 @pytest.mark.parametrize("broken", REPORTED, ids=["six", "three", "one"])
 async def test_what_apply_must_not_change_is_one_difference_which_it_reports(
-    live: Live, broken: dict[Break, tuple[str, str]]
+    live: LiveBroker, broken: dict[Break, tuple[str, str]]
 ) -> None:
     expected: set[tuple[str, str]] = set()
     for break_it, difference in broken.items():
@@ -214,18 +219,20 @@ async def test_what_apply_must_not_change_is_one_difference_which_it_reports(
         expected.add(difference)
         assert await live.differences() == expected
     report = await live.apply()
-    assert sorted((each.problem.value, each.name) for each in report.left) == sorted(expected)
+    assert sorted(
+        (difference.problem.value, difference.name) for difference in report.left
+    ) == sorted(expected)
     assert report.done == ()
     assert await live.differences() == expected
 
 
-async def test_what_others_may_have_is_no_difference(live: Live) -> None:
-    await add_what_others_may(live)
+async def test_objects_of_others_are_no_difference(live: LiveBroker) -> None:
+    await add_foreign_objects(live)
     assert await live.differences() == set()
     assert await live.apply() == ApplyReport(done=(), left=())
 
 
-async def test_applying_again_does_nothing(live: Live) -> None:
+async def test_applying_again_does_nothing(live: LiveBroker) -> None:
     assert await live.apply() == ApplyReport(done=(), left=())
 
 
@@ -254,20 +261,22 @@ async def test_applying_at_the_same_time_from_several_places_is_safe(broker: Tes
     assert await apply_once() == ApplyReport(done=(), left=())
 
 
-async def test_a_queue_with_other_arguments_is_reported_and_keeps_its_messages(live: Live) -> None:
-    await other_queue_arguments(live)
+async def test_a_queue_with_other_arguments_is_reported_and_keeps_its_messages(
+    live: LiveBroker,
+) -> None:
+    await change_queue_arguments(live)
     async with await aio_pika.connect(live.broker.amqp_url) as connection:
         channel = await connection.channel(publisher_confirms=True)
         message = aio_pika.Message(b"precious", delivery_mode=2)
-        await channel.default_exchange.publish(message, ALONE)
+        await channel.default_exchange.publish(message, UNROUTED_QUEUE)
         await delete_binding(live)
 
         report = await live.apply()
 
-        assert [difference.name for difference in report.blocked] == [ALONE]
-        assert report.done == (f"made binding jobs.topic → hot.llm ({KEY})",)
+        assert [difference.name for difference in report.blocked] == [UNROUTED_QUEUE]
+        assert report.done == (f"made binding jobs.topic → hot.llm ({ROUTING_KEY})",)
         assert "x-max-length is 5, declared not set" in report.blocked[0].text
-        queue = await channel.get_queue(ALONE)
+        queue = await channel.get_queue(UNROUTED_QUEUE)
         assert (await queue.get()).body == b"precious"
 
 
@@ -278,11 +287,13 @@ async def test_queues_of_the_other_profile_keep_the_policies_that_rule_them(
         await apply(client, build(broker.profile, ROUTES))
         before = await client.fetch()
 
-        other = build("quorum" if broker.profile == "classic" else "classic", ROUTES)
-        report = await apply(client, other)
+        other_topology = build("quorum" if broker.profile == "classic" else "classic", ROUTES)
+        report = await apply(client, other_topology)
 
         assert report.done == ()
-        assert {(each.kind, each.problem.value) for each in report.blocked} == {("queue", "type")}
+        assert {(difference.kind, difference.problem.value) for difference in report.blocked} == {
+            ("queue", "type")
+        }
         after = await client.fetch()
         assert set(after.policies) == set(before.policies)
         assert {(q.name, q.policy) for q in after.queues} == {
@@ -291,34 +302,41 @@ async def test_queues_of_the_other_profile_keep_the_policies_that_rule_them(
 
 
 async def test_a_job_type_that_moved_to_another_worker_leaves_no_binding_behind(
-    live: Live,
+    live: LiveBroker,
 ) -> None:
-    moved = [r if r.routing_key != KEY else Route("hot", r.job_type, "embed") for r in ROUTES]
+    moved = [
+        r if r.routing_key != ROUTING_KEY else Route("hot", r.job_type, "embed") for r in ROUTES
+    ]
     report = await apply(live.client, build(live.broker.profile, moved))
     assert report.done == (
-        f"made binding jobs.topic → hot.embed ({KEY})",
-        f"removed binding jobs.topic → hot.llm ({KEY}): it brought jobs to the wrong worker",
+        f"made binding jobs.topic → hot.embed ({ROUTING_KEY})",
+        (
+            f"removed binding jobs.topic → hot.llm ({ROUTING_KEY}): "
+            "it brought jobs to the wrong worker"
+        ),
     )
     assert report.left == ()
-    bound = [b.destination for b in await live.client.bindings() if b.routing_key == KEY]
-    assert bound == ["hot.embed"]
+    destinations = [
+        b.destination for b in await live.client.bindings() if b.routing_key == ROUTING_KEY
+    ]
+    assert destinations == ["hot.embed"]
 
 
-async def test_removing_a_binding_that_is_gone_is_no_error(live: Live) -> None:
-    gone = Binding("jobs.topic", "hot.embed", KEY)
-    assert await live.client.delete_binding(gone) is False
-    assert await live.client.delete_binding(Binding("no.such", "hot.embed", KEY)) is False
+async def test_removing_a_binding_that_is_gone_is_no_error(live: LiveBroker) -> None:
+    missing = Binding("jobs.topic", "hot.embed", ROUTING_KEY)
+    assert await live.client.delete_binding(missing) is False
+    assert await live.client.delete_binding(Binding("no.such", "hot.embed", ROUTING_KEY)) is False
 
 
-async def test_bindings_with_odd_keys_and_arguments_are_removed_exactly(live: Live) -> None:
-    odd = [
+async def test_bindings_with_odd_keys_and_arguments_are_removed_exactly(live: LiveBroker) -> None:
+    odd_bindings = [
         Binding("jobs.topic", "hot.llm", "a/b *#%2F~"),
         Binding("jobs.topic", "hot.llm", ""),
         Binding("jobs.topic", "hot.llm", "", arguments={"why": 1}),
     ]
-    for binding in odd:
+    for binding in odd_bindings:
         await live.client.put_binding(binding)
-    for binding in odd:
+    for binding in odd_bindings:
         assert await live.client.delete_binding(binding) is True
         assert binding not in await live.client.bindings()
     assert await live.differences() == set()
@@ -337,13 +355,13 @@ async def test_nothing_is_changed_where_dead_letters_would_be_dropped(broker: Te
 
 
 async def test_a_virtual_host_with_an_odd_name_works_like_any_other(broker: TestBroker) -> None:
-    odd = f"{broker.vhost}/a b%ü"
-    path = quote(odd, safe="")
+    odd_vhost = f"{broker.vhost}/a b%ü"
+    path = quote(odd_vhost, safe="")
     await broker.management.put(f"/vhosts/{path}", {})
     try:
-        assert with_vhost(broker.amqp_url, odd).endswith(path)
+        assert with_vhost(broker.amqp_url, odd_vhost).endswith(path)
         topology = build(broker.profile, ROUTES)
-        async with ManagementClient(broker.management_url, odd) as client:
+        async with ManagementClient(broker.management_url, odd_vhost) as client:
             assert (await apply(client, topology)).left == ()
             assert diff(topology, await client.fetch()) == []
     finally:
@@ -356,7 +374,7 @@ async def test_rendered_definitions_import_into_a_running_broker(broker: TestBro
         definitions = render(topology, vhost=broker.vhost)
         await client.import_definitions(definitions)
         assert diff(topology, await client.fetch()) == []
-        await client.import_definitions(definitions)  # again is no error
+        await client.import_definitions(definitions)  # repeating it is no error
 
 
 @pytest.mark.long
@@ -373,11 +391,11 @@ async def test_definitions_json_boots_a_blank_node(
 
 async def test_the_real_api_says_what_to_do(broker: TestBroker) -> None:
     url = urlsplit(broker.management_url)
-    wrong = url._replace(netloc=f"nobody:hidden@{url.hostname}:{url.port}").geturl()
+    wrong_url = url._replace(netloc=f"nobody:hidden@{url.hostname}:{url.port}").geturl()
     no_such = ManagementClient(broker.management_url, "no such vhost")
     amqp_port = ManagementClient(f"http://{url.username}:x@{url.hostname}:{broker.node.amqp_port}")
     for client, advice in (
-        (ManagementClient(wrong, broker.vhost), "refused the user or the password"),
+        (ManagementClient(wrong_url, broker.vhost), "refused the user or the password"),
         (no_such, "rabbitmqctl add_vhost 'no such vhost'"),
         (amqp_port, "management plugin enabled"),
     ):

@@ -42,10 +42,10 @@ def test_diff_and_apply_from_blank_to_done() -> None:
     assert run("apply").stdout == "The broker is as declared: nothing to do.\n"
 
 
-def test_a_frozen_ledger_is_waited_for_once_and_what_to_do_is_said(
+def test_a_frozen_ledger_is_waited_for_once_and_the_remedy_is_printed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The broker is as declared all the same."""
+    """The topology is applied nevertheless."""
     monkeypatch.setattr(database_module, "CONNECT_TIMEOUT", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as silent:  # takes connections, answers nothing
         port = silent.getsockname()[1]
@@ -61,7 +61,7 @@ def test_a_frozen_ledger_is_waited_for_once_and_what_to_do_is_said(
     assert run("diff").exit_code == 0
 
 
-def test_what_cannot_be_changed_fails_and_extras_do_not(broker: TestBroker) -> None:
+def test_a_difference_that_cannot_be_changed_fails_and_extras_do_not(broker: TestBroker) -> None:
     flags = {"durable": True, "auto_delete": False, "arguments": {}}
     asyncio.run(broker.management.put("/queues/{vhost}/hot.old", flags))
     extras = run("apply")
@@ -83,7 +83,7 @@ def test_what_cannot_be_changed_fails_and_extras_do_not(broker: TestBroker) -> N
     ]
 
 
-def test_a_module_of_ones_own_adds_its_binding(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_included_module_adds_its_bindings(monkeypatch: pytest.MonkeyPatch) -> None:
     from pydantic import BaseModel
 
     from switchyard.services.engine.jobs.registry import job
@@ -111,17 +111,17 @@ def test_a_module_of_ones_own_adds_its_binding(monkeypatch: pytest.MonkeyPatch) 
     assert run("diff").exit_code == 0
 
 
-def test_what_to_do_about_a_foreign_policy_is_said_once_for_all_its_queues(
+def test_the_advice_on_a_foreign_policy_is_printed_once_for_all_its_queues(
     broker: TestBroker,
 ) -> None:
     assert run("apply").exit_code == 0
     foreign = {"pattern": "^hot", "definition": {"expires": 60_000_000}, "priority": 999}
     asyncio.run(broker.management.put("/policies/{vhost}/theirs", foreign))
     for command in ("diff", "apply"):
-        told = run(command)
-        assert told.exit_code == 1
+        result = run(command)
+        assert result.exit_code == 1
         advice = "Remove policy theirs, narrow its pattern or lower its priority.\n"
-        assert told.stderr.count(advice) == 1
-        assert told.output.count("is under policy theirs") > 2
+        assert result.stderr.count(advice) == 1
+        assert result.output.count("is under policy theirs") > 2
     rows = json.loads(run("diff", "--json").stdout)
     assert {row["advice"] for row in rows} == {advice.rstrip(".\n").replace("Rem", "rem")}

@@ -52,11 +52,11 @@ from tests.support.worker_process import ROOT, Processes, environment_of
 
 pytestmark = pytest.mark.broker43
 
-MANY = 300
-KILLS = 6
-"""At most, on each of the two ways: it may be done before."""
-FEWEST_KILLS = 3
-UNUSED = ("jobs.lane.maintenance", "jobs.lane.vlm_ocr")
+BACKFILL_ITEMS = 300
+MAX_KILLS = 6
+"""Kills in each of the two directions, at most: the migration may end before."""
+MIN_KILLS = 3
+UNUSED_POLICIES = ("jobs.lane.maintenance", "jobs.lane.vlm_ocr")
 
 
 @pytest.fixture
@@ -64,21 +64,25 @@ def broker43_classic() -> Iterator[TestBroker]:
     yield from broker_of("4.3", "classic")
 
 
-async def differs(system: System, profile: str) -> list[str]:
-    wanted = build(
+async def list_differences(system: System, profile: str) -> list[str]:
+    declared = build(
         "quorum" if profile == "quorum" else "classic",
         system.registry.routes,
         lanes=system.lanes,
         retry_delays=system.settings.retry_delays,
     )
     async with ManagementClient(system.broker.management_url, system.broker.vhost) as client:
-        found = differences.diff(wanted, await client.fetch())
+        found_differences = differences.diff(declared, await client.fetch())
     # Lanes without a queue of these job types keep their policy: `apply` changes it.
-    return [each.text for each in found if not each.name.startswith(UNUSED)]
+    return [
+        difference.text
+        for difference in found_differences
+        if not difference.name.startswith(UNUSED_POLICIES)
+    ]
 
 
 @pytest.mark.long
-async def test_jobs_letters_and_priorities_survive_the_way_there_and_back(
+async def test_jobs_and_letters_survive_a_migration_there_and_back(
     broker43_classic: TestBroker, sqlite_url: str, tmp_path: Path
 ) -> None:
     async with open_chaos(broker43_classic, sqlite_url, tmp_path) as system:
@@ -86,7 +90,7 @@ async def test_jobs_letters_and_priorities_survive_the_way_there_and_back(
         late = requests_of(1, "hot.effect")
         await system.start_worker(slots=4)
         await publish_all(system, dying)
-        await eventually(lambda: letters_are(system, 3))
+        await eventually(lambda: has_letters(system, 3))
         await system.stop_workers()
         # A letter that the broker itself has made says so in a header of the broker's.
         async with system.channel() as channel:
@@ -94,23 +98,23 @@ async def test_jobs_letters_and_priorities_survive_the_way_there_and_back(
             await exchange.publish(
                 aio_pika.Message(b"{}", expiration=0.001, message_id="old"), "hot.effect"
             )
-        await eventually(lambda: letters_are(system, 4))
+        await eventually(lambda: has_letters(system, 4))
 
         waiting = [*requests_of(200), *late]
         await publish_all(system, waiting)
-        assert {each.done for each in await migrate(system.settings, "quorum")} == {True}
-        assert await differs(system, "quorum") == []
+        assert {queue.done for queue in await migrate(system.settings, "quorum")} == {True}
+        assert await list_differences(system, "quorum") == []
         assert await system.broker.management.depth("backfill.llm") == 200
         reasons = sorted(letter.info.reason for letter in await system.letters())
         assert reasons == sorted([Reason.EXHAUSTED] * 3 + [Reason.EXPIRED])
 
         await migrate(system.settings, "classic")
-        assert await differs(system, "classic") == []
+        assert await list_differences(system, "classic") == []
         await system.start_worker(slots=4)
         await system.wait_until_all(ids_of(waiting), State.SUCCEEDED, timeout=30)
 
 
-async def letters_are(system: System, number: int) -> bool:
+async def has_letters(system: System, number: int) -> bool:
     return len(await system.letters()) == number
 
 
@@ -125,9 +129,11 @@ async def test_a_queue_whose_jobs_do_not_end_in_time_is_left_as_it_was(
         accepted += await publish_all(system, requests_of(20))
         # A busy broker's figures may be older than they are taken to be here: see SETTLED.
         await system.broker.management.wait_until_depth("backfill.llm", 21)
-        ended = {each.name: each.done for each in await migrate(system.settings, "quorum", wait=2)}
-        assert ended["backfill.llm"] is False
-        assert ended["hot.llm"] is True
+        is_done = {
+            queue.name: queue.done for queue in await migrate(system.settings, "quorum", wait=2)
+        }
+        assert is_done["backfill.llm"] is False
+        assert is_done["hot.llm"] is True
         queue = await system.broker.management.queue("backfill.llm")
         assert queue["type"] == "classic"
         assert queue["policy"] == "jobs.lane.backfill"
@@ -136,23 +142,23 @@ async def test_a_queue_whose_jobs_do_not_end_in_time_is_left_as_it_was(
 
 
 @pytest.mark.long
-async def test_a_backfill_goes_on_meanwhile(
+async def test_a_backfill_goes_on_during_a_migration(
     broker43_classic: TestBroker,
     sqlite_url: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its queue takes nothing for a while, and is not there for a moment."""
-    # So that it sees each of these, which pass more quickly here than in earnest.
+    """The backfill's queue takes nothing for a while, and is missing for a moment."""
+    # So that the backfill sees each of these states, which are shorter here than in production.
     monkeypatch.setattr(lane_pressure, "LIMITS_TTL", 0.1)
     async with opened(broker43_classic, sqlite_url, tmp_path) as (system, user):
-        operation = await user.start("numbers", {"to": MANY}, rate=MANY / 10)
+        operation = await user.start("numbers", {"to": BACKFILL_ITEMS}, rate=BACKFILL_ITEMS / 10)
         running = asyncio.create_task(user.run(operation))
         await eventually(lambda: system.ready(QUEUE), what="it publishes")
-        assert {each.done for each in await migrate(system.settings, "quorum")} == {True}
+        assert {queue.done for queue in await migrate(system.settings, "quorum")} == {True}
         await system.start_worker()
         assert (await running).state is BulkState.COMPLETED
-        assert await numbers(system.ledger) == list(range(MANY))
+        assert await numbers(system.ledger) == list(range(BACKFILL_ITEMS))
 
 
 @pytest.mark.long
@@ -169,8 +175,8 @@ async def test_a_message_that_the_broker_takes_no_more_is_named_and_stays(
         for job_id, size in (("one", 10), ("large", 100_000), ("two", 10)):
             await channel.publish("old", "key", Envelope(b"x" * size, job_id))
         node.rabbitmqctl("eval", "application:set_env(rabbit, max_message_size, 50000).")
-        told = r"large stays in old.*100,000 bytes, and at most 50,000.*max_message_size"
-        with pytest.raises(NeverTaken, match=told):
+        message = r"large stays in old.*100,000 bytes, and at most 50,000.*max_message_size"
+        with pytest.raises(NeverTaken, match=message):
             async with running_shovel(underlying(connection), "old", "new") as shovel:
                 await shovel.wait_until_empty()
         assert (await read_queue_size(channel, "old")).ready >= 1
@@ -192,8 +198,8 @@ async def test_a_queue_that_would_drop_jobs_is_refused_before_anything_is_change
             before = await client.bindings()
 
             async def is_in_force() -> bool:
-                live = {queue.name: queue.policy for queue in await client.queues()}
-                return live[QUEUE] == "drops"
+                policies = {queue.name: queue.policy for queue in await client.queues()}
+                return policies[QUEUE] == "drops"
 
             await eventually(is_in_force, what="the policy is in force")
             with pytest.raises(MigrationRefused, match="does not refuse what is too much"):
@@ -203,18 +209,18 @@ async def test_a_queue_that_would_drop_jobs_is_refused_before_anything_is_change
             assert not {name for name in names if name.startswith(STAND_IN_PREFIX)}
 
 
-async def test_two_at_once_are_one_too_many(broker43_classic: TestBroker) -> None:
+async def test_a_second_migration_at_the_same_time_is_refused(broker43_classic: TestBroker) -> None:
     async with (
-        connected(broker43_classic.amqp_url, "one") as one,
-        connected(broker43_classic.amqp_url, "two") as two,
-        exclusive_migration(underlying(one)),
+        connected(broker43_classic.amqp_url, "one") as first_connection,
+        connected(broker43_classic.amqp_url, "two") as second_connection,
+        exclusive_migration(underlying(first_connection)),
     ):
         with pytest.raises(MigrationRefused, match="another migration is under way"):
-            async with exclusive_migration(underlying(two)):
+            async with exclusive_migration(underlying(second_connection)):
                 pass
 
 
-async def test_who_breaks_it_off_is_told_to_run_it_again(
+async def test_an_interrupted_migration_says_to_run_it_again(
     broker43_classic: TestBroker, sqlite_url: str, tmp_path: Path
 ) -> None:
     async with open_chaos(broker43_classic, sqlite_url, tmp_path) as system:
@@ -231,27 +237,27 @@ async def test_who_breaks_it_off_is_told_to_run_it_again(
         assert first.strip().decode().endswith("…")  # the lane that it has begun
 
         async def has_begun() -> bool:
-            return any(each.name.startswith(STAND_IN_PREFIX) for each in await client.queues())
+            return any(queue.name.startswith(STAND_IN_PREFIX) for queue in await client.queues())
 
         url, vhost = system.broker.management_url, system.broker.vhost
         async with ManagementClient(url, vhost) as client:
             await eventually(has_begun, what="a queue stands in for another")
         process.send_signal(signal.SIGTERM)  # as SIGINT, which a background job may ignore
-        _, said = await asyncio.wait_for(process.communicate(), 30)
-        assert "Run it again" in said.decode()
+        _, stderr = await asyncio.wait_for(process.communicate(), 30)
+        assert "Run it again" in stderr.decode()
         assert process.returncode == INTERRUPTED
         async with ManagementClient(url, vhost) as client:
-            seen = DoctorContext(system.settings, system.registry, management=client)
-            (told,) = await topology(seen)
-        assert told.finding == Finding.MIGRATION_UNFINISHED
-        assert "`jobctl topology migrate --to classic`" in (told.remedy or "")
-        assert "`--to quorum`" in (told.remedy or "")
+            context = DoctorContext(system.settings, system.registry, management=client)
+            (diagnostic,) = await topology(context)
+        assert diagnostic.finding == Finding.MIGRATION_UNFINISHED
+        assert "`jobctl topology migrate --to classic`" in (diagnostic.remedy or "")
+        assert "`--to quorum`" in (diagnostic.remedy or "")
 
 
 @pytest.mark.long
 @pytest.mark.chaos
 @pytest.mark.timeout(240)
-async def test_killed_time_and_again_under_load_it_loses_nothing(
+async def test_a_migration_that_is_killed_again_and_again_under_load_loses_nothing(
     broker43_classic: TestBroker, sqlite_url: str, tmp_path: Path
 ) -> None:
     dice = random.Random(5)
@@ -274,25 +280,25 @@ async def test_killed_time_and_again_under_load_it_loses_nothing(
         async with outbox(system):
             load = asyncio.create_task(publish())
             kills = 0
-            for to in ("quorum", "classic"):
+            for profile in ("quorum", "classic"):
                 while True:
                     process = await asyncio.create_subprocess_exec(
-                        *(sys.executable, "-m", "tests.support.migrating", to),
+                        *(sys.executable, "-m", "tests.support.migrating", profile),
                         cwd=ROOT,
                         env=environment_of(system.settings),
                         stdout=DEVNULL,
                     )
                     try:
                         # A start takes a second: it is killed at every point, sooner or later.
-                        enough = kills >= (KILLS if to == "quorum" else 2 * KILLS)
-                        limit = 60 if enough else 1 + dice.random() * 1.5
+                        may_end = kills >= (MAX_KILLS if profile == "quorum" else 2 * MAX_KILLS)
+                        limit = 60 if may_end else 1 + dice.random() * 1.5
                         assert await asyncio.wait_for(process.wait(), limit) == 0
                         break
                     except TimeoutError:
                         process.kill()
                         await process.wait()
                         kills += 1
-                assert await differs(system, to) == []
+                assert await list_differences(system, profile) == []
             await load
-            assert kills >= FEWEST_KILLS
+            assert kills >= MIN_KILLS
             await assert_all_accounted_for(system, accepted, timeout=90)

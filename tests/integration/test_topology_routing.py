@@ -27,8 +27,8 @@ ROUTES = (
     Route("vlm_ocr", "ocr_pdf", "ocr"),
     Route("hot", "translate_abstract", "translator"),
 )
-SHORT = 3
-SHORT_LANES = tuple(replace(lane, max_length=SHORT, ttl_seconds=3600) for lane in LANES)
+SHORT_LENGTH = 3
+SHORT_LANES = tuple(replace(lane, max_length=SHORT_LENGTH, ttl_seconds=3600) for lane in LANES)
 HASTY_LANES = tuple(replace(lane, ttl_seconds=1) for lane in LANES)
 RETRY_SECONDS = 0.3
 
@@ -45,7 +45,9 @@ hasty = pytest.mark.parametrize("lanes", [HASTY_LANES], ids=["hasty"])
 
 @pytest.fixture
 async def channel(broker: TestBroker, lanes: tuple[Lane, ...]) -> AsyncIterator[AbstractChannel]:
-    await declare(broker, lanes)  # before anything else: then it is there already (vhosts.py)
+    await declare(
+        broker, lanes
+    )  # first of all: then a vhost that has the topology can be used (vhosts.py)
     async with await aio_pika.connect(broker.amqp_url) as connection:
         yield await connection.channel(publisher_confirms=True)
 
@@ -56,13 +58,13 @@ async def declare(broker: TestBroker, lanes: tuple[Lane, ...] = LANES) -> None:
 
 
 async def publish(channel: AbstractChannel, exchange: str, key: str, **properties) -> None:
-    """Persistent and confirmed. Raises DeliveryError when it is refused."""
+    """Publish a persistent message with a confirm. Raises DeliveryError when it is refused."""
     message = aio_pika.Message(key.encode(), delivery_mode=2, **properties)
     await (await channel.get_exchange(exchange, ensure=False)).publish(message, key)
 
 
 async def get(channel: AbstractChannel, queue_name: str) -> AbstractIncomingMessage:
-    """The next message of a queue, as soon as there is one."""
+    """Return the next message of a queue, as soon as there is one."""
     queue = await channel.get_queue(queue_name, ensure=False)
 
     async def next_message() -> AbstractIncomingMessage | None:
@@ -74,7 +76,7 @@ async def get(channel: AbstractChannel, queue_name: str) -> AbstractIncomingMess
 
 
 async def take(channel: AbstractChannel, queue_name: str) -> AbstractIncomingMessage:
-    """The next message of a queue, acknowledged, as soon as there is one."""
+    """Acknowledge and return the next message of a queue, as soon as there is one."""
     message = await get(channel, queue_name)
     await message.ack()
     return message
@@ -90,8 +92,8 @@ async def take_all(channel: AbstractChannel, queue_name: str) -> list[str]:
 
 
 async def fill(channel: AbstractChannel, key: str) -> int:
-    """Publish until one is refused; how many were accepted."""
-    for accepted in range(SHORT + MAX_OVERSHOOT):
+    """Publish until a message is refused. Returns how many were accepted."""
+    for accepted in range(SHORT_LENGTH + MAX_OVERSHOOT):
         try:
             await publish(channel, "jobs.topic", key)
         except DeliveryError:
@@ -106,11 +108,11 @@ async def test_every_key_lands_in_its_queue_and_only_there(
         await publish(channel, "jobs.topic", route.routing_key)
     queues = [queue.name for queue in build(broker.profile, ROUTES).queues]
     lane_queues = [name for name in queues if not name.startswith("jobs.retry.")]
-    held = {name: await take_all(channel, name) for name in lane_queues}
+    keys_by_queue = {name: await take_all(channel, name) for name in lane_queues}
     expected: dict[str, list[str]] = {name: [] for name in lane_queues}
     for route in ROUTES:
         expected[route.queue].append(route.routing_key)
-    assert held == expected
+    assert keys_by_queue == expected
 
 
 async def test_an_unknown_key_goes_to_the_dead_letters(channel: AbstractChannel) -> None:
@@ -147,13 +149,13 @@ async def test_a_full_hot_lane_tells_the_publisher_and_dead_letters_where_it_can
     broker: TestBroker, channel: AbstractChannel
 ) -> None:
     accepted = await fill(channel, "hot.summarize_content")
-    dead = 1 if broker.profile == "classic" else 0
-    if dead:
-        assert accepted == SHORT
+    dead_count = 1 if broker.profile == "classic" else 0
+    if dead_count:
+        assert accepted == SHORT_LENGTH
         message = await take(channel, "jobs.dead")
         assert message.headers["x-first-death-reason"] == "maxlen"
     assert len(await take_all(channel, "hot.llm")) == accepted
-    assert len(await take_all(channel, "jobs.dead.log")) == dead
+    assert len(await take_all(channel, "jobs.dead.log")) == dead_count
 
 
 @short

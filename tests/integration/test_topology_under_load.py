@@ -26,12 +26,12 @@ from tests.support.eventually import eventually
 from tests.support.joining import JOINING_MODULES
 from tests.support.system import RETRY_DELAYS, System, open_system
 
-PENDING = 140
-AT_ONCE = SchedulerIntervals(pending=0.0)
+PENDING_JOBS = 140
+INTERVALS = SchedulerIntervals(pending=0.0)
 
 
 class SlowClient(ManagementClient):
-    """Makes no binding of the lanes until it is told to."""
+    """A client that makes no binding of the lanes until it may go on."""
 
     def __init__(self, broker: TestBroker) -> None:
         super().__init__(broker.management_url, broker.vhost)
@@ -50,23 +50,23 @@ def topology_of(system: System) -> Topology:
     return build(system.broker.profile, routes, lanes=system.lanes, retry_delays=RETRY_DELAYS)
 
 
-async def empty(broker: TestBroker) -> None:
-    """What somebody has who replaces a broker by a new one."""
+async def empty_broker(broker: TestBroker) -> None:
+    """Empty the broker's vhost, as if the broker was replaced by a new one."""
     async with ManagementClient(broker.management_url, broker.vhost) as client:
         await client.delete_vhost()
         await client.put_vhost(str(urlsplit(broker.amqp_url).username))
 
 
 @asynccontextmanager
-async def scheduling(system: System) -> AsyncIterator[Scheduler]:
-    scheduler = Scheduler(system.settings, system.registry, system.ledger, intervals=AT_ONCE)
+async def open_scheduler(system: System) -> AsyncIterator[Scheduler]:
+    scheduler = Scheduler(system.settings, system.registry, system.ledger, intervals=INTERVALS)
     try:
         yield scheduler
     finally:
         await scheduler.close()
 
 
-async def is_dead_letter_there(system: System) -> bool:
+async def has_dead_letter(system: System) -> bool:
     await index_waiting(system.settings, system.ledger, system.registry)
     return bool((await system.ledger.dead_letters.list_dead()).items or await system.letters())
 
@@ -74,14 +74,14 @@ async def is_dead_letter_there(system: System) -> bool:
 async def test_pending_jobs_and_new_ones_survive_an_apply_to_an_empty_broker(
     broker: TestBroker, sqlite_url: str
 ) -> None:
-    async with open_system(broker, sqlite_url) as system, scheduling(system) as scheduler:
+    async with open_system(broker, sqlite_url) as system, open_scheduler(system) as scheduler:
         for key in ("hot.noop", "backfill.noop"):
             await system.publish(key)  # the publisher knows both queues
-        await empty(broker)
+        await empty_broker(broker)
         requests = [JobRequest(f"{lane}.noop", {}) for lane in ("hot", "backfill")]
-        jobs = [await system.jobs.prepare(requests[number % 2]) for number in range(PENDING)]
+        jobs = [await system.jobs.prepare(requests[number % 2]) for number in range(PENDING_JOBS)]
         await system.ledger.jobs.record_many(jobs)
-        accepted = [each.message.job_id for each in jobs]
+        accepted = [new.message.job_id for new in jobs]
         is_applied = asyncio.Event()
 
         async def publish() -> None:
@@ -108,7 +108,7 @@ async def test_pending_jobs_and_new_ones_survive_an_apply_to_an_empty_broker(
             load.create_task(turn())
             applying = load.create_task(apply(client, topology_of(system)))
             await client.is_binding.wait()
-            for _ in range(2):  # all that they have was asked and refused, with the queues there
+            for _ in range(2):  # by then every queue was there, and every publish refused
                 await scheduler.turn()
                 await eventually(is_refused)
             assert set((await system.ledger.job_reads.states(accepted)).values()) == {State.PENDING}
@@ -122,15 +122,15 @@ async def test_pending_jobs_and_new_ones_survive_an_apply_to_an_empty_broker(
             return State.PENDING not in states.values()
 
         await eventually(none_is_pending)
-        assert not await is_dead_letter_there(system)
+        assert not await has_dead_letter(system)
         await system.start_worker(slots=50)
         await system.wait_until_all(accepted, State.SUCCEEDED)
 
 
-async def test_what_was_broken_off_is_told_and_ended_by_the_next_apply(
+async def test_a_broken_off_apply_is_reported_and_ended_by_the_next_one(
     broker: TestBroker, sqlite_url: str
 ) -> None:
-    class Broken(ManagementClient):
+    class FailingClient(ManagementClient):
         async def put_binding(self, binding: Binding) -> None:
             if binding.source == "jobs.topic":
                 raise ManagementError("killed")
@@ -138,29 +138,33 @@ async def test_what_was_broken_off_is_told_and_ended_by_the_next_apply(
 
     async with open_system(broker, sqlite_url) as system:
         await broker.management.delete("/queues/{vhost}/hot.llm")
-        async with Broken(broker.management_url, broker.vhost) as broken:
+        async with FailingClient(broker.management_url, broker.vhost) as failing_client:
             with pytest.raises(ManagementError, match="killed"):
-                await apply(broken, topology_of(system))
+                await apply(failing_client, topology_of(system))
         with pytest.raises(Unroutable):
             await system.publish("hot.noop")
         async with ManagementClient(broker.management_url, broker.vhost) as client:
-            found = diff(topology_of(system), await client.fetch())
-            texts = {each.text for each in found if each.problem is Deviation.UNFINISHED}
+            differences = diff(topology_of(system), await client.fetch())
+            texts = {
+                difference.text
+                for difference in differences
+                if difference.problem is Deviation.UNFINISHED
+            }
             assert texts == {
                 "queue hot.llm waits for its bindings: an apply was broken off, or is under way"
             }
-            assert not any(each.is_extra for each in found)
+            assert not any(difference.is_extra for difference in differences)
             report = await apply(client, topology_of(system))
             assert report.done[-1] == "finished queue hot.llm: its bindings are there"
             assert report.left == ()
         await system.start_worker()
 
-        async def published() -> str | None:
-            with suppress(Unroutable):  # an answer is believed for half a second
+        async def publish_again() -> str | None:
+            with suppress(Unroutable):  # the publisher keeps an answer for half a second
                 return await system.publish("hot.noop")
             return None
 
-        await system.wait_for_state(await eventually(published), State.SUCCEEDED)
+        await system.wait_for_state(await eventually(publish_again), State.SUCCEEDED)
 
 
 async def test_a_job_that_waited_for_others_stays_pending_until_its_queue_is_bound(
@@ -168,26 +172,26 @@ async def test_a_job_that_waited_for_others_stays_pending_until_its_queue_is_bou
 ) -> None:
     async with (
         open_system(broker, sqlite_url, modules=JOINING_MODULES, data_dir=tmp_path) as system,
-        scheduling(system) as scheduler,
+        open_scheduler(system) as scheduler,
         ManagementClient(broker.management_url, broker.vhost) as client,
     ):
         await system.start_worker()
-        # As an apply leaves a queue that was broken off there.
+        # As an apply leaves a queue if it is broken off at that point.
         await client.put_exchange(Exchange("backfill.llm" + UNBOUND_SUFFIX, "fanout"))
         await client.delete_binding(Binding("jobs.topic", "backfill.llm", "backfill.gather"))
         fan = await system.jobs.prepare(JobRequest("backfill.fan", {"leaves": 3, "lane": "hot"}))
         await system.ledger.jobs.record(fan)
         await system.wire.publish(fan.message, "backfill.fan")
-        then = await system.stage_id(fan.message.job_id, "gather", THEN)
-        await system.wait_for_state(then, State.PENDING)
+        waiting_id = await system.stage_id(fan.message.job_id, "gather", THEN)
+        await system.wait_for_state(waiting_id, State.PENDING)
         await scheduler.turn()
-        assert await system.state(then) is State.PENDING
+        assert await system.state(waiting_id) is State.PENDING
         (await apply(client, topology_of(system))).require_success()
 
         async def is_sent() -> bool:
             await scheduler.turn()
-            return await system.state(then) is not State.PENDING
+            return await system.state(waiting_id) is not State.PENDING
 
         await eventually(is_sent)
-        await system.wait_for_state(then, State.SUCCEEDED)
-        assert not await is_dead_letter_there(system)
+        await system.wait_for_state(waiting_id, State.SUCCEEDED)
+        assert not await has_dead_letter(system)

@@ -25,19 +25,20 @@ from tests.support.redrives import indexing, redrive
 from tests.support.system import System, lanes_with, open_system
 
 
-def without(system: System, name: str) -> Registry:
-    """The job types of a version in which there was no such type yet."""
+def make_older_registry(system: System, name: str) -> Registry:
+    """Return the job types of an older version, which did not have this type yet."""
     return Registry(job_type for job_type in system.registry if job_type.name != name)
 
 
 async def test_no_job_dies_in_a_rolling_deploy(broker: TestBroker, sqlite_url: str) -> None:
     async with open_system(broker, sqlite_url) as system:
         older = [
-            await system.start_worker("llm", registry=without(system, "noop")) for _ in range(2)
+            await system.start_worker("llm", registry=make_older_registry(system, "noop"))
+            for _ in range(2)
         ]
         ids = [await system.publish("hot.noop", {"n": n}) for n in range(30)]
         await eventually(lambda: older[0].worker.counters.snoozed > 0)
-        await system.start_worker("llm")  # one of the new version comes, beside two of the old
+        await system.start_worker("llm")  # a worker of the new version, beside two of the old one
         ids += [
             await system.publish(f"{lane}.noop", {"n": n})
             for n in range(15)
@@ -52,19 +53,19 @@ async def test_no_job_dies_in_a_rolling_deploy(broker: TestBroker, sqlite_url: s
         assert older[1].worker.counters.dead == 0
 
 
-async def test_a_type_that_nobody_knows_is_told_and_ends_with_its_lanes_age(
+async def test_a_job_of_a_type_that_nobody_knows_is_reported_and_dies_at_its_lanes_age(
     broker: TestBroker, sqlite_url: str
 ) -> None:
     lanes = lanes_with(ttl_seconds={"hot": 2})
     async with open_system(broker, sqlite_url, lanes=lanes) as system:
-        worker = await system.start_worker("llm", registry=without(system, "noop"))
+        worker = await system.start_worker("llm", registry=make_older_registry(system, "noop"))
         job_id = await system.publish("hot.noop")
         record = await system.wait_for_state(job_id, State.RETRYING)
         assert (record.error_type, record.worker_id) == (UNKNOWN_TYPE, worker.worker_id)
         assert "does not know the job type 'noop'" in (record.error_message or "")
         assert "JOBS_MODULES" in (record.error_message or "")
-        examined = DoctorContext(system.settings, system.registry, ledger=system.ledger)
-        (check,) = await unknown_types(examined)
+        context = DoctorContext(system.settings, system.registry, ledger=system.ledger)
+        (check,) = await unknown_types(context)
         assert check.status == "wrong"
         assert f"{worker.worker_id} does not know noop (1 job " in check.detail
         letter = await system.wait_for_letter(job_id)
@@ -72,13 +73,15 @@ async def test_a_type_that_nobody_knows_is_told_and_ends_with_its_lanes_age(
         assert "does not know the job type 'noop'" in (letter.info.message or "")
         dead = await system.wait_for_state(job_id, State.DEAD)
         assert (dead.reason, dead.attempts) == ("expired", 0)
-        # 0.2 s, 0.4 s, 0.8 s, 0.8 s: later each time, and no spinning.
+        # After 0.2 s, 0.4 s, 0.8 s and 0.8 s: it does not come back at once each time.
         assert 2 <= len(dead.timeline) <= 6
 
 
-async def test_its_own_time_ends_it_earlier(broker310: TestBroker, sqlite_url: str) -> None:
+async def test_a_job_of_an_unknown_type_dies_at_its_own_expiry(
+    broker310: TestBroker, sqlite_url: str
+) -> None:
     async with open_system(broker310, sqlite_url, retry_delays=(0.2, 60)) as system:
-        await system.start_worker("llm", registry=without(system, "noop"))
+        await system.start_worker("llm", registry=make_older_registry(system, "noop"))
         soon = now() + timedelta(seconds=0.3)
         job_id = await system.publish("hot.noop", expires_at=soon)
         dead = await system.wait_for_state(job_id, State.DEAD)
@@ -96,18 +99,18 @@ async def test_a_payload_that_does_not_fit_a_known_type_is_dead_at_once(
 
 
 class OlderNumber(BaseModel):
-    """What `noop` took in the version before."""
+    """The payload of `noop` in the version before."""
 
     model_config = ConfigDict(extra="forbid")
 
 
-async def test_jobs_that_an_older_worker_did_not_accept_go_back_as_they_were(
+async def test_a_redrive_sends_back_jobs_that_an_older_worker_did_not_accept(
     broker: TestBroker, sqlite_url: str
 ) -> None:
     async with open_system(broker, sqlite_url) as system, indexing(system):
         noop = replace(system.registry.get("noop"), payload_model=OlderNumber)
         older = await system.start_worker(
-            "llm", registry=Registry([*without(system, "noop"), noop])
+            "llm", registry=Registry([*make_older_registry(system, "noop"), noop])
         )
         ids = [await system.publish("hot.noop", {"n": n}) for n in range(40)]
         await system.publish_raw("hot.noop", b"garbage")
@@ -116,16 +119,16 @@ async def test_jobs_that_an_older_worker_did_not_accept_go_back_as_they_were(
         await older.stop()
         dead = await system.record(ids[0])
         assert (dead.reason, dead.error_type) == ("invalid_payload", "InvalidPayload")
-        assert any("older than the publisher" in each for each in hints(dead))
+        assert any("older than the publisher" in hint for hint in hints(dead))
         assert "older than the publisher" in describe_failure(dead)
-        examined = DoctorContext(system.settings, system.registry, ledger=system.ledger)
-        *_, check = await dead_letters(examined)
+        context = DoctorContext(system.settings, system.registry, ledger=system.ledger)
+        *_, check = await dead_letters(context)
         assert "of these, 40 had a payload that their worker did not accept" in check.detail
         assert "older than the publisher? " in check.remedy
 
-        # Who throws the garbage away keeps them.
-        which = LetterFilter(reason="malformed")
-        operation = await start_purge(system.ledger, which, created_by="ann@desk")
+        # A purge of the malformed letter keeps the others.
+        letter_filter = LetterFilter(reason="malformed")
+        operation = await start_purge(system.ledger, letter_filter, created_by="ann@desk")
         handler = PurgeHandler(system.settings, system.ledger)
         ended = await BulkRunner(system.ledger, [handler]).run_one(operation.id)
         assert ended.counts["purged"] == 1
@@ -137,11 +140,11 @@ async def test_jobs_that_an_older_worker_did_not_accept_go_back_as_they_were(
         assert await system.letters() == []
 
 
-async def test_a_flood_of_them_leaves_the_worker_to_its_own_jobs(
+async def test_a_flood_of_unknown_jobs_leaves_the_worker_to_its_own_jobs(
     broker310: TestBroker, sqlite_url: str
 ) -> None:
     async with open_system(broker310, sqlite_url, retry_delays=(0.2, 0.4, 30)) as system:
-        worker = await system.start_worker("llm", registry=without(system, "noop"))
+        worker = await system.start_worker("llm", registry=make_older_registry(system, "noop"))
         await asyncio.gather(*(system.publish("hot.noop") for _ in range(200)))
         await eventually(lambda: worker.worker.counters.snoozed == 600)
         job_id = await system.publish("hot.gated")

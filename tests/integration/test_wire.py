@@ -1,4 +1,4 @@
-"""PipelinedChannel on real brokers, and each part of aiormq that it stands on."""
+"""PipelinedChannel on real brokers, and each part of aiormq that it uses."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -37,7 +37,7 @@ HEADERS = {
 
 
 @asynccontextmanager
-async def channel_to(url: str, *, confirms: bool = True) -> AsyncIterator[PipelinedChannel]:
+async def open_channel_to(url: str, *, confirms: bool = True) -> AsyncIterator[PipelinedChannel]:
     connection = await connect(url, "test")
     try:
         yield await open_channel(underlying(connection), confirms=confirms)
@@ -48,7 +48,7 @@ async def channel_to(url: str, *, confirms: bool = True) -> AsyncIterator[Pipeli
 @pytest.fixture
 async def channel(broker: TestBroker) -> AsyncIterator[PipelinedChannel]:
     """A channel with confirms on a broker with one lane queue of its profile."""
-    async with channel_to(broker.amqp_url) as channel:
+    async with open_channel_to(broker.amqp_url) as channel:
         await declare(channel, broker.profile)
         yield channel
 
@@ -61,7 +61,7 @@ async def declare(channel: PipelinedChannel, profile: str) -> None:
 
 
 class Consumer:
-    """Collects deliveries."""
+    """A consumer that collects deliveries."""
 
     def __init__(self, channel: PipelinedChannel) -> None:
         self.channel = channel
@@ -104,7 +104,7 @@ async def test_a_delivery_is_what_was_published(
     assert (second.body, second.message_id) == (b"behind it", "job-2")
 
 
-async def test_every_property_of_a_foreign_publisher_can_be_read_over(
+async def test_every_property_of_a_foreign_publisher_can_be_read_past(
     broker: TestBroker, channel: PipelinedChannel
 ) -> None:
     message = aio_pika.Message(
@@ -128,11 +128,13 @@ async def test_every_property_of_a_foreign_publisher_can_be_read_over(
         await foreign.default_exchange.publish(aio_pika.Message(b"no properties"), QUEUE)
     consumer = Consumer(channel)
     await consumer.start()
-    arrived = {each.message_id: each for each in (await consumer.next(), await consumer.next())}
+    arrived = {
+        delivery.message_id: delivery for delivery in (await consumer.next(), await consumer.next())
+    }
     assert arrived["job-1"].body == BIG
     assert arrived["job-1"].headers["x-note"] == "kept"
     assert arrived["job-1"].priority == 4
-    bare = next(each for each in arrived.values() if each.body == b"no properties")
+    bare = next(delivery for delivery in arrived.values() if delivery.body == b"no properties")
     assert bare.priority == 0
 
 
@@ -141,12 +143,12 @@ async def test_a_consumer_that_fails_with_a_delivery_keeps_its_channel(
 ) -> None:
     arrived: asyncio.Queue[Incoming] = asyncio.Queue()
 
-    def take(message: Incoming) -> None:
+    def fail_or_receive(message: Incoming) -> None:
         if message.body == b"bad":
             raise RecursionError("a defect")
         arrived.put_nowait(message)
 
-    await channel.consume(QUEUE, "test", take)
+    await channel.consume(QUEUE, "test", fail_or_receive)
     for body in (b"bad", b"good"):
         await channel.publish("", QUEUE, Envelope(body, "id"))
     message = await asyncio.wait_for(arrived.get(), MAX_WAIT)
@@ -178,10 +180,10 @@ async def test_a_channel_never_holds_more_than_its_prefetch(channel: PipelinedCh
         await channel.publish("", QUEUE, Envelope(b"", f"job-{number}"))
     consumer = Consumer(channel)
     await consumer.start(prefetch=2)
-    held = [await consumer.next(), await consumer.next()]
+    deliveries = [await consumer.next(), await consumer.next()]
     declared = await channel.queue_declare(QUEUE, passive=True)  # answered after what was sent
     assert declared.message_count == 3
-    channel.ack(held[0].delivery_tag)
+    channel.ack(deliveries[0].delivery_tag)
     assert (await consumer.next()).delivery_tag == 3
 
 
@@ -211,22 +213,22 @@ async def test_the_end_of_a_queue_is_noticed_by_its_consumer(
 async def test_thousands_of_confirms_find_their_publishes(
     channel: PipelinedChannel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Some of them come as one for many (`multiple`); none goes to the wrong publish."""
-    of_many = 0
-    confirmed = UnconfirmedPublishes.pop_confirmed
+    """Some confirms are for many publishes (`multiple`); none goes to the wrong one."""
+    multiple_confirms = 0
+    pop_confirmed = UnconfirmedPublishes.pop_confirmed
 
-    def counted(
+    def count_and_pop(
         self: UnconfirmedPublishes[Any], tag: int, *, multiple: bool, accepted: bool
     ) -> list[tuple[Any, PublishError | None]]:
-        nonlocal of_many
-        of_many += multiple
-        return confirmed(self, tag, multiple=multiple, accepted=accepted)
+        nonlocal multiple_confirms
+        multiple_confirms += multiple
+        return pop_confirmed(self, tag, multiple=multiple, accepted=accepted)
 
-    monkeypatch.setattr(UnconfirmedPublishes, "pop_confirmed", counted)
+    monkeypatch.setattr(UnconfirmedPublishes, "pop_confirmed", count_and_pop)
     confirms = []
     for number in range(3_000):
-        lost = number % 7 == 0
-        key = "no.such.queue" if lost else QUEUE
+        is_lost = number % 7 == 0
+        key = "no.such.queue" if is_lost else QUEUE
         confirms.append(channel.publish("", key, Envelope(b"", f"job-{number}")))
     results = await asyncio.gather(*confirms, return_exceptions=True)
     wrong = [
@@ -235,16 +237,21 @@ async def test_thousands_of_confirms_find_their_publishes(
         if isinstance(result, Unroutable) != (number % 7 == 0)
     ]
     assert wrong == []
-    assert of_many
+    assert multiple_confirms
     assert channel.unconfirmed == 0
 
 
-async def test_one_job_sent_to_two_places_is_told_apart(channel: PipelinedChannel) -> None:
-    same = Envelope(b"", "job-1")
-    nowhere, somewhere = channel.publish("", "nowhere", same), channel.publish("", QUEUE, same)
+async def test_two_publishes_of_one_job_have_confirms_of_their_own(
+    channel: PipelinedChannel,
+) -> None:
+    envelope = Envelope(b"", "job-1")
+    unroutable, routable = (
+        channel.publish("", "nowhere", envelope),
+        channel.publish("", QUEUE, envelope),
+    )
     with pytest.raises(Unroutable, match="nowhere"):
-        await nowhere
-    await somewhere
+        await unroutable
+    await routable
 
 
 async def test_one_job_that_comes_back_twice_is_unroutable_twice(
@@ -255,7 +262,7 @@ async def test_one_job_that_comes_back_twice_is_unroutable_twice(
     assert [type(result) for result in results] == [Unroutable] * 50
 
 
-async def test_what_is_not_mandatory_may_get_lost(channel: PipelinedChannel) -> None:
+async def test_a_publish_that_is_not_mandatory_may_get_lost(channel: PipelinedChannel) -> None:
     await channel.publish("", "nowhere", Envelope(b"", "job-1"), mandatory=False)
 
 
@@ -264,14 +271,14 @@ async def test_publishes_leave_in_order_although_the_writer_is_behind(
 ) -> None:
     put, refusals = channel.write_queue.put_nowait, 0
 
-    def behind(frame: Any) -> None:
+    def refuse_at_first(frame: Any) -> None:
         nonlocal refusals
         if refusals < 3:
             refusals += 1
             raise asyncio.QueueFull
         put(frame)
 
-    monkeypatch.setattr(channel.write_queue, "put_nowait", behind)
+    monkeypatch.setattr(channel.write_queue, "put_nowait", refuse_at_first)
     first = channel.publish("", QUEUE, Envelope(b"", "0"))
     await asyncio.sleep(0)  # the first flush has found no room
     assert refusals == 1
@@ -293,7 +300,7 @@ async def test_confirms_can_be_waited_for_in_any_order(channel: PipelinedChannel
 # --- the end ------------------------------------------------------------------------------------
 
 
-async def test_a_channel_that_the_broker_closes_ends_all_that_waits(
+async def test_a_channel_that_the_broker_closes_ends_waiting_publishes(
     channel: PipelinedChannel, broker: TestBroker
 ) -> None:
     await channel.publish("", QUEUE, Envelope(b"", "job-1"))
@@ -303,12 +310,12 @@ async def test_a_channel_that_the_broker_closes_ends_all_that_waits(
     await asyncio.wait_for(channel.closed, MAX_WAIT)
     with pytest.raises(
         BrokerUnavailable, match="PRECONDITION_FAILED - unknown delivery tag"
-    ) as away:
+    ) as error:
         await waiting
-    assert away.value.maybe_accepted
-    with pytest.raises(BrokerUnavailable, match="the channel is closed") as away:
+    assert error.value.maybe_accepted
+    with pytest.raises(BrokerUnavailable, match="the channel is closed") as error:
         channel.publish("", QUEUE, Envelope(b"", "job-3"))
-    assert not away.value.maybe_accepted
+    assert not error.value.maybe_accepted
     assert not channel.ack(1)
     assert not channel.requeue(1)
     with pytest.raises(CHANNEL_ERRORS):
@@ -334,22 +341,22 @@ async def test_channels_of_one_connection_do_not_mix(channel: PipelinedChannel) 
     another = await open_channel(channel.connection, confirms=True)  # type: ignore[arg-type]
     consumer = Consumer(another)
     await consumer.start()
-    lost = another.publish("", "nowhere", Envelope(BIG, "job-1"))
+    unroutable = another.publish("", "nowhere", Envelope(BIG, "job-1"))
     await channel.publish("", QUEUE, Envelope(BIG, "job-1"))
     with pytest.raises(Unroutable):
-        await lost
+        await unroutable
     assert (await consumer.next()).body == BIG
     assert not is_blocked(channel.connection)
 
 
 async def test_publishing_to_a_missing_exchange_says_what_to_do(channel: PipelinedChannel) -> None:
-    missing = channel.publish("jobs.topic", "hot.crawl", Envelope(b"", "job-1"))
-    after = channel.publish("", QUEUE, Envelope(b"", "job-2"))
+    unroutable = channel.publish("jobs.topic", "hot.crawl", Envelope(b"", "job-1"))
+    later_publish = channel.publish("", QUEUE, Envelope(b"", "job-2"))
     with pytest.raises(Unroutable, match="jobctl topology apply"):
-        await missing
-    with pytest.raises(BrokerUnavailable, match=r"no exchange 'jobs\.topic'") as away:
-        await after
-    assert away.value.maybe_accepted
+        await unroutable
+    with pytest.raises(BrokerUnavailable, match=r"no exchange 'jobs\.topic'") as error:
+        await later_publish
+    assert error.value.maybe_accepted
 
 
 async def test_consuming_from_a_missing_queue_is_an_error(channel: PipelinedChannel) -> None:
@@ -361,26 +368,26 @@ async def test_consuming_from_a_missing_queue_is_an_error(channel: PipelinedChan
 async def test_a_connection_that_is_cut_closes_its_channels(broker310: TestBroker) -> None:
     async with (
         TcpProxy("127.0.0.1", broker310.node.amqp_port) as proxy,
-        channel_to(proxy.url(broker310.amqp_url)) as channel,
+        open_channel_to(proxy.url(broker310.amqp_url)) as channel,
     ):
         await declare(channel, "classic")
         proxy.pause("to_client")
         waiting = channel.publish("", QUEUE, Envelope(b"", "job-1"))
         await eventually(lambda: len(channel._outgoing) == 0)
         proxy.cut()
-        with pytest.raises(BrokerUnavailable) as away:
+        with pytest.raises(BrokerUnavailable) as error:
             await asyncio.wait_for(waiting, MAX_WAIT)
-        assert away.value.maybe_accepted
+        assert error.value.maybe_accepted
         assert channel.closed.done()
 
 
 async def test_a_call_on_a_connection_that_fell_silent_fails_and_is_not_cancelled(
     broker310: TestBroker,
 ) -> None:
-    """A task that nobody cancelled must not end as if somebody had."""
+    """A task that nobody has cancelled must not end as cancelled."""
     async with TcpProxy("127.0.0.1", broker310.node.amqp_port) as proxy:
         url = proxy.url(broker310.amqp_url) + "?heartbeat=1"
-        async with channel_to(url) as channel, asyncio.timeout(20):
+        async with open_channel_to(url) as channel, asyncio.timeout(20):
             proxy.pause()
             with pytest.raises(ChannelInvalidStateError, match="silent"):
                 await channel.basic_qos(prefetch_count=1)
@@ -392,7 +399,7 @@ async def test_a_channel_that_does_not_open_in_time_costs_nobody_else_the_connec
 ) -> None:
     async with (
         TcpProxy("127.0.0.1", broker310.node.amqp_port) as proxy,
-        channel_to(proxy.url(broker310.amqp_url)) as channel,
+        open_channel_to(proxy.url(broker310.amqp_url)) as channel,
     ):
         connection = channel.connection
         assert isinstance(connection, Connection)
@@ -407,7 +414,7 @@ async def test_a_channel_that_does_not_open_in_time_costs_nobody_else_the_connec
 async def test_a_call_that_is_cancelled_is_cancelled(broker310: TestBroker) -> None:
     async with (
         TcpProxy("127.0.0.1", broker310.node.amqp_port) as proxy,
-        channel_to(proxy.url(broker310.amqp_url)) as channel,
+        open_channel_to(proxy.url(broker310.amqp_url)) as channel,
     ):
         proxy.pause("to_client")
         call = asyncio.create_task(channel.basic_qos(prefetch_count=1))

@@ -74,9 +74,8 @@ async def test_a_dead_job_is_run_only_when_it_was_redriven(ledger: Ledger) -> No
     await ledger.jobs.claim(claim())
     await ledger.jobs.finish(finish(State.DEAD, attempts=3))
     assert await ledger.jobs.claim(claim(claim_id="c2", attempts=9)) == Finished(State.DEAD)
-    assert (
-        await ledger.jobs.claim(claim(claim_id="c2", redrives=1)) == IdCollision()
-    )  # no redrive is recorded
+    # No redrive is recorded:
+    assert await ledger.jobs.claim(claim(claim_id="c2", redrives=1)) == IdCollision()
     await let_out(ledger, 1)
     assert await ledger.jobs.claim(claim(claim_id="c2", redrives=2)) == IdCollision()
     assert await ledger.jobs.claim(claim(claim_id="c3", redrives=1)) == Claimed(crashes=0)

@@ -37,6 +37,7 @@ def is_fourth_commit(seen: bytes) -> bool:
 
 @pytest.fixture
 async def proxy(postgres_url: str) -> AsyncIterator[TcpProxy]:
+    """A proxy to the PostgreSQL server."""
     host, _, port = postgres_url.rpartition("@")[2].partition("/")[0].partition(":")
     async with TcpProxy(host, int(port)) as opened:
         yield opened
@@ -48,12 +49,12 @@ async def test_what_is_repeated_after_a_commit_in_doubt_is_done_once(
 ) -> None:
     async with await Ledger.open(proxy.url(postgres_url)) as ledger:
 
-        async def cut_and_repeat(work: Callable[[], Awaitable[Any]]) -> Any:
+        async def cut_and_repeat(write: Callable[[], Awaitable[Any]]) -> Any:
             cut = proxy.cut_when(is_commit, forward=commit_arrives)
             with pytest.raises(LedgerUnavailable):
-                await work()
+                await write()
             assert cut.is_set()
-            return await work()
+            return await write()
 
         jobs = [new_job("job-1", join_id="then"), new_job("then", joins=Joining("go_on"))]
         first, join_job = await cut_and_repeat(lambda: ledger.joins.record_joined(jobs))
@@ -122,8 +123,8 @@ async def test_jobs_whose_commits_are_cut_off_again_and_again_run_once_each(
             cutting.cancel()
             proxy._triggers.clear()
         assert len(set(accepted)) == 40
-        assert {journal.runs(each) for each in accepted} == {1}
-        assert {(await system.record(each)).crashes for each in accepted} == {0}
+        assert {journal.runs(job_id) for job_id in accepted} == {1}
+        assert {(await system.record(job_id)).crashes for job_id in accepted} == {0}
         assert cuts >= 5
 
 
@@ -167,8 +168,8 @@ def set_read_only(server: PostgresServer, value: str) -> None:
 async def writes_reach(ledger: Ledger, server: PostgresServer) -> bool:
     """Return whether a job that is recorded now is on this server. No write may fail meanwhile."""
     await ledger.jobs.record(new_job("after"))
-    async with await Ledger.open(server.url()) as direct:
-        return await direct.job_reads.get("after") is not None
+    async with await Ledger.open(server.url()) as server_ledger:
+        return await server_ledger.job_reads.get("after") is not None
 
 
 async def is_unavailable(ledger: Ledger) -> bool:

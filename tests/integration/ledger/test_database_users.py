@@ -20,19 +20,19 @@ Logins = dict[str, str]
 
 
 @pytest.fixture
-def owner(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> str:
+def owner_url(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("JOBS_DATABASE_URL", postgres_url)
     return postgres_url
 
 
 @pytest.fixture
-def prefix(owner: str) -> str:
+def prefix(owner_url: str) -> str:
     """A prefix of user names of this test alone: users belong to the server, not to a database."""
-    return owner.rpartition("/")[2]
+    return owner_url.rpartition("/")[2]
 
 
 @pytest.fixture
-def logins(owner: str, prefix: str) -> Logins:
+def logins(owner_url: str, prefix: str) -> Logins:
     """The URL of each role's user, made by the command."""
     created = json.loads(CliRunner().invoke(app, ["users", "--prefix", prefix, "--json"]).stdout)
     return {user["name"].rpartition("_")[2]: user["url"] for user in created}
@@ -76,9 +76,9 @@ async def test_a_role_may_run_no_other_statement(logins: Logins, role: str, stat
 
 
 async def test_the_roles_may_use_a_table_of_a_later_upgrade_at_once(
-    owner: str, logins: Logins
+    owner_url: str, logins: Logins
 ) -> None:
-    await execute(owner, "CREATE TABLE later (id bigserial PRIMARY KEY, word text)")
+    await execute(owner_url, "CREATE TABLE later (id bigserial PRIMARY KEY, word text)")
     await execute(logins["application"], "INSERT INTO later (word) VALUES ('in')")
     await execute(logins["reader"], "SELECT * FROM later")
     with pytest.raises(LedgerError, match="permission denied"):
@@ -108,7 +108,7 @@ def test_passwords_are_kept_renewed_or_given(
 
 
 async def test_no_statement_has_a_password_in_it(
-    owner: str, prefix: str, monkeypatch: pytest.MonkeyPatch
+    owner_url: str, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     statements: list[str] = []
     run = users._run_quoted
@@ -118,12 +118,12 @@ async def test_no_statement_has_a_password_in_it(
         run(connection, *parts)
 
     monkeypatch.setattr(users, "_run_quoted", record_statement)
-    (user, _) = await users.make_database_users(owner, prefix)
+    (user, _) = await users.make_database_users(owner_url, prefix)
     assert user.password
     assert any("ROLE %I" in statement for statement in statements)
     assert not any(user.password in statement for statement in statements)
     with pytest.raises(LedgerError, match="printable ASCII"):
-        await users.make_database_users(owner, prefix, passwords={"reader": "größer"})
+        await users.make_database_users(owner_url, prefix, passwords={"reader": "größer"})
 
 
 def test_whoever_does_not_own_the_tables_is_told_who_does(

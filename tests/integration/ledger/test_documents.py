@@ -112,7 +112,7 @@ async def test_of_concurrent_renewals_of_a_document_one_counts(
             for n in range(2, 7)
         )
     )
-    assert [each for each in renewed if each] == [
+    assert [document for document in renewed if document] == [
         await PipelineLedger(ledger).documents.get_document(first.id)
     ]
 
@@ -121,7 +121,7 @@ async def test_of_concurrent_takeovers_of_a_source_one_counts(ledger: Ledger) ->
     first, _ = await PipelineLedger(ledger).documents.upsert_document(
         "hash-1", source="s", pipeline="p-1"
     )
-    taken = await asyncio.gather(
+    answers = await asyncio.gather(
         *(
             PipelineLedger(ledger).documents.upsert_document(
                 f"hash-{n}", source="s", pipeline=f"p-{n}", instead_of=first
@@ -129,8 +129,8 @@ async def test_of_concurrent_takeovers_of_a_source_one_counts(ledger: Ledger) ->
             for n in range(2, 7)
         )
     )
-    (winner,) = {document.id for document, _ in taken}
-    assert sorted(created for _, created in taken) == [False] * 4 + [True]
+    (winner,) = {document.id for document, _ in answers}
+    assert sorted(created for _, created in answers) == [False] * 4 + [True]
     assert winner != first.id
     remaining = await PipelineLedger(ledger).documents.get_document(first.id)
     assert remaining is not None

@@ -11,10 +11,10 @@ from tests.support.made import NOW, claim, finish, letter, new_job
 @pytest.fixture
 async def joined_ledger(ledger: Ledger) -> Ledger:
     """A ledger in which `then` waits for two jobs: `first` has ended, `last` runs."""
-    jobs = [new_job(each, join_id="then") for each in ("first", "last")]
+    jobs = [new_job(job_id, join_id="then") for job_id in ("first", "last")]
     await ledger.joins.record_joined([*jobs, new_job("then", joins=Joining("go_on"))])
-    for each in ("first", "last"):
-        await ledger.jobs.claim(claim(each, f"claim of {each}"))
+    for job_id in ("first", "last"):
+        await ledger.jobs.claim(claim(job_id, f"claim of {job_id}"))
     answer = await ledger.jobs.finish(finish(claim_id="claim of first", job_id="first"))
     assert answer is not None
     assert answer.due == []
