@@ -1,5 +1,10 @@
 """The application uses the routes of its modules, without building them again."""
 
+from typing import Annotated
+
+from fastapi import Depends, FastAPI, Header, Request
+from httpx import ASGITransport, AsyncClient
+
 from switchyard.api.app import ROUTERS, create_app
 from switchyard.api.dashboard import signing_in
 from switchyard.api.engine import contract, health, webhooks
@@ -31,6 +36,34 @@ def test_every_route_checks_the_key_before_it_reads_a_body() -> None:
         if not route.guards:
             assert route in keyless, route.path
             assert route.body_field is None, route.path
+
+
+async def test_a_guard_is_asked_once_and_stays_in_the_documentation() -> None:
+    guard, router, asked = _Guard(), Routes(), []
+
+    @router.post("/", dependencies=[Depends(guard)])
+    async def endpoint(body: dict[str, int]) -> dict[str, int]:
+        asked.append(list(guard.called))
+        return body
+
+    app = FastAPI()
+    app.router.routes.extend(router.routes)
+    async with AsyncClient(transport=ASGITransport(app), base_url="http://test") as client:
+        answer = await client.post("/", json={"number": 1})
+    assert answer.json() == {"number": 1}
+    assert asked == [["admit"]]
+    assert app.openapi()["paths"]["/"]["post"]["parameters"][0]["name"] == "x-documented"
+
+
+class _Guard:
+    def __init__(self) -> None:
+        self.called: list[str] = []
+
+    async def admit(self, request: Request) -> None:
+        self.called.append("admit")
+
+    async def __call__(self, x_documented: Annotated[str, Header()] = "") -> None:
+        self.called.append("call")
 
 
 def test_the_routes_that_take_files() -> None:

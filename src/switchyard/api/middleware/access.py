@@ -283,10 +283,8 @@ class _KeyGuard:
         """Require a key with one of the scopes. Raises Problem (401, 403, 429), LedgerError."""
         require_scope(await identify(request), *self._scopes)
 
-    async def __call__(
-        self, principal: Annotated[Principal, Depends(documented_principal)]
-    ) -> None:
-        require_scope(principal, *self._scopes)
+    async def __call__(self, principal: PrincipalOf) -> None:
+        """Do nothing: the route has called `admit` already. The parameter is for OpenAPI."""
 
 
 def _unauthorized_problem(detail: str) -> Problem:
