@@ -20,13 +20,13 @@ from tests.support.chunk_tables import DIMENSIONS, open_table
 pytestmark = pytest.mark.postgres
 DOCUMENTS, CHUNKS_PER_DOCUMENT = 30, 40
 ZERO_VECTOR = [0.0] * DIMENSIONS
-"""It is near to no chunk, so that candidates are found by their words alone."""
+"""A vector that is near to no chunk, so that candidates are found by their words alone."""
 
 
 @pytest.fixture
 async def index(pgvector_url: str) -> AsyncIterator[ChunkIndex]:
-    """Yield an index with 1,200 chunks of 30 documents: the word `common` is in all, `half` and
-    `tenth` in those shares, `rare` in three."""
+    """Yield an index with 1,200 chunks of 30 documents: the word `common` is in all, `half` in
+    half of them, `tenth` in a tenth, `rare` in three."""
     rng = random.Random(5)
     async with open_table(pgvector_url) as table:
         for number in range(DOCUMENTS):
@@ -147,5 +147,5 @@ def test_combinations_begin_with_all_words_and_leave_out_the_least_telling_first
         "b",
     ]
     of_many_words = combinations({f"w{number}": 1.0 + number for number in range(64)})
-    assert len(of_many_words) == 2**6 - 1 + 58  # all of six words, and the other 58 alone
+    assert len(of_many_words) == 2**6 - 1 + 58  # all combinations of six, and 58 alone
     assert combinations({}) == []

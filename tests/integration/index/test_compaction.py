@@ -115,7 +115,7 @@ async def test_a_process_that_was_killed_while_it_compacted_holds_nobody_up(
     marker.touch()
     async with store.compacting(generation) as is_ours:
         assert not is_ours
-    # The marker is an hour old, or of the future, as the clock was set back.
+    # The marker is an hour old, or an hour in the future, where the clock was set back.
     for offset in (-3600, 3600):
         marker.touch()
         timestamp = datetime.now(UTC).timestamp() + offset

@@ -140,7 +140,7 @@ async def test_a_document_that_changes_while_it_is_copied_is_copied_again(
             stale = await source.texts_of(document_id, 0, 10)
             await write_document(index, "a", 2, "new")
             vectors = await embedder.embed([each.chunk.text for each in stale])
-            # After the new text.
+            # The old text is written after the new one.
             await target.put("old", [each.chunk for each in stale], vectors)
             stale_copies.append(True)
             return True

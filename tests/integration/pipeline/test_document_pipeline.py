@@ -97,7 +97,7 @@ async def test_the_pipeline_runs_without_a_ledger(pipeline: Pipeline, paper: str
     assert without_ledger.result("embed_content")["reused"]
 
 
-# --- once only ------------------------------------------------------------------------------
+# --- repeats --------------------------------------------------------------------------------
 
 
 async def test_the_same_content_again_is_the_existing_document(

@@ -173,7 +173,7 @@ async def test_the_computation_is_killed_at_its_limits():
 
 
 def test_works_cited_by_many_or_by_a_cited_work_rank_first():
-    #  1, 2, 3 cite 4; 4 cites 5; 6 and 7 are like one another, and nothing else
+    #  1, 2, 3 cite 4; 4 cites 5; 6 and 7 are similar to one another only
     sources, targets = np.array([1, 2, 3, 4, 6]), np.array([4, 4, 4, 5, 7])
     is_citation = np.array([True] * 4 + [False])
     ranks = rank(Edges(sources, targets, is_citation, np.array([9.0, 1, 1, 1, -0.5])))

@@ -57,7 +57,7 @@ FAILURES = {
     "ProcessCrashed",
 }
 TOO_COSTLY = "takes more than"
-"""In the message of a page that is given up for its processor time, and a document with it."""
+"""Part of the message of a page, or a document, that is given up for its processor time."""
 
 _OVER_TIME = {"ProcessorTimeExceeded", "TimeLimitExceeded"}
 HOSTILE_TO_PDFIUM: dict[str, tuple[Callable[[], bytes], set[str]]] = {
@@ -244,7 +244,7 @@ async def test_a_pdf_that_harms_pdfium_harms_its_own_process_alone(
 async def test_some_hostile_pdfs_harm_no_ordinary_one(settings: Settings) -> None:
     outcomes = await run_hostile_pdfs(settings, 26)
     assert outcomes.total() == 26
-    # On a busy machine, the time of the whole job is over first.
+    # On a busy machine, the time limit of the whole job is reached first.
     assert outcomes["too costly"] + outcomes["TimeLimitExceeded"] >= 1, outcomes
 
 

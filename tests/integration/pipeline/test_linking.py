@@ -139,7 +139,7 @@ async def test_works_are_found_by_doi_arxiv_id_or_search_in_the_order_of_the_set
         ("not_found", "", "", None),
         ("not_found", "", "", None),
     ]
-    # Both DOIs in one request, and in the polite pool.
+    # Both DOIs in one request, with the address that OpenAlex and Crossref ask for.
     assert sorted(openalex.answered[:2]) == ["10.1000/tides", "10.2000/light"]
     assert openalex.requests[0].parameters["filter"].count("|") == 1
     for site in (openalex, crossref):
@@ -163,7 +163,7 @@ async def test_authors_that_are_items_of_wikidata_are_named_in_their_order(
     (link,) = await link_references(linking_settings, ledger, reference)
     assert link.work is not None
     assert [each.family for each in link.work.authors] == ["Pilote", "Phare", "Marin"]
-    # The item of the work, then all people in one request.
+    # First the item of the work is requested, then all people together.
     requested_ids = [
         each.parameters["ids"] for each in wikidata.requests if "ids" in each.parameters
     ]

@@ -270,7 +270,7 @@ async def test_the_turn_of_a_living_process_lasts_as_long_as_its_request_may(
         async with slow_client.throttle.turn(takes=60):
             with pytest.raises(SourceBusy, match="others are waiting"):
                 await other_client.get("/thing")
-        async with slow_client.throttle.turn(takes=0.3):  # its request takes longer
+        async with slow_client.throttle.turn(takes=0.3):  # its request takes longer than it may
 
             async def is_free() -> bool:
                 return not await ledger.leases.lease_remaining("things.connection")

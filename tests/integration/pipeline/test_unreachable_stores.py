@@ -59,7 +59,7 @@ def unreachable_s3(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def running_store(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Run an S3 server, which the environment names."""
+    """Run an S3 server, and point the environment to it."""
     try:
         with s3_server() as environment:
             for name, value in environment.items():

@@ -183,7 +183,7 @@ async def test_a_range_without_papers_ends_at_once(client: ArxivClient, site: Ar
     assert (pages, site.requests) == ([], [])
 
 
-# --- what goes wrong ----------------------------------------------------------------------------
+# --- errors -------------------------------------------------------------------------------------
 
 
 async def test_a_refusal_quotes_arxiv_s_message(client: ArxivClient, site: ArxivServer) -> None:

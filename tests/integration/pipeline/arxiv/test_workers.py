@@ -86,7 +86,7 @@ async def test_the_papers_of_a_query_go_through_every_stage(
         jobs = await system.ledger.job_reads.pipeline(document.pipeline)
         assert (len(jobs), {job.job_type for job in jobs}) == (len(STAGES), set(STAGES))
     assert len(await system.ledger.job_reads.pipeline(query_id)) == 2
-    assert len(site.requests) == 2  # a page each, and no paper by itself
+    assert len(site.requests) == 2  # one for each page of the query, and none for a paper
 
 
 async def test_a_paper_that_does_not_exist_is_dead_after_one_attempt(system: System) -> None:
@@ -141,4 +141,4 @@ async def test_a_429_pauses_all_workers_and_uses_up_no_attempt(
     assert len(later) == len(jobs)
     assert min(later) - first > 1.9
     assert site.most_at_once == 1
-    # One attempt was all that each of them had: snoozing has used up none.
+    # Each job had one attempt only, so snoozing has used up none.
