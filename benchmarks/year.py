@@ -32,7 +32,7 @@ from switchyard.services.engine.monitoring.usage import measure_usage
 from switchyard.services.engine.publishing.preparing import JobRequest
 from switchyard.services.engine.publishing.publisher import JobPublisher, Published
 
-DAY = 15.0
+DAY = 10.0
 """Seconds; everything is kept for one day."""
 JOBS_A_DAY = 5_480
 """Two million in a year."""
@@ -54,13 +54,13 @@ TARGET = "at most 1.1 ×"
 
 
 def year_sqlite(stage: Stage, rounds: int, count: int) -> list[Row]:
-    """Many small jobs, kept for a day of 15 s: what ledger, files, index and broker take in the
+    """Many small jobs, kept for a day of 10 s: what ledger, files, index and broker take in the
     last sixth of the time, against the second; hot jobs while all that is removed, and without."""
     return _year(stage, "sqlite", count)
 
 
 def year_postgresql(stage: Stage, rounds: int, count: int) -> list[Row]:
-    """Many small jobs, kept for a day of 15 s: what ledger, files, index and broker take in the
+    """Many small jobs, kept for a day of 10 s: what ledger, files, index and broker take in the
     last sixth of the time, against the second; hot jobs while all that is removed, and without."""
     return _year(stage, "postgresql", count)
 
@@ -288,10 +288,12 @@ def _running(
         )
     try:
         yield process
-        if process.poll() is not None:
-            raise RuntimeError(f"{command} has ended: {log.read_text(errors='replace')[-2000:]}")
     finally:
+        status = process.poll()
         end_group(process)
+        if status is not None:
+            tail = log.read_text(errors="replace")[-2000:]
+            raise RuntimeError(f"{command} has ended with {status}: {tail}")
 
 
 def _lines(path: Path) -> list[str]:
