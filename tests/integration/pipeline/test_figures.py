@@ -22,7 +22,7 @@ from switchyard.services.pipeline.samples.generated_samples import generate
 from switchyard.services.pipeline.text import figures
 from switchyard.services.pipeline.text.figures import NoSuchPage
 from switchyard.services.pipeline.workers import figures as figures_worker
-from switchyard.services.pipeline.workers.figures import NoPictureTaken, NoSuchFigure
+from switchyard.services.pipeline.workers.figures import NoPictureAccepted, NoSuchFigure
 from switchyard.services.pipeline.workers.stage_outputs import DocumentFiles
 from tests.integration.pipeline.conftest import Pipeline
 from tests.integration.pipeline.documents import (
@@ -124,7 +124,7 @@ async def test_stored_pictures_stay_until_new_ones_are_described(
         return figures.CutPictures([*rest, replace(first, caption="Not asked about yet.")], {})
 
     monkeypatch.setattr(figures, "cut", cut_differently)
-    monkeypatch.setattr(figures_worker, "_CONCURRENT_ANSWERS", 1)
+    monkeypatch.setattr(figures_worker, "_MAX_CONCURRENT_ANSWERS", 1)
     llm.always(server.fails(500))
     with pytest.raises(RetryableError):
         await vision_pipeline.run_job(
@@ -234,7 +234,7 @@ async def test_the_error_says_that_the_model_takes_no_pictures(
     sample = make_sample_with_figures()
     document_id = await ingest_file(vision_pipeline, tmp_path, sample.filename, sample.content)
     llm.always(server.fails(400, "no image input"))
-    with pytest.raises(NoPictureTaken, match="no image input"):
+    with pytest.raises(NoPictureAccepted, match="no image input"):
         await vision_pipeline.run_job("describe_figures", {"document_id": document_id})
 
 

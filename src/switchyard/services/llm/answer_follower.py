@@ -47,8 +47,8 @@ class AnswerStream:
     ) -> AsyncGenerator[LlmText | JobRecord | None, None]:
         """Yield the pieces of the answer, and last the job's record as `end` gives it; None after
         `heartbeat` seconds without a piece. Raises what `end` raises."""
-        ending = asyncio.ensure_future(end)
-        ending.add_done_callback(lambda _: self._subscription.close())
+        end_task = asyncio.ensure_future(end)
+        end_task.add_done_callback(lambda _: self._subscription.close())
         try:
             while True:
                 event = await self._subscription.next(heartbeat)
@@ -60,15 +60,15 @@ class AnswerStream:
                     break
                 else:
                     yield None
-            while not ending.done():  # too slow for the pieces
-                await asyncio.wait([ending], timeout=heartbeat)
-                if not ending.done():
+            while not end_task.done():  # too slow for the pieces
+                await asyncio.wait([end_task], timeout=heartbeat)
+                if not end_task.done():
                     yield None
-            record = await ending
+            record = await end_task
             if record is not None:
                 yield record
         finally:
-            await end_tasks(ending)
+            await end_tasks(end_task)
 
 
 def _text_piece(event: JobEvent) -> LlmText | None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 VERSION = "2023-06-01"
 MAX_TEMPERATURE = 1.0
 """Highest temperature of this API; OpenAI's goes to 2."""
-_UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
+_UNSUPPORTED_PARAMETERS: Mapping[str, tuple[Any, ...]] = {
     "n": (1,),
     "logprobs": (False,),
     "top_logprobs": (0,),
@@ -38,9 +38,9 @@ _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
 }
 """Parameters that change an answer and that this API lacks, with their values that change
 nothing."""
-_LEFT_OUT = frozenset(
+_OMITTED = frozenset(
     {
-        *_UNSUPPORTED,
+        *_UNSUPPORTED_PARAMETERS,
         "metadata",
         "prediction",
         "prompt_cache_key",
@@ -54,7 +54,7 @@ _LEFT_OUT = frozenset(
         "verbosity",
     }
 )
-_TRANSLATED = frozenset(
+_TRANSLATED_PARAMETERS = frozenset(
     {
         "messages",
         "max_tokens",
@@ -79,7 +79,7 @@ _FINISH_REASONS = {
 }
 _TOOL_CHOICES = {"auto": "auto", "none": "none", "required": "any"}
 _QUOTAS = ("requests", "tokens", "input-tokens", "output-tokens")
-_COUNTS = (
+_USAGE_FIELDS = (
     "input_tokens",
     "output_tokens",
     "cache_creation_input_tokens",
@@ -102,7 +102,7 @@ class AnthropicApi(ModelApi):
     def refusal(self, chat: Mapping[str, Any], path: str | None) -> str | None:
         if path is not None:
             return f"Anthropic's API has no {path}: ask for a model of another server"
-        for name, allowed_values in _UNSUPPORTED.items():
+        for name, allowed_values in _UNSUPPORTED_PARAMETERS.items():
             if (value := chat.get(name)) is not None and value not in allowed_values:
                 return (
                     f"Anthropic's API does not have the parameter {name}: leave it out, or let the "
@@ -114,10 +114,12 @@ class AnthropicApi(ModelApi):
         body = {
             name: value
             for name, value in chat.items()
-            if name not in _TRANSLATED and name not in _LEFT_OUT
+            if name not in _TRANSLATED_PARAMETERS and name not in _OMITTED
         }
         limits = (chat.get("max_completion_tokens"), chat.get("max_tokens"))
-        body["max_tokens"] = next((x for x in limits if x is not None), DEFAULT_ANSWER_TOKENS)
+        body["max_tokens"] = next(
+            (limit for limit in limits if limit is not None), DEFAULT_ANSWER_TOKENS
+        )
         system, body["messages"] = _split_turns(chat["messages"])
         if system:
             body["system"] = system
@@ -131,11 +133,11 @@ class AnthropicApi(ModelApi):
         if isinstance(chat.get("user"), str):
             body["metadata"] = {"user_id": chat["user"]}
         body |= _tools(chat)
-        if form := _output_format(chat.get("response_format")):
+        if output_format := _output_format(chat.get("response_format")):
             output_config = chat.get("output_config")
             body["output_config"] = {
                 **(output_config if isinstance(output_config, dict) else {}),
-                "format": form,
+                "format": output_format,
             }
         return body
 
@@ -237,18 +239,18 @@ def _media_source(url: str, place: str) -> dict[str, str]:
     if url.startswith(("https://", "http://")):
         return {"type": "url", "url": url}
     head, comma, data = url.partition(",")
-    kind, _, encoding = head.removeprefix("data:").partition(";")
+    media_type, _, encoding = head.removeprefix("data:").partition(";")
     if not comma or not head.startswith("data:") or encoding != "base64":
         raise LlmBadRequest(f"{place}: give an address, or data:TYPE;base64,…")
-    return {"type": "base64", "media_type": kind, "data": data}
+    return {"type": "base64", "media_type": media_type, "data": data}
 
 
 def _tool_use_blocks(calls: Any, place: str) -> list[dict[str, Any]]:
     blocks = []
     for index, call in enumerate(calls if isinstance(calls, list) else ()):
         match call:
-            case {"id": str(call_id), "function": {"name": str(name), **more}}:
-                arguments = _json_or_none(more.get("arguments") or "{}")
+            case {"id": str(call_id), "function": {"name": str(name), **fields}}:
+                arguments = _json_or_none(fields.get("arguments") or "{}")
             case _:
                 arguments = None
         if not isinstance(arguments, dict):
@@ -292,18 +294,18 @@ def _tools(chat: Mapping[str, Any]) -> dict[str, Any]:
 
 def _tool(tool: Any, place: str) -> dict[str, Any]:
     match tool:
-        case {"type": "function", "function": {"name": name, **more}}:
-            translated = {"name": name, "input_schema": more.get("parameters") or _NO_PARAMETERS}
-            if more.get("description") is not None:
-                translated["description"] = more["description"]
-            return translated | ({"strict": True} if more.get("strict") is True else {})
+        case {"type": "function", "function": {"name": name, **fields}}:
+            translated = {"name": name, "input_schema": fields.get("parameters") or _NO_PARAMETERS}
+            if fields.get("description") is not None:
+                translated["description"] = fields["description"]
+            return translated | ({"strict": True} if fields.get("strict") is True else {})
     raise LlmBadRequest(f"{place}: only functions with a name can be made tools of Anthropic's API")
 
 
-def _output_format(form: Any) -> dict[str, Any] | None:
+def _output_format(response_format: Any) -> dict[str, Any] | None:
     """Return the `format` of an answer; None for text, and for JSON without a schema: as in
     OpenAI's API, the messages have to ask for that."""
-    match form:
+    match response_format:
         case {"type": "json_schema", "json_schema": {"schema": schema}}:
             return {"type": "json_schema", "schema": schema}
         case None | {"type": "text" | "json_object"}:
@@ -351,10 +353,10 @@ class _EventReader:
                 yield self._tool_call_chunk(block_index, _tool_call(block, arguments))
             case {"type": "content_block_start", "content_block": dict() as block}:
                 yield from _content_chunks(block.get("type"), block)
-            case {"type": "content_block_delta", "delta": {"partial_json": str(more)}}:
-                if more and block_index in self._calls:
+            case {"type": "content_block_delta", "delta": {"partial_json": str(arguments)}}:
+                if arguments and block_index in self._calls:
                     self._without_arguments.discard(block_index)
-                    yield self._tool_call_chunk(block_index, {"function": {"arguments": more}})
+                    yield self._tool_call_chunk(block_index, {"function": {"arguments": arguments}})
             case {"type": "content_block_delta", "delta": dict() as delta}:
                 yield from _content_chunks(str(delta.get("type")).removesuffix("_delta"), delta)
             case {"type": "content_block_stop"} if block_index in self._without_arguments:
@@ -391,8 +393,10 @@ def _completion_of(
     message: Mapping[str, Any], choices: list[dict[str, Any]], counts: Mapping[str, int]
 ) -> dict[str, Any]:
     """Return a completion, or a chunk, with the id, model and usage of a message."""
-    copied = {name: message[name] for name in ("id", "model") if isinstance(message.get(name), str)}
-    envelope: dict[str, Any] = {"created": int(time.time()), **copied, "choices": choices}
+    copied_fields = {
+        name: message[name] for name in ("id", "model") if isinstance(message.get(name), str)
+    }
+    envelope: dict[str, Any] = {"created": int(time.time()), **copied_fields, "choices": choices}
     if counts:
         cached = counts.get("cache_read_input_tokens", 0)
         written = counts.get("cache_creation_input_tokens", 0)
@@ -412,7 +416,7 @@ def _token_counts(usage: Any) -> dict[str, int]:
         return {}
     return {
         name: usage[name]
-        for name in _COUNTS
+        for name in _USAGE_FIELDS
         if type(usage.get(name)) is int and 0 <= usage[name] < 2**40
     }
 
@@ -431,7 +435,7 @@ def _seconds_until(moment: str, date: str) -> float:
     the moment is past or invalid."""
     try:
         present = parse_http_date(date) or datetime.now(UTC)
-        left = datetime.fromisoformat(moment.strip()[:40]) - present
-        return max(0.0, left.total_seconds())
+        remaining = datetime.fromisoformat(moment.strip()[:40]) - present
+        return max(0.0, remaining.total_seconds())
     except (ValueError, TypeError):  # no moment, or one without a zone
         return 0.0

@@ -53,8 +53,10 @@ def estimate_from_usages(
     several models, the dearest counts; None is the model of the first servers."""
     if not settings.llm_servers:
         return None
-    mean = {name: sum(each[name] for each in usages) / len(usages) for name in usages[0]}
-    usage = {name: round(each * (1 if total is None else total)) for name, each in mean.items()}
+    mean_usage = {name: sum(each[name] for each in usages) / len(usages) for name in usages[0]}
+    usage = {
+        name: round(each * (1 if total is None else total)) for name, each in mean_usage.items()
+    }
     return CostEstimate(
         total,
         usage["prompt_tokens"],
@@ -91,9 +93,13 @@ def _max_cost(
     price of one is not known, or no server has a model."""
     costs = []
     for model in models:
-        serving = [each for each in settings.llm_servers if each.serves(model)]
-        first = min((each.order for each in serving), default=None)
-        prices = [settings.prices.of(each.model) for each in serving if each.order == first]
+        servers_of_model = [each for each in settings.llm_servers if each.serves(model)]
+        lowest_order = min((each.order for each in servers_of_model), default=None)
+        prices = [
+            settings.prices.of(each.model)
+            for each in servers_of_model
+            if each.order == lowest_order
+        ]
         if not prices or None in prices:
             return None
         costs += [price.cost(usage) for price in prices if price is not None]

@@ -50,7 +50,7 @@ class RemoteBatch:
     @classmethod
     def from_response(cls, batch: Any) -> RemoteBatch:
         """Make a batch of the server's answer. Raises InvalidLlmResponse."""
-        files = (_checked_id(batch, "output_file_id"), _checked_id(batch, "error_file_id"))
+        file_ids = (_checked_id(batch, "output_file_id"), _checked_id(batch, "error_file_id"))
         remote_id = _checked_id(batch, "id")
         if remote_id is None:
             raise InvalidLlmResponse("the model server's batch has no id")
@@ -59,7 +59,7 @@ class RemoteBatch:
         return cls(
             remote_id,
             str(field_of(batch, "status") or "")[:40],
-            tuple(each for each in files if each is not None),
+            tuple(each for each in file_ids if each is not None),
             _checked_id(batch, "input_file_id"),
             None if message is None else " ".join(str(message)[:3_000].split())[:300],
         )

@@ -48,8 +48,8 @@ def batch_servers(settings: Settings) -> list[LlmServer]:
     """Return the servers whose Batch API is used: only those of the lowest order, as servers of a
     higher order are substitutes."""
     servers = settings.llm_servers
-    first = min((each.order for each in servers), default=0)
-    return [each for each in servers if each.batch and each.order == first]
+    lowest_order = min((each.order for each in servers), default=0)
+    return [each for each in servers if each.batch and each.order == lowest_order]
 
 
 def may_batch(ctx: JobContext) -> bool:
@@ -62,8 +62,8 @@ def may_batch(ctx: JobContext) -> bool:
         return False
     if expires_at is None:
         return True
-    needed = timedelta(seconds=settings.llm_batch_wait + MAX_BATCH_WAIT)
-    return expires_at > ctx.ledger.clock.now() + needed
+    longest_wait = timedelta(seconds=settings.llm_batch_wait + MAX_BATCH_WAIT)
+    return expires_at > ctx.ledger.clock.now() + longest_wait
 
 
 class BatchCollector:

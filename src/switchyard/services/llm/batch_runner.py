@@ -205,7 +205,7 @@ class BatchRunner:
                 )
         except LlmRefused as error:
             if error.is_server_specific and not error.is_missing and may_create:
-                raise  # a key or a right, which somebody may correct
+                raise  # about the key or a right, which somebody may correct
             await self._end_batch(batch, str(error))
             return
         except (LlmUnavailable, InvalidLlmResponse) as error:
@@ -319,10 +319,10 @@ class BatchRunner:
         for line in lines:
             key = line.get("custom_id") if isinstance(line, dict) else None
             item = items.pop(key, None) if isinstance(key, str) else None
-            if item is not None:  # else it is of no question, or of one done before
+            if item is not None:  # else the question is unknown, or was answered before
                 await self._store_answer(batch, server, item, line.get("response"))
             else:
-                await asyncio.sleep(0)  # lines take time: other tasks run in between
+                await asyncio.sleep(0)  # reading lines takes time: let other tasks run in between
 
     async def _store_answer(
         self, batch: LlmBatch, server: LlmServer, item: BatchItem, response: Any

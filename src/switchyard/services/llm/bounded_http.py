@@ -24,7 +24,7 @@ MAX_FILE = 64 * 1024 * 1024
 MAX_EVENT = 16 * 1024 * 1024
 """Bytes of the largest event of a stream. Some servers send a whole answer in one event:
 `completion_reader.MAX_ANSWER` characters, and the fields around them."""
-_EVENT_ENDS = (b"\n\n", b"\r\r", b"\r\n\r\n")
+_EVENT_SEPARATORS = (b"\n\n", b"\r\r", b"\r\n\r\n")
 
 
 def bounded_http(timeout: float) -> openai.DefaultAsyncHttpxClient:
@@ -56,14 +56,14 @@ async def _bound_response(response: Any) -> None:
     is_stream = response.is_success and "event-stream" in response.headers.get("content-type", "")
     read_raw = response.aiter_raw
     is_file = response.request.url.path.endswith("/content")
-    bounded = (
+    bound = (
         _bounded_events
         if is_stream
         else partial(_bounded_body, max_bytes=MAX_FILE if is_file else MAX_BODY)
     )
 
     # The SDK reads all parts of an answer through this method.
-    response.aiter_raw = lambda *args, **options: bounded(read_raw(*args, **options))
+    response.aiter_raw = lambda *args, **options: bound(read_raw(*args, **options))
 
 
 def _stays_at_server(response: Any) -> bool:
@@ -72,7 +72,7 @@ def _stays_at_server(response: Any) -> bool:
     server = response.request.url
     try:
         target = server.join(response.headers["location"])
-    except Exception:  # of an invalid address: the SDK's HTTP client can't be imported here
+    except Exception:  # an invalid address; the client's error class can't be imported here
         return False
     return (target.scheme, target.host, target.port) == (server.scheme, server.host, server.port)
 
@@ -93,12 +93,15 @@ async def _bounded_events(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     stream."""
     event_size, tail = 0, b""
     async for part in parts:
-        joined = tail + part
-        event_end = max(joined.rfind(end) + len(end) if end in joined else 0 for end in _EVENT_ENDS)
-        event_size = len(joined) - event_end if event_end else event_size + len(part)
+        tail_and_part = tail + part
+        event_end = max(
+            tail_and_part.rfind(separator) + len(separator) if separator in tail_and_part else 0
+            for separator in _EVENT_SEPARATORS
+        )
+        event_size = len(tail_and_part) - event_end if event_end else event_size + len(part)
         if event_size > MAX_EVENT:
             raise InvalidLlmResponse(
                 f"an event of the model server's answer is longer than {MAX_EVENT:,} bytes"
             )
-        tail = joined[-3:]
+        tail = tail_and_part[-3:]
         yield part

@@ -49,6 +49,7 @@ BYTES_PER_TOKEN = 3
 """Bytes of text counted as one token: fewer than in English text (4), so that an estimate is too
 high rather than too low."""
 TOKENS_PER_PICTURE = 1_500
+"""Tokens that a picture counts as, whatever its size."""
 EMBEDDER = "embeddings"
 """Name of the provider under which calls of the server of JOBS_EMBED_BASE_URL are recorded."""
 ANSWER_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
@@ -94,10 +95,10 @@ def max_usage_of(chat: Mapping[str, Any], *, has_answer: bool = True) -> dict[st
     messages = [
         {**each, "content": text_of(each.get("content"))} for each in chat.get("messages", ())
     ]
-    others = [chat.get(name) for name in ("response_format", "tools", "functions")]
+    other_inputs = [chat.get(name) for name in ("response_format", "tools", "functions")]
     if "instructions" in chat:
-        others.append(chat["instructions"])
-    length = len(json.dumps([messages, *others], ensure_ascii=False).encode())
+        other_inputs.append(chat["instructions"])
+    length = len(json.dumps([messages, *other_inputs], ensure_ascii=False).encode())
     limits = [chat.get(name) for name in ANSWER_LIMITS]
     max_tokens = max((each for each in limits if _is_count(each)), default=DEFAULT_ANSWER_TOKENS)
     answer_counts = [each for each in (chat.get("n"), chat.get("best_of")) if _is_count(each)]
@@ -196,13 +197,16 @@ class BudgetAccount:
         """Return the call with its actual cost, and a call for each try before it that was broken
         off."""
         if charge.answer is not None:
-            ended = self.with_actual_cost(call, charge.answer)
+            ended_call = self.with_actual_cost(call, charge.answer)
         elif charge.error is not None and _may_have_cost(charge.error):
-            ended = replace(call, state=CallState.UNSURE)
+            ended_call = replace(call, state=CallState.UNSURE)
         else:
-            ended = replace(call, state=CallState.FREE)
-        unsure = replace(call, state=CallState.UNSURE)
-        return [ended, *(replace(unsure, id=uuid4().hex) for _ in range(charge.broken_tries))]
+            ended_call = replace(call, state=CallState.FREE)
+        unsure_call = replace(call, state=CallState.UNSURE)
+        return [
+            ended_call,
+            *(replace(unsure_call, id=uuid4().hex) for _ in range(charge.broken_tries)),
+        ]
 
     def estimate(
         self,
@@ -217,9 +221,9 @@ class BudgetAccount:
         usage = max_usage_of(chat, has_answer=has_answer)
         price = self._prices.of(server.model)
         cost = None if price is None else price.cost(usage, batch=batch)
-        name = server.model
+        model = server.model
         return LlmCall(
-            uuid4().hex, CallState.OPEN, requester, server.name, name, usage, cost, batch=batch
+            uuid4().hex, CallState.OPEN, requester, server.name, model, usage, cost, batch=batch
         )
 
     def with_actual_cost(self, call: LlmCall, answer: Completion) -> LlmCall:
@@ -280,9 +284,9 @@ class BudgetAccount:
                 "add one (0 for a model of your own) and start the workers again",
                 after=RECHECK_INTERVAL,
             )
-        after = PENDING_RECHECK_INTERVAL
+        retry_delay = PENDING_RECHECK_INTERVAL
         if refusal.is_spent:
-            after = (
+            retry_delay = (
                 RECHECK_INTERVAL
                 if refusal.seconds is None
                 else min(RECHECK_INTERVAL, refusal.seconds + 1)
@@ -290,7 +294,7 @@ class BudgetAccount:
         return NoBudget(
             f"{budget.name} has too little left: {format_budget(budget, currency)}; "
             f"this call may cost {format_money(refusal.needed, currency)}. {_advice(budget)}",
-            after=after,
+            after=retry_delay,
         )
 
 
@@ -319,10 +323,10 @@ async def clean_up_spending(settings: Settings, ledger: Ledger) -> int:
     repository, steps = LlmLedger(ledger).spending, SmallSteps.yielding_to_hot_jobs(ledger)
     await steps.remove_all(repository.settle_lost_llm_calls)
     max_age = settings.llm_spend_days * DAY
-    rows = await steps.remove_all(
+    deleted_rows = await steps.remove_all(
         lambda limit: repository.drop_llm_calls(max_age=max_age, limit=limit)
     )
-    return rows["llm_calls"]
+    return deleted_rows["llm_calls"]
 
 
 def first_day(ledger: Ledger, days: int = 30) -> str:

@@ -97,38 +97,42 @@ class CompletionAssembler:
             else:
                 assembled[name] = self._copy_counted(value, MAX_DEPTH)
 
-    def _join(self, assembled: dict[str, Any], more: dict[str, Any], levels: int) -> None:
+    def _join(self, assembled: dict[str, Any], piece: dict[str, Any], levels: int) -> None:
         """Add the fields of a piece to the fields of earlier pieces."""
         if levels == 0:
             raise ValueError("a chunk has too many levels")
-        for name, value in more.items():
-            before = assembled.get(name)
+        for name, value in piece.items():
+            earlier = assembled.get(name)
             if value is None:
                 assembled.setdefault(name, None)
-            elif isinstance(before, str) and isinstance(value, str):
+            elif isinstance(earlier, str) and isinstance(value, str):
                 if name in _JOINED_FIELDS:
                     self._count(len(value))
-                    assembled[name] = before + value
+                    assembled[name] = earlier + value
                 elif value:
                     assembled[name] = self._copy_counted(value, levels)
-            elif isinstance(before, dict) and isinstance(value, dict):
-                self._join(before, value, levels - 1)
-            elif isinstance(before, list) and isinstance(value, list):
-                self._join_lists(before, value, levels - 1)
+            elif isinstance(earlier, dict) and isinstance(value, dict):
+                self._join(earlier, value, levels - 1)
+            elif isinstance(earlier, list) and isinstance(value, list):
+                self._join_lists(earlier, value, levels - 1)
             else:
                 assembled[name] = self._copy_counted(value, levels)
 
-    def _join_lists(self, assembled: list[Any], more: list[Any], levels: int) -> None:
-        for part in more:
-            index = part.get("index") if isinstance(part, dict) else None
-            before = next(
-                (x for x in reversed(assembled) if isinstance(x, dict) and x.get("index") == index),
+    def _join_lists(self, assembled: list[Any], pieces: list[Any], levels: int) -> None:
+        for piece in pieces:
+            index = piece.get("index") if isinstance(piece, dict) else None
+            earlier = next(
+                (
+                    entry
+                    for entry in reversed(assembled)
+                    if isinstance(entry, dict) and entry.get("index") == index
+                ),
                 None,
             )
-            if index is None or before is None or _is_next_call(before, part):
-                assembled.append(self._copy_counted(part, levels))
+            if index is None or earlier is None or _is_next_call(earlier, piece):
+                assembled.append(self._copy_counted(piece, levels))
             else:
-                self._join(before, part, levels)
+                self._join(earlier, piece, levels)
 
     def _copy_counted(self, value: Any, levels: int) -> Any:
         """Copy a value, and count its size."""
@@ -144,10 +148,10 @@ class CompletionAssembler:
         return value
 
 
-def _is_next_call(before: dict[str, Any], part: dict[str, Any]) -> bool:
+def _is_next_call(earlier: dict[str, Any], piece: dict[str, Any]) -> bool:
     """Return whether a piece begins another tool call although it has the same index: Ollama gives
     all of them the index 0. A new id alone is no sign: vLLM has made one for each piece."""
-    function, known_id, new_id = part.get("function"), before.get("id"), part.get("id")
+    function, known_id, new_id = piece.get("function"), earlier.get("id"), piece.get("id")
     is_named = isinstance(function, dict) and bool(function.get("name"))
     return is_named and bool(known_id) and bool(new_id) and known_id != new_id
 

@@ -192,22 +192,22 @@ class CompletionReader:
 
     async def _read_stream(self, parts: AsyncIterator[bytes]) -> Completion:
         chunks_of = self.model_api.stream_reader()
-        limit = asyncio.timeout(None)
+        timeout = asyncio.timeout(None)
         try:
-            async with limit:
+            async with timeout:
                 async for event in event_data(parts):
-                    before = self._progress
+                    progress_before = self._progress
                     if event.startswith(b"[DONE]"):
                         self._has_end_mark = True
                     elif event.strip():
                         for chunk in chunks_of(parse_json(event)):
                             self._read_chunk(chunk)
                     is_over = self._has_end_mark or self._finish_reason is not None
-                    if is_over and self._progress != before:
+                    if is_over and self._progress != progress_before:
                         # The usage may follow, and more of other choices.
-                        limit.reschedule(asyncio.get_running_loop().time() + self.end_timeout)
+                        timeout.reschedule(asyncio.get_running_loop().time() + self.end_timeout)
         except TimeoutError:
-            if not limit.expired():  # the caller's own
+            if not timeout.expired():  # it is the caller's own time-out
                 raise
         except Exception as error:
             # The answer is complete: an error behind its end is no reason to ask again.
@@ -251,7 +251,7 @@ class CompletionReader:
 
     @property
     def timing(self) -> Timing:
-        """How quickly the answer came that has just been read."""
+        """How quickly the answer that has just been read came."""
         tokens = self._usage.get("completion_tokens") or self._chunks or self._length // 4
         weighted_tokens = tokens + self._usage.get("prompt_tokens", 0) / PROMPT_TOKENS_PER_TOKEN
         seconds = time.monotonic() - self._began_at
@@ -374,9 +374,9 @@ class CompletionReader:
             return
         text = self._half_pair + text
         self._half_pair = text[-1] if "\ud800" <= text[-1:] <= "\udbff" else ""
-        if whole := text.removesuffix(self._half_pair):
+        if whole_characters := text.removesuffix(self._half_pair):
             self._has_passed_on = True
-            self.on_text(encodable(whole))
+            self.on_text(encodable(whole_characters))
 
     def _begin_anew(self) -> None:
         self.starts_in_reasoning, self._half_pair = False, ""
@@ -412,15 +412,15 @@ class CompletionReader:
 
     def _completion_with_body(self, text: str) -> Completion:
         assert self._assembler is not None
-        whole = self._assembler.completion(self._finish_choice)
-        if self._usage and "usage" not in whole:
-            whole["usage"] = dict(self._usage)
-        if not any(_has_answer(each) for each in whole["choices"]):
+        completion = self._assembler.completion(self._finish_choice)
+        if self._usage and "usage" not in completion:
+            completion["usage"] = dict(self._usage)
+        if not any(_has_answer(each) for each in completion["choices"]):
             raise EmptyLlmAnswer("the model server's answer is empty")
-        model = whole["model"] = self._model or self.requested_model
+        model = completion["model"] = self._model or self.requested_model
         if text and self.on_text is not None and not self._has_passed_on:
             self.on_text(text)
-        body: dict[str, Any] = _encodable_json(whole)
+        body: dict[str, Any] = _encodable_json(completion)
         return Completion(text, model, self._finish_reason, dict(self._usage), self._chunks, body)
 
     def _finish_choice(self, choice: dict[str, Any]) -> None:
@@ -573,9 +573,9 @@ def stream_error(error: object, *, has_begun: bool) -> LlmLimited | LlmCut:
     message = field_of(error, "message") or error
     reason = " ".join(encodable(str(message)[:3_000]).split())[:300]
     if {str(field_of(error, "type")), str(field_of(error, "code"))} & _LIMIT_ERRORS:
-        limited = LlmLimited(f"the model server broke off: {reason}")
-        limited.may_cost = has_begun
-        return limited
+        limit_error = LlmLimited(f"the model server broke off: {reason}")
+        limit_error.may_cost = has_begun
+        return limit_error
     return LlmCut(f"the model server broke off: {reason}")
 
 
@@ -589,14 +589,14 @@ def parse_json(body: bytes) -> Any:
     """Parse the body of an answer, or the data of an event. Raises InvalidLlmResponse."""
     try:
         # JSON has no NaN and no infinite numbers, but some servers send them as log probabilities.
-        return json.loads(_decoded(body), parse_constant=lambda _: None)
+        return json.loads(_decode_utf8(body), parse_constant=lambda _: None)
     except (ValueError, RecursionError) as error:
         raise InvalidLlmResponse(
             f"the model server's answer is not JSON: {quoted_answer(body)}"
         ) from error
 
 
-def _decoded(body: bytes) -> bytes | str:
+def _decode_utf8(body: bytes) -> bytes | str:
     """Return a body for `json.loads`; of UTF-8 the text, with U+FFFD for invalid bytes. Some
     servers cut an answer within a character: asked again, they would charge again and cut again."""
     if json.detect_encoding(body).startswith("utf-8"):

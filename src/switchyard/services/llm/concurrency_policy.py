@@ -97,20 +97,20 @@ class Window:
         """Return the window with one more call; `is_new` if the call began within the window."""
         is_answered = sample.end is CallEnd.ANSWERED
         is_broken = sample.end is CallEnd.BROKEN and sample.in_flight > 1
-        measured = is_answered and is_new and sample.seconds > 0 and sample.weighted_tokens > 0
-        timed = measured and sample.first_token is not None and sample.per_token is not None
+        is_measured = is_answered and is_new and sample.seconds > 0 and sample.weighted_tokens > 0
+        is_timed = is_measured and sample.first_token is not None and sample.per_token is not None
         return Window(
             answered=self.answered + is_answered,
             timed_out=self.timed_out + (sample.end is CallEnd.TIMED_OUT),
             refused=self.refused + (is_broken or sample.end is CallEnd.REFUSED),
             awaited=self.awaited + (is_answered and sample.others_wait),
-            measured=self.measured + measured,
-            in_flight=self.in_flight + sample.in_flight * measured,
-            seconds=self.seconds + sample.seconds * measured,
-            tokens=self.tokens + sample.weighted_tokens * measured,
-            timed=self.timed + timed,
-            first_token=self.first_token + (sample.first_token or 0.0) * timed,
-            per_token=self.per_token + (sample.per_token or 0.0) * timed,
+            measured=self.measured + is_measured,
+            in_flight=self.in_flight + sample.in_flight * is_measured,
+            seconds=self.seconds + sample.seconds * is_measured,
+            tokens=self.tokens + sample.weighted_tokens * is_measured,
+            timed=self.timed + is_timed,
+            first_token=self.first_token + (sample.first_token or 0.0) * is_timed,
+            per_token=self.per_token + (sample.per_token or 0.0) * is_timed,
         )
 
     @property
@@ -294,11 +294,13 @@ class AdaptivePolicy:
         window, limit = state.window, int(state.limit)
         if "alone" not in state.memory:
             return True  # the first call that ends says whether it was alone
-        enough = window.measured >= limit / 2 or window.ended_calls >= 3 * limit
+        has_enough = window.measured >= limit / 2 or window.ended_calls >= 3 * limit
         if not state.memory.get("found") or window.is_refusing:
-            return enough or window.ended_calls - window.answered >= 2
+            return has_enough or window.ended_calls - window.answered >= 2
         return (
-            enough and seconds >= self.window_seconds and window.ended_calls >= min(10, 2 * limit)
+            has_enough
+            and seconds >= self.window_seconds
+            and window.ended_calls >= min(10, 2 * limit)
         )
 
     def next(self, state: PolicyState) -> tuple[float, Mapping[str, float]]:
@@ -311,15 +313,15 @@ class AdaptivePolicy:
             return limit, memory
         if "alone" not in memory:
             return self._measure_alone(state, memory)
-        self._note_best(window, memory)
+        self._record_best(window, memory)
         slowness = self._slowness(window, memory)
-        before = memory.get("limit")
-        if before is not None and before < limit:
+        limit_before = memory.get("limit")
+        if limit_before is not None and limit_before < limit:
             if window.mean_in_flight < memory["calls"] * 1.05 and slowness <= 1:
                 return limit, memory  # too few calls to tell
             memory["rise"] = _scaling(window, memory)
             if slowness > 1 or memory["rise"] < self.min_scaling:
-                return self._undo_raise(before, memory), memory
+                return self._undo_raise(limit_before, memory), memory
             memory["rest"] = 0.0
         if slowness > 1:
             return self._lower_or_accept_slowness(limit, slowness, window, memory)
@@ -336,7 +338,7 @@ class AdaptivePolicy:
         window = state.window
         if window.mean_in_flight > 1 and "start" not in memory:
             return 1.0, memory | {"start": state.limit}
-        self._note_best(window, memory)
+        self._record_best(window, memory)
         start = memory.pop("start", state.limit)
         memory |= {
             "alone": 1.0,
@@ -346,7 +348,7 @@ class AdaptivePolicy:
         }
         return start, memory
 
-    def _note_best(self, window: Window, memory: dict[str, float]) -> None:
+    def _record_best(self, window: Window, memory: dict[str, float]) -> None:
         if window.timed:
             for name in ("first_token", "per_token"):
                 mean = getattr(window, name) / window.timed
@@ -373,11 +375,11 @@ class AdaptivePolicy:
             return limit
         return limit + max(1.0, limit * 0.25)
 
-    def _undo_raise(self, before: float, memory: dict[str, float]) -> float:
+    def _undo_raise(self, limit_before: float, memory: dict[str, float]) -> float:
         if memory.get("found"):
             self._begin_rest(memory)
         memory["found"] = 1.0
-        return before
+        return limit_before
 
     def _begin_rest(self, memory: dict[str, float]) -> None:
         """Try no raise for some windows, twice as many each time."""

@@ -1,10 +1,10 @@
-"""Requests to language models on the shortest way: this process asks the server itself while
-nothing waits for a worker, and the lanes get the others.
+"""Requests to language models by the shortest way: this process asks the server itself while
+nothing waits for a worker; all other requests go through the lanes.
 
-A request that runs here is a job like any other: recorded before it begins, with a slot of its
-server, in the budgets, its answer stored before it ends. What goes wrong here, and what runs when
-the process stops, is handed over to the workers; of a process that was killed, they take it over.
-"""
+A request that runs here is a job like any other: it is recorded before it begins, takes a slot of
+its server, counts in the budgets, and its answer is stored before it ends. What fails here, and
+what runs when the process stops, is handed over to the workers; the requests of a process that was
+killed, they take over."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from switchyard.services.llm.llm_queue import QueuedRequests
 
 
 class DirectFirstRequests:
-    """Runs at most `max_calls` urgent requests at a time in this process, the others through the
-    lanes."""
+    """Runs at most `max_calls` urgent requests at a time in this process, and the others through
+    the lanes."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class DirectFirstRequests:
         return self._direct.cancel(job_id)
 
     async def _may_run_here(self, request: JobRequest) -> bool:
-        """Tell whether a request may run here: nothing that is as urgent waits, neither for a
+        """Return whether a request may run here: only if nothing as urgent waits, neither for a
         worker nor, in this process, for a server."""
         lane, _ = split_routing_key(request.routing_key)
         if lane != HOT.name or self._direct.under_way >= self._max_calls:

@@ -95,9 +95,9 @@ class DirectRequests:
         publisher: Publisher | None = None,
     ) -> AsyncIterator[DirectRequests]:
         """Open the requests of this process, counted in `metrics`. At the end, requests under way
-        are cancelled: nobody else would answer them. With a `publisher` there are workers that do:
-        they get these, and each request that has to be asked again; and the ends of requests are
-        announced to other processes. `hub` gets the pieces of streamed answers."""
+        are cancelled: nobody else would answer them. With a `publisher`, they are given to workers,
+        and so is each request that has to be asked again; and the ends of requests are announced to
+        other processes. `hub` gets the pieces of streamed answers."""
         hub = hub or EventHub()
 
         def announce_event(
@@ -152,7 +152,7 @@ class DirectRequests:
         return client is not None and client.has_waiting
 
     def runs(self, job_id: str) -> bool:
-        """Tell whether a request runs here."""
+        """Return whether a request runs here."""
         return self._runner.has(job_id)
 
     def cancel(self, job_id: str) -> bool:
@@ -161,8 +161,8 @@ class DirectRequests:
         return self._runner.cancel(job_id)
 
     async def wait_here(self, job_id: str, *, timeout: float) -> JobRecord | None:
-        """Wait while a request runs here, for at most `timeout` seconds, and return its record:
-        it has not ended where it was handed over. Raises LedgerError."""
+        """Wait while a request runs here, for at most `timeout` seconds, and return its record. A
+        request that was handed over has not ended then. Raises LedgerError."""
         await self._runner.wait(job_id, timeout)
         return await self._ledger.job_reads.get(job_id)
 
@@ -176,10 +176,10 @@ class DirectRequests:
         await self._runner.wait(job_id, timeout)
         while True:
             record = await self._ledger.job_reads.get(job_id)
-            left = deadline - time.monotonic()
-            if record is None or record.state in FINISHED or left <= 0:
+            seconds_left = deadline - time.monotonic()
+            if record is None or record.state in FINISHED or seconds_left <= 0:
                 return record
-            await asyncio.sleep(min(left, OTHER_PROCESS_POLL_INTERVAL))
+            await asyncio.sleep(min(seconds_left, OTHER_PROCESS_POLL_INTERVAL))
 
     def _check(self, routing_key: str) -> None:
         try:
@@ -240,7 +240,7 @@ async def _publish(publisher: Publisher, ledger: Ledger, job_id: str) -> None:
     log.info("request handed over to the workers", job_id=job_id)
     try:
         record = await ledger.job_reads.get(job_id)
-        due = await without_paused(ledger, [record] if record else [])
-        await publish_recorded(publisher, ledger, due)
+        unpaused = await without_paused(ledger, [record] if record else [])
+        await publish_recorded(publisher, ledger, unpaused)
     except LedgerError as error:
         log.warning("request left to the scheduler", job_id=job_id, error=str(error))

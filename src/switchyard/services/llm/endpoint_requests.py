@@ -20,13 +20,13 @@ from switchyard.services.llm.completion_reader import field_of
 from switchyard.services.llm.llm_errors import InvalidLlmResponse
 
 MAX_INPUTS = 2_048
-"""Texts in one request, as of OpenAI's API."""
+"""Texts in one request: OpenAI's API has the same limit."""
 MAX_MESSAGES = 2_000
 """Messages of one chat."""
 MAX_TOKENS = 300_000
 """Ids of tokens in one text. OpenAI's API takes as many in all texts of a request."""
 TOKEN_ID_BOUND = 2**31
-"""Ids of tokens are below it."""
+"""Token ids are below this number."""
 _RESERVED_PARAMETERS = frozenset({"model", "stream", "stream_options"})
 """Parameters that `extra` may not have, besides the fields of the payload."""
 
@@ -148,7 +148,7 @@ def check_embeddings(answer: Any, count: int) -> None:
 def is_vector(value: Any) -> bool:
     """Return whether a server's value is a list of finite numbers."""
     return isinstance(value, list) and all(
-        isinstance(x, int | float) and math.isfinite(x) for x in value
+        isinstance(number, int | float) and math.isfinite(number) for number in value
     )
 
 

@@ -66,8 +66,8 @@ from switchyard.services.llm.records.llm_servers import (
 from switchyard.services.llm.records.llm_spend import LlmCall, NoBudgetLeft, Reservation
 
 SLOT_POLL_INTERVAL = 0.1
-"""Mean seconds between looks for a slot that another process may have freed; varied, so that
-processes do not all look at once."""
+"""Mean seconds between looks for a slot that another process may have freed. The time varies, so
+that processes do not all look at once."""
 SHORT_PAUSE, LONG_PAUSE = 1.0, 30.0
 """Seconds of the first and the longest pause of a server that does not answer; each is twice the
 one before."""
@@ -231,12 +231,12 @@ class LlmGate:
         there. Raises LlmSaturated when none is free within `timeout` seconds or all servers are
         paused for long, and LedgerError."""
         deadline = time.monotonic() + timeout
-        with self._wait_in_queue(urgency) as waiting:
+        with self._wait_in_queue(urgency) as waiting_call:
             while True:
-                waiting.turn.clear()
-                left = deadline - time.monotonic()
-                if self._waiting[0] is not waiting:
-                    await self._wait_for_turn(waiting, left)
+                waiting_call.turn.clear()
+                seconds_left = deadline - time.monotonic()
+                if self._waiting[0] is not waiting_call:
+                    await self._wait_for_turn(waiting_call, seconds_left)
                     continue
                 admission = await self._take_slot(urgency, excluded, reservation)
                 assert not isinstance(admission, CacheHit | LeaseHeld)  # nothing was claimed
@@ -244,13 +244,13 @@ class LlmGate:
                     return admission
                 if isinstance(admission, SlotsFull):
                     delay = SLOT_POLL_INTERVAL * self._random.uniform(0.5, 1.5)
-                elif admission.seconds > min(BRIEF_PAUSE, left):
+                elif admission.seconds > min(BRIEF_PAUSE, seconds_left):
                     raise LlmSaturated(
                         f"the model server is paused: {admission.reason}", after=admission.seconds
                     )
                 else:
                     delay = admission.seconds * self._random.uniform(1.0, 1.05)
-                await self._wait_for_turn(waiting, left, delay)
+                await self._wait_for_turn(waiting_call, seconds_left, delay)
 
     async def claim_and_enter(
         self,
@@ -312,16 +312,16 @@ class LlmGate:
             jitter=self._random.uniform(1.0, PAUSE_SPREAD),
         )
 
-    # --- those who wait -----------------------------------------------------------------------
+    # --- waiting calls ------------------------------------------------------------------------
 
     @contextmanager
     def _wait_in_queue(self, urgency: Urgency) -> Iterator[_WaitingCall]:
-        waiting = _WaitingCall(urgency, next(self._numbers))
-        heapq.heappush(self._waiting, waiting)
+        waiting_call = _WaitingCall(urgency, next(self._numbers))
+        heapq.heappush(self._waiting, waiting_call)
         try:
-            yield waiting
+            yield waiting_call
         finally:
-            self._waiting.remove(waiting)
+            self._waiting.remove(waiting_call)
             heapq.heapify(self._waiting)
             self._wake_first()
 
@@ -330,17 +330,19 @@ class LlmGate:
             self._waiting[0].turn.set()
 
     async def _wait_for_turn(
-        self, waiting: _WaitingCall, left: float, max_seconds: float | None = None
+        self, waiting_call: _WaitingCall, seconds_left: float, max_seconds: float | None = None
     ) -> None:
-        """Wait until it is this call's turn, for at most `max_seconds` seconds, and `left` in all.
-        Raises LlmSaturated if no time is left."""
-        if left <= 0:
+        """Wait until it is this call's turn, for at most `max_seconds` seconds, and `seconds_left`
+        in all. Raises LlmSaturated if no time is left."""
+        if seconds_left <= 0:
             raise LlmSaturated(
                 "the model servers get as many requests as they may", after=SHORT_PAUSE
             )
         try:
-            async with asyncio.timeout(left if max_seconds is None else min(left, max_seconds)):
-                await waiting.turn.wait()
+            async with asyncio.timeout(
+                seconds_left if max_seconds is None else min(seconds_left, max_seconds)
+            ):
+                await waiting_call.turn.wait()
         except TimeoutError:
             return
 
@@ -356,11 +358,11 @@ class LlmGate:
         pauses: list[ServerPaused] = []
         usable = [each for each in self._servers if each.name not in excluded]
         for _, group in groupby(usable, key=lambda each: each.order):
-            full: SlotsFull | None = None
+            slots_full: SlotsFull | None = None
             for server in self._shuffle(group):
                 slot = f"{self._holder}/{next(self._numbers)}"
                 bounds = self._bounds[server.name]
-                reserved = reservation(server)
+                server_reservation = reservation(server)
                 try:
                     admission = await self._slots.take_llm_slot(
                         server.name,
@@ -370,19 +372,19 @@ class LlmGate:
                         is_hot=urgency.is_hot,
                         first_limit=bounds.clamp(bounds.start),
                         max_limit=bounds.max_calls,
-                        reservation=reserved,
+                        reservation=server_reservation,
                         claim=claim,
                     )
                 except asyncio.CancelledError:
                     # The transaction may have been committed: give back slot and reservation.
-                    calls = [] if reserved is None else [reserved.freed]
+                    calls = [] if server_reservation is None else [server_reservation.freed]
                     await asyncio.shield(self.leave(Admission(server, slot), None, calls))
                     raise
                 claim = None
                 if isinstance(admission, CacheHit | LeaseHeld):
                     return admission
                 if isinstance(admission, SlotsFull):
-                    full = admission
+                    slots_full = admission
                 elif isinstance(admission, NoBudgetLeft):
                     return BudgetRefusal(server, admission)
                 elif isinstance(admission, ServerPaused):
@@ -390,8 +392,8 @@ class LlmGate:
                 else:
                     self._held[slot] = server.name
                     return Admission(server, slot, admission.learned)
-            if full is not None:
-                return full
+            if slots_full is not None:
+                return slots_full
         return min(pauses, key=lambda each: each.seconds)
 
     def _with_server_name(self, server: LlmServer, paused: ServerPaused) -> ServerPaused:
@@ -405,25 +407,27 @@ class LlmGate:
         return sorted(servers, key=lambda each: -(self._random.random() ** (1 / each.weight)))
 
     async def _renew(self) -> None:
-        held = dict(self._held)
-        if not held:
+        held_slots = dict(self._held)
+        if not held_slots:
             return
-        for slot in await self._slots.renew_llm_slots(held, self._holder, SLOT_TTL):
+        for slot in await self._slots.renew_llm_slots(held_slots, self._holder, SLOT_TTL):
             if slot not in self._held:  # given back meanwhile
-                await self._slots.end_llm_slot(held[slot], slot, None)
+                await self._slots.end_llm_slot(held_slots[slot], slot, None)
 
 
-def all_servers(called: Iterable[LlmServerReport], settings: Settings) -> list[LlmServerReport]:
-    """Add to the reports of servers that were called those of the settings that were not: a
-    substitute is shown before it is needed."""
-    reports = list(called)
-    known = {each.name for each in reports}
-    new = [
+def all_servers(
+    called_reports: Iterable[LlmServerReport], settings: Settings
+) -> list[LlmServerReport]:
+    """Add to the reports of servers that were called those servers of the settings that were not
+    called yet, so that a substitute is shown before it is needed."""
+    reports = list(called_reports)
+    called_names = {each.name for each in reports}
+    uncalled = [
         LlmServerReport(each.name, LlmServerState(bounds_of(settings, each).start), 0, 0.0)
         for each in settings.model_servers
-        if each.name not in known
+        if each.name not in called_names
     ]
-    return sorted((*reports, *new), key=lambda each: each.name)
+    return sorted((*reports, *uncalled), key=lambda each: each.name)
 
 
 def calls_allowed(report: LlmServerReport, max_calls: Mapping[str, int]) -> int:
@@ -438,9 +442,9 @@ def bounds_of(settings: Settings, server: LlmServer) -> Bounds:
     max_calls = settings.max_calls(server)
     start, min_calls = settings.llm_concurrency, settings.llm_concurrency_min
     if settings.llm_pacing != "adaptive":  # other policies do not find a small server's limit
-        set_names = settings.model_fields_set
-        start = start if "llm_concurrency" in set_names else max(start, NON_ADAPTIVE_START)
-        if "llm_concurrency_min" not in set_names:
+        given_settings = settings.model_fields_set
+        start = start if "llm_concurrency" in given_settings else max(start, NON_ADAPTIVE_START)
+        if "llm_concurrency_min" not in given_settings:
             min_calls = min(start, NON_ADAPTIVE_MIN)
     return Bounds(min(start, max_calls), min(min_calls, max_calls), max_calls)
 
@@ -499,15 +503,15 @@ def state_after_call(
     pause, reason = min(outcome.pause, MAX_PAUSE), outcome.reason
     if failures >= TRIAL_AFTER_FAILURES and failures > state.failures:
         pause = max(pause, min(SHORT_PAUSE * 2.0 ** (failures - TRIAL_AFTER_FAILURES), LONG_PAUSE))
-    until = now + pause * jitter if pause else 0.0
-    if until <= state.paused_until:
-        until, reason = state.paused_until, state.pause_reason or ""
+    paused_until = now + pause * jitter if pause else 0.0
+    if paused_until <= state.paused_until:
+        paused_until, reason = state.paused_until, state.pause_reason or ""
     return replace(
         state,
         limit=policy_state.limit,
         pace=policy_state.dump(),
         failures=failures,
-        paused_until=until,
+        paused_until=paused_until,
         pause_reason=reason or None,
         learned=outcome.learned or state.learned,
         learned_at=now if outcome.learned else state.learned_at,

@@ -88,25 +88,25 @@ class Hedges:
 
     async def _winning_answer(self, runs: list[asyncio.Task[T]], race: _FirstTokenRace) -> T:
         while race.winner is None and not any(_has_answer(run) for run in runs):
-            left = [run for run in runs if not run.done()]
-            if not left:
+            open_runs = [run for run in runs if not run.done()]
+            if not open_runs:
                 break
-            await _wait_for_any(None, *left, race.has_winner)
+            await _wait_for_any(None, *open_runs, race.has_winner)
         winner = race.winner
         if winner is None:
             winner = next((index for index, run in enumerate(runs) if _has_answer(run)), 0)
-        failed = winner == 0 and runs[1].done() and runs[1].exception() is not None
+        has_second_failed = winner == 0 and runs[1].done() and runs[1].exception() is not None
         has_second_won = winner == 1
-        self.counts["won" if has_second_won else "failed" if failed else "lost"] += 1
-        if failed and not isinstance(runs[1].exception(), SwitchyardError):
+        self.counts["won" if has_second_won else "failed" if has_second_failed else "lost"] += 1
+        if has_second_failed and not isinstance(runs[1].exception(), SwitchyardError):
             return await runs[1]  # a defect: raise it where it is seen
-        # At once, not when the answer is complete: until then the other request would go on.
+        # End the other request now: it would go on until this answer is complete.
         await end_tasks(runs[1 - winner])
         return await runs[winner]
 
 
 class _FirstTokenRace:
-    """Notes which of two requests has begun to answer first."""
+    """Records which of two requests has begun to answer first."""
 
     def __init__(self, output: OutputStream | None) -> None:
         self.winner: int | None = None

@@ -34,7 +34,7 @@ from switchyard.services.llm.llm_requests import LlmQuestion, LlmRequest
 from switchyard.services.llm.model_client import ModelClient, model_client_of
 from switchyard.services.llm.structured_answers import parse_answer
 
-MAX_SHOWN = 300
+MAX_QUOTED = 300
 """Characters of an answer that an error shows."""
 
 
@@ -43,16 +43,16 @@ async def answer_request(
 ) -> dict[str, Any]:
     """Ask a question, and return the job's result: `text`, `value` if there is a schema, `model`,
     `complete` (not cut by `max_tokens`), `usage`, `answer_reused`, `completion` (the body of the
-    answer, with `keep_all`) and `repaired` (the second answer is the one that fits).
+    answer, with `keep_all`) and `repaired` (only the second answer fitted the schema).
 
     With `batch`, a job that asks nothing else may wait for a Batch API. `timeout` is seconds.
     Raises Expired when the job has expired, LlmUnusable, and what `ModelClient.answer` raises.
     """
-    left = _time_left(ctx, timeout)
-    with _raise_expired(ctx):
+    seconds_left = _time_left(ctx, timeout)
+    with _raise_if_expiring(ctx):
         async with model_client_of(ctx) as client:
             return await _ask_with_repair(
-                client, request, ctx, left, batch=batch and may_batch(ctx)
+                client, request, ctx, seconds_left, batch=batch and may_batch(ctx)
             )
 
 
@@ -65,13 +65,13 @@ async def answer_endpoint_request(
 ) -> dict[str, Any]:
     """Ask an endpoint other than that of chats, and return the job's result, with the server's
     answer as `completion`. Raises Expired, and what `ModelClient.answer` raises."""
-    left = _time_left(ctx, timeout)
-    with _raise_expired(ctx):
+    seconds_left = _time_left(ctx, timeout)
+    with _raise_if_expiring(ctx):
         async with _client_for(ctx, request.model, endpoint) as client:
             answer, reused = await client.answer(
                 request.body(),
                 urgency=Urgency.from_priority(ctx.lane, ctx.message.priority),
-                timeout=left,
+                timeout=seconds_left,
                 fresh=request.fresh,
                 requester=requester_of(ctx),
                 model=request.model,
@@ -101,8 +101,8 @@ def _client_for(
 
 
 @contextmanager
-def _raise_expired(ctx: JobContext) -> Iterator[None]:
-    """Raise Expired if the job would expire before another try."""
+def _raise_if_expiring(ctx: JobContext) -> Iterator[None]:
+    """Raise Expired in place of a RetryableError if the job would expire before another try."""
     try:
         yield
     except RetryableError as error:
@@ -122,10 +122,10 @@ def _time_left(ctx: JobContext, timeout: float) -> float:
     expires_at = ctx.message.metadata.expires_at
     if expires_at is None:
         return timeout
-    left = (expires_at - _now(ctx)).total_seconds()
-    if left <= 0:
+    seconds_left = (expires_at - _now(ctx)).total_seconds()
+    if seconds_left <= 0:
         raise Expired("the job expired before the model was called")
-    return min(timeout, left)
+    return min(timeout, seconds_left)
 
 
 async def _ask_with_repair(
@@ -144,7 +144,7 @@ async def _ask_with_repair(
             timeout=left,
             fresh=request.fresh,
             requester=requester_of(ctx),
-            batch=batch and not request.stream,  # somebody reads along
+            batch=batch and not request.stream,  # a client reads the answer while it is written
             output=ctx.output if request.stream else None,
             model=question.model,
             keep_all=question.keep_all,
@@ -158,20 +158,21 @@ async def _ask_with_repair(
         value = await parse_answer(answer.text, question.schema, ctx.in_process)
         return _job_result(answer, reused) | {"value": value}
     except ValueError as error:
-        complaint = str(error)
-    repair = _repair_messages(answer, complaint)
-    second, reused = await ask(*repair)
+        problem = str(error)
+    repair_messages = _repair_messages(answer, problem)
+    second_answer, reused = await ask(*repair_messages)
     try:
-        value = await parse_answer(second.text, question.schema, ctx.in_process)
+        value = await parse_answer(second_answer.text, question.schema, ctx.in_process)
     except ValueError as error:
-        await _forget_answers(client, question, repair)
+        await _forget_answers(client, question, repair_messages)
         storage = Storage(ctx.settings.files_url)
-        await store_raw_answers(storage, ctx.job_id, [answer.text, second.text])
+        await store_raw_answers(storage, ctx.job_id, [answer.text, second_answer.text])
+        beginning = second_answer.text[:MAX_QUOTED]
         raise LlmUnusable(
-            f"the model's answer can't be used: {error}; it begins {second.text[:MAX_SHOWN]!r}; "
+            f"the model's answer can't be used: {error}; it begins {beginning!r}; "
             f"both answers in full: jobctl llm show {ctx.job_id}"
         ) from error
-    return _job_result(second, reused) | {"value": value, "repaired": True}
+    return _job_result(second_answer, reused) | {"value": value, "repaired": True}
 
 
 def _job_result(answer: Completion, reused: bool) -> dict[str, Any]:
@@ -185,10 +186,8 @@ def _job_result(answer: Completion, reused: bool) -> dict[str, Any]:
     return result if answer.body is None else result | {"completion": answer.body}
 
 
-def _repair_messages(answer: Completion, complaint: str) -> list[dict[str, str]]:
-    request = (
-        f"This can't be used: {complaint}. Answer again, with JSON alone that fits the schema."
-    )
+def _repair_messages(answer: Completion, problem: str) -> list[dict[str, str]]:
+    request = f"This can't be used: {problem}. Answer again, with JSON alone that fits the schema."
     return [
         {"role": "assistant", "content": answer.text},
         {"role": "user", "content": request},
@@ -196,11 +195,11 @@ def _repair_messages(answer: Completion, complaint: str) -> list[dict[str, str]]
 
 
 async def _forget_answers(
-    client: ModelClient, question: LlmQuestion, repair: list[dict[str, str]]
+    client: ModelClient, question: LlmQuestion, repair_messages: list[dict[str, str]]
 ) -> None:
     """Delete the stored answers, so that a redrive gets others."""
     await client.forget(question.request_body(), model=question.model)
-    await client.forget(question.request_body(*repair), model=question.model)
+    await client.forget(question.request_body(*repair_messages), model=question.model)
 
 
 class LlmUnusable(PermanentError):

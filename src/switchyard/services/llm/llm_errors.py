@@ -17,20 +17,20 @@ from switchyard.services.common.errors import DependencyUnavailable, PermanentEr
 if TYPE_CHECKING:
     import openai
 
-_RETRYABLE = frozenset({408, 409, 425})
-_LIMITED = frozenset({429, 503, 529})
-_SERVER_SPECIFIC = frozenset({401, 403, 404})
+_RETRYABLE_STATUSES = frozenset({408, 409, 425})
+_LIMITED_STATUSES = frozenset({429, 503, 529})
+_SERVER_SPECIFIC_STATUSES = frozenset({401, 403, 404})
 """Statuses for a wrong key, a missing right or an unknown model: another server may take the
 request."""
 _NO_CREDIT_PAUSE = 600.0
 """Seconds until a server whose account is empty is asked again."""
-_TOO_LONG = re.compile(
+_TOO_LONG_TEXT = re.compile(
     r"context (?:length|window|size|limit)|(?:input|prompt|request)\b.{0,40} too (?:long|large)"
     r"|maximum (?:context|input|prompt|sequence|model) length|max_model_len|maximum.{0,40} tokens",
     re.IGNORECASE,
 )
 """What servers say of a request that is longer than the model's context."""
-_PAYMENT_REQUIRED = 402
+_PAYMENT_REQUIRED_STATUS = 402
 _NO_CREDIT_TEXT = "credit balance is too low"
 """What Anthropic's API says of an empty account, with 400."""
 _NOT_CONNECTED = frozenset({"ConnectError", "ConnectTimeout", "PoolTimeout"})
@@ -161,18 +161,18 @@ def _status_error(error: openai.APIStatusError) -> LlmUnavailable | LlmRefused:
 
     status = error.status_code
     text = f"the model server answered {status}: {_server_message(error)}"
-    if status in _LIMITED:
-        after = retry_after(error)
+    if status in _LIMITED_STATUSES:
+        pause = retry_after(error)
         if error.code == "insufficient_quota":
-            after = max(after or 0.0, _NO_CREDIT_PAUSE)
-        return LlmLimited(text, after=after)
-    if status == _PAYMENT_REQUIRED or _NO_CREDIT_TEXT in text:
+            pause = max(pause or 0.0, _NO_CREDIT_PAUSE)
+        return LlmLimited(text, after=pause)
+    if status == _PAYMENT_REQUIRED_STATUS or _NO_CREDIT_TEXT in text:
         return LlmLimited(text, after=_NO_CREDIT_PAUSE)
-    if status in _RETRYABLE or status >= 500:
-        failed = LlmUnavailable(text, after=retry_after(error))
-        failed.may_cost = False  # a server does not charge for its own error
-        return failed
-    if status in _SERVER_SPECIFIC:
+    if status in _RETRYABLE_STATUSES or status >= 500:
+        unavailable = LlmUnavailable(text, after=retry_after(error))
+        unavailable.may_cost = False  # a server does not charge for its own error
+        return unavailable
+    if status in _SERVER_SPECIFIC_STATUSES:
         return LlmRefused(text, is_server_specific=True, is_missing=status == 404, status=status)
     return _refusal_class(error)(text, status=status)
 
@@ -181,7 +181,7 @@ def _refusal_class(error: openai.APIStatusError) -> type[LlmRefused]:
     """Choose the error class for a refusal by the server's error code, or else by its message."""
     if error.code == "content_filter":
         return LlmDeclined
-    if error.code == "context_length_exceeded" or _TOO_LONG.search(_server_message(error)):
+    if error.code == "context_length_exceeded" or _TOO_LONG_TEXT.search(_server_message(error)):
         return LlmContextTooLong
     return LlmBadRequest
 

@@ -88,11 +88,11 @@ def result_of(record: JobRecord, now: float) -> LlmResult:
         case State.CANCELLED:
             status = LlmStatus.CANCELLED
         case State.DEAD:
-            expired = record.reason == Reason.EXPIRED
-            status = LlmStatus.TIMEOUT if expired else LlmStatus.FAILED
+            is_expired = record.reason == Reason.EXPIRED
+            status = LlmStatus.TIMEOUT if is_expired else LlmStatus.FAILED
         case _ if record.expires_at is not None and record.expires_at <= now:
-            last = f": {record.error_message}" if record.error_message else ""
-            return LlmResult(record.id, LlmStatus.TIMEOUT, error=f"no answer in time{last}")
+            last_error = f": {record.error_message}" if record.error_message else ""
+            return LlmResult(record.id, LlmStatus.TIMEOUT, error=f"no answer in time{last_error}")
     return LlmResult(record.id, status, error=record.error_message, error_type=record.error_type)
 
 
@@ -158,7 +158,8 @@ class SubmittedRequest:
     async def wait_for_end(self, *, timeout: float) -> JobRecord | None:
         """Wait until the request has ended, or for `timeout` seconds, and return its record.
         Raises LedgerError."""
-        listener = self._listener if self._is_new else None  # an earlier one may have ended
+        # An earlier request under the same key may have ended already.
+        listener = self._listener if self._is_new else None
         return await self._backend.wait_for_end(self.job_id, timeout=timeout, listener=listener)
 
 
@@ -254,7 +255,9 @@ class LLMQueue:
         **options: Unpack[RequestOptions],
     ) -> SubmittedRequest:
         """Send a request to wait for its end at once; close it when done. Raises as `submit`."""
-        listener, published = await self._publish_heard(EndListener, job_type, payload, options)
+        listener, published = await self._publish_with_listener(
+            EndListener, job_type, payload, options
+        )
         return SubmittedRequest(self._backend, published, listener)
 
     async def open_stream(
@@ -266,7 +269,7 @@ class LLMQueue:
         """Send a request whose answer is streamed as it is written. Read it with
         `AnswerStream.follow`, and close it. Raises as `submit`."""
         payload = {**payload, "stream": True}
-        answer_stream, published = await self._publish_heard(
+        answer_stream, published = await self._publish_with_listener(
             AnswerStream, job_type, payload, options
         )
         if published.job_id == answer_stream.job_id:
@@ -274,14 +277,15 @@ class LLMQueue:
         answer_stream.close()
         return AnswerStream(self._backend.hub, published.job_id)
 
-    async def _publish_heard(
+    async def _publish_with_listener(
         self,
         listen: Callable[[EventHub, str], Listener],
         job_type: str,
         payload: Mapping[str, Any],
         options: RequestOptions,
     ) -> tuple[Listener, Published]:
-        """Publish a request, and return it with what `listen` made before, for the job's events."""
+        """Publish a request, and return it with the listener for the job's events, which `listen`
+        makes before."""
         ids = await self._ledger.system.job_ids()
         job_id = job_id_for(ids, options.get("key"), job_type, payload)
         listener = listen(self._backend.hub, job_id)
@@ -347,8 +351,8 @@ class LLMQueue:
             job_type, payload, lane=lane, priority=priority, expires_in=timeout, source=source
         )
         try:
-            ending = self.wait_for_end(answer_stream.job_id, timeout=timeout)
-            async with aclosing(answer_stream.follow(ending)) as events:
+            end = self.wait_for_end(answer_stream.job_id, timeout=timeout)
+            async with aclosing(answer_stream.follow(end)) as events:
                 async for each in events:
                     if isinstance(each, JobRecord):
                         yield self._result_of(each)

@@ -78,10 +78,10 @@ class LlmQuestion:
         instruction = (
             f"Answer with JSON alone that fits this JSON Schema:\n{json.dumps(self.schema)}"
         )
-        for at in reversed(range(len(messages))):
-            content = messages[at].get("content")
-            if messages[at]["role"] == "user" and isinstance(content, str):
-                messages[at] = {**messages[at], "content": f"{content}\n\n{instruction}"}
+        for index in reversed(range(len(messages))):
+            content = messages[index].get("content")
+            if messages[index]["role"] == "user" and isinstance(content, str):
+                messages[index] = {**messages[index], "content": f"{content}\n\n{instruction}"}
                 return messages
         return [*messages, {"role": "user", "content": instruction}]
 
@@ -178,8 +178,8 @@ class ChatRequest(_SchemaRequest):
     @model_validator(mode="after")
     def _let_extra_replace_defaults(self) -> Self:
         """Drop the default of a field that `extra` has under one of its names."""
-        for name, in_extra in _NAMES_IN_EXTRA.items():
-            if not in_extra & self.extra.keys():
+        for name, names_in_extra in _NAMES_IN_EXTRA.items():
+            if not names_in_extra & self.extra.keys():
                 continue
             if name in self.model_fields_set and getattr(self, name) is not None:
                 raise ValueError(f"{name} stands in extra and as a field of the payload: use one")

@@ -111,24 +111,33 @@ class ModelClient:
         """Return the servers that have the model, and whose API can take the request. Raises
         LlmRefused if there is none."""
         model, clients = request.model, self._clients
-        serving = [each for each in self._servers if each.serves(model)]
-        if not serving:
+        servers_with_model = [each for each in self._servers if each.serves(model)]
+        if not servers_with_model:
             raise LlmRefused(
                 f"no server has the model {model!r}: see JOBS_LLM_PROVIDERS", is_missing=True
             )
-        refusals = [clients[each.name].refusal(request.chat, request.endpoint) for each in serving]
-        able = [each for each, refusal in zip(serving, refusals, strict=True) if refusal is None]
-        if not able:
-            raise LlmBadRequest(f"{serving[0].name}: {refusals[0]}")
-        return able
+        refusals = [
+            clients[each.name].refusal(request.chat, request.endpoint)
+            for each in servers_with_model
+        ]
+        able_servers = [
+            each
+            for each, refusal in zip(servers_with_model, refusals, strict=True)
+            if refusal is None
+        ]
+        if not able_servers:
+            raise LlmBadRequest(f"{servers_with_model[0].name}: {refusals[0]}")
+        return able_servers
 
     def answer_key_fields(self, request: _ModelRequest) -> dict[str, Any]:
         """Return the fields of which the key of a stored answer is made: the chat as `asked`, and
         address and model of the servers of the lowest order. The names of these fields are part
         of stored keys, and of the questions that batches store: do not rename them."""
-        serving = self._servers_for(request)
-        first = min(each.order for each in serving)
-        servers = sorted([each.base_url, each.model] for each in serving if each.order == first)
+        able_servers = self._servers_for(request)
+        lowest_order = min(each.order for each in able_servers)
+        servers = sorted(
+            [each.base_url, each.model] for each in able_servers if each.order == lowest_order
+        )
         question: dict[str, Any] = {"servers": servers, "asked": request.chat}
         if request.endpoint is not None:
             question["endpoint"] = request.endpoint.path
@@ -215,12 +224,12 @@ class ModelClient:
                 claimed = _GatedCall(admission, reservation(admission.server).call)
             return answer_claim
 
-        async def ask(left: float) -> Completion:
+        async def ask(seconds_left: float) -> Completion:
             nonlocal claimed
             if collector is not None:
                 await collector.collect(question, requester)
-            gated, claimed = claimed, None
-            return await self._ask_servers(request, left, gated)
+            gated_call, claimed = claimed, None
+            return await self._ask_servers(request, seconds_left, gated_call)
 
         try:
             answer, reused = await self._answers.get(
@@ -252,48 +261,55 @@ class ModelClient:
         )
 
     async def _ask_servers(
-        self, request: _ModelRequest, timeout: float, claimed: _GatedCall | None
+        self, request: _ModelRequest, timeout: float, claimed_call: _GatedCall | None
     ) -> Completion:
-        """Ask the first server that can answer; `claimed` is a slot that the call has already."""
+        """Ask the first server that can answer; `claimed_call` is a slot that the call has
+        already."""
         deadline = time.monotonic() + timeout
         excluded = self._unable_servers(request)
         last_error: LlmUnavailable | InvalidLlmResponse | LlmRefused | NoBudget | None = None
-        declined: LlmDeclined | None = None
+        decline: LlmDeclined | None = None
         for _ in range(MAX_ROUNDS + len(self._clients)):
-            left = deadline - time.monotonic()
-            if len(excluded) == len(self._clients) or left <= 0:
+            seconds_left = deadline - time.monotonic()
+            if len(excluded) == len(self._clients) or seconds_left <= 0:
                 break
             try:
                 # Half of the time is left for the call: a call that begins too late for an answer
                 # would count as a time-out of the server, and use up an attempt of the job.
-                slot_timeout = min(SLOT_TIMEOUT, left / 2)
-                gated = claimed or await self._take_slot(request, slot_timeout, excluded)
-                claimed = None
+                slot_timeout = min(SLOT_TIMEOUT, seconds_left / 2)
+                gated_call = claimed_call or await self._take_slot(request, slot_timeout, excluded)
+                claimed_call = None
             except LlmSaturated as error:
-                if declined is not None:  # to ask again would be declined and charged again
-                    raise declined from error
+                if decline is not None:  # another call would be declined and charged again
+                    raise decline from error
                 if isinstance(last_error, LlmRefused):  # another server may not refuse the request
                     raise
                 # A server's answer says more than that the other servers have no free slot.
                 raise last_error or error from error
             try:
-                left = deadline - time.monotonic()
-                return await self._ask_hedged(gated, request, left, excluded)
+                seconds_left = deadline - time.monotonic()
+                return await self._ask_hedged(gated_call, request, seconds_left, excluded)
             except (LlmLimited, LlmOverloaded) as error:
                 # This server is paused now, or gets fewer calls; the gate chooses the next one.
                 last_error = error
             except (LlmUnavailable, InvalidLlmResponse, NoBudget) as error:
                 last_error = error
-                excluded.add(gated.server.name)
+                excluded.add(gated_call.server.name)
             except LlmRefused as error:
                 last_error = error
-                excluded.add(gated.server.name)
+                excluded.add(gated_call.server.name)
                 if isinstance(error, LlmDeclined):
-                    declined = declined or error
+                    decline = decline or error
                 if not error.is_server_specific:
-                    refuser = next(x for x in self._servers if x.name == gated.server.name)
-                    excluded |= {x.name for x in self._servers if not takes_over(x, error, refuser)}
-        raise declined or last_error or LlmTimeout(f"no model server answered within {timeout:g} s")
+                    refuser = next(
+                        server for server in self._servers if server.name == gated_call.server.name
+                    )
+                    excluded |= {
+                        server.name
+                        for server in self._servers
+                        if not takes_over(server, error, refuser)
+                    }
+        raise decline or last_error or LlmTimeout(f"no model server answered within {timeout:g} s")
 
     async def _take_slot(
         self, request: _ModelRequest, timeout: float, excluded: set[str]
@@ -331,39 +347,41 @@ class ModelClient:
         server can."""
         return set(self._clients) - {each.name for each in self._servers_for(request)}
 
-    async def _give_back(self, gate: LlmGate, gated: _GatedCall) -> None:
+    async def _give_back(self, gate: LlmGate, gated_call: _GatedCall) -> None:
         """Give back the slot of a call that was not made, with its reservation."""
-        if isinstance(gated.admission, Admission):
-            freed = self._account.ended_calls(gated.call, CallCharge())
-            await gate.leave(gated.admission, None, freed)
+        if isinstance(gated_call.admission, Admission):
+            freed_calls = self._account.ended_calls(gated_call.call, CallCharge())
+            await gate.leave(gated_call.admission, None, freed_calls)
 
     async def _ask_hedged(
-        self, gated: _GatedCall, request: _ModelRequest, timeout: float, excluded: set[str]
+        self, gated_call: _GatedCall, request: _ModelRequest, timeout: float, excluded: set[str]
     ) -> Completion:
         """Call the server. If a hot request is late, send it again, and use the answer that begins
         first."""
         hedge_delay = self._hedges.next_hedge_delay() if request.urgency.lane == 0 else None
         if hedge_delay is None:
-            return await self._call(gated, request, timeout)
+            return await self._call(gated_call, request, timeout)
         deadline = time.monotonic() + timeout
-        others = set(self._clients) - excluded - {gated.server.name}
+        other_servers = set(self._clients) - excluded - {gated_call.server.name}
 
         async def first(output: OutputStream) -> Completion:
-            return await self._call(gated, replace(request, output=output), timeout)
+            return await self._call(gated_call, replace(request, output=output), timeout)
 
         async def second(output: OutputStream) -> Completion:
-            excluded_too = excluded | {gated.server.name} if others else excluded
+            excluded_for_second = excluded | {gated_call.server.name} if other_servers else excluded
             slot_timeout = min(HEDGE_SLOT_TIMEOUT, deadline - time.monotonic())
-            second_call = await self._take_slot(request, slot_timeout, excluded_too)
-            left = deadline - time.monotonic()
-            return await self._call(second_call, replace(request, output=output), left)
+            second_call = await self._take_slot(request, slot_timeout, excluded_for_second)
+            seconds_left = deadline - time.monotonic()
+            return await self._call(second_call, replace(request, output=output), seconds_left)
 
         return await self._hedges.race(hedge_delay, request.output, first, second)
 
-    async def _call(self, gated: _GatedCall, request: _ModelRequest, timeout: float) -> Completion:
-        admission, charge, output = gated.admission, CallCharge(), request.output
+    async def _call(
+        self, gated_call: _GatedCall, request: _ModelRequest, timeout: float
+    ) -> Completion:
+        admission, charge, output = gated_call.admission, CallCharge(), request.output
         if isinstance(admission, BudgetRefusal):
-            raise self._account.no_budget_error(admission.no_budget, gated.call.model)
+            raise self._account.no_budget_error(admission.no_budget, gated_call.call.model)
         outcome: CallOutcome | None = None
         failure: LlmUnavailable | InvalidLlmResponse | LlmRefused | None = None
         if output is not None:
@@ -397,7 +415,7 @@ class ModelClient:
             if self._gate is not None:
                 # Also when the job is cancelled: until it is done, other calls wait for the slot,
                 # and can't spend what is reserved.
-                calls = self._account.ended_calls(gated.call, charge)
+                calls = self._account.ended_calls(gated_call.call, charge)
                 is_overload = False
                 if request.record_soon and outcome and outcome.end is CallEnd.ANSWERED:
                     self._gate.leave_answered(admission, outcome, calls)

@@ -40,12 +40,12 @@ from switchyard.services.llm.records.openai_batches import (
 )
 
 MAX_REQUESTS = 50_000
-"""Lines of a batch's input, as of OpenAI's API."""
+"""Lines of a batch's input: OpenAI's API has the same limit."""
 MAX_LINE_BYTES = 2 * 1024 * 1024
 """Bytes of a line. A job's message has a lower limit of its own: above it, the request fails
 alone."""
 MAX_CUSTOM_ID = 512
-"""Characters."""
+"""Longest `custom_id` of a request, in characters."""
 MAX_ERRORS = 100
 """Errors of one input that are reported."""
 
@@ -130,11 +130,11 @@ def check_line_model(
     servers = settings.llm_servers
     if endpoint == EMBEDDINGS_URL and settings.for_embeddings is not None:
         servers += settings.for_embeddings.llm_servers
-    serving = [each for each in servers if isinstance(model, str) and each.serves(model)]
-    if not serving:
+    servers_with_model = [each for each in servers if isinstance(model, str) and each.serves(model)]
+    if not servers_with_model:
         text = f"no server has the model {str(model)[:200]!r}; see GET /v1/models"
         raise InvalidBatchLine("model_not_found", text, "body.model")
-    if endpoint == RESPONSES_URL and not any(each.responses for each in serving):
+    if endpoint == RESPONSES_URL and not any(each.responses for each in servers_with_model):
         raise InvalidBatchLine("responses_not_supported", NO_RESPONSES_SERVER, "body.model")
 
 
@@ -162,22 +162,22 @@ async def check_input(
     number = 0
     lines = raw_lines(storage, storage_key_of(batch.input_file_id))
     async with aclosing(lines) as open_lines:  # type: ignore[type-var]
-        async for raw, next_offset in open_lines:
+        async for raw_line, next_offset in open_lines:
             number += 1
             if number > MAX_REQUESTS:
                 add_error("too_many_tasks", f"at most {MAX_REQUESTS:,} lines", None, None)
             if len(errors) >= MAX_ERRORS or number > MAX_REQUESTS:
                 break
-            if raw is not None and not raw.strip():
+            if raw_line is not None and not raw_line.strip():
                 continue
             try:
-                line = parse_line(raw, number, next_offset, batch.endpoint)
+                line = parse_line(raw_line, number, next_offset, batch.endpoint)
                 check_line_model(settings, line, batch.endpoint, limits)
             except InvalidBatchLine as error:
                 add_error(error.code, str(error), error.param, number)
                 continue
-            if (first := line_numbers.setdefault(line.custom_id, number)) != number:
-                text = f"line {first} has the same custom_id"
+            if (first_number := line_numbers.setdefault(line.custom_id, number)) != number:
+                text = f"line {first_number} has the same custom_id"
                 add_error("duplicate_custom_id", text, "custom_id", number)
     if not line_numbers and not errors:
         add_error("empty_file", "the input has no requests", None, None)
@@ -217,13 +217,13 @@ class BatchInputSource(Source):
                 self.context.storage, storage_key_of(batch.input_file_id), start=start
             )
             async with aclosing(lines) as open_lines:  # type: ignore[type-var]
-                async for raw, next_offset in open_lines:
+                async for raw_line, next_offset in open_lines:
                     number += 1
-                    if raw is not None and not raw.strip():
+                    if raw_line is not None and not raw_line.strip():
                         continue
                     cursor_after = {"byte": next_offset, "line": number}
                     try:
-                        line = parse_line(raw, number, next_offset, batch.endpoint)
+                        line = parse_line(raw_line, number, next_offset, batch.endpoint)
                     except InvalidBatchLine as error:  # the input has changed since it was checked
                         yield Unusable(f"line {number}", str(error), cursor_after)
                         continue

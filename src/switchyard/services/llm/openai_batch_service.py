@@ -1,9 +1,9 @@
 """Batches of the OpenAI-compatible API: made by clients, and run as backfills.
 
 A batch is valid or not as a whole. A valid batch becomes a backfill of the source `openai_batch`,
-so it yields to hot jobs, shares its queue fairly, keeps budgets, and goes through a provider's
-Batch API where one is used. The active scheduler takes each batch from step to step; a step can be
-done again, so a crash repeats one at most.
+so it yields to hot jobs, shares its queue fairly, keeps within budgets, and goes through a
+provider's Batch API where one is used. The active scheduler takes each batch from step to step. A
+step can be repeated; a crash repeats at most one.
 """
 
 from __future__ import annotations
@@ -104,14 +104,14 @@ class OpenAiBatchService:
 
     def new_file(self, owner: str, filename: str, purpose: str) -> OpenAiFile:
         """Make the record of a file that will be written; it is not stored yet."""
-        now, kept_for = self._ledger.clock.time(), self._settings.keep_openai_files
+        now, retention = self._ledger.clock.time(), self._settings.keep_openai_files
         return OpenAiFile(
             id=f"file-{secrets.token_hex(12)}",
             owner=owner,
             filename=filename[:200] or "file.jsonl",
             purpose=purpose,
             created_at=now,
-            expires_at=None if kept_for is None else now + kept_for,
+            expires_at=None if retention is None else now + retention,
             size=None,
         )
 
@@ -189,11 +189,11 @@ class OpenAiBatchService:
         if idempotency_key is not None:
             digest = hashlib.sha256(f"{owner}/{idempotency_key}".encode()).hexdigest()
             batch_id = f"batch_{digest[:32]}"
-            known = await self._repository.batch(batch_id, owner)
-            if known is not None:
-                if (known.endpoint, known.input_file_id) != (endpoint, input_file_id):
+            existing = await self._repository.batch(batch_id, owner)
+            if existing is not None:
+                if (existing.endpoint, existing.input_file_id) != (endpoint, input_file_id):
                     raise InvalidBatch("the Idempotency-Key belongs to another batch")
-                return known
+                return existing
         file = await self.file(input_file_id, owner)
         if file.purpose != "batch":
             raise InvalidBatch(f"{file.id} has the purpose {file.purpose}: a batch needs `batch`")
@@ -229,7 +229,8 @@ class OpenAiBatchService:
         return [await self.with_counts(each) for each in records]
 
     async def with_counts(self, batch: OpenAiBatch) -> OpenAiBatch:
-        """Return the batch with the present counts of its requests, unless it has ended."""
+        """Return the batch with the present counts of its requests; a batch that has ended is
+        returned as it is."""
         if batch.state not in OPEN_STATES or not batch.total:
             return batch
         operation = await self._ledger.bulk.get_bulk(batch.operation_id)
@@ -267,20 +268,20 @@ class OpenAiBatchService:
     async def delete_old(self) -> int:
         """Delete expired files, and the records of ended batches that are older than files may be.
         Returns how many files were deleted. Raises LedgerError, StorageError."""
-        now, kept_for = self._ledger.clock.time(), self._settings.keep_openai_files
-        deleted = 0
-        while old := await self._repository.old_files(
+        now, retention = self._ledger.clock.time(), self._settings.keep_openai_files
+        deleted_count = 0
+        while old_files := await self._repository.old_files(
             now, unwritten_before=now - UNFINISHED_UPLOAD_TTL, limit=DELETE_BATCH_SIZE
         ):
-            for file in old:
+            for file in old_files:
                 await self.discard(file)
-            deleted += len(old)
-        if kept_for is not None:
-            before = now - kept_for
+            deleted_count += len(old_files)
+        if retention is not None:
+            before = now - retention
             await SmallSteps.yielding_to_hot_jobs(self._ledger).remove_all(
                 lambda limit: self._repository.drop_ended_batches(before, limit=limit)
             )
-        return deleted
+        return deleted_count
 
     async def _advance(self, batch: OpenAiBatch) -> None:
         if batch.state is _State.VALIDATING:
@@ -386,7 +387,9 @@ class OpenAiBatchService:
         errors: tuple[Mapping[str, Any], ...] = (),
     ) -> None:
         """Record the outcome of a batch whose requests have all ended, and write its files."""
-        if batch.state is _State.CANCELLING:  # as at OpenAI, until its files are written
+        if (
+            batch.state is _State.CANCELLING
+        ):  # as at OpenAI, it stays so until its files are written
             await self._write_files_and_close(batch, _State.CANCELLED)
             return
         moved = await self._repository.move_batch(
@@ -466,12 +469,12 @@ class OpenAiBatchService:
         number = 0
         lines = raw_lines(self._storage, storage_key_of(batch.input_file_id))
         async with aclosing(lines) as open_lines:  # type: ignore[type-var]
-            async for raw, next_offset in open_lines:
+            async for raw_line, next_offset in open_lines:
                 number += 1
-                if raw is not None and not raw.strip():
+                if raw_line is not None and not raw_line.strip():
                     continue
                 try:
-                    group.append(parse_line(raw, number, next_offset, batch.endpoint))
+                    group.append(parse_line(raw_line, number, next_offset, batch.endpoint))
                 except InvalidBatchLine as error:  # the input was valid when it was checked
                     self._log.error("batch input changed", batch=batch.id, error=str(error))
                 if len(group) == RESULT_BATCH_SIZE:
@@ -488,29 +491,29 @@ class OpenAiBatchService:
         job_id: str,
         end: Mapping[str, Any] | None,
     ) -> tuple[bool, dict[str, Any]]:
-        # Here, as it loads everything that runs jobs.
+        # Imported here, as it loads everything that runs jobs.
         from switchyard.services.llm.llm_queue import LlmResult, LlmStatus
 
-        head: dict[str, Any] = {"id": f"batch_req_{job_id}", "custom_id": line.custom_id}
+        ids: dict[str, Any] = {"id": f"batch_req_{job_id}", "custom_id": line.custom_id}
         if end is not None and end["state"] == State.SUCCEEDED:
             result = LlmResult(job_id, LlmStatus.COMPLETED, end["result"] or {})
             body = answer_of(batch.endpoint, line.body, result)
             response = {"status_code": 200, "request_id": job_id, "body": body}
-            return True, {**head, "response": response, "error": None}
+            return True, {**ids, "response": response, "error": None}
         if end is not None and end["state"] == State.DEAD and end["reason"] != "expired":
             code = REFUSALS.get(end["error_type"])
             status = 502 if code is None else 400
             text = end["error_message"] or "the request failed"
-            return False, {**head, **_failure(job_id, status, code or "model_failed", text)}
-        complaint = None if end is not None else self._why_no_job(batch, line)
-        if complaint is not None:
-            return False, {**head, **_failure(job_id, 400, "invalid", complaint)}
+            return False, {**ids, **_failure(job_id, status, code or "model_failed", text)}
+        problem = None if end is not None else self._reason_against_job(batch, line)
+        if problem is not None:
+            return False, {**ids, **_failure(job_id, 400, "invalid", problem)}
         code, text = _UNASKED_REASONS.get(outcome, _UNASKED_REASONS[_State.COMPLETED])
         if end is not None and end["state"] == State.DEAD:
             code, text = _UNASKED_REASONS[_State.EXPIRED]
-        return False, {**head, "response": None, "error": {"code": code, "message": text}}
+        return False, {**ids, "response": None, "error": {"code": code, "message": text}}
 
-    def _why_no_job(self, batch: OpenAiBatch, line: BatchLine) -> str | None:
+    def _reason_against_job(self, batch: OpenAiBatch, line: BatchLine) -> str | None:
         """Return why a request can't become a job; None if it can."""
         endpoint = ENDPOINTS[batch.endpoint]
         try:

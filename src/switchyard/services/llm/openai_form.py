@@ -40,13 +40,13 @@ class OpenAiEndpoint:
 
     def payload(self, body: Mapping[str, Any], *, fresh: bool = False) -> dict[str, Any]:
         """Return the payload of the job for a request with this body."""
-        known_names = {"model", self.input_name, "stream", "stream_options"}
+        own_names = {"model", self.input_name, "stream", "stream_options"}
         if self.job_type == "create_embeddings":
-            known_names.add("encoding_format")  # the server is asked for numbers
+            own_names.add("encoding_format")  # the server is asked for numbers
         payload: dict[str, Any] = {
             name: body[name] for name in ("model", self.input_name) if name in body
         }
-        payload["extra"] = {name: value for name, value in body.items() if name not in known_names}
+        payload["extra"] = {name: value for name, value in body.items() if name not in own_names}
         payload["fresh"] = fresh
         if self.job_type == "chat_completion":
             # `max_tokens` and `temperature` are in `extra`, as the client has named them.

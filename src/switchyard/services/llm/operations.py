@@ -60,18 +60,18 @@ async def check_model_servers(system: DoctorContext) -> list[Diagnostic]:
     """Check the servers of the settings for repeated failures and long pauses. Returns nothing if
     none was called yet."""
     configured = {each.name for each in system.settings.model_servers}
-    known = [
+    reports = [
         each
         for each in await LlmLedger(system.need_ledger()).slots.llm_servers()
         if each.name in configured
     ]
-    failing = [each for each in known if each.state.failures >= REPORTED_AFTER_FAILURES]
+    failing = [each for each in reports if each.state.failures >= REPORTED_AFTER_FAILURES]
     paused = [
-        each for each in known if each.paused_for >= LONG_PAUSE_SECONDS and each not in failing
+        each for each in reports if each.paused_for >= LONG_PAUSE_SECONDS and each not in failing
     ]
     # Without vision or embeddings the rest goes on; without language models, little does.
-    needed = {each.name for each in system.settings.llm_servers} or configured
-    diagnose = failure if needed <= {each.name for each in failing} else warning
+    needed_names = {each.name for each in system.settings.llm_servers} or configured
+    diagnose = failure if needed_names <= {each.name for each in failing} else warning
     checks = [
         diagnose(
             "model servers",
@@ -96,9 +96,9 @@ async def check_model_servers(system: DoctorContext) -> list[Diagnostic]:
         )
         for each in paused
     ]
-    if checks or not known:
+    if checks or not reports:
         return checks
-    return [ok("model servers", f"{len(known):,} of {len(configured):,} called, and none fails")]
+    return [ok("model servers", f"{len(reports):,} of {len(configured):,} called, and none fails")]
 
 
 async def check_budgets(system: DoctorContext) -> list[Diagnostic]:
@@ -106,13 +106,17 @@ async def check_budgets(system: DoctorContext) -> list[Diagnostic]:
     next call."""
     spending, settings = LlmLedger(system.need_ledger()).spending, system.settings
     open_budgets = await spending.llm_budgets(per_day=settings.llm_budget_per_day)
-    short = [each for each in open_budgets if each.is_short] + await spending.short_key_budgets()
-    if not short:
+    short_budgets = [
+        each for each in open_budgets if each.is_short
+    ] + await spending.short_key_budgets()
+    if not short_budgets:
         return []
-    texts = [f"{each.name}: {format_budget(each, settings.prices.currency)}" for each in short]
+    texts = [
+        f"{each.name}: {format_budget(each, settings.prices.currency)}" for each in short_budgets
+    ]
     remedy = (
         "nothing, if its jobs may wait until the budget begins anew; else raise it: "
-        f"`{short[0].raised_by}`; `jobctl llm spend` shows for what it went"
+        f"`{short_budgets[0].raised_by}`; `jobctl llm spend` shows for what it went"
     )
     detail = f"too little is left for the next call of {first_few(texts)}"
     return [warning("budgets", Finding.BUDGET_SPENT, detail, remedy)]
@@ -141,14 +145,14 @@ async def samples(settings: Settings, ledger: Ledger) -> list[tuple[Metric, Samp
     reports = await repositories.slots.llm_servers()
     spent = await repositories.spending.llm_spent_today()
     budgets = await repositories.spending.llm_budgets(per_day=settings.llm_budget_per_day)
-    batched = await repositories.batches.llm_batch_counts()
+    batch_counts = await repositories.batches.llm_batch_counts()
     return [
         *_server_samples(settings, reports),
         *_spending_samples(settings, spent, budgets),
         (
             names.LLM_BATCHED,
             {
-                (each.name, state.value): batched.get((each.name, state.value), 0)
+                (each.name, state.value): batch_counts.get((each.name, state.value), 0)
                 for each in settings.llm_servers
                 if each.batch
                 for state in ItemState
@@ -163,14 +167,14 @@ def _server_samples(
     """Return the samples of the settings' servers: the ledger may have others, from earlier
     settings."""
     max_calls = {each.name: settings.max_calls(each) for each in settings.model_servers}
-    known = [each for each in reports if each.name in max_calls]
+    configured = [each for each in reports if each.name in max_calls]
     return [
         (
             names.LLM_SERVER_LIMIT,
-            {(each.name,): float(each.state.calls(max_calls[each.name])) for each in known},
+            {(each.name,): float(each.state.calls(max_calls[each.name])) for each in configured},
         ),
-        (names.LLM_SERVER_CALLS, {(each.name,): float(each.in_flight) for each in known}),
-        (names.LLM_SERVER_PAUSED, {(each.name,): each.paused_for for each in known}),
+        (names.LLM_SERVER_CALLS, {(each.name,): float(each.in_flight) for each in configured}),
+        (names.LLM_SERVER_PAUSED, {(each.name,): each.paused_for for each in configured}),
     ]
 
 
@@ -236,20 +240,20 @@ async def record_minute(settings: Settings, ledger: Ledger) -> None:
 
 async def _drop_files(batches: OpenAiBatchService) -> None:
     """Delete files of the OpenAI-compatible API that are too old."""
-    if number := await batches.delete_old():
-        structlog.get_logger("scheduler").info("client files deleted", files=number)
+    if count := await batches.delete_old():
+        structlog.get_logger("scheduler").info("client files deleted", files=count)
 
 
 async def _drop_answers(context: DutyContext) -> None:
     """Delete models' answers and records of cost that are too old, or too many."""
     log = structlog.get_logger("scheduler")
-    if number := await drop_old_answers(context.settings, context.ledger):
-        log.info("model answers deleted", answers=number)
-    if number := await clean_up_spending(context.settings, context.ledger):
-        log.info("cost records deleted", calls=number)
+    if count := await drop_old_answers(context.settings, context.ledger):
+        log.info("model answers deleted", answers=count)
+    if count := await clean_up_spending(context.settings, context.ledger):
+        log.info("cost records deleted", calls=count)
 
 
 async def _drop_unrecorded_answers(context: DutyContext) -> None:
     """Delete files of models' answers that no record names."""
-    if number := await drop_unrecorded_answers(context.settings, context.ledger):
-        structlog.get_logger("scheduler").info("unrecorded model answers deleted", answers=number)
+    if count := await drop_unrecorded_answers(context.settings, context.ledger):
+        structlog.get_logger("scheduler").info("unrecorded model answers deleted", answers=count)

@@ -24,28 +24,28 @@ OWN_SCHEMA_NAME = "switchyard_answer"
 """Name of our own schemas, which may be sent in another form; those of clients are not changed."""
 MAX_REPEATS = 5
 """How often one question is sent again with one more parameter changed."""
-_STATUSES = frozenset({400, 422})
+_REFUSAL_STATUSES = frozenset({400, 422})
 _SCHEMA_STATUSES = frozenset({400, 422, 500, 501})
 """Servers fail over a schema that their grammars do not know."""
 _SCHEMA_WORDS = re.compile(
     r"response_format|output_config|output_format|json_object|schema|grammar", re.IGNORECASE
 )
-_MAX_COMPLAINT = 4_000
+_MAX_ERROR_TEXT = 4_000
 """Characters of a server's error that are searched."""
-_UNSUPPORTED = re.compile(
+_UNSUPPORTED_WORDS = re.compile(
     r"unsupported|not (?:be )?(?:supported?|permitted|allowed|recogni[sz]ed|accepted|available)"
     r"|unrecogni[sz]ed|unknown|unexpected|extra_forbidden|deprecated|instead|fixed|only|must be"
     r"|invalid|cannot|can't|does not",
     re.IGNORECASE,
 )
-_TOO_LONG = re.compile(
+_TOO_LONG_WORDS = re.compile(
     r"context (?:length|window)|too (?:large|long|many|high)|exceed|at most|maximum|less than"
     r"|greater than",
     re.IGNORECASE,
 )
 """Words of errors about a length that is too large, whatever the parameter's name."""
 _MAX_TOKENS_NAMES = ("max_tokens", "max_completion_tokens")
-_LEARNED: Mapping[str, tuple[str | None, tuple[object, ...]]] = {
+_LEARNED_FIELDS: Mapping[str, tuple[str | None, tuple[object, ...]]] = {
     "max_tokens_name": ("is_max_tokens_name_fixed", (None, *_MAX_TOKENS_NAMES)),
     "sends_temperature": ("is_temperature_fixed", (True, False)),
     "sends_stream_options": (None, (True, False)),
@@ -98,7 +98,7 @@ class Parameters:
     def learned(self, server: str) -> str:
         """Return what the refusals and answers of a server have shown, as JSON that is stored for
         other processes. `server` identifies server and model."""
-        values = {name: getattr(self, name) for name in _LEARNED}
+        values = {name: getattr(self, name) for name in _LEARNED_FIELDS}
         return json.dumps({"server": server, **values}, sort_keys=True)
 
     def with_learned(self, learned: str, server: str) -> Parameters:
@@ -111,12 +111,12 @@ class Parameters:
             return self
         if not isinstance(values, dict) or values.get("server") != server:
             return self
-        known = {
+        accepted = {
             name: values[name]
-            for name, (fixed_by, allowed) in _LEARNED.items()
+            for name, (fixed_by, allowed) in _LEARNED_FIELDS.items()
             if values.get(name) in allowed and not (fixed_by and getattr(self, fixed_by))
         }
-        return replace(self, **known)
+        return replace(self, **accepted)
 
     def body(self, chat: Mapping[str, Any]) -> dict[str, Any]:
         """Return the body for a chat with these parameters."""
@@ -144,17 +144,17 @@ class Parameters:
     def after(self, error: openai.APIStatusError, chat: Mapping[str, Any]) -> Parameters | None:
         """Return the parameters to try after an error; None if it is not about a parameter that can
         be changed."""
-        complaint = str(error.body or error.message)[:_MAX_COMPLAINT]
-        if self._is_about_schema(error.status_code, complaint, chat):
+        error_text = str(error.body or error.message)[:_MAX_ERROR_TEXT]
+        if self._is_about_schema(error.status_code, error_text, chat):
             index = SCHEMA_FORMATS.index(self.schema_format)
             return replace(self, schema_format=SCHEMA_FORMATS[index + 1])
-        if error.status_code not in _STATUSES:
+        if error.status_code not in _REFUSAL_STATUSES:
             return None
         param = error.param if isinstance(error.param, str) else ""
 
         def is_about(name: str) -> bool:
-            named = param == name or re.search(rf"\b{name}\b", complaint) is not None
-            return named and _UNSUPPORTED.search(complaint) is not None
+            is_named = param == name or re.search(rf"\b{name}\b", error_text) is not None
+            return is_named and _UNSUPPORTED_WORDS.search(error_text) is not None
 
         sent_name = self.max_tokens_name or next(
             (each for each in _MAX_TOKENS_NAMES if each in chat), None
@@ -164,9 +164,12 @@ class Parameters:
             and not self.is_max_tokens_name_fixed
             and any(name in chat for name in _MAX_TOKENS_NAMES)
             and is_about(sent_name)
-            and (_other(sent_name) in complaint or not _TOO_LONG.search(complaint))
+            and (
+                _other_max_tokens_name(sent_name) in error_text
+                or not _TOO_LONG_WORDS.search(error_text)
+            )
         ):
-            return replace(self, max_tokens_name=_other(sent_name))
+            return replace(self, max_tokens_name=_other_max_tokens_name(sent_name))
         sends_temperature = self.sends_temperature and "temperature" in chat
         if sends_temperature and not self.is_temperature_fixed and is_about("temperature"):
             return replace(self, sends_temperature=False)
@@ -180,10 +183,10 @@ class Parameters:
     def is_clear(error: openai.APIStatusError) -> bool:
         """Return whether an error says what it is about. An error that does not (500) may be a
         passing failure that has nothing to do with the request."""
-        complaint = str(error.body or error.message)[:_MAX_COMPLAINT]
-        return error.status_code < 500 or _SCHEMA_WORDS.search(complaint) is not None
+        error_text = str(error.body or error.message)[:_MAX_ERROR_TEXT]
+        return error.status_code < 500 or _SCHEMA_WORDS.search(error_text) is not None
 
-    def _is_about_schema(self, status: int, complaint: str, chat: Mapping[str, Any]) -> bool:
+    def _is_about_schema(self, status: int, error_text: str, chat: Mapping[str, Any]) -> bool:
         """Return whether an error may be about the form of our schema. A server that fails over a
         schema answers 500, with any message."""
         if (
@@ -196,16 +199,16 @@ class Parameters:
         if status >= 500:
             return True
         return (
-            _SCHEMA_WORDS.search(complaint) is not None
-            and _UNSUPPORTED.search(complaint) is not None
+            _SCHEMA_WORDS.search(error_text) is not None
+            and _UNSUPPORTED_WORDS.search(error_text) is not None
         )
 
 
 def _has_own_schema(chat: Mapping[str, Any]) -> bool:
-    form = chat.get("response_format")
-    schema = form.get("json_schema") if isinstance(form, dict) else None
+    response_format = chat.get("response_format")
+    schema = response_format.get("json_schema") if isinstance(response_format, dict) else None
     return isinstance(schema, dict) and schema.get("name") == OWN_SCHEMA_NAME
 
 
-def _other(name: str) -> str:
+def _other_max_tokens_name(name: str) -> str:
     return _MAX_TOKENS_NAMES[1] if name == _MAX_TOKENS_NAMES[0] else _MAX_TOKENS_NAMES[0]

@@ -59,7 +59,7 @@ class ResponseStreamReader:
     passed on with it: sent on their own, they would delay that piece."""
     on_token: Callable[[], None] = lambda: None
     """Called for each piece of output."""
-    _held: list[str] = field(default_factory=list)
+    _held_lines: list[str] = field(default_factory=list)
     _has_output: bool = False
     _has_events: bool = False
 
@@ -95,13 +95,13 @@ class ResponseStreamReader:
     def _pass_on(self, kind: str, event: dict[str, Any]) -> None:
         if kind == CREATED:
             response = event.get("response")
-            short = {name: field_of(response, name) for name in _SHORT_FIELDS}
-            event = {"type": kind, "response": {**short, "output": []}}
+            short_response = {name: field_of(response, name) for name in _SHORT_FIELDS}
+            event = {"type": kind, "response": {**short_response, "output": []}}
         line = json.dumps(encodable_answer(event)) + "\n"
         if kind.endswith(".delta"):
             self.on_token()
         self._has_output = self._has_output or kind.endswith((".delta", ".done"))
-        self._held.append(line)
+        self._held_lines.append(line)
         if self._has_output:
-            self.on_line("".join(self._held))
-            self._held.clear()
+            self.on_line("".join(self._held_lines))
+            self._held_lines.clear()

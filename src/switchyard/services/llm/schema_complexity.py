@@ -1,6 +1,6 @@
 """Refuse JSON Schemas from outside that would cost a validator too much.
 
-A schema of one kilobyte can take a validator longer than the world lasts: references to references,
+A schema of one kilobyte can keep a validator busy for ever: references to references,
 each followed twice, double its work with every line. Such a schema is refused before it is
 compiled. What validating an answer may cost is bounded in `services/llm/structured_answers.py`.
 """
@@ -82,10 +82,10 @@ class _SchemaComplexity:
             known[id(part)] = None
             total: int | None = 1
             for each in (*self._parts_in_place(part), *_used_deeper_parts(part)):
-                more = self.count_with_references(each, level + 1, known)
-                if more is None or total is None:
+                below = self.count_with_references(each, level + 1, known)
+                if below is None or total is None:
                     return None
-                total += more
+                total += below
             known[id(part)] = total
         return known.get(id(part))
 
@@ -95,13 +95,13 @@ class _SchemaComplexity:
             return 1
         if level > MAX_LEVELS:
             raise ValueError(f"a JSON Schema may have {MAX_LEVELS} levels")
-        known = self._counted.get(id(part), 0)  # 0: not counted yet
-        if known is None:
+        counted = self._counted.get(id(part), 0)  # 0: not counted yet
+        if counted is None:
             raise ValueError(
                 "a part of the JSON Schema refers to itself without going deeper into the answer"
             )
-        if known:
-            return known
+        if counted:
+            return counted
         self._counted[id(part)] = None
         parts = 1 + sum(self._count(each, level + 1) for each in self._parts_in_place(part))
         if parts > MAX_PARTS:

@@ -74,8 +74,8 @@ class LlmAnswerRepository(Repository):
     def release_answer_claim(self, connection: Connection, key: str, holder: str) -> None:
         """Release the claim of `holder`: others may ask now."""
         condition = (llm_answers.c.key == key) & (llm_answers.c.holder == holder)
-        unanswered = condition & llm_answers.c.created_at.is_(None)
-        connection.execute(delete(llm_answers).where(unanswered))
+        is_unanswered = condition & llm_answers.c.created_at.is_(None)
+        connection.execute(delete(llm_answers).where(is_unanswered))
         connection.execute(
             update(llm_answers).where(condition).values(holder=None, lease_until=None)
         )
@@ -96,11 +96,11 @@ class LlmAnswerRepository(Repository):
         after: AnswersExamined | None,
         limit: int,
     ) -> AnswersExamined:
-        """Examine the next `limit` answers after those of `after`, the last used first, and find
-        superfluous ones: answers older than `max_age` seconds, and of the others the least recently
-        used, so that `max_bytes` are left at most."""
+        """Examine the next `limit` answers behind those of `after`, the most recently used first,
+        and find superfluous ones: answers older than `max_age` seconds, and the least recently used
+        of the others, so that at most `max_bytes` bytes are kept."""
         watch = Stopwatch(connection)
-        oldest = db_now(connection) - max_age
+        min_created_at = db_now(connection) - max_age
         used_at, key = llm_answers.c.used_at, llm_answers.c.key
         query = select(used_at, key, llm_answers.c.created_at, llm_answers.c.size).where(
             used_at.is_not(None)
@@ -114,12 +114,12 @@ class LlmAnswerRepository(Repository):
         rows = connection.execute(query.order_by(used_at.desc(), key.desc()).limit(limit)).all()
         superfluous: dict[str, float] = {}
         for row in rows:
-            is_old = row.created_at <= oldest
+            is_old = row.created_at <= min_created_at
             kept_bytes += 0 if is_old else row.size
             if is_old or kept_bytes > max_bytes:
                 superfluous[row.key] = row.used_at
-        last = (rows[-1].used_at, rows[-1].key) if len(rows) == limit else None
-        return AnswersExamined(superfluous, kept_bytes, last, watch.seconds())
+        last_position = (rows[-1].used_at, rows[-1].key) if len(rows) == limit else None
+        return AnswersExamined(superfluous, kept_bytes, last_position, watch.seconds())
 
     @write
     def drop_llm_answers(
@@ -150,10 +150,12 @@ class LlmAnswerRepository(Repository):
     def drop_dead_claims(self, connection: Connection, *, limit: int) -> Removal:
         """Delete up to `limit` claims of processes that died before they had an answer."""
         watch = Stopwatch(connection)
-        oldest = db_now(connection) - DEAD_CLAIM_AGE
-        dead = llm_answers.c.used_at.is_(None) & (llm_answers.c.lease_until < oldest)
-        batch = select(llm_answers.c.key).where(dead).limit(limit)
-        deleted = connection.execute(delete(llm_answers).where(llm_answers.c.key.in_(batch), dead))
+        min_lease_until = db_now(connection) - DEAD_CLAIM_AGE
+        is_dead = llm_answers.c.used_at.is_(None) & (llm_answers.c.lease_until < min_lease_until)
+        dead_keys = select(llm_answers.c.key).where(is_dead).limit(limit)
+        deleted = connection.execute(
+            delete(llm_answers).where(llm_answers.c.key.in_(dead_keys), is_dead)
+        )
         removed = Counter({"llm_answers": deleted.rowcount})
         return Removal(removed, deleted.rowcount < limit, watch.seconds())
 
@@ -179,15 +181,16 @@ def claim_answer(
             "holder": request.holder,
             "now": row.now,
             "until": row.now + request.ttl,
-            # A lease that ends later was written while the database's clock was ahead: free.
+            # A lease that ends later was written while the database's clock was ahead: it does not
+            # count.
             "latest": latest_end(row.now, request.ttl),
         },
     )
     return LeaseAcquired() if claim.first() is not None else LeaseHeld()
 
 
-# The statements of every call are constant text: to build and look up an expression takes longer
-# than to run it.
+# Statements that run for every call are constant text: building an expression takes longer than
+# running it.
 
 
 def _select_answer(connection: Connection) -> TextClause:

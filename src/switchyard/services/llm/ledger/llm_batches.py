@@ -2,8 +2,8 @@
 the jobs that wait for them. All times are the database's own.
 
 A question is in one batch at a time, and a batch is in the ledger, with its questions chosen,
-before the provider hears of it: whoever goes on after a crash knows what may have been sent.
-"""
+before the provider hears of it: a process that goes on after a crash knows what may have been
+sent."""
 
 from __future__ import annotations
 
@@ -90,12 +90,12 @@ class LlmBatchRepository(Repository):
         first to ask it."""
         condition = (waits.key == key) & (waits.job_id == job_id)
         connection.execute(delete(llm_batch_waits).where(condition))
-        ended = (items.key == key) & items.state.in_(ENDED_STATES)
-        row = connection.execute(select(items.state, items.call).where(ended)).one_or_none()
+        has_ended = (items.key == key) & items.state.in_(ENDED_STATES)
+        row = connection.execute(select(items.state, items.call).where(has_ended)).one_or_none()
         if row is None:
             return False
-        others = exists().where(waits.key == key)
-        connection.execute(delete(llm_batch_items).where(ended, ~others))
+        has_other_waits = exists().where(waits.key == key)
+        connection.execute(delete(llm_batch_items).where(has_ended, ~has_other_waits))
         is_first = json.loads(row.call)["asked_by"]["job_id"] == job_id
         return bool(is_first and row.state == ItemState.ANSWERED)
 
@@ -240,13 +240,13 @@ class LlmBatchRepository(Repository):
     def open_llm_questions(self, connection: Connection, batch: LlmBatch) -> dict[str, BatchItem]:
         """Return a batch's questions that are not done, by key; none if the batch is no longer in
         the state in which it was read."""
-        query = select(llm_batch_items).where(_open_in(batch)).order_by(items.key)
+        query = select(llm_batch_items).where(_is_open_in(batch)).order_by(items.key)
         return {row.key: _item_of(row) for row in connection.execute(query)}
 
     async def finish_llm_question(self, key: str, batch: LlmBatch, state: ItemState) -> bool:
         """Record that one of a batch's questions is done: answered, or to be asked live. Returns
         False if it was done before, or the batch is no longer in the state in which it was read."""
-        condition = (items.key == key) & _open_in(batch)
+        condition = (items.key == key) & _is_open_in(batch)
         return await self._execute_update(
             update(llm_batch_items).where(condition).values(state=state.value)
         )
@@ -289,19 +289,22 @@ class LlmBatchRepository(Repository):
         questions that were never sent: their reservations are to be ended.
         """
         watch = Stopwatch(connection)
-        old = db_now(connection) - max_age
+        min_created_at = db_now(connection) - max_age
         removed: Counter[str] = Counter()
-        unwanted = (items.created_at < old) & (items.state != ItemState.SENT)
-        unwanted_keys = select(items.key).where(unwanted).limit(limit)
+        is_unwanted = (items.created_at < min_created_at) & (items.state != ItemState.SENT)
+        unwanted_keys = select(items.key).where(is_unwanted).limit(limit)
         deleted = connection.execute(
             delete(llm_batch_items)
-            .where(items.key.in_(unwanted_keys), unwanted)
+            .where(items.key.in_(unwanted_keys), is_unwanted)
             .returning(items.state, items.call)
         ).all()
         removed["llm_batch_items"] = len(deleted)
         for key, condition in (
             (waits.key, ~exists().where(items.key == waits.key)),
-            (batches.id, (batches.created_at < old) & (batches.state == BatchState.DONE)),
+            (
+                batches.id,
+                (batches.created_at < min_created_at) & (batches.state == BatchState.DONE),
+            ),
         ):
             keys = select(key).where(condition).limit(limit)
             removal = connection.execute(delete(key.table).where(key.in_(keys), condition))
@@ -327,11 +330,11 @@ def _add_wait(connection: Connection, key: str, job_id: str) -> None:
     )
 
 
-def _open_in(batch: LlmBatch) -> ColumnElement[bool]:
+def _is_open_in(batch: LlmBatch) -> ColumnElement[bool]:
     """Return the condition for questions of a batch that are not done, while the batch is in the
     state in which it was read."""
-    as_read = exists().where(batches.id == batch.id, batches.state == batch.state.value)
-    return and_(items.batch_id == batch.id, items.state == ItemState.SENT, as_read)
+    is_in_state_read = exists().where(batches.id == batch.id, batches.state == batch.state.value)
+    return and_(items.batch_id == batch.id, items.state == ItemState.SENT, is_in_state_read)
 
 
 def _item_of(row: Row[Any]) -> BatchItem:

@@ -87,9 +87,9 @@ class LlmSlotRepository(Repository):
         and while a hot call waits, in whichever process, others get none. `first_limit` is the
         limit of a server that was never called; `max_limit` is the settings' maximum."""
         if claim is not None:
-            claimed = claim_answer(connection, claim)
-            if isinstance(claimed, CacheHit | LeaseHeld):
-                return claimed
+            answer_claim = claim_answer(connection, claim)
+            if isinstance(answer_claim, CacheHit | LeaseHeld):
+                return answer_claim
         state = _lock_server(connection, server, first_limit)
         slots = _count_slots(connection, server)
         now, in_flight = slots.now, slots.live
@@ -160,14 +160,14 @@ class LlmSlotRepository(Repository):
             .values(expires_at=until)
             .returning(llm_slots.c.id)
         )
-        lost = held.keys() - set(renewed.scalars())
-        if lost:
+        lost_slots = held.keys() - set(renewed.scalars())
+        if lost_slots:
             values = [
                 {"id": slot, "server": held[slot], "holder": holder, "expires_at": until}
-                for slot in sorted(lost)
+                for slot in sorted(lost_slots)
             ]
             connection.execute(insert_into(connection, llm_slots).values(values))
-        return lost
+        return lost_slots
 
     @write
     def release_llm_slots(self, connection: Connection, holder: str) -> None:
@@ -192,32 +192,32 @@ class LlmSlotRepository(Repository):
     def end_llm_pause(self, connection: Connection, server: str) -> PauseEnded | None:
         """End a server's pause. Jobs that wait in a delay for any server become pending, so that
         the scheduler publishes them. The delayed copy of each is still on the broker; the second of
-        the two copies to arrive is dropped. Jobs that need another server go back to wait. Returns
-        None if no server of this name was called."""
+        the two copies to arrive is dropped. Jobs that need another server begin to wait again.
+        Returns None if no server of this name was called."""
         server_query = select(llm_servers.c.name).where(llm_servers.c.name == server)
         if connection.scalar(server_query) is None:
             return None
         state, now = _lock_server(connection, server, 1), db_now(connection)
         if _state_at(state, now).paused_until <= now:
             return PauseEnded(0.0, 0)
-        changed = replace(state, paused_until=0.0)
-        _store(connection, server, changed, now)
-        record_pause_change(connection, server, state, changed, now)
+        resumed_state = replace(state, paused_until=0.0)
+        _store(connection, server, resumed_state, now)
+        record_pause_change(connection, server, state, resumed_state, now)
         wake_jobs = update(jobs).where(*_IS_DELAYED).values(state=State.PENDING, claim_id=None)
         return PauseEnded(state.paused_until - now, connection.execute(wake_jobs).rowcount)
 
     @read
     def waiting_outside_queues(self, connection: Connection, worker: str) -> WaitingOutsideQueues:
-        """Count the jobs of a kind of worker that wait for servers outside of its queues. Calls of
-        other kinds of workers are taken for calls of this one: where there are any, the number of
-        those in workers is too low."""
-        of_kind = jobs.c.worker == worker
-        running = select(func.count()).where(of_kind, jobs.c.state == State.RUNNING)
+        """Count the jobs of a kind of worker that wait for servers outside of its queues. Calls by
+        other kinds of workers are counted as calls by this one: where there are any, `in_workers`
+        is too low."""
+        is_of_kind = jobs.c.worker == worker
+        running = select(func.count()).where(is_of_kind, jobs.c.state == State.RUNNING)
         calls = select(func.count()).where(_is_live(db_now(connection)))
-        delayed = select(jobs.c.id).where(of_kind, *_IS_DELAYED).limit(MAX_COUNTED).subquery()
-        in_workers = (connection.scalar(running) or 0) - (connection.scalar(calls) or 0)
+        delayed = select(jobs.c.id).where(is_of_kind, *_IS_DELAYED).limit(MAX_COUNTED).subquery()
+        waiting_in_workers = (connection.scalar(running) or 0) - (connection.scalar(calls) or 0)
         number_delayed = connection.scalar(select(func.count()).select_from(delayed)) or 0
-        return WaitingOutsideQueues(max(0, in_workers), number_delayed)
+        return WaitingOutsideQueues(max(0, waiting_in_workers), number_delayed)
 
     @read
     def waiting_for_servers(
@@ -227,25 +227,25 @@ class LlmSlotRepository(Repository):
         unless each of `servers` stays paused for more than `min_pause` seconds: the jobs come back
         soon if one does not."""
         now = db_now(connection)
-        paused = select(func.count()).where(
+        paused_count = select(func.count()).where(
             llm_servers.c.name.in_(servers),
             llm_servers.c.paused_until > now + min_pause,
             llm_servers.c.paused_until <= latest_end(now, MAX_PAUSE * PAUSE_SPREAD),
         )
-        if not servers or connection.scalar(paused) != len(servers):
+        if not servers or connection.scalar(paused_count) != len(servers):
             return {}
-        waiting = (
+        delayed_jobs = (
             select(jobs.c.lane)
             .where(jobs.c.worker == worker, *_IS_DELAYED)
             .limit(MAX_COUNTED)
             .subquery()
         )
-        counts = select(waiting.c.lane, func.count()).group_by(waiting.c.lane)
+        counts = select(delayed_jobs.c.lane, func.count()).group_by(delayed_jobs.c.lane)
         return {row[0]: int(row[1]) for row in connection.execute(counts)}
 
 
-# The statements of every call are constant text: to build and look up an expression takes longer
-# than to run it.
+# Statements that run for every call are constant text: building an expression takes longer than
+# running it.
 _INSERT_SLOT = text(
     "INSERT INTO llm_slots (id, server, holder, expires_at) "
     "VALUES (:id, :server, :holder, :expires_at)"
@@ -270,9 +270,9 @@ def _end_slot(
         state = _lock_server(connection, server, 1)
         slots = _count_slots(connection, server)
         now = slots.now
-        changed = change(_state_at(state, now), slots.total, now)
-        _store(connection, server, changed, now)
-        record_pause_change(connection, server, state, changed, now)
+        next_state = change(_state_at(state, now), slots.total, now)
+        _store(connection, server, next_state, now)
+        record_pause_change(connection, server, state, next_state, now)
     elif calls:
         now = db_now(connection)
     connection.execute(_DELETE_SLOT, {"id": slot})
@@ -285,12 +285,12 @@ def _count_slots(connection: Connection, server: str) -> Row[Any]:
     has locked the server's row, so no slot is taken meanwhile."""
     statement = text(
         "SELECT clock.now, count(id) AS total, "
-        "count(CASE WHEN expires_at > clock.now AND expires_at <= clock.now + :most THEN 1 END) "
+        "count(CASE WHEN expires_at > clock.now AND expires_at <= clock.now + :max_ttl THEN 1 END) "
         "AS live "
         f"FROM (SELECT {now_sql(connection)} AS now) AS clock "
         "LEFT JOIN llm_slots ON server = :server GROUP BY clock.now"
     )
-    values = {"server": server, "most": latest_end(0.0, SLOT_TTL)}
+    values = {"server": server, "max_ttl": latest_end(0.0, SLOT_TTL)}
     return connection.execute(statement, values).one()
 
 
@@ -309,7 +309,7 @@ def _lock_server(connection: Connection, server: str, first_limit: float) -> Llm
     )
     row = connection.execute(query, {"name": server}).one_or_none()
     if row is None:
-        new = {
+        first_row = {
             "name": server,
             "limit": first_limit,
             "pace": "{}",
@@ -317,7 +317,7 @@ def _lock_server(connection: Connection, server: str, first_limit: float) -> Llm
             "failures": 0,
         }
         connection.execute(
-            insert_into(connection, llm_servers).values(**new).on_conflict_do_nothing()
+            insert_into(connection, llm_servers).values(**first_row).on_conflict_do_nothing()
         )
         row = connection.execute(query, {"name": server}).one()
     return _state_of(row)

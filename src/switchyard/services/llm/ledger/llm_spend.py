@@ -58,13 +58,14 @@ _SUMS: Columns = {  # columns of an account that add up its calls
     "saved": "double precision",
 }
 _ACCOUNT: Columns = {"key": "text", "day": "text", **_SUMS}
-_GROUPED_BY = {
+_COLUMN_BY_GROUPING = {
     "type": "job_type",
     "document": "document_id",
     "job": "job_id",
     "backfill": "backfill_id",
 }
-"""Column of `llm_calls` for each grouping (`SpentBy`) whose name is not the column's."""
+"""Column of `llm_calls` by the grouping (`SpentBy`), for groupings that have another name than
+their column."""
 
 
 class LlmSpendRepository(Repository):
@@ -102,17 +103,17 @@ class LlmSpendRepository(Repository):
         died."""
         watch = Stopwatch(connection)
         now = db_now(connection)
-        lost = (
+        lost_query = (
             select(llm_calls)
             .where(llm_calls.c.state == CallState.OPEN, llm_calls.c.at < now - LOST_AFTER)
             .limit(limit)
             .with_for_update(skip_locked=True)
         )
-        rows = connection.execute(lost).all()
+        rows = connection.execute(lost_query).all()
         for row in rows:
             cost = row.cost or 0.0
-            added = {"reserved": -cost, "spent": cost, "calls": 1}
-            _add_to_accounts(connection, _account_keys_of_row(row), row.day, added)
+            changes = {"reserved": -cost, "spent": cost, "calls": 1}
+            _add_to_accounts(connection, _account_keys_of_row(row), row.day, changes)
             condition = llm_calls.c.id == row.id
             connection.execute(
                 update(llm_calls).where(condition).values(state=CallState.UNSURE.value)
@@ -124,11 +125,11 @@ class LlmSpendRepository(Repository):
         """Return the budgets of today and of all backfills that have one and have not ended."""
         today = f"day:{_day_at(db_now(connection))}"
         limits = {} if per_day is None else {today: per_day}
-        with_budget = select(bulk_operations.c.id, bulk_operations.c.budget).where(
+        backfill_query = select(bulk_operations.c.id, bulk_operations.c.budget).where(
             bulk_operations.c.budget.is_not(None),
             bulk_operations.c.state.not_in([each.value for each in ENDED]),
         )
-        limits |= {f"backfill:{row.id}": row.budget for row in connection.execute(with_budget)}
+        limits |= {f"backfill:{row.id}": row.budget for row in connection.execute(backfill_query)}
         accounts = select(llm_accounts).where(llm_accounts.c.key.in_(limits))
         rows = {row.key: row for row in connection.execute(accounts)}
         return [_budget_state(rows.get(key), limit, key) for key, limit in limits.items()]
@@ -150,8 +151,8 @@ class LlmSpendRepository(Repository):
 
     @read
     def short_key_budgets(self, connection: Connection) -> list[BudgetState]:
-        """Return the budgets of API keys that have too little left for the last call for which they
-        were asked, or nothing."""
+        """Return the budgets of API keys that had too little left for the last call that needed
+        them, or that have nothing left."""
         day = _day_at(db_now(connection))
         query = select(api_keys.c.id, api_keys.c.limits).where(
             api_keys.c.limits.is_not(None), api_keys.c.revoked_at.is_(None)
@@ -209,7 +210,7 @@ class LlmSpendRepository(Repository):
         groups. Days come in their order, other groups with the most expensive first."""
         query = _spend_query(by).limit(limit)
         if names is not None:
-            query = query.where(llm_calls.c[_GROUPED_BY.get(by, by)].in_(names))
+            query = query.where(llm_calls.c[_COLUMN_BY_GROUPING.get(by, by)].in_(names))
         if since is not None:
             query = query.where(llm_calls.c.day >= since)
         if until is not None:
@@ -225,8 +226,8 @@ class LlmSpendRepository(Repository):
         removed: Counter[str] = Counter()
         for key in (llm_calls.c.id, llm_accounts.c.key):
             table = key.table
-            old = select(key).where(table.c.day < day).limit(limit)
-            deleted = connection.execute(delete(table).where(key.in_(old), table.c.day < day))
+            old_keys = select(key).where(table.c.day < day).limit(limit)
+            deleted = connection.execute(delete(table).where(key.in_(old_keys), table.c.day < day))
             removed[table.name] = deleted.rowcount
         is_complete = all(number < limit for number in removed.values())
         return Removal(+removed, is_complete, watch.seconds())
@@ -268,18 +269,20 @@ def reserve_call(
 def settle_call(connection: Connection, call: LlmCall, now: float) -> None:
     """Do what `LlmSpendRepository.settle_llm_call` does, within a transaction."""
     day = _day_at(now)
-    known = None
+    existing = None
     # Most calls have no record yet: nothing was reserved for them.
     if call.state is CallState.FREE or not _insert_call(connection, call, now, day):
         query = select(llm_calls).where(llm_calls.c.id == call.id).with_for_update()
-        known = connection.execute(query).one_or_none()
-        if known is None or known.state not in (CallState.OPEN, CallState.UNSURE):
+        existing = connection.execute(query).one_or_none()
+        if existing is None or existing.state not in (CallState.OPEN, CallState.UNSURE):
             return
     keys = _account_keys_of_call(call, day)
-    added: dict[str, float] = {}
-    if known is not None:
-        day, keys = known.day, _account_keys_of_row(known)
-        added["reserved" if known.state == CallState.OPEN else "spent"] = -(known.cost or 0.0)
+    changes: dict[str, float] = {}
+    if existing is not None:
+        day, keys = existing.day, _account_keys_of_row(existing)
+        changes["reserved" if existing.state == CallState.OPEN else "spent"] = -(
+            existing.cost or 0.0
+        )
         condition = llm_calls.c.id == call.id
         if call.state is CallState.FREE:
             connection.execute(delete(llm_calls).where(condition))
@@ -288,13 +291,13 @@ def settle_call(connection: Connection, call: LlmCall, now: float) -> None:
             connection.execute(update(llm_calls).where(condition).values(values))
     if call.state is not CallState.FREE:
         column = "saved" if call.state is CallState.SAVED else "spent"
-        added[column] = added.get(column, 0.0) + (call.cost or 0.0)
-        # A call that was taken for lost was counted then.
-        if known is None or known.state == CallState.OPEN:
-            added["saved_calls" if call.state is CallState.SAVED else "calls"] = 1
+        changes[column] = changes.get(column, 0.0) + (call.cost or 0.0)
+        # A call that counted as lost is already in the numbers.
+        if existing is None or existing.state == CallState.OPEN:
+            changes["saved_calls" if call.state is CallState.SAVED else "calls"] = 1
         if call.state is not CallState.SAVED:
-            added |= {"unpriced_calls": int(call.cost is None), **_tokens(call)}
-    _add_to_accounts(connection, keys, day, added)
+            changes |= {"unpriced_calls": int(call.cost is None), **_tokens(call)}
+    _add_to_accounts(connection, keys, day, changes)
 
 
 _KEY_LIMITS = text("SELECT limits FROM api_keys WHERE id = :id")
@@ -328,18 +331,18 @@ def _lock_accounts(connection: Connection, keys: Iterable[str], day: str) -> dic
 
 
 def _add_to_accounts(
-    connection: Connection, keys: Iterable[str], day: str, added: Mapping[str, float]
+    connection: Connection, keys: Iterable[str], day: str, amounts: Mapping[str, float]
 ) -> None:
     """Add the same amounts to each account, and lock the rows until the end of the transaction, in
     the same order in all processes."""
     dialect = connection.dialect.name
-    sums = [added.get(name, 0) for name in _SUMS]
+    sums = [amounts.get(name, 0) for name in _SUMS]
     rows = [[key, _day_of_account(key, day), *sums] for key in sorted(keys)]
     connection.execute(_add_statement(dialect), rows_parameters(dialect, _ACCOUNT, rows))
 
 
 def _add_statement(dialect: str) -> TextClause:
-    # Constant text: to build and look up an expression takes longer than to run it.
+    # Constant text: building an expression takes longer than running it.
     names = ", ".join(_ACCOUNT)
     changes = ", ".join(f"{name} = llm_accounts.{name} + excluded.{name}" for name in _SUMS)
     return text(
@@ -358,8 +361,8 @@ def _day_of_account(key: str, day: str) -> str | None:
 
 
 def _is_monthly(account: str) -> bool:
-    kind, _, rest = account.partition(":")
-    return kind == "key" and rest.rpartition("/")[2].count("-") == 1
+    kind, _, id_and_period = account.partition(":")
+    return kind == "key" and id_and_period.rpartition("/")[2].count("-") == 1
 
 
 def _update_accounts(
@@ -430,8 +433,8 @@ def _account_keys(provider: str, backfill: str | None, source: str | None, day: 
 
 def api_key_id_of(source: str | None) -> str | None:
     """Return the id of the API key that published jobs of a source; None for other sources."""
-    kind, _, rest = (source or "").partition(":")
-    return rest.partition("/")[0] or None if kind == "api" else None
+    kind, _, key_id_and_name = (source or "").partition(":")
+    return key_id_and_name.partition("/")[0] or None if kind == "api" else None
 
 
 def _api_key_account_keys(key_id: str, day: str) -> list[str]:
@@ -470,7 +473,7 @@ def _round_off(reserved: float) -> float:
 
 def _spend_query(by: SpentBy) -> Any:
     calls = llm_calls.c
-    name = calls[_GROUPED_BY.get(by, by)]
+    name = calls[_COLUMN_BY_GROUPING.get(by, by)]
     is_saved = calls.state == CallState.SAVED
 
     def count(condition: Any) -> Any:

@@ -15,8 +15,8 @@ llm_servers = Table(
     "llm_servers",
     metadata,
     Column("name", Text, primary_key=True),
-    # Calls that it may get at once, and the state of the policy that chooses this number, JSON in
-    # `pace`.
+    # Calls that it may get at once. `pace`: the state of the policy that chooses this number,
+    # JSON.
     Column("limit", Double, nullable=False),
     Column("paused_until", Double, nullable=False),
     Column("pause_reason", Text),
@@ -49,7 +49,7 @@ llm_minutes = Table(
     # End of the minute.
     Column("at", Double, primary_key=True),
     Column("server", Text, primary_key=True),
-    # Calls that it might get at once, and those that it had, at that time.
+    # Calls that it was allowed at once, and calls that it had, at that time.
     Column("calls_allowed", Integer, nullable=False),
     Column("in_flight", Integer, nullable=False),
 )
@@ -132,7 +132,7 @@ llm_batch_waits = Table(
     metadata,
     Column("key", Text, primary_key=True),
     Column("job_id", Text, primary_key=True),
-    Column("called_at", Double, nullable=False),  # when its job was last woken; 0: not yet
+    Column("called_at", Double, nullable=False),  # when the job was last woken; 0: not yet
 )
 
 

@@ -86,7 +86,7 @@ class OpenAiBatchRepository(Repository):
         query = select(openai_files).where(files.owner == owner, files.size.is_not(None))
         if purpose is not None:
             query = query.where(files.purpose == purpose)
-        query = _page(query, openai_files, owner, newest_first, after, limit)
+        query = _page_query(query, openai_files, owner, newest_first, after, limit)
         return [_file_of(row) for row in connection.execute(query)]
 
     @write
@@ -108,11 +108,11 @@ class OpenAiBatchRepository(Repository):
     ) -> list[OpenAiFile]:
         """List files that no open batch reads and that have expired by `now`, or are unfinished and
         were created before `unwritten_before`."""
-        unwritten = files.size.is_(None) & (files.created_at < unwritten_before)
-        reading = select(batches.input_file).where(batches.state.in_(_OPEN))
+        is_unwritten = files.size.is_(None) & (files.created_at < unwritten_before)
+        read_files = select(batches.input_file).where(batches.state.in_(_OPEN))
         query = (
             select(openai_files)
-            .where(or_(files.expires_at <= now, unwritten), files.id.not_in(reading))
+            .where(or_(files.expires_at <= now, is_unwritten), files.id.not_in(read_files))
             .limit(limit)
         )
         return [_file_of(row) for row in connection.execute(query)]
@@ -122,10 +122,10 @@ class OpenAiBatchRepository(Repository):
     @write
     def add_batch(self, connection: Connection, batch: OpenAiBatch) -> OpenAiBatch:
         """Record a batch. Returns the recorded one if there is one of this id already."""
-        known = _fetch(connection, batch.id)
-        if known is None:
+        recorded = _fetch(connection, batch.id)
+        if recorded is None:
             connection.execute(insert(openai_batches).values(_columns_of(batch)))
-        return known or batch
+        return recorded or batch
 
     @read
     def batch(
@@ -142,7 +142,7 @@ class OpenAiBatchRepository(Repository):
         """List batches of an owner, newest first; with `after`, those that follow the batch of this
         id."""
         query = select(openai_batches).where(batches.owner == owner)
-        query = _page(query, openai_batches, owner, True, after, limit)
+        query = _page_query(query, openai_batches, owner, True, after, limit)
         return [_batch_of(row) for row in connection.execute(query)]
 
     @read
@@ -167,18 +167,18 @@ class OpenAiBatchRepository(Repository):
         self,
         connection: Connection,
         batch_id: str,
-        to: OpenAiBatchState,
+        new_state: OpenAiBatchState,
         *,
         from_states: Collection[OpenAiBatchState],
         changes: Mapping[str, Any] | None = None,
     ) -> OpenAiBatch | None:
         """Move a batch to another state, and change fields with it, if it is in one of
         `from_states`. Returns the batch as it is then; None if there is none of this id."""
-        known = _fetch(connection, batch_id, lock=True)
-        if known is None or known.state not in from_states:
-            return known
-        moments = {**known.moments, to.value: self.clock.time()}
-        moved = replace(known, state=to, moments=moments, **(changes or {}))
+        recorded = _fetch(connection, batch_id, lock=True)
+        if recorded is None or recorded.state not in from_states:
+            return recorded
+        reached_at = {**recorded.moments, new_state.value: self.clock.time()}
+        moved = replace(recorded, state=new_state, moments=reached_at, **(changes or {}))
         connection.execute(
             update(openai_batches).where(batches.id == batch_id).values(_columns_of(moved))
         )
@@ -214,7 +214,7 @@ class OpenAiBatchRepository(Repository):
         }
 
 
-def _page(
+def _page_query(
     query: Select[Any], table: Table, owner: str, newest_first: bool, after: str | None, limit: int
 ) -> Select[Any]:
     """Order a listing, and begin it behind the row with the id `after`; the listing is empty if
@@ -228,10 +228,11 @@ def _page(
             .where(id_column == after, table.c.owner == owner)
             .subquery()
         )
-        last_place = tuple_(last_row.c.created_at, last_row.c.id)
-        each_place = tuple_(created_at, id_column)
+        last_position = tuple_(last_row.c.created_at, last_row.c.id)
+        row_position = tuple_(created_at, id_column)
         query = query.join(
-            last_row, (each_place < last_place) if newest_first else (each_place > last_place)
+            last_row,
+            (row_position < last_position) if newest_first else (row_position > last_position),
         )
     order = (created_at.desc(), id_column.desc()) if newest_first else (created_at, id_column)
     return query.order_by(*order).limit(limit)

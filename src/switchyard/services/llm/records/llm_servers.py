@@ -175,7 +175,7 @@ class LeaseHeld:
 
 @dataclass(frozen=True, slots=True)
 class AnswersExamined:
-    """The result of examining some stored answers, the last used first."""
+    """The result of examining some stored answers, the most recently used first."""
 
     superfluous: Mapping[str, float]
     """By key, the time of the last use of answers that are too old or too many."""

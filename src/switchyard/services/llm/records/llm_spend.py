@@ -75,8 +75,8 @@ class Reservation:
     @property
     def is_needed(self) -> bool:
         """Whether there may be a budget that the call counts against."""
-        by = self.call.asked_by
-        return self.per_day is not None or by.backfill_id is not None or by.is_api_key
+        requester = self.call.asked_by
+        return self.per_day is not None or requester.backfill_id is not None or requester.is_api_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,23 +99,23 @@ class BudgetState:
     @property
     def name(self) -> str:
         """The budget in words, for people."""
-        kind, _, rest = self.key.partition(":")
+        kind, _, id_and_time = self.key.partition(":")
         if kind == "key":
-            key_id, _, time = rest.partition("/")
-            return f"the budget of the API key {key_id} for {time}"
-        return f"the budget of {rest if kind == 'backfill' else f'the day {rest}'}"
+            key_id, _, period = id_and_time.partition("/")
+            return f"the budget of the API key {key_id} for {period}"
+        return f"the budget of {id_and_time if kind == 'backfill' else f'the day {id_and_time}'}"
 
     @property
     def raised_by(self) -> str:
         """The command that raises the budget, or the setting of which it is made."""
-        kind, _, rest = self.key.partition(":")
+        kind, _, id_and_time = self.key.partition(":")
         if kind == "day":
             return "JOBS_LLM_BUDGET_PER_DAY"
         if kind == "key":
-            key_id, _, time = rest.partition("/")
-            span = "day" if time.count("-") == 2 else "month"
-            return f"jobctl keys limit {key_id} --budget-per-{span} AMOUNT"
-        return f"jobctl backfill set {rest} --budget AMOUNT"
+            key_id, _, period = id_and_time.partition("/")
+            unit = "day" if period.count("-") == 2 else "month"
+            return f"jobctl keys limit {key_id} --budget-per-{unit} AMOUNT"
+        return f"jobctl backfill set {id_and_time} --budget AMOUNT"
 
 
 @dataclass(frozen=True, slots=True)

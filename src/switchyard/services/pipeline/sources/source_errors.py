@@ -6,7 +6,7 @@ RetryableError
 └── SourceBusy              the fleet's next request is due later, or the server says so
 PermanentError
 ├── SourceRefused           the server refuses the request: a malformed id or query, no right
-└── SourceNotFound          there is no such thing
+└── SourceNotFound          the server has nothing there
 """
 
 from __future__ import annotations
@@ -36,4 +36,4 @@ class SourceRefused(PermanentError):
 
 
 class SourceNotFound(PermanentError):
-    """The server has nothing of that name."""
+    """The server has nothing under that name."""

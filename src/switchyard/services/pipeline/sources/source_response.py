@@ -25,7 +25,7 @@ from switchyard.services.pipeline.sources.source_errors import (
 MAX_KEPT_BYTES = 4 * 1024 * 1024
 """Bytes of the largest answer that is kept; a larger one is fetched in full each time."""
 VALIDATORS = {"etag": "If-None-Match", "last-modified": "If-Modified-Since"}
-"""The header of a conditional request, by the answer's header whose value it repeats."""
+"""For each header of an answer, the header of a conditional request that repeats its value."""
 _KEPT_HEADERS = ("content-type", "link", *VALIDATORS)
 _HEADER_VALUE = re.compile(r"[\x20-\x7e]{1,1000}")
 _log = logging.getLogger(__name__)
@@ -58,11 +58,11 @@ class SourceResponse:
         if 400 <= status < 500 and status not in (408, 425):
             raise SourceRefused(f"{label} refuses the request with {status}{self._error_message()}")
         target_text = f" to {self.headers['location'][:200]}" if "location" in self.headers else ""
-        after = parse_retry_after(
+        retry_after = parse_retry_after(
             self.headers.get("retry-after", ""), date=self.headers.get("date", "")
         )
         reason = self._error_message() or (f": {quoted_answer(self.body)}" if self.body else "")
-        raise SourceUnavailable(f"{label} answers {status}{target_text}{reason}", after=after)
+        raise SourceUnavailable(f"{label} answers {status}{target_text}{reason}", after=retry_after)
 
     def json(self) -> Any:
         """Return the body, read as JSON."""
@@ -87,13 +87,13 @@ class SourceResponse:
     def _error_message(self) -> str:
         """Return the server's message, where its answer is JSON with a message or an error."""
         try:
-            value = json.loads(decode(self.body[:10_000], self.charset))
+            answer = json.loads(decode(self.body[:10_000], self.charset))
         except (ValueError, RecursionError):
             return ""
-        messages = (
-            [value.get(name) for name in ("message", "error")] if isinstance(value, dict) else []
+        candidates = (
+            [answer.get(name) for name in ("message", "error")] if isinstance(answer, dict) else []
         )
-        message = next((each for each in messages if isinstance(each, str) and each), "")
+        message = next((each for each in candidates if isinstance(each, str) and each), "")
         return f": {message[:300]}" if message else ""
 
 
@@ -120,14 +120,16 @@ class SourceResponseCache:
             _log.warning("stored response unreadable: %s: %s", self.server, error)
             return None
 
-    async def keep(self, answer: SourceResponse, url: str, accept: str) -> None:
+    async def keep(self, response: SourceResponse, url: str, accept: str) -> None:
         """Keep an answer if it has an ETag or a date, by which the server can tell whether it has
         changed."""
-        headers = {name: answer.headers[name] for name in _KEPT_HEADERS if name in answer.headers}
-        if not VALIDATORS.keys() & headers or len(answer.body) > MAX_KEPT_BYTES:
+        headers = {
+            name: response.headers[name] for name in _KEPT_HEADERS if name in response.headers
+        }
+        if not VALIDATORS.keys() & headers or len(response.body) > MAX_KEPT_BYTES:
             return
-        head = {"label": answer.label, "url": answer.url, "status": 200, "headers": headers}
-        raw = json.dumps(head).encode() + b"\n" + answer.body
+        head = {"label": response.label, "url": response.url, "status": 200, "headers": headers}
+        raw = json.dumps(head).encode() + b"\n" + response.body
         await self.storage.put_async(self._key(url, accept), raw)
 
     def _key(self, url: str, accept: str) -> str:
@@ -136,9 +138,9 @@ class SourceResponseCache:
 
 def conditional_headers(headers: Mapping[str, object]) -> dict[str, str]:
     """Return the headers of a request for changes since an answer with these headers."""
-    values = {asks: headers.get(name) for name, asks in VALIDATORS.items()}
+    values = {condition: headers.get(name) for name, condition in VALIDATORS.items()}
     return {
-        asks: value
-        for asks, value in values.items()
+        condition: value
+        for condition, value in values.items()
         if isinstance(value, str) and _HEADER_VALUE.fullmatch(value)
     }

@@ -117,10 +117,10 @@ class FleetThrottle:
         holder = str(uuid4())
         # Within a reservation the interval is always waited for: otherwise no second request could
         # be sent.
-        wait = max(self._max_wait, self._interval + 1) if self._is_reserved else self._max_wait
-        until = time.monotonic() + wait
-        async with self._hold_connection(holder, takes, until):
-            await self._wait_for_interval(holder, until)
+        max_wait = max(self._max_wait, self._interval + 1) if self._is_reserved else self._max_wait
+        deadline = time.monotonic() + max_wait
+        async with self._hold_connection(holder, takes, deadline):
+            await self._wait_for_interval(holder, deadline)
 
             async def pause(seconds: float) -> None:
                 # Always succeeds: the lease is this holder's, or has run out, and nobody else can
@@ -146,20 +146,20 @@ class FleetThrottle:
 
     @asynccontextmanager
     async def _hold_connection(
-        self, holder: str, takes: float, until: float
+        self, holder: str, takes: float, deadline: float
     ) -> AsyncIterator[None]:
         """Hold a place and the connection, unless the caller has reserved them. Raises SourceBusy
-        at once if the server's pause ends after `until`."""
-        if remaining := await self._remaining_pause():  # who is due goes, however slow the ledger
-            self._refuse_if_due_after(until, remaining)
+        at once if the server's pause ends after `deadline`."""
+        if remaining := await self._remaining_pause():  # none: go on, however slow the ledger is
+            self._refuse_if_due_after(deadline, remaining)
         if self._is_reserved:
             yield
             return
         max_held = self._max_wait + takes + _MARGIN
-        wait_until = until if self._waits_for_place or self._is_hot else 0.0
+        place_deadline = deadline if self._waits_for_place or self._is_hot else 0.0
         async with (
-            self._hold_lease(self._take_place, holder, max_held, wait_until),
-            self._hold_lease(self._take_connection, holder, max_held, until),
+            self._hold_lease(self._take_place, holder, max_held, place_deadline),
+            self._hold_lease(self._take_connection, holder, max_held, deadline),
         ):
             yield
 
@@ -168,17 +168,17 @@ class FleetThrottle:
         self,
         take: Callable[[str], Awaitable[str | None]],
         holder: str,
-        seconds: float,
-        until: float,
+        max_hold: float,
+        deadline: float,
     ) -> AsyncIterator[None]:
-        """Call `take` until it returns the name of the lease that it has taken, or until the time
-        `until`. Then hold this lease, for `seconds` at most."""
+        """Call `take` until it returns the name of the lease that it has taken, or until the
+        deadline. Then hold this lease, for `max_hold` seconds at most."""
         while not (name := await take(holder)):
-            if time.monotonic() >= until:
+            if time.monotonic() >= deadline:
                 await self._keep_places_for_hot(HOT_RETURN_TTL)
                 raise SourceBusy(f"others are waiting to ask {self._label}", wait=self._interval)
             await asyncio.sleep(_POLL_INTERVAL)
-        async with self._ledger.leases.keeping_lease(name, holder, longest_hold=seconds):
+        async with self._ledger.leases.keeping_lease(name, holder, longest_hold=max_hold):
             yield
 
     async def _take_place(self, holder: str) -> str | None:
@@ -205,23 +205,23 @@ class FleetThrottle:
         name = self._connection_lease
         return name if await self._ledger.leases.acquire_lease(name, holder) else None
 
-    async def _wait_for_interval(self, holder: str, until: float) -> None:
+    async def _wait_for_interval(self, holder: str, deadline: float) -> None:
         leases = self._ledger.leases
         while not await leases.acquire_lease(
             self._pause_lease, holder, self._interval, longest=self._max_pause
         ):
             remaining = await self._remaining_pause()
-            self._refuse_if_due_after(until, remaining)
+            self._refuse_if_due_after(deadline, remaining)
             await asyncio.sleep(remaining + 0.005)
 
     async def _remaining_pause(self) -> float:
         """Return the seconds until the next request is due."""
         return await self._ledger.leases.lease_remaining(self._pause_lease, longest=self._max_pause)
 
-    def _refuse_if_due_after(self, until: float, remaining: float) -> None:
+    def _refuse_if_due_after(self, deadline: float, remaining: float) -> None:
         """Raise SourceBusy if the next request, due in `remaining` seconds, is due after
-        `until`."""
-        if time.monotonic() + remaining > until:
+        `deadline`."""
+        if time.monotonic() + remaining > deadline:
             raise SourceBusy(
                 f"the next request to {self._label} is due in {remaining:.0f} s for the whole "
                 "fleet",

@@ -20,7 +20,7 @@ _WITHIN_NUMBERS = frozenset(("ES", "CS", "ET"))
 _MIN_BLANK_WIDTH = 0.2
 """Two letters at least this far apart (in heights of a letter) have a blank between them, although
 the file has none."""
-_ENDS = frozenset("\u0629\u0649\u05da\u05dd\u05df\u05e3\u05e5")
+_FINAL_LETTERS = frozenset("\u0629\u0649\u05da\u05dd\u05df\u05e3\u05e5")
 """Letters that stand only at the end of words: teh marbuta and alef maksura, and Hebrew's five."""
 _ARTICLE = "\u0627\u0644"
 _MIRRORED = str.maketrans("()[]{}<>«»", ")(][}{><»«")
@@ -43,10 +43,10 @@ def text_in_order(glyphs: Sequence[Glyph], size: float) -> str:
     clusters = _clusters(glyphs, size)
     if not clusters:
         return ""
-    read = _read_from_left if _runs_right(clusters) else _read_from_right
-    text = read(clusters)
+    read_clusters = _read_from_left if _runs_right(clusters) else _read_from_right
+    text = read_clusters(clusters)
     if _disorder(text) > 0:  # the file has the letters of the line in reverse
-        reversed_text = read([each[::-1] for each in reversed(clusters)])
+        reversed_text = read_clusters([each[::-1] for each in reversed(clusters)])
         if _disorder(reversed_text) < _disorder(text):
             return reversed_text
     return text
@@ -72,16 +72,20 @@ def _runs_right(clusters: Sequence[str]) -> bool:
 def _read_from_left(clusters: Sequence[str]) -> str:
     """Return the text of a line from left to right, with its words from right to left reversed."""
     kinds = [_kind(text) for text in clusters]
-    read: list[str] = []
-    at = 0
-    while at < len(kinds):
-        last = end = at
-        while kinds[at] == "R" and end < len(kinds) and kinds[end] != "L":
-            last = end if kinds[end] == "R" else last
+    parts: list[str] = []
+    start = 0
+    while start < len(kinds):
+        last_rtl = end = start
+        while kinds[start] == "R" and end < len(kinds) and kinds[end] != "L":
+            last_rtl = end if kinds[end] == "R" else last_rtl
             end += 1
-        read.append(_read_from_right(clusters[at : last + 1]) if kinds[at] == "R" else clusters[at])
-        at = last + 1
-    return " ".join("".join(read).split())
+        parts.append(
+            _read_from_right(clusters[start : last_rtl + 1])
+            if kinds[start] == "R"
+            else clusters[start]
+        )
+        start = last_rtl + 1
+    return " ".join("".join(parts).split())
 
 
 def _clusters(glyphs: Sequence[Glyph], size: float) -> list[str]:
@@ -95,34 +99,37 @@ def _clusters(glyphs: Sequence[Glyph], size: float) -> list[str]:
     texts = [glyph.text for glyph in clusters]
     centres = [(glyph.x0 + glyph.x1) / 2 for glyph in clusters]
     for mark in marks:
-        middle = (mark.x0 + mark.x1) / 2
-        at = bisect(centres, middle)
-        near = [each for each in range(at - 2, at + 2) if 0 <= each < len(clusters)]
-        if near:
-            nearest = min(near, key=lambda at: (texts[at].isspace(), abs(centres[at] - middle)))
+        centre = (mark.x0 + mark.x1) / 2
+        index = bisect(centres, centre)
+        near_indices = [each for each in range(index - 2, index + 2) if 0 <= each < len(clusters)]
+        if near_indices:
+            nearest = min(
+                near_indices,
+                key=lambda index: (texts[index].isspace(), abs(centres[index] - centre)),
+            )
             texts[nearest] += mark.text
-    spaced: list[str] = []
-    for at, text in enumerate(texts):
-        if at and clusters[at].x0 - clusters[at - 1].x1 > _MIN_BLANK_WIDTH * size:
-            spaced.append(" ")
-        spaced.append(text)
-    return spaced
+    texts_and_blanks: list[str] = []
+    for index, text in enumerate(texts):
+        if index and clusters[index].x0 - clusters[index - 1].x1 > _MIN_BLANK_WIDTH * size:
+            texts_and_blanks.append(" ")
+        texts_and_blanks.append(text)
+    return texts_and_blanks
 
 
 def _read_from_right(clusters: Sequence[str]) -> str:
     """Return the text of a line from right to left, from its clusters from left to right."""
     kinds = _resolve_directions(clusters)
-    read: list[str] = []
+    parts: list[str] = []
     run: list[str] = []
     for text, kind in zip(reversed(clusters), reversed(kinds), strict=True):
         if kind == "L":
             run.append(text)
             continue
-        read += reversed(run)
+        parts += reversed(run)
         run.clear()
-        read.append(text)
-    read += reversed(run)
-    joined = " ".join("".join(read).split())
+        parts.append(text)
+    parts += reversed(run)
+    joined = " ".join("".join(parts).split())
     mirrored = joined.translate(_MIRRORED)
     return mirrored if _count_unpaired(mirrored) < _count_unpaired(joined) else joined
 
@@ -137,39 +144,41 @@ def _resolve_directions(clusters: Sequence[str]) -> list[str]:
     numbers, and signs between two of them; R for all others."""
     kinds = [_kind(text) for text in clusters]
     resolved = list(kinds)
-    for at, kind in enumerate(kinds):
-        before = kinds[at - 1] if at else ""
-        behind = kinds[at + 1] if at + 1 < len(kinds) else ""
-        between = kind in _WITHIN_NUMBERS and before in _NUMBERS and behind in _NUMBERS
-        if between or (kind == "ET" and (before in _NUMBERS or behind in _NUMBERS)):
-            resolved[at] = "EN"
-    at = 0
-    while at < len(resolved):
-        if resolved[at] != "L":
-            at += 1
+    for index, kind in enumerate(kinds):
+        previous = kinds[index - 1] if index else ""
+        next_kind = kinds[index + 1] if index + 1 < len(kinds) else ""
+        is_within_number = (
+            kind in _WITHIN_NUMBERS and previous in _NUMBERS and next_kind in _NUMBERS
+        )
+        if is_within_number or (kind == "ET" and (previous in _NUMBERS or next_kind in _NUMBERS)):
+            resolved[index] = "EN"
+    index = 0
+    while index < len(resolved):
+        if resolved[index] != "L":
+            index += 1
             continue
-        end = _end_of_run(clusters, resolved, at)
-        resolved[at:end] = ["L"] * (end - at)
-        at = end
+        end = _end_of_run(clusters, resolved, index)
+        resolved[index:end] = ["L"] * (end - index)
+        index = end
     return ["L" if kind == "L" or kind in _NUMBERS else "R" for kind in resolved]
 
 
 def _end_of_run(clusters: Sequence[str], kinds: Sequence[str], start: int) -> int:
     """Return where a run of words of another script ends that begins at `start`. The run includes
     blanks and signs between its words, numbers behind them, and brackets around them."""
-    end = last = start
+    end = last_index = start
     brackets = open_brackets = 0
     while end < len(kinds) and kinds[end] != "R":
         if clusters[end] in _OPENING:
             brackets += 1
         elif clusters[end] in _CLOSING:
             brackets -= 1
-            if brackets >= 0 and last >= start and brackets < open_brackets:
-                last, open_brackets = end, brackets
+            if brackets >= 0 and last_index >= start and brackets < open_brackets:
+                last_index, open_brackets = end, brackets
         if kinds[end] == "L" or (kinds[end] in _NUMBERS and brackets == open_brackets):
-            last, open_brackets = end, max(brackets, 0)
+            last_index, open_brackets = end, max(brackets, 0)
         end += 1
-    return last + 1
+    return last_index + 1
 
 
 def _disorder(text: str) -> int:
@@ -178,7 +187,7 @@ def _disorder(text: str) -> int:
     count = 0
     for word in re.findall(r"[^\W\d_]+", text):
         if len(word) > 1 and RIGHT_TO_LEFT.match(word):
-            count += (word[0] in _ENDS) - (word[-1] in _ENDS)
+            count += (word[0] in _FINAL_LETTERS) - (word[-1] in _FINAL_LETTERS)
             count += word.endswith(_ARTICLE[::-1]) - word.startswith(_ARTICLE)
     return count
 

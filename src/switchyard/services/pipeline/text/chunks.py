@@ -70,10 +70,10 @@ def split_into_chunks(document_id: str, pages: Sequence[Mapping[str, Any]]) -> l
     chunks: list[Chunk] = []
     current: list[_Sentence] = []
     size = 0
-    fresh = 0  # sentences in `current` that are in no chunk yet
+    new_count = 0  # sentences in `current` that are in no chunk yet
 
     def close() -> None:
-        nonlocal current, size, fresh
+        nonlocal current, size, new_count
         index = len(chunks)
         text = _join(current)
         chunks.append(
@@ -81,19 +81,19 @@ def split_into_chunks(document_id: str, pages: Sequence[Mapping[str, Any]]) -> l
         )
         current = _tail(current)
         size = sum(sentence.words for sentence in current)
-        fresh = 0
+        new_count = 0
 
     for sentence in _all_sentences(pages):
-        full = size + sentence.words > CHUNK_WORDS
-        good_place = sentence.opens_paragraph and size >= 0.8 * CHUNK_WORDS
-        if fresh and (full or good_place):
+        is_full = size + sentence.words > CHUNK_WORDS
+        is_good_place = sentence.opens_paragraph and size >= 0.8 * CHUNK_WORDS
+        if new_count and (is_full or is_good_place):
             close()
             if size + sentence.words > CHUNK_WORDS:
                 current, size = [], 0  # overlap and a very long sentence do not fit into one chunk
         current.append(sentence)
         size += sentence.words
-        fresh += 1
-    if fresh:
+        new_count += 1
+    if new_count:
         close()
     return chunks
 
@@ -101,11 +101,11 @@ def split_into_chunks(document_id: str, pages: Sequence[Mapping[str, Any]]) -> l
 def _all_sentences(pages: Sequence[Mapping[str, Any]]) -> Iterator[_Sentence]:
     for page in pages:
         for paragraph in paragraphs(page["text"]):
-            opens = True
+            opens_paragraph = True
             for sentence in sentences(paragraph):
                 for piece in _pieces(sentence):
-                    yield _Sentence(page["page"], piece, _size(piece), opens)
-                    opens = False
+                    yield _Sentence(page["page"], piece, _size(piece), opens_paragraph)
+                    opens_paragraph = False
 
 
 def _pieces(sentence: str) -> Iterator[str]:
@@ -141,8 +141,8 @@ def _size(text: str) -> int:
 def _join(chunk: Sequence[_Sentence]) -> str:
     text = ""
     for sentence in chunk:
-        glue = ("\n\n" if sentence.opens_paragraph else " ") if text else ""
-        text += glue + sentence.text
+        separator = ("\n\n" if sentence.opens_paragraph else " ") if text else ""
+        text += separator + sentence.text
     return text
 
 

@@ -84,25 +84,29 @@ def with_ocr(
     its earlier text. Titles are as in `extract`; one that was only the file's name is replaced by
     a headline.
     """
-    by_ocr = set(extracted.get("ocr_pages", ()))
-    unreadable = set(extracted.get("unreadable_pages", ()))
-    broken = set(extracted.get("broken_pages", ()))
-    scanned = set(extracted.get("scanned_pages", ()))
+    pages_by_ocr = set(extracted.get("ocr_pages", ()))
+    unreadable_before = set(extracted.get("unreadable_pages", ()))
+    broken_before = set(extracted.get("broken_pages", ()))
+    scanned_before = set(extracted.get("scanned_pages", ()))
     earlier_errors = extracted.get("page_errors", {})
     pages = []
     for page in extracted["pages"]:
         number = page["page"]
         ocr_text = ocr_texts.get(number)
         is_read_anew = ocr_text is not None and not is_gibberish(ocr_text)
-        is_unreadable = number in unreadable and not (is_read_anew and has_words(ocr_text or ""))
+        is_unreadable = number in unreadable_before and not (
+            is_read_anew and has_words(ocr_text or "")
+        )
         page_text = page["text"] if ocr_text is None or is_unreadable else ocr_text
         error = None
-        if number not in ocr_texts and number in broken:
+        if number not in ocr_texts and number in broken_before:
             error = earlier_errors.get(str(number), _UNKNOWN_ERROR)
         elif number in ocr_texts and ocr_text is None:
-            has_full_text = page_text and number not in scanned and number not in broken
+            has_full_text = (
+                page_text and number not in scanned_before and number not in broken_before
+            )
             error = None if has_full_text else errors.get(number, _UNKNOWN_ERROR)
-        is_scan = number in scanned and number not in ocr_texts
+        is_scan = number in scanned_before and number not in ocr_texts
         pages.append(PdfPage(number, page_text, error, is_scan, is_unreadable))
     texts = [page.text for page in pages]
     if len(texts) and extracted["title"] == _title(None, None, [], filename):
@@ -113,7 +117,7 @@ def with_ocr(
         "title": new_title,
         **_count_pages(pages),
         "needs_ocr": False,
-        "ocr_pages": sorted(by_ocr | {number for number, text in ocr_texts.items() if text}),
+        "ocr_pages": sorted(pages_by_ocr | {number for number, text in ocr_texts.items() if text}),
         "pages": [{"page": page.number, "text": page.text} for page in pages],
     }
 
@@ -140,10 +144,12 @@ def _read_plain_text(data: bytes) -> str:
     return text
 
 
-def _title(given: str | None, own: str | None, texts: Sequence[str], filename: str | None) -> str:
+def _title(
+    sent_title: str | None, own_title: str | None, texts: Sequence[str], filename: str | None
+) -> str:
     candidates = (
-        clean(given or ""),
-        own or "",
+        clean(sent_title or ""),
+        own_title or "",
         _first_line(texts),
         clean((filename or "").rpartition("/")[2]),
     )

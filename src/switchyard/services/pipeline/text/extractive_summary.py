@@ -27,8 +27,10 @@ MAX_WORDS = 150
 MAX_CANDIDATES = 2_000
 """Sentences that are compared at most; of a longer text every second, every fourth, and so on."""
 _SCORE_WEIGHT = 0.7
-"""Weight of a sentence's own score, from 0 to 1; the rest weighs its likeness to those taken."""
+"""Weight of a sentence's own score, from 0 to 1; the rest is the weight of its likeness to chosen
+sentences."""
 _MIN_WORDS, _MAX_WORDS_OF_ONE = 5, 60
+"""Words of a sentence that can be chosen."""
 _MAX_CHARACTERS_OF_ONE = 1_000
 """A longer sentence is data, with few but endless words."""
 _MAX_BEGINNING = 10_000
@@ -75,8 +77,10 @@ def _candidates(pages: Sequence[str]) -> list[_Candidate]:
                     if not terms:
                         continue
                     if eligible % step == 0:
-                        complete = sentence.rstrip("'\"”’»)]")[-1:] in SENTENCE_ENDS
-                        candidates.append(_Candidate(place, index == 0, complete, sentence, terms))
+                        is_complete = sentence.rstrip("'\"”’»)]")[-1:] in SENTENCE_ENDS
+                        candidates.append(
+                            _Candidate(place, index == 0, is_complete, sentence, terms)
+                        )
                     eligible += 1
                     if len(candidates) > MAX_CANDIDATES:  # at once, as they take much memory
                         candidates = candidates[::2]
@@ -90,18 +94,19 @@ def _scores(candidates: Sequence[_Candidate], title: str | None) -> list[float]:
         frequency.update(candidate.terms)
     max_count = max(frequency.values())
     title_terms = set(content_words(title or ""))
-    last = max(candidates[-1].place, 1)
+    last_place = max(candidates[-1].place, 1)
     scores = []
     for candidate in candidates:
         terms = candidate.terms
         weight = sum(math.sqrt(frequency[term] / max_count) for term in terms) / math.sqrt(
             len(terms)
         )
-        shared = len(title_terms & terms.keys()) / len(title_terms) if title_terms else 0.0
+        title_share = len(title_terms & terms.keys()) / len(title_terms) if title_terms else 0.0
         weight *= 1 if candidate.is_complete else 0.4
-        near_start = math.exp(-3 * (candidate.place - 1) / last)
+        nearness_to_start = math.exp(-3 * (candidate.place - 1) / last_place)
         scores.append(
-            weight * (1 + 0.3 * near_start + 0.15 * candidate.opens_paragraph + 0.5 * shared)
+            weight
+            * (1 + 0.3 * nearness_to_start + 0.15 * candidate.opens_paragraph + 0.5 * title_share)
         )
     highest = max(scores)
     return [score / highest for score in scores]
@@ -109,27 +114,27 @@ def _scores(candidates: Sequence[_Candidate], title: str | None) -> list[float]:
 
 def _choose(candidates: Sequence[_Candidate], scores: Sequence[float]) -> list[_Candidate]:
     chosen: list[_Candidate] = []
+    # Of each candidate to the chosen one that is most like it.
     likeness = [0.0] * len(candidates)
-    """Likeness of each candidate to the nearest chosen one."""
-    left = set(range(len(candidates)))
+    open_indices = set(range(len(candidates)))
     words_left = MAX_WORDS
-    while left and len(chosen) < MAX_SENTENCES:
+    while open_indices and len(chosen) < MAX_SENTENCES:
         # Ties go to the earlier sentence, so the result never depends on the set's order.
-        best = max(
-            left,
+        best_index = max(
+            open_indices,
             key=lambda index: (
                 _SCORE_WEIGHT * scores[index] - (1 - _SCORE_WEIGHT) * likeness[index],
                 -index,
             ),
         )
-        left.remove(best)
-        candidate = candidates[best]
+        open_indices.remove(best_index)
+        candidate = candidates[best_index]
         size = count_words(candidate.text)
-        if likeness[best] > 0.8 or (chosen and size > words_left):
+        if likeness[best_index] > 0.8 or (chosen and size > words_left):
             continue
         chosen.append(candidate)
         words_left -= size
-        for index in left:
+        for index in open_indices:
             likeness[index] = max(
                 likeness[index], _cosine(candidates[index].terms, candidate.terms)
             )

@@ -136,18 +136,18 @@ def _draw_page(original: SourceFile, number: int, *, area: int) -> Image:
         return Images.fromarray(pdf.draw(number, dpi=_DPI, side=MAX_SIDE, area=area))
 
 
-def _pieces(drawn: Image) -> list[Image]:
+def _pieces(picture: Image) -> list[Image]:
     """Scale a picture to the size that models accept. A long one is cut into pieces: scaled as a
     whole, its print would become too small."""
-    short, long = sorted(drawn.size)
+    short, long = sorted(picture.size)
     if long <= max(MAX_SIDE, _LONG_PAGE_RATIO * short):
-        drawn.thumbnail((MAX_SIDE, MAX_SIDE))
-        return [drawn]
+        picture.thumbnail((MAX_SIDE, MAX_SIDE))
+        return [picture]
     scale = min(1.0, MAX_SIDE / short, _MAX_PIECES * (MAX_SIDE - _OVERLAP) / long)
-    drawn.thumbnail((ceil(drawn.width * scale), ceil(drawn.height * scale)))
-    wide, high = drawn.size
+    picture.thumbnail((ceil(picture.width * scale), ceil(picture.height * scale)))
+    wide, high = picture.size
     return [
-        drawn.crop(
+        picture.crop(
             (0, start, wide, min(start + MAX_SIDE, high))
             if high > wide
             else (start, 0, min(start + MAX_SIDE, wide), high)
@@ -165,7 +165,7 @@ def _cut_image(data: bytes) -> CutPictures:
     count = images.count_pages(data, max_pixels=limits.page_pixels, max_pages=limits.pages)
     for number in range(1, min(count, MAX_FIGURES) + 1):
         try:
-            drawn = images.draw(
+            picture = images.draw(
                 data, number, pixels=limits.page_pixels, side=MAX_SIDE, area=_MAX_PIXELS
             )
         except CorruptDocument as error:
@@ -173,7 +173,7 @@ def _cut_image(data: bytes) -> CutPictures:
                 raise
             errors[number] = str(error)
             continue
-        pictures.extend(_encode(piece, number, "image", "") for piece in _pieces(drawn))
+        pictures.extend(_encode(piece, number, "image", "") for piece in _pieces(picture))
     return CutPictures(pictures[:MAX_FIGURES], errors)
 
 
@@ -202,8 +202,8 @@ def _cut_pdf(data: bytes) -> CutPictures:
 
 def _cut_page_figures(library: Any, page: Any, number: int, max_figures: int) -> list[Picture]:
     rotation = page.rotation
-    page.set_rotation(0)  # of a turned page, the library gives some boxes turned and others not
-    texts = [(block[:4], block[4]) for block in page.get_text("blocks") if block[6] == 0]
+    page.set_rotation(0)  # on a turned page, the library turns only some of the boxes
+    text_blocks = [(block[:4], block[4]) for block in page.get_text("blocks") if block[6] == 0]
     table_boxes = [tuple(table.bbox) for table in _tables(page)]
     drawn_boxes = _drawn_boxes(page, table_boxes)
     page.set_rotation(rotation)
@@ -212,25 +212,25 @@ def _cut_page_figures(library: Any, page: Any, number: int, max_figures: int) ->
         x0, y0, x1, y1 = library.Rect(box) * page.rotation_matrix
         return x0, y0, x1, y1
 
-    blocks = [(as_shown(box), text) for box, text in texts]
+    blocks = [(as_shown(box), text) for box, text in text_blocks]
     tables = [as_shown(box) for box in table_boxes]
     boxes = _merge_boxes([*map(as_shown, drawn_boxes), *tables])
-    cut_out = []
+    pictures = []
     for box in sorted(boxes, key=lambda box: (box[1], box[0]))[:max_figures]:
         clip = library.Rect(box) & page.rect
         if clip.is_empty or min(clip.width, clip.height) < 1:
             continue  # it lies outside the page: drawing nothing is an error
         zoom = min(_DPI / 72, MAX_SIDE / max(clip.width, clip.height, 1))
-        drawn = page.get_pixmap(
+        pixels = page.get_pixmap(
             matrix=library.Matrix(zoom, zoom), clip=clip, colorspace=library.csRGB, alpha=False
         )
         is_table = any(_shared_part(box, table) > 0.5 for table in tables)
-        cut_out.append(
+        pictures.append(
             _encode(
-                drawn.pil_image(), number, "table" if is_table else "figure", _caption(box, blocks)
+                pixels.pil_image(), number, "table" if is_table else "figure", _caption(box, blocks)
             )
         )
-    return cut_out
+    return pictures
 
 
 def _tables(page: Any) -> list[Any]:
@@ -260,17 +260,17 @@ def _merge_boxes(boxes: Sequence[Box]) -> list[Box]:
     """Merge the boxes that overlap."""
     merged: list[Box] = []
     for box in boxes[:500]:
-        joined = box
-        while near := [each for each in merged if _overlap(each, joined)]:
-            merged = [each for each in merged if each not in near]
-            for each in near:
-                joined = (
-                    min(joined[0], each[0]),
-                    min(joined[1], each[1]),
-                    max(joined[2], each[2]),
-                    max(joined[3], each[3]),
+        union = box
+        while overlapping := [each for each in merged if _overlap(each, union)]:
+            merged = [each for each in merged if each not in overlapping]
+            for each in overlapping:
+                union = (
+                    min(union[0], each[0]),
+                    min(union[1], each[1]),
+                    max(union[2], each[2]),
+                    max(union[3], each[3]),
                 )
-        merged.append(joined)
+        merged.append(union)
     return merged
 
 
@@ -288,24 +288,24 @@ def _shared_part(box: Box, other: Box) -> float:
 
 def _caption(box: Box, blocks: Sequence[tuple[Box, str]]) -> str:
     """Return the nearest text below or above a box that begins as captions do."""
-    near: list[tuple[float, str]] = []
+    captions: list[tuple[float, str]] = []
     for (x0, y0, x1, y1), text in blocks:
         if x1 < box[0] or x0 > box[2] or not _CAPTION.match(text):
             continue
         distance = y0 - box[3] if y0 >= box[3] - 5 else box[1] - y1
         if -10 <= distance <= _MAX_CAPTION_DISTANCE:
-            near.append((distance, text))
-    return unwrap(clean(min(near)[1]))[:1_000] if near else ""
+            captions.append((distance, text))
+    return unwrap(clean(min(captions)[1]))[:1_000] if captions else ""
 
 
 def _encode(
-    drawn: Image, page: int, kind: Literal["figure", "table", "image"], caption: str
+    picture: Image, page: int, kind: Literal["figure", "table", "image"], caption: str
 ) -> Picture:
     buffer = io.BytesIO()
-    drawn = drawn.convert("RGB")
-    drawn.save(buffer, "PNG", optimize=False)
+    picture = picture.convert("RGB")
+    picture.save(buffer, "PNG", optimize=False)
     suffix = "png"
     if buffer.tell() > _MAX_PNG_BYTES:
         buffer, suffix = io.BytesIO(), "jpg"
-        drawn.save(buffer, "JPEG", quality=85)
-    return Picture(page, kind, caption, drawn.width, drawn.height, suffix, buffer.getvalue())
+        picture.save(buffer, "JPEG", quality=85)
+    return Picture(page, kind, caption, picture.width, picture.height, suffix, buffer.getvalue())

@@ -76,10 +76,10 @@ def draw(data: bytes, number: int, *, pixels: int, side: int, area: int = 0) -> 
         size = ceil(image.width * scale), ceil(image.height * scale)
         image.draft("RGB", size)  # a JPEG is decoded at a fraction of its size
         # Not by `thumbnail` alone, which does not scale palettes and 16 bits smoothly.
-        drawn: Image = _in_colour(image)
+        picture: Image = _in_colour(image)
         if scale < 1:
-            drawn.thumbnail(size)
-        return ImageOps.exif_transpose(drawn)
+            picture.thumbnail(size)
+        return ImageOps.exif_transpose(picture)
 
 
 def _in_colour(image: Image) -> Image:
@@ -142,7 +142,7 @@ def _open_image(data: bytes) -> Iterator[Image]:
     from PIL import UnidentifiedImageError
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of sizes that are within our own limit
+        warnings.simplefilter("ignore")  # about sizes within our own limit
         try:
             with Images.open(io.BytesIO(data), formats=_FORMATS) as image:
                 yield image

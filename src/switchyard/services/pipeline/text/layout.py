@@ -76,19 +76,19 @@ def reading_order(lines: Iterable[Line]) -> list[list[Line]]:
 
 
 def blocks_of(lines: Iterable[Line]) -> list[list[list[Line]]]:
-    """Do as `reading_order`, with each block in rows."""
-    placed = [
-        line if line.x1 > line.x0 and line.y1 > line.y0 else _with_a_place(line)
+    """Do what `reading_order` does, with each block in rows."""
+    lines_with_area = [
+        line if line.x1 > line.x0 and line.y1 > line.y0 else _with_area(line)
         for line in lines
         if line.text.strip()
     ]
-    if not placed:
+    if not lines_with_area:
         return []
-    if len(placed) > MAX_LINES:
-        return [rows_of(placed)]
-    unit = _unit(placed)
+    if len(lines_with_area) > MAX_LINES:
+        return [rows_of(lines_with_area)]
+    unit = _unit(lines_with_area)
     blocks: list[list[list[Line]]] = []
-    _order(placed, unit, blocks, 0)
+    _append_in_order(lines_with_area, unit, blocks, 0)
     return blocks
 
 
@@ -132,8 +132,10 @@ def _are_pages(halves: Sequence[Sequence[Line]], width: float) -> bool:
         return False
     for half, margin in zip(halves, margins, strict=True):
         extent = max(line.x1 for line in half) - margin
-        signs = sum(line.x1 - line.x0 > _MIN_FULL_WIDTH * extent or _has_box(line) for line in half)
-        if len(rows_of(half)) < _MIN_PAGE_ROWS or extent < _MIN_PAGE_TEXT * width or signs < 3:
+        text_lines = sum(
+            line.x1 - line.x0 > _MIN_FULL_WIDTH * extent or _has_box(line) for line in half
+        )
+        if len(rows_of(half)) < _MIN_PAGE_ROWS or extent < _MIN_PAGE_TEXT * width or text_lines < 3:
             return False
     return True
 
@@ -144,7 +146,7 @@ def _has_box(line: Line) -> bool:
     return _BOX.match(text) is not None or (len(text) == 1 and text.isalpha())
 
 
-def _with_a_place(line: Line) -> Line:
+def _with_area(line: Line) -> Line:
     """Return the line with an area. Fonts may give their letters none, and damaged files may give
     letters no place, but a line that can be read is content nevertheless."""
     x0, y0, x1, y1 = (
@@ -164,63 +166,67 @@ def paragraphs_of(rows: Sequence[Sequence[Line]]) -> list[list[Line]]:
     left = min(line.x0 for row in rows for line in row)
     paragraphs: list[list[Line]] = [list(rows[0])]
     for above, below, step in zip(rows, rows[1:], steps, strict=False):
-        spaced = step > _PARAGRAPH_STEP * usual_step or step > 2.6 * unit
+        is_spaced = step > _PARAGRAPH_STEP * usual_step or step > 2.6 * unit
         # Multiplied and not divided, as a damaged file may have letters of no size.
-        resized = not 0.85 * above[0].size < below[0].size < 1.18 * above[0].size
-        indented = below[0].x0 - left > 0.8 * unit and above[0].x0 - left < 0.4 * unit
-        table = above[0].is_table or below[0].is_table
-        if spaced or resized or table or (indented and len(rows) > 2):
+        is_resized = not 0.85 * above[0].size < below[0].size < 1.18 * above[0].size
+        is_indented = below[0].x0 - left > 0.8 * unit and above[0].x0 - left < 0.4 * unit
+        is_table = above[0].is_table or below[0].is_table
+        if is_spaced or is_resized or is_table or (is_indented and len(rows) > 2):
             paragraphs.append([])
         paragraphs[-1].extend(below)
     return paragraphs
 
 
-def _order(lines: list[Line], unit: float, blocks: list[list[list[Line]]], depth: int) -> None:
+def _append_in_order(
+    lines: list[Line], unit: float, blocks: list[list[list[Line]]], depth: int
+) -> None:
     """Append the lines to `blocks`, divided by the gutter that is crossed least."""
     gutter = _gutter(lines, unit) if depth < _MAX_DEPTH and len(lines) > 3 else None
     if gutter is None:
         blocks.append(rows_of(lines))
         return
-    across = [line for line in lines if line.x0 < gutter < line.x1]
-    rest = [line for line in lines if not line.x0 < gutter < line.x1]
-    for bridge, band in _bands(across, rest):
+    bridges = [line for line in lines if line.x0 < gutter < line.x1]
+    others = [line for line in lines if not line.x0 < gutter < line.x1]
+    for bridge, band in _split_at_bridges(bridges, others):
         left = [line for line in band if line.x1 <= gutter]
         right = [line for line in band if line.x0 >= gutter]
         for side in (left, right):
             if side:
-                _order(side, unit, blocks, depth + 1)
+                _append_in_order(side, unit, blocks, depth + 1)
         if bridge:
-            _order(bridge, unit, blocks, _MAX_DEPTH)
+            _append_in_order(bridge, unit, blocks, _MAX_DEPTH)
 
 
-def _bands(across: list[Line], rest: list[Line]) -> Iterable[tuple[list[Line], list[Line]]]:
-    """Yield, for each run of lines across the gutter, the lines beside the gutter above it, and the
-    run; last, the lines below all runs, with an empty run."""
-    across.sort(key=lambda line: (line.y0, line.x0))
-    rest.sort(key=lambda line: line.y0 + line.y1)
+def _split_at_bridges(
+    bridges: list[Line], others: list[Line]
+) -> Iterable[tuple[list[Line], list[Line]]]:
+    """Yield, for each run of lines across the gutter (`bridges`), that run and the lines beside the
+    gutter above it; last, an empty run and the lines below all runs."""
+    bridges.sort(key=lambda line: (line.y0, line.x0))
+    others.sort(key=lambda line: line.y0 + line.y1)
     index = start = 0
-    while start < len(across):
-        middle = across[start].y0 + across[start].y1
+    while start < len(bridges):
+        middle = bridges[start].y0 + bridges[start].y1
         first = index
-        while index < len(rest) and rest[index].y0 + rest[index].y1 < middle:
+        while index < len(others) and others[index].y0 + others[index].y1 < middle:
             index += 1
-        next_middle = rest[index].y0 + rest[index].y1 if index < len(rest) else float("inf")
+        next_middle = others[index].y0 + others[index].y1 if index < len(others) else float("inf")
         end = start
-        while end < len(across) and across[end].y0 + across[end].y1 <= next_middle:
+        while end < len(bridges) and bridges[end].y0 + bridges[end].y1 <= next_middle:
             end += 1
         end = max(end, start + 1)
-        yield across[start:end], rest[first:index]
+        yield bridges[start:end], others[first:index]
         start = end
-    yield [], rest[index:]
+    yield [], others[index:]
 
 
-def gutters(lines: Sequence[Line], *, crossed: float) -> list[tuple[float, float]]:
+def gutters(lines: Sequence[Line], *, max_crossed: float) -> list[tuple[float, float]]:
     """Return left and right edge of the gutters between columns. Lines may cross a gutter for at
     most that part of the height of its emptier side."""
     if not 3 < len(lines) <= MAX_LINES:
         return []
     unit = _unit(lines)
-    return [(start, end) for start, end, _ in _spaces(lines, unit, crossed)]
+    return [(start, end) for start, end, _ in _spaces(lines, unit, max_crossed)]
 
 
 def _gutter(lines: Sequence[Line], unit: float) -> float | None:
@@ -230,8 +236,10 @@ def _gutter(lines: Sequence[Line], unit: float) -> float | None:
     return next(((start + end) / 2 for start, end, _ in spaces), None)
 
 
-def _spaces(lines: Sequence[Line], unit: float, crossed: float) -> list[tuple[float, float, float]]:
-    """Yield the spaces between columns: left and right edge, and how good each is."""
+def _spaces(
+    lines: Sequence[Line], unit: float, max_crossed: float
+) -> list[tuple[float, float, float]]:
+    """Return the spaces between columns: left and right edge, and how good each is."""
     heights = [line.y1 - line.y0 for line in lines]
     edges = sorted(
         [(line.x0, height) for line, height in zip(lines, heights, strict=True)]
@@ -248,10 +256,10 @@ def _spaces(lines: Sequence[Line], unit: float, crossed: float) -> list[tuple[fl
         width = end - start
         if width < _MIN_GUTTER * unit:
             continue
-        lower = min(left_of, right_of)
-        if lower < 2 * unit or crossing > crossed * lower:
+        emptier_side = min(left_of, right_of)
+        if emptier_side < 2 * unit or crossing > max_crossed * emptier_side:
             continue
-        spaces.append((start, end, width / (1 + crossing / lower)))
+        spaces.append((start, end, width / (1 + crossing / emptier_side)))
     # A closer look takes time: only the best few get it, and a page for people has no more.
     spaces.sort(key=lambda space: -space[2])
     return [space for space in spaces[:8] if _are_columns(lines, space[0], space[1], unit)]

@@ -61,14 +61,16 @@ of the letters that alternate like vowels, fewer than this share are the script'
 have 0.6 and more). `min_lost`: the share of pairs that alternate falls by more than this if the
 script's vowels take the place of those letters (languages have 0 to 0.25)."""
 _MAX_VOWELLESS_SHARE = 0.1
-"""Largest share of Latin words without a vowel that names in programs explain."""
+"""Up to this share of the Latin words may have no vowel: there are such names in programs."""
 _ONE_BYTE_CHARSETS = ("cp1252", "latin-1", "cp1251", "koi8-r", "cp866", "mac-roman")
-_UTF8 = re.compile(rb"[\xc2-\xdf][\x80-\xbf]|[\xe0-\xef][\x80-\xbf]{2}|[\xf0-\xf4][\x80-\xbf]{3}")
+_UTF8_SEQUENCE = re.compile(
+    rb"[\xc2-\xdf][\x80-\xbf]|[\xe0-\xef][\x80-\xbf]{2}|[\xf0-\xf4][\x80-\xbf]{3}"
+)
 _MIN_UTF8_SEQUENCES = 5
 _MOJIBAKE_SHARE = 0.8
 """Smallest share of the non-ASCII characters that are UTF-8 read in another charset."""
 _LATIN_RUN = re.compile("[A-Za-z\u00c0-\u024f\u1e00-\u1eff]+")
-_MAX_WORD = 30
+_MAX_WORD_LETTERS = 30
 """Longest word, in letters; a longer one is a sequence or a code."""
 _CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f\x7f-\x9f]")
 _MIXABLE_SCRIPTS = frozenset(("LATIN", "GREEK", "CJK", "COPTIC"))
@@ -77,20 +79,26 @@ _MIXABLE_SCRIPTS = frozenset(("LATIN", "GREEK", "CJK", "COPTIC"))
 
 def is_unreadable(lines: Sequence[Line]) -> bool:
     """Return whether the text of a page with these lines can't be read."""
-    bad = total = 0
-    bad_area = area = 0.0
+    unreadable_chars = all_chars = 0
+    unreadable_area = total_area = 0.0
     for line in lines:
         text = line.text
-        letters = len(text) - text.count(" ")
-        if not letters:
+        line_chars = len(text) - text.count(" ")
+        if not line_chars:
             continue
-        count = 0 if text.isascii() else sum(map(_is_unreadable_char, text))
-        size = max(line.x1 - line.x0, 0.0) * max(line.y1 - line.y0, 0.0)
-        bad, total = bad + count, total + letters
-        bad_area, area = bad_area + size * count / letters, area + size
-    if not total:
+        unreadable_in_line = 0 if text.isascii() else sum(map(_is_unreadable_char, text))
+        line_area = max(line.x1 - line.x0, 0.0) * max(line.y1 - line.y0, 0.0)
+        unreadable_chars, all_chars = unreadable_chars + unreadable_in_line, all_chars + line_chars
+        unreadable_area, total_area = (
+            unreadable_area + line_area * unreadable_in_line / line_chars,
+            total_area + line_area,
+        )
+    if not all_chars:
         return False
-    if bad > MAX_UNREADABLE_SHARE * total or bad_area > MAX_UNREADABLE_SHARE * area > 0:
+    if (
+        unreadable_chars > MAX_UNREADABLE_SHARE * all_chars
+        or unreadable_area > MAX_UNREADABLE_SHARE * total_area > 0
+    ):
         return True
     return is_gibberish(" ".join(line.text for line in lines))
 
@@ -139,9 +147,9 @@ def _is_unreadable_char(char: str) -> bool:
 def _latin_pairs(text: str) -> list[tuple[str, str]]:
     """Return the pairs of neighbouring Latin letters, without accents. Words in capitals, which may
     be abbreviations, are left out where there are others."""
-    runs = [run for run in _LATIN_RUN.findall(text) if 3 <= len(run) <= _MAX_WORD]
-    mixed = [run for run in runs if not run.isupper()]
-    return [pair for run in (mixed or runs) for pair in pairwise(map(_without_accent, run))]
+    runs = [run for run in _LATIN_RUN.findall(text) if 3 <= len(run) <= _MAX_WORD_LETTERS]
+    not_capitals = [run for run in runs if not run.isupper()]
+    return [pair for run in (not_capitals or runs) for pair in pairwise(map(_without_accent, run))]
 
 
 def _is_cipher(text: str, min_pairs: int) -> bool:
@@ -162,44 +170,44 @@ def _is_cipher(text: str, min_pairs: int) -> bool:
 
 
 def _has_exchanged_letters(text: str, script: str, min_pairs: int) -> bool:
-    """Return whether other letters than the script's vowels alternate with the rest as vowels do in
-    every language: then each letter stands for another one, as with a wrong map of a font or a
-    wrong charset. Sukhotin's algorithm finds the letters that alternate."""
-    vowels, letters = _VOWELS_BY_SCRIPT[script]
+    """Return whether letters that are not the script's vowels alternate with the others as vowels
+    do in every language: then each letter stands for another one, as with a wrong map of a font or
+    a wrong charset. Sukhotin's algorithm finds the letters that alternate."""
+    vowels, word_pattern = _VOWELS_BY_SCRIPT[script]
     if script != "LATIN" and text.isascii():
         return False
-    words = _distinct_words(text, letters)
+    words = _distinct_words(text, word_pattern)
     vowelless = sum(vowels.isdisjoint(word) for word in words)
     if len(words) < _MIN_WORDS or (
         script == "LATIN" and vowelless <= _MAX_VOWELLESS_SHARE * len(words)
     ):
         return False
     pairs = Counter(pair for word in words for pair in pairwise(word))
-    count = pairs.total()
-    if count < max(min_pairs, _MIN_PAIRS) or len(set().union(*words)) < _MIN_ALPHABET:
+    pair_count = pairs.total()
+    if pair_count < max(min_pairs, _MIN_PAIRS) or len(set().union(*words)) < _MIN_ALPHABET:
         return False
     alternating = _alternating_letters(pairs)
     frequency: Counter[str] = Counter()
     for (first, _), times in pairs.items():
         frequency[first] += times
-    shared = sum(frequency[char] for char in alternating & vowels)
-    shared_part = shared / (sum(frequency[char] for char in alternating) or 1)
-    alternation = _alternation(pairs, alternating) / count
-    lost_alternation = alternation - _alternation(pairs, vowels) / count
+    shared_count = sum(frequency[char] for char in alternating & vowels)
+    shared_part = shared_count / (sum(frequency[char] for char in alternating) or 1)
+    alternation = _count_alternating(pairs, alternating) / pair_count
+    lost_alternation = alternation - _count_alternating(pairs, vowels) / pair_count
     return alternation > _MIN_ALTERNATION_SHARE and any(
         shared_part < max_shared and lost_alternation > min_lost
         for max_shared, min_lost in _EXCHANGED_LIMITS
     )
 
 
-def _distinct_words(text: str, letters: re.Pattern[str]) -> set[str]:
+def _distinct_words(text: str, word_pattern: re.Pattern[str]) -> set[str]:
     """Return the words of a script, each once, without accents. Words in capitals are left out,
     unless they are the most."""
     runs = _WORD.findall(text)
-    mixed = [run for run in runs if not run.isupper()]
-    runs_in_use = mixed if 2 * len(mixed) > len(runs) else runs
-    plain = ("".join(map(_without_accent, run)).lower() for run in runs_in_use)
-    return {word for run in plain for word in letters.findall(run)}
+    not_capitals = [run for run in runs if not run.isupper()]
+    runs_in_use = not_capitals if 2 * len(not_capitals) > len(runs) else runs
+    plain_runs = ("".join(map(_without_accent, run)).lower() for run in runs_in_use)
+    return {word for run in plain_runs for word in word_pattern.findall(run)}
 
 
 def _alternating_letters(pairs: Mapping[tuple[str, str], int]) -> set[str]:
@@ -209,20 +217,20 @@ def _alternating_letters(pairs: Mapping[tuple[str, str], int]) -> set[str]:
         if a != b:
             neighbours[a][b] += times
             neighbours[b][a] += times
-    sums = {char: others.total() for char, others in neighbours.items()}
-    vowels: set[str] = set()
-    while sums:
-        char = max(sums, key=lambda each: (sums[each], each))
-        if sums.pop(char) <= 0:
+    scores = {char: counts.total() for char, counts in neighbours.items()}
+    alternating: set[str] = set()
+    while scores:
+        char = max(scores, key=lambda each: (scores[each], each))
+        if scores.pop(char) <= 0:
             break
-        vowels.add(char)
+        alternating.add(char)
         for other, times in neighbours[char].items():
-            if other in sums:
-                sums[other] -= 2 * times
-    return vowels
+            if other in scores:
+                scores[other] -= 2 * times
+    return alternating
 
 
-def _alternation(pairs: Mapping[tuple[str, str], int], vowels: Set[str]) -> int:
+def _count_alternating(pairs: Mapping[tuple[str, str], int], vowels: Set[str]) -> int:
     return sum(times for (a, b), times in pairs.items() if (a in vowels) != (b in vowels))
 
 
@@ -234,7 +242,7 @@ def _is_mojibake(text: str) -> bool:
     beyond_ascii = sum(char > "\x7f" for char in text)
     for charset in _ONE_BYTE_CHARSETS:
         data = text.encode(charset, "replace")
-        lengths = [len(each) for each in _UTF8.findall(data)]
+        lengths = [len(each) for each in _UTF8_SEQUENCE.findall(data)]
         if len(lengths) >= _MIN_UTF8_SEQUENCES and sum(lengths) > _MOJIBAKE_SHARE * beyond_ascii:
             return True
     return False
@@ -251,14 +259,16 @@ def _mixes_scripts(text: str, min_pairs: int) -> bool:
         return True
     scripts = [_script(char) if char.isalpha() else "" for char in text]
     pairs = [(a, b) for a, b in pairwise(scripts) if a and b]
-    mixed = sum(a != b and not _MIXABLE_SCRIPTS.issuperset((a, b)) for a, b in pairs)
-    return len(pairs) >= min_pairs and mixed > _MAX_MIXED_PAIR_SHARE * len(pairs)
+    mixed_pairs = sum(a != b and not _MIXABLE_SCRIPTS.issuperset((a, b)) for a, b in pairs)
+    return len(pairs) >= min_pairs and mixed_pairs > _MAX_MIXED_PAIR_SHARE * len(pairs)
 
 
 def _has_rare_chars(text: str, min_pairs: int) -> bool:
-    han = [char for char in text if "\u3400" <= char <= "\u9fff" or "\uac00" <= char <= "\ud7a3"]
-    rare = sum(map(is_rare_char, han))
-    return 2 * len(han) >= min_pairs and rare > _MAX_RARE_CHAR_SHARE * len(han)
+    east_asian = [
+        char for char in text if "\u3400" <= char <= "\u9fff" or "\uac00" <= char <= "\ud7a3"
+    ]
+    rare = sum(map(is_rare_char, east_asian))
+    return 2 * len(east_asian) >= min_pairs and rare > _MAX_RARE_CHAR_SHARE * len(east_asian)
 
 
 @lru_cache(maxsize=4_096)

@@ -110,16 +110,17 @@ def _levels(pages: Sequence[Sequence[Line]]) -> dict[float, int]:
     for lines in pages:
         for line in lines:
             letters_by_size[line.size] = letters_by_size.get(line.size, 0) + len(line.text)
-    letters: Counter[float] = Counter()
+    letters_by_rounded_size: Counter[float] = Counter()
     for size, count in letters_by_size.items():
-        letters[_round_size(size)] += count
-    if not letters:
+        letters_by_rounded_size[_round_size(size)] += count
+    if not letters_by_rounded_size:
         return {}
-    body_size = letters.most_common(1)[0][0]
-    larger = sorted(
-        (size for size in letters if size > _MIN_HEADING_RATIO * body_size), reverse=True
+    body_size = letters_by_rounded_size.most_common(1)[0][0]
+    heading_sizes = sorted(
+        (size for size in letters_by_rounded_size if size > _MIN_HEADING_RATIO * body_size),
+        reverse=True,
     )
-    levels = {size: min(number, _MAX_LEVEL) for number, size in enumerate(larger, 1)}
+    levels = {size: min(number, _MAX_LEVEL) for number, size in enumerate(heading_sizes, 1)}
     return levels | {body_size: 0}
 
 

@@ -101,7 +101,8 @@ class _Pdf:
     def metadata(self) -> dict[str, str]:
         values = {}
         for name, key in _METADATA_KEYS.items():
-            with suppress(RuntimeError, ValueError, self.library.mupdf.FzErrorBase):  # not said
+            # Raised where the file has no such field.
+            with suppress(RuntimeError, ValueError, self.library.mupdf.FzErrorBase):
                 values[name] = self.library.mupdf.fz_lookup_metadata2(self.document.this, key)
         return values
 
@@ -125,10 +126,10 @@ class _Pdf:
         with opened_page(self.library, self.document, self.data, number, self.limits) as page:
             width, height = page.rect.width * dpi / 72, page.rect.height * dpi / 72
             zoom = dpi / 72 * shrink_factor(width, height, side, area)
-            drawn = page.get_pixmap(
+            pixels = page.get_pixmap(
                 matrix=self.library.Matrix(zoom, zoom), colorspace=self.library.csRGB, alpha=False
             )
-            return np.frombuffer(drawn.samples, np.uint8).reshape(drawn.h, drawn.w, 3).copy()
+            return np.frombuffer(pixels.samples, np.uint8).reshape(pixels.h, pixels.w, 3).copy()
 
 
 @contextmanager
@@ -157,11 +158,11 @@ def _open(library: Any, data: bytes) -> Any:
     """Open the document as a PDF. `library.open` is not used: it guesses the type from the content,
     whatever type it is given, and lays out an EPUB, HTML or SVG; and it reads the outline at
     once."""
-    low = library.mupdf
+    bindings = library.mupdf
     document = library.open()  # an empty PDF, which the file replaces
     document.stream = data  # keeps the bytes alive, which are read while the document is open
-    stream = low.fz_open_memory(low.python_buffer_data(data), len(data))
-    document.this = low.FzDocument(low.pdf_open_document_with_stream(stream))
+    stream = bindings.fz_open_memory(bindings.python_buffer_data(data), len(data))
+    document.this = bindings.FzDocument(bindings.pdf_open_document_with_stream(stream))
     return document
 
 
@@ -185,7 +186,7 @@ def _library() -> Any:
 
 
 @contextmanager
-def _reading(library: Any, data: bytes, what: str) -> Iterator[None]:
+def _reading(library: Any, data: bytes, part: str) -> Iterator[None]:
     """Translate the library's errors about a damaged document.
 
     MuPDF's errors come as RuntimeError or, where PyMuPDF does not translate them, as errors of its
@@ -197,18 +198,18 @@ def _reading(library: Any, data: bytes, what: str) -> Iterator[None]:
         reason = _first_line(error)
         if "alloc" in reason or "memory" in reason:  # malloc, calloc, realloc … failed
             raise MemoryError(f"reading the PDF took too much memory ({reason})") from error
-        cut = "" if has_end(data) else ", and its end is missing"
+        missing_end = "" if has_end(data) else ", and its end is missing"
         raise CorruptDocument(
-            f"the PDF is corrupt: {what} can't be read{cut} ({reason})"
+            f"the PDF is corrupt: {part} can't be read{missing_end} ({reason})"
         ) from error
 
 
-def _check_not_lost(reason: str, page: Any) -> None:
+def _check_not_lost(warnings: str, page: Any) -> None:
     """Raise ValueError where MuPDF gives an empty page instead of one that it can't read. Most of
     its warnings are about something else: a font, a colour profile, a tag."""
-    lost = _LOST_PAGE_WARNING.search(reason)
-    if lost is not None and not page.get_images() and not page.get_bboxlog():
-        raise ValueError(lost.group())
+    warning = _LOST_PAGE_WARNING.search(warnings)
+    if warning is not None and not page.get_images() and not page.get_bboxlog():
+        raise ValueError(warning.group())
 
 
 def _check_document(document: Any, data: bytes, limits: Limits) -> None:
@@ -222,9 +223,9 @@ def _check_document(document: Any, data: bytes, limits: Limits) -> None:
 
 def _check_pixels(library: Any, page: Any, number: int, limits: Limits) -> None:
     rect = page.rect
-    drawn = [("", rect.width * 150 / 72, rect.height * 150 / 72)]
+    page_size = [("", rect.width * 150 / 72, rect.height * 150 / 72)]
     images = [("an image of ", width, height) for width, height in _image_sizes(library, page)]
-    check_pixels(number, drawn + images, limits)
+    check_pixels(number, page_size + images, limits)
 
 
 def _image_sizes(library: Any, page: Any) -> list[tuple[int, int]]:
@@ -234,27 +235,27 @@ def _image_sizes(library: Any, page: Any) -> list[tuple[int, int]]:
     PyMuPDF's own list of images, with all details, takes five times as long, which is much where
     there are hundreds of forms; and it stops at a form that is used twice.
     """
-    low = library.mupdf
-    get, value = low.ll_pdf_dict_gets, low.ll_pdf_dict_get_val
-    of_page = low.pdf_page_from_fz_page(page.this).obj().m_internal
-    to_visit = [low.ll_pdf_dict_gets_inheritable(of_page, "Resources")]
+    bindings = library.mupdf
+    get_entry, get_entry_at = bindings.ll_pdf_dict_gets, bindings.ll_pdf_dict_get_val
+    page_object = bindings.pdf_page_from_fz_page(page.this).obj().m_internal
+    to_visit = [bindings.ll_pdf_dict_gets_inheritable(page_object, "Resources")]
     sizes: list[tuple[int, int]] = []
-    seen: set[int] = set()
+    visited: set[int] = set()
     while to_visit:
-        objects = get(to_visit.pop(), "XObject")
-        for index in range(low.ll_pdf_dict_len(objects)):
-            each = value(objects, index)
-            xref = low.ll_pdf_to_num(each)
-            if not xref or xref in seen:  # images and forms are streams, and so have a number
+        objects = get_entry(to_visit.pop(), "XObject")
+        for index in range(bindings.ll_pdf_dict_len(objects)):
+            resource = get_entry_at(objects, index)
+            xref = bindings.ll_pdf_to_num(resource)
+            if not xref or xref in visited:  # images and forms are streams, and so have a number
                 continue
-            seen.add(xref)
-            if low.ll_pdf_to_name(get(each, "Subtype")) == "Image":
+            visited.add(xref)
+            if bindings.ll_pdf_to_name(get_entry(resource, "Subtype")) == "Image":
                 width, height = (
-                    low.ll_pdf_to_int(low.ll_pdf_dict_getsa(each, name, name[0]))
+                    bindings.ll_pdf_to_int(bindings.ll_pdf_dict_getsa(resource, name, name[0]))
                     for name in ("Width", "Height")
                 )
                 sizes.append((width, height))
-            resources = get(each, "Resources")
+            resources = get_entry(resource, "Resources")
             if resources:
                 to_visit.append(resources)
     return sizes
@@ -287,10 +288,10 @@ def _lines(library: Any, page: Any) -> list[Line]:
     lines = _lines_with(flags, page)
     if any("\ufffd" in line.text for line in lines):
         # A font without a map to Unicode: its codes may still be those of letters.
-        guessing = flags | library.TEXT_CID_FOR_UNKNOWN_UNICODE
-        guessed = _lines_with(guessing, page)
-        if may_be_language(" ".join(line.text for line in guessed)):
-            lines, flags = guessed, guessing
+        guessing_flags = flags | library.TEXT_CID_FOR_UNKNOWN_UNICODE
+        guessed_lines = _lines_with(guessing_flags, page)
+        if may_be_language(" ".join(line.text for line in guessed_lines)):
+            lines, flags = guessed_lines, guessing_flags
     if any(RIGHT_TO_LEFT.search(line.text) for line in lines if not line.text.isascii()):
         return _lines_with(flags, page, by_glyphs=True)
     return lines
@@ -382,12 +383,16 @@ def _whole_rows(blocks: list[Any]) -> list[Any]:
             for span in line["spans"]:
                 span["text"] = "".join(char["c"] for char in span["chars"])
             line["rtl"] = any(RIGHT_TO_LEFT.search(span["text"]) for span in line["spans"])
-            last = rows[-1] if rows else None
-            if last is not None and (line["rtl"] or last["rtl"]) and _are_beside(last, line):
-                last["spans"] += line["spans"]
-                last["rtl"] = True
-                (a0, b0, a1, b1), (x0, y0, x1, y1) = last["bbox"], line["bbox"]
-                last["bbox"] = (min(a0, x0), min(b0, y0), max(a1, x1), max(b1, y1))
+            last_row = rows[-1] if rows else None
+            if (
+                last_row is not None
+                and (line["rtl"] or last_row["rtl"])
+                and _are_beside(last_row, line)
+            ):
+                last_row["spans"] += line["spans"]
+                last_row["rtl"] = True
+                (a0, b0, a1, b1), (x0, y0, x1, y1) = last_row["bbox"], line["bbox"]
+                last_row["bbox"] = (min(a0, x0), min(b0, y0), max(a1, x1), max(b1, y1))
             else:
                 rows.append(line)
     return rows
@@ -409,7 +414,7 @@ def _glyphs(spans: list[Any]) -> list[Glyph]:
     """Return the glyphs of a line. The second and later letters of a ligature have no width, and
     stand behind its first one, or before it where the library has reversed their order."""
     glyphs: list[Glyph] = []
-    before: list[Any] = []
+    zero_width_before: list[Any] = []
     for span in spans:
         for char in span["chars"]:
             x0, _, x1, _ = char["bbox"]
@@ -417,11 +422,15 @@ def _glyphs(spans: list[Any]) -> list[Glyph]:
             if has_no_width and glyphs and abs(glyphs[-1].x1 - x0) < 0.1:
                 glyphs[-1] = replace(glyphs[-1], text=glyphs[-1].text + char["c"])
             elif not has_no_width or combining(char["c"]):
-                own = [each["c"] for each in reversed(before) if abs(each["bbox"][0] - x1) < 0.1]
-                glyphs.append(Glyph(char["c"] + "".join(own), x0, x1))
-                before.clear()
+                ligature_rest = [
+                    each["c"]
+                    for each in reversed(zero_width_before)
+                    if abs(each["bbox"][0] - x1) < 0.1
+                ]
+                glyphs.append(Glyph(char["c"] + "".join(ligature_rest), x0, x1))
+                zero_width_before.clear()
             else:
-                before.append(char)
+                zero_width_before.append(char)
     return glyphs
 
 

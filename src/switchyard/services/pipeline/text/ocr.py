@@ -94,8 +94,7 @@ MAX_LINES, MAX_LINE_LENGTH = 500, 200
 """Highest number of lines of a page that are kept with their places (a dense page has 200), and
 characters that are kept of each."""
 PLACES = 10_000
-"""Number of parts into which width and height of a page are divided, to give places as whole
-numbers."""
+"""Places on a page are whole numbers: this many parts of its width, or of its height."""
 
 
 class ReadLine(NamedTuple):
@@ -144,7 +143,7 @@ def read_page(
     require_ocr(language, models)
     data = _content(original)
     limits = Limits()
-    typed: Sequence[Line] = ()
+    typed_lines: Sequence[Line] = ()
     if original.media_type == PDF:
         page, picture = draw_page_with_text(
             data,
@@ -156,26 +155,27 @@ def read_page(
             extractor=original.extractor,
         )
         if page is not None and page.pictures > MIN_SCAN_SHARE and not is_unreadable(page.lines):
-            typed = _scale_lines(page, picture.shape[1] / page.width)
+            typed_lines = _scale_lines(page, picture.shape[1] / page.width)
     else:
         import numpy as np
 
         from switchyard.services.pipeline.text.images import draw
 
-        drawn = draw(data, number, pixels=limits.page_pixels, side=MAX_SIDE, area=MAX_PIXELS)
-        picture = np.asarray(drawn)
-    return read_picture(picture, str(_model_of(language, models)), typed)
+        image = draw(data, number, pixels=limits.page_pixels, side=MAX_SIDE, area=MAX_PIXELS)
+        picture = np.asarray(image)
+    return read_picture(picture, str(_model_of(language, models)), typed_lines)
 
 
 def read_picture(
-    picture: Picture, model: str | None = None, typed: Sequence[Line] = ()
+    picture: Picture, model: str | None = None, typed_lines: Sequence[Line] = ()
 ) -> ReadPage:
-    """Read a picture: rows of pixels, each red, green and blue. `typed` are lines that are known to
-    be on it, with places in pixels: each is in the result once, whether OCR reads it or not."""
+    """Read a picture: rows of pixels, each red, green and blue. `typed_lines` are lines that are
+    known to be on it, with places in pixels: each is in the result once, whether OCR reads it or
+    not."""
     import numpy as np
 
     height, width = picture.shape[:2]
-    (typed_text,) = compose([PageLines(width, height, typed)])
+    (typed_text,) = compose([PageLines(width, height, typed_lines)])
     if max(height, width) > _MAX_ASPECT_RATIO * min(height, width):
         # The engine would scale one side to nothing, and fail.
         return ReadPage(typed_text, 0.0, 0)
@@ -185,21 +185,21 @@ def read_picture(
     engine = _engine(model or str(_model_of(None, None)))
     picture = np.ascontiguousarray(picture[:, :, ::-1])  # the models expect blue, green, red
     boxes, texts, scores, turned = _read_upright(engine, picture)
-    certain = [
+    certain_lines = [
         (box, clean_line(text), score)
         for box, text, score in zip(boxes, texts, scores, strict=True)
         if score >= MIN_CERTAINTY and text.strip()
     ]
-    if not certain:
+    if not certain_lines:
         return ReadPage(typed_text, 0.0, turned)
     read_lines = [
         _read_line(box, text, score, width, height, turned)
-        for box, text, score in certain[:MAX_LINES]
+        for box, text, score in certain_lines[:MAX_LINES]
     ]
-    lines = _lines([box for box, _, _ in certain], [text for _, text, _ in certain])
-    lines = _merge_typed(lines, [_rotate_line(line, width, height, turned) for line in typed])
+    lines = _lines([box for box, _, _ in certain_lines], [text for _, text, _ in certain_lines])
+    lines = _merge_typed(lines, [_rotate_line(line, width, height, turned) for line in typed_lines])
     (text,) = compose([PageLines(width, height, lines)])
-    certainty = sum(score for _, _, score in certain) / len(certain)
+    certainty = sum(score for _, _, score in certain_lines) / len(certain_lines)
     return ReadPage(text, round(certainty, 3), turned, read_lines)
 
 
@@ -353,14 +353,14 @@ def _read_upright(engine: Any, picture: Picture) -> tuple[list[Any], list[str], 
     try:
         upright = find_lines(engine, picture)
         boxes, crops, turned = list(upright.boxes), upright.crops, upright.turned
-        divided = _divide_boxes(upright.picture, boxes)
-        if divided is not None:
-            boxes = divided
-            crops = engine.crop_text_regions(upright.picture, divided)
-        read = engine.recognize_txt(crops)
+        divided_boxes = _divide_boxes(upright.picture, boxes)
+        if divided_boxes is not None:
+            boxes = divided_boxes
+            crops = engine.crop_text_regions(upright.picture, divided_boxes)
+        recognised = engine.recognize_txt(crops)
     except RapidOCRError:  # raised for a page without text
         return [], [], [], turned
-    return boxes, list(read.txts), list(read.scores), turned
+    return boxes, list(recognised.txts), list(recognised.scores), turned
 
 
 def _divide_boxes(picture: Picture, boxes: list[Any]) -> list[Any] | None:
@@ -369,7 +369,7 @@ def _divide_boxes(picture: Picture, boxes: list[Any]) -> list[Any] | None:
     import numpy as np
 
     lines = _lines(boxes, ["x"] * len(boxes))
-    spaces = gutters(lines, crossed=2.0)
+    spaces = gutters(lines, max_crossed=2.0)
     if not spaces or abs(_angle(boxes)) > _MAX_LEVEL_SLOPE:
         return None
     parts = []
@@ -403,12 +403,12 @@ def _angle(boxes: list[Any]) -> float:
 def _lines(boxes: list[Any], texts: list[str]) -> list[Line]:
     """Return the boxes as lines of a level page, turned back by the slope of most of them."""
     angle = _angle(boxes)
-    along, across = cos(-angle), sin(-angle)
+    cosine, sine = cos(-angle), sin(-angle)
     usual_height = median(length(box[0], box[3]) for box in boxes)
     lines = []
     for box, text in zip(boxes, texts, strict=True):
-        xs = [float(x * along - y * across) for x, y in box]
-        ys = [float(x * across + y * along) for x, y in box]
+        xs = [float(x * cosine - y * sine) for x, y in box]
+        ys = [float(x * sine + y * cosine) for x, y in box]
         height = length(box[0], box[3])
         middle = sum(ys) / len(ys)
         # Without the margin that detection adds above and below, which would make lines overlap.

@@ -39,17 +39,17 @@ def detect(engine: Any, picture: Picture) -> tuple[Picture, Any, Sequence[Pictur
     """
     from rapidocr.main import RapidOCRError
 
-    small, record = engine.preprocess_img(picture)
-    scale = max(small.shape[:2]) / max(picture.shape[:2])
+    reduced, record = engine.preprocess_img(picture)
+    scale = max(reduced.shape[:2]) / max(picture.shape[:2])
     try:
-        crops, detected = engine.detect_and_crop(small, record)
+        crops, detected = engine.detect_and_crop(reduced, record)
         boxes = list(detected.boxes)
     except RapidOCRError:
         if scale >= _TRUSTED_SCALE:
             raise
         boxes = []
     if scale >= 1 or (boxes and not _are_small(boxes)):
-        return small, boxes, crops
+        return reduced, boxes, crops
     boxes = _detect_in_pieces(engine, picture, [box / scale for box in boxes])
     if not boxes:
         raise RapidOCRError("no piece has a line")
@@ -76,16 +76,16 @@ def _detect_in_pieces(engine: Any, picture: Picture, coarse_boxes: Sequence[Any]
     for top in _starts(height):
         for left in _starts(width):
             piece = picture[top : top + PIECE_SIZE, left : left + PIECE_SIZE]
-            part, record = engine.preprocess_img(piece)
-            scale = max(part.shape[:2]) / max(piece.shape[:2])
+            reduced, record = engine.preprocess_img(piece)
+            scale = max(reduced.shape[:2]) / max(piece.shape[:2])
             try:
-                _, detected = engine.detect_and_crop(part, record)
+                _, detected = engine.detect_and_crop(reduced, record)
             except RapidOCRError:  # raised for a piece without text
                 continue
             padding = record.get("padding_1", {}).get("top", 0)
             for box in detected.boxes:
-                moved = (box - (0, padding)) / scale + (left, top)
-                boxes.append(moved.astype("float32"))
+                box_in_picture = (box - (0, padding)) / scale + (left, top)
+                boxes.append(box_in_picture.astype("float32"))
     return _join_boxes(boxes)
 
 
@@ -104,27 +104,27 @@ def _join_boxes(boxes: Sequence[Any]) -> list[Any]:
     joined_boxes: list[Any] = []
     for box in sorted(boxes, key=lambda box: -_area(_bounding_box(box))):
         x0, y0, x1, y1 = _bounding_box(box)
-        joined = False
+        is_joined = False
         for index, other in enumerate(joined_boxes):
             a0, b0, a1, b1 = _bounding_box(other)
-            across, down = min(x1, a1) - max(x0, a0), min(y1, b1) - max(y0, b0)
-            if across <= 0 or down <= 0:
+            shared_width, shared_height = min(x1, a1) - max(x0, a0), min(y1, b1) - max(y0, b0)
+            if shared_width <= 0 or shared_height <= 0:
                 continue
-            if across * down > _SAME_LINE_OVERLAP * _area((x0, y0, x1, y1)):
-                joined = True
+            if shared_width * shared_height > _SAME_LINE_OVERLAP * _area((x0, y0, x1, y1)):
+                is_joined = True
                 break
             both_horizontal = x1 - x0 > y1 - y0 and a1 - a0 > b1 - b0
             both_upright = x1 - x0 < y1 - y0 and a1 - a0 < b1 - b0
-            continues = (both_horizontal and down > _CONTINUES_OVERLAP * min(y1 - y0, b1 - b0)) or (
-                both_upright and across > _CONTINUES_OVERLAP * min(x1 - x0, a1 - a0)
-            )
-            if continues:
+            is_continued = (
+                both_horizontal and shared_height > _CONTINUES_OVERLAP * min(y1 - y0, b1 - b0)
+            ) or (both_upright and shared_width > _CONTINUES_OVERLAP * min(x1 - x0, a1 - a0))
+            if is_continued:
                 left, upper, right, lower = min(x0, a0), min(y0, b0), max(x1, a1), max(y1, b1)
                 corners = [[left, upper], [right, upper], [right, lower], [left, lower]]
                 joined_boxes[index] = np.array(corners, np.float32)
-                joined = True
+                is_joined = True
                 break
-        if not joined:
+        if not is_joined:
             joined_boxes.append(box)
     return joined_boxes
 

@@ -56,17 +56,17 @@ def find_lines(engine: Any, picture: Picture) -> OrientedLines:
     import numpy as np
 
     picture, boxes, crops = detect(engine, picture)
-    sideways = _run_up_or_down(boxes)
-    running = [
-        _turned_left(crop, box) if sideways else crop
+    is_sideways = _are_mostly_upright(boxes)
+    crops_upright = [
+        _turn_left(crop, box) if is_sideways else crop
         for crop, box in zip(crops, boxes, strict=True)
-        if _is_upright(box) == sideways
+        if _is_upright(box) == is_sideways
     ]
-    quarters = sideways + (2 if _is_upside_down(engine, running) else 0)
-    if quarters:
-        turned = np.ascontiguousarray(np.rot90(picture, quarters))
-        picture, boxes, crops = detect(engine, turned)
-    return OrientedLines(picture, boxes, crops, 90 * quarters)
+    quarter_turns = is_sideways + (2 if _is_upside_down(engine, crops_upright) else 0)
+    if quarter_turns:
+        turned_picture = np.ascontiguousarray(np.rot90(picture, quarter_turns))
+        picture, boxes, crops = detect(engine, turned_picture)
+    return OrientedLines(picture, boxes, crops, 90 * quarter_turns)
 
 
 def _is_upside_down(engine: Any, crops: Sequence[Picture]) -> bool:
@@ -78,9 +78,9 @@ def _is_upside_down(engine: Any, crops: Sequence[Picture]) -> bool:
     for number, crop in enumerate(longest):
         if number >= _MIN_LINES_READ and abs(lead) >= _CLEAR_LEAD:
             break
-        part = crop[:, : _READ_LENGTH * crop.shape[0]]
-        lead += _recognition_score(engine, np.ascontiguousarray(np.rot90(part, 2)))
-        lead -= _recognition_score(engine, part)
+        crop_start = crop[:, : _READ_LENGTH * crop.shape[0]]
+        lead += _recognition_score(engine, np.ascontiguousarray(np.rot90(crop_start, 2)))
+        lead -= _recognition_score(engine, crop_start)
     return lead > 0
 
 
@@ -88,22 +88,22 @@ def _recognition_score(engine: Any, crop: Picture) -> float:
     """Return the number of letters that are read in a crop, weighted by how far their certainty is
     above MIN_CERTAINTY. A crop without letters gives few certain letters, and many uncertain
     ones."""
-    read = engine.recognize_txt([crop])
-    return float(len(read.txts[0]) * (read.scores[0] - MIN_CERTAINTY))
+    recognised = engine.recognize_txt([crop])
+    return float(len(recognised.txts[0]) * (recognised.scores[0] - MIN_CERTAINTY))
 
 
-def _run_up_or_down(boxes: Any) -> bool:
+def _are_mostly_upright(boxes: Any) -> bool:
     """Return whether most boxes that are longer than wide are upright."""
-    high = level = 0.0
+    upright_length = level_length = 0.0
     for box in boxes:
         long, short = sorted(_edges(box), reverse=True)
         if long <= _MIN_ASPECT_RATIO * short:
             continue
         if _is_upright(box):
-            high += long
+            upright_length += long
         else:
-            level += long
-    return high > level
+            level_length += long
+    return upright_length > level_length
 
 
 def _is_upright(box: Any) -> bool:
@@ -116,7 +116,7 @@ def _is_upright(box: Any) -> bool:
     return bool(abs(end[1] - box[0][1]) > abs(end[0] - box[0][0]))
 
 
-def _turned_left(crop: Picture, box: Any) -> Picture:
+def _turn_left(crop: Picture, box: Any) -> Picture:
     """Return the crop of an upright line as it is when the page is turned to the left. The engine
     itself turns high crops; others run as their box's first edge does, down or up."""
     import numpy as np

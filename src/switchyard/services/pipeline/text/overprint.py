@@ -23,24 +23,26 @@ def without_copies(lines: Sequence[Line]) -> list[Line]:
     """
     if len(lines) < 2:
         return list(lines)
-    ordered = sorted(range(len(lines)), key=lambda index: (lines[index].y0, lines[index].x0))
-    lines_by_id: dict[int, Line] = {}
-    recent: list[int] = []
-    for index in ordered:
+    indices_by_height = sorted(
+        range(len(lines)), key=lambda index: (lines[index].y0, lines[index].x0)
+    )
+    kept_lines: dict[int, Line] = {}
+    recent_indices: list[int] = []
+    for index in indices_by_height:
         line: Line | None = lines[index]
-        for other_at in reversed(recent):
-            other = lines_by_id.get(other_at)
+        for other_index in reversed(recent_indices):
+            other = kept_lines.get(other_index)
             if other is None or line is None or not _overlap(line, other):
                 continue
             line, other = _without_overlap(line, other)
             if other is None:
-                del lines_by_id[other_at]
+                del kept_lines[other_index]
             else:
-                lines_by_id[other_at] = other
+                kept_lines[other_index] = other
         if line is not None:
-            lines_by_id[index] = line
-            recent = [*recent[-_COMPARED_LINES:], index]
-    return [lines_by_id[index] for index in range(len(lines)) if index in lines_by_id]
+            kept_lines[index] = line
+            recent_indices = [*recent_indices[-_COMPARED_LINES:], index]
+    return [kept_lines[index] for index in range(len(lines)) if index in kept_lines]
 
 
 def have_copies(lines: Sequence[Line]) -> bool:
@@ -53,11 +55,13 @@ def have_copies(lines: Sequence[Line]) -> bool:
     )
 
 
-def is_copied(place: tuple[float, float], size: float, seen: Container[tuple[int, int]]) -> bool:
-    """Return whether a letter at `place` is near one of the cells in `seen`, as `cell_of` returns
-    them."""
+def is_copied(
+    place: tuple[float, float], size: float, seen_cells: Container[tuple[int, int]]
+) -> bool:
+    """Return whether a letter at `place` is near one of the cells in `seen_cells`, as `cell_of`
+    returns them."""
     x, y = cell_of(place, size)
-    return any((x + dx, y + dy) in seen for dx in (-1, 0, 1) for dy in (-1, 0, 1))
+    return any((x + dx, y + dy) in seen_cells for dx in (-1, 0, 1) for dy in (-1, 0, 1))
 
 
 def cell_of(place: tuple[float, float], size: float) -> tuple[int, int]:
@@ -71,8 +75,8 @@ def _overlap(line: Line, other: Line) -> bool:
     shared_width = min(line.x1, other.x1) - max(line.x0, other.x0)
     if shared_width <= _MAX_COPY_DISTANCE * other.size:
         return False
-    shared = min(line.y1, other.y1) - max(line.y0, other.y0)
-    return shared > _MIN_SHARED_HEIGHT * min(line.height, other.height) and (
+    shared_height = min(line.y1, other.y1) - max(line.y0, other.y0)
+    return shared_height > _MIN_SHARED_HEIGHT * min(line.height, other.height) and (
         abs(line.y0 - other.y0) < _MAX_COPY_DISTANCE * other.size
         and 0.9 * other.size < line.size < 1.1 * other.size
     )
@@ -92,32 +96,34 @@ def _without_overlap(line: Line, other: Line) -> tuple[Line | None, Line | None]
 
 def _is_part(line: Line, other: Line) -> bool:
     """Return whether a line's text is part of another's at the same place."""
-    near = 2 * _MAX_COPY_DISTANCE * other.size
+    tolerance = 2 * _MAX_COPY_DISTANCE * other.size
     text = line.text.strip()
-    if line.x0 < other.x0 - near or line.x1 > other.x1 + max(near, _blank(line)):
+    if line.x0 < other.x0 - tolerance or line.x1 > other.x1 + max(tolerance, _blank_width(line)):
         return False
     start = other.text.find(text)
-    width = (other.x1 - other.x0) / max(len(other.text), 1)
+    letter_width = (other.x1 - other.x0) / max(len(other.text), 1)
     while start >= 0:
         # Letters have different widths, so the place of a letter is only known roughly.
-        if abs(other.x0 + start * width - line.x0) < 2 * other.size + 0.2 * (other.x1 - other.x0):
+        if abs(other.x0 + start * letter_width - line.x0) < 2 * other.size + 0.2 * (
+            other.x1 - other.x0
+        ):
             return True
         start = other.text.find(text, start + 1)
     return False
 
 
-def _blank(line: Line) -> float:
+def _blank_width(line: Line) -> float:
     """Return how far a line may reach behind its letters: cleaning may have removed a blank."""
     return 0.6 * line.size
 
 
 def _without_start(right: Line, left: Line) -> Line:
     """Return a line without the letters at its start that are the end of the one to the left."""
-    shared = left.x1 - right.x0
-    width = (right.x1 - right.x0) / max(len(right.text), 1)
-    longest = min(len(left.text), len(right.text) - 1)
-    for length in range(longest, 0, -1):
+    shared_width = left.x1 - right.x0
+    letter_width = (right.x1 - right.x0) / max(len(right.text), 1)
+    max_length = min(len(left.text), len(right.text) - 1)
+    for length in range(max_length, 0, -1):
         is_same = left.text.endswith(right.text[:length])
-        if is_same and 0.4 * shared < length * width < 2.5 * shared:
+        if is_same and 0.4 * shared_width < length * letter_width < 2.5 * shared_width:
             return replace(right, text=right.text[length:].lstrip(), x0=left.x1)
     return right

@@ -34,10 +34,10 @@ _SET_PARENT_DEATH_SIGNAL = 1  # of prctl(2)
 
 
 class PageProcess:
-    """Run `handle_page` for one page after the other, in a process forked from this one.
+    """Runs a function for one page after the other, in a process forked from this one.
 
-    The forked process starts with the first page, and again after each page that ended it. The
-    parent does not see changes that the work makes. Use it as a context manager, from one thread at
+    The forked process starts with the first page, and again after each page that ended it. This
+    process does not see what the function changes. Use it as a context manager, from one thread at
     a time.
     """
 
@@ -90,14 +90,14 @@ class PageProcess:
             os.waitpid(pid, 0)
 
     def _fork(self) -> tuple[int, Connection]:
-        ours, theirs = Pipe()
-        parent = os.getpid()
+        own_end, child_end = Pipe()
+        parent_pid = os.getpid()
         pid = os.fork()
         if pid == 0:
-            ours.close()
-            _serve(theirs, self._handle_page, parent)
-        theirs.close()
-        self._child = pid, ours
+            own_end.close()
+            _serve(child_end, self._handle_page, parent_pid)
+        child_end.close()
+        self._child = pid, own_end
         return self._child
 
     def _forget_child(self) -> None:
@@ -152,7 +152,7 @@ def _end_as(ended_by: signal.Signals) -> NoReturn:
     raise SystemExit(128 + ended_by)
 
 
-def _serve(connection: Connection, handle_page: Callable[..., Any], parent: int) -> NoReturn:
+def _serve(connection: Connection, handle_page: Callable[..., Any], parent_pid: int) -> NoReturn:
     """Answer calls until the parent is gone. Never returns into the parent's code."""
     try:
         if sys.platform == "linux":
@@ -160,7 +160,7 @@ def _serve(connection: Connection, handle_page: Callable[..., Any], parent: int)
         _, hard = resource.getrlimit(resource.RLIMIT_CORE)
         resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
         gc.freeze()  # or the first collection would copy the parent's memory
-        while os.getppid() == parent:
+        while os.getppid() == parent_pid:
             seconds, number, args, kwargs = connection.recv()
             connection.send_bytes(_handle_call(handle_page, seconds, number, args, kwargs))
     except (EOFError, ConnectionError):
@@ -175,18 +175,20 @@ def _serve(connection: Connection, handle_page: Callable[..., Any], parent: int)
 def _handle_call(
     handle_page: Callable[..., Any], seconds: int, number: int, args: Any, kwargs: Any
 ) -> bytes:
-    began = _processor_seconds()
+    seconds_before = _processor_seconds()
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
-    limit = ceil(began) + seconds
+    limit = ceil(seconds_before) + seconds
     resource.setrlimit(
         resource.RLIMIT_CPU, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard)
     )
     try:
         result: Any = handle_page(number, *args, **kwargs)
-        return pickle.dumps((True, result, _processor_seconds() - began), pickle.HIGHEST_PROTOCOL)
+        return pickle.dumps(
+            (True, result, _processor_seconds() - seconds_before), pickle.HIGHEST_PROTOCOL
+        )
     except Exception as error:
         error.add_note(f"In the process of its page:\n{traceback.format_exc()}")
-        return pickle.dumps((False, _portable(error), _processor_seconds() - began))
+        return pickle.dumps((False, _portable(error), _processor_seconds() - seconds_before))
 
 
 def _portable(error: Exception) -> Exception:

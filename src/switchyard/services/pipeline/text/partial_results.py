@@ -30,7 +30,7 @@ class Draft:
     """The result of reading PAGES_PER_DRAFT pages, or fewer at a document's end."""
 
     pages: Sequence[PageLines | str]
-    """In place of a page that can't be read stands the reason."""
+    """The lines of each page; for a page that can't be read, the reason."""
     repaired: bool
     """Whether damage of the file had been repaired by then."""
 

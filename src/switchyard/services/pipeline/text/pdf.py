@@ -134,12 +134,15 @@ def read_pdf(
         text = "" if page is None else next(texts)
         if raw.form is not None:  # the pages of a form only say that they can't be shown
             text = raw.form if number == 1 else ""
-        unreadable = page is not None and is_unreadable(page.lines)
-        text = text if unreadable or has_words(text) else ""
+        has_unreadable_text = page is not None and is_unreadable(page.lines)
+        text = text if has_unreadable_text or has_words(text) else ""
         is_scan = (
-            page is not None and page.pictures > MIN_SCAN_SHARE and not unreadable and not raw.form
+            page is not None
+            and page.pictures > MIN_SCAN_SHARE
+            and not has_unreadable_text
+            and not raw.form
         )
-        pages.append(PdfPage(number, text, raw.errors.get(number), is_scan, unreadable))
+        pages.append(PdfPage(number, text, raw.errors.get(number), is_scan, has_unreadable_text))
     return PdfText(
         pages=tuple(pages),
         title=_title(raw.metadata, raw.pages[0]),
@@ -240,15 +243,19 @@ def draw_page_with_text(
 
 def _title(metadata: Mapping[str, str], first: PageLines | None) -> str | None:
     """Return the title in the file's metadata, else the largest print on its first page."""
-    named = unwrap(clean(metadata.get("title") or ""))
-    junk = ("untitled", "microsoft word", "imagemagick", "powerpoint", "document")
-    if len(named) > 3 and not named.lower().startswith(junk) and has_words(named):
-        return named[:300]
+    metadata_title = unwrap(clean(metadata.get("title") or ""))
+    junk_starts = ("untitled", "microsoft word", "imagemagick", "powerpoint", "document")
+    if (
+        len(metadata_title) > 3
+        and not metadata_title.lower().startswith(junk_starts)
+        and has_words(metadata_title)
+    ):
+        return metadata_title[:300]
     lines: Sequence[Line] = without_copies(first.lines) if first is not None else ()
     largest = max((round(line.size, 1) for line in lines), default=0)
     headline = unwrap(" ".join(line.text for line in lines if round(line.size, 1) == largest))
-    others = any(round(line.size, 1) < largest for line in lines)
-    return headline if others and has_words(headline) and len(headline) <= 200 else None
+    has_smaller_print = any(round(line.size, 1) < largest for line in lines)
+    return headline if has_smaller_print and has_words(headline) and len(headline) <= 200 else None
 
 
 def _metadata(metadata: Mapping[str, str]) -> dict[str, str]:
@@ -261,5 +268,7 @@ def _metadata(metadata: Mapping[str, str]) -> dict[str, str]:
 
 
 def _clean_outline(outline: Sequence[Heading]) -> tuple[Heading, ...]:
-    named = [(entry, unwrap(clean(entry.title))[:300]) for entry in outline]
-    return tuple(Heading(entry.level, title, entry.page) for entry, title in named if title)
+    titled_entries = [(entry, unwrap(clean(entry.title))[:300]) for entry in outline]
+    return tuple(
+        Heading(entry.level, title, entry.page) for entry, title in titled_entries if title
+    )

@@ -37,7 +37,7 @@ MIN_SCAN_SHARE = 0.5
 on an empty page, or a photograph in its margins, would cover."""
 _MAX_SPARSE_LETTERS = 600
 _MAX_SPARSE_AREA = 0.12
-"""Text with at most so many letters, whose lines cover at most this part of the page, does not say
+"""Text with at most _MAX_SPARSE_LETTERS letters, or on at most this part of the page, does not say
 what a picture beneath it shows: stamps, page numbers, notices of downloads, entries in scanned
 forms."""
 _MIN_LAYER_AREA = 0.002
@@ -56,8 +56,8 @@ class Limits:
     page_seconds: int = 10
     """Most seconds of processor time to read or draw a page: a usual page takes some 10 ms."""
     lost_pages: int = 4
-    """Pages of a document that may take longer, or crash the library; their time counts in that of
-    `extract_text`."""
+    """Pages of a document that may exceed `page_seconds`, or crash the library; the time for them
+    counts in the time of `extract_text`."""
 
     def check_characters(self, count: int, number: int) -> None:
         """Check the number of characters up to page `number`. Raises DocumentTooLarge."""
@@ -138,7 +138,7 @@ class OpenPdf(Protocol):
 
     @property
     def metadata(self) -> dict[str, str]:
-        """Return the file's own metadata, with `title`."""
+        """The file's own metadata, with `title`."""
 
     def page(self, number: int) -> PageLines:
         """Return the lines of a page, from 1, in any order, without characters outside of the part
@@ -181,7 +181,7 @@ def is_sparse(width: float, height: float, lines: Sequence[Line]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """Something that is drawn on a page."""
+    """A picture or a text that is drawn on a page."""
 
     box: Box
     is_picture: bool
@@ -189,27 +189,27 @@ class Drawn:
     """False for text that is drawn without ink, as the text layer of an OCR is."""
 
 
-def picture_share(width: float, height: float, drawn: Iterable[Drawn]) -> float:
+def picture_share(width: float, height: float, drawn_parts: Iterable[Drawn]) -> float:
     """Return the part of a page that pictures cover, 0 to 1, from what is drawn on it, in that
     order. It is 0 where unseen text says what the pictures show: drawn without ink, or beneath
     them."""
     pictures: list[Box] = []
     texts: list[Box] = []
-    hidden = 0.0
-    for each in drawn:
-        if not each.is_picture:
-            if each.is_seen:
-                texts.append(each.box)
+    hidden_share = 0.0
+    for part in drawn_parts:
+        if not part.is_picture:
+            if part.is_seen:
+                texts.append(part.box)
             else:
-                hidden += covered_share(width, height, [each.box])
+                hidden_share += covered_share(width, height, [part.box])
             continue
-        pictures.append(each.box)
-        if covered_share(width, height, [each.box]) > MIN_SCAN_SHARE:
-            hidden += covered_share(
-                width, height, [box for box in texts if _is_within(box, each.box)]
+        pictures.append(part.box)
+        if covered_share(width, height, [part.box]) > MIN_SCAN_SHARE:
+            hidden_share += covered_share(
+                width, height, [box for box in texts if _is_within(box, part.box)]
             )
             texts = []
-    return 0.0 if hidden > _MIN_LAYER_AREA else covered_share(width, height, pictures)
+    return 0.0 if hidden_share > _MIN_LAYER_AREA else covered_share(width, height, pictures)
 
 
 def _is_within(box: Box, other: Box) -> bool:
@@ -217,13 +217,15 @@ def _is_within(box: Box, other: Box) -> bool:
     return other[0] <= x <= other[2] and other[1] <= y <= other[3]
 
 
-def check_pixels(number: int, drawn: Iterable[tuple[str, float, float]], limits: Limits) -> None:
+def check_pixels(
+    number: int, drawn_sizes: Iterable[tuple[str, float, float]], limits: Limits
+) -> None:
     """Check the sizes of things that are drawn on a page: a name, width and height in pixels each.
     Raises DocumentTooLarge."""
-    for what, width, height in drawn:
+    for name, width, height in drawn_sizes:
         if width * height > limits.page_pixels:
             raise DocumentTooLarge(
-                f"page {number} of the PDF has {what}{width:.0f} × {height:.0f} pixels, "
+                f"page {number} of the PDF has {name}{width:.0f} × {height:.0f} pixels, "
                 f"{limits.page_pixels:,} are allowed"
             )
 
@@ -248,18 +250,18 @@ def with_open_pages(data: bytes) -> bytes:
     matches = list(_ENCRYPT.finditer(data))
     if not matches:
         return data
-    last = matches[-1]
-    start = last.end()
-    if last[1] is not None:
-        head = re.compile(rb"(?:^|[\s>])%b\s+%b\s+obj\b" % (last[1], last[2]))
-        objects = list(head.finditer(data))
+    last_match = matches[-1]
+    start = last_match.end()
+    if last_match[1] is not None:
+        object_start = re.compile(rb"(?:^|[\s>])%b\s+%b\s+obj\b" % (last_match[1], last_match[2]))
+        objects = list(object_start.finditer(data))
         if not objects:
             return data
         start = objects[-1].end()
     dictionary = data[start : start + _MAX_ENCRYPTION_BYTES].partition(b"endobj")[0]
     if _FILTER_VERSION.search(dictionary) is None or _USED_FILTER.search(dictionary) is not None:
         return data
-    changed = bytearray(data)
+    decrypted = bytearray(data)
     for each in matches:
-        changed[each.start() : each.end()] = b"/Ignored"
-    return bytes(changed)
+        decrypted[each.start() : each.end()] = b"/Ignored"
+    return bytes(decrypted)

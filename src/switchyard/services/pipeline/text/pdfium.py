@@ -54,7 +54,7 @@ _WIDE_LETTER = 0.58
 """Mean width of a line's letters and blanks, in sizes of a letter, above which they are wide."""
 _WIDER_LETTER = 1.15
 """Wide letters are this many times as wide as those on most lines of the page."""
-_EAST_ASIAN = "\u2e80"
+_FIRST_EAST_ASIAN = "\u2e80"
 _MAX_ZERO_WIDTH = 0.01
 _MAX_RECTANGLES = 200_000
 _MAX_PARTS = 100
@@ -93,7 +93,7 @@ class _Pdf:
 
     @property
     def outline(self) -> list[Heading]:
-        return _outline(self.document)
+        return _read_outline(self.document)
 
     @property
     def form(self) -> str | None:
@@ -160,10 +160,13 @@ class _VisibleArea:
 
     def to_page(self, box: Box) -> Box:
         """Return where a box is on the page as it is shown: left, upper, right, lower."""
-        (xa, ya), (xb, yb) = self._at(*box[:2]), self._at(*box[2:])
-        return min(xa, xb), min(ya, yb), max(xa, xb), max(ya, yb)
+        (x_start, y_start), (x_end, y_end) = (
+            self._point_on_page(*box[:2]),
+            self._point_on_page(*box[2:]),
+        )
+        return min(x_start, x_end), min(y_start, y_end), max(x_start, x_end), max(y_start, y_end)
 
-    def _at(self, x: float, y: float) -> tuple[float, float]:
+    def _point_on_page(self, x: float, y: float) -> tuple[float, float]:
         left, bottom, right, top = self.part
         if self.rotation == 90:
             return y - bottom, x - left
@@ -199,8 +202,10 @@ def _open_pdf(data: bytes) -> Iterator[Any]:
     except library.PdfiumError as error:
         if "assword" in str(error):
             raise EncryptedDocument(NEEDS_PASSWORD) from error
-        cut = "" if has_end(data) else ", and its end is missing"
-        raise CorruptDocument(f"the PDF is corrupt: it can't be read{cut} ({error})") from error
+        missing_end = "" if has_end(data) else ", and its end is missing"
+        raise CorruptDocument(
+            f"the PDF is corrupt: it can't be read{missing_end} ({error})"
+        ) from error
     try:
         yield document
     finally:
@@ -235,8 +240,10 @@ def _lines(page: Any, visible: _VisibleArea) -> list[Line]:
             size = raw.FPDFText_GetFontSize(text, char_index) if char_index >= 0 else lower - upper
             bold = char_index >= 0 and raw.FPDFText_GetFontWeight(text, char_index) >= _BOLD_WEIGHT
             # A rectangle is as high as its letters, and lower where none of them is as high as b.
-            middle, half = (upper + lower) / 2, max(0.4 * size, (lower - upper) / 2)
-            line = Line(left, middle - half, right, middle + half, text_in_box, size, bold)
+            middle, half_height = (upper + lower) / 2, max(0.4 * size, (lower - upper) / 2)
+            line = Line(
+                left, middle - half_height, right, middle + half_height, text_in_box, size, bold
+            )
             if lines and _continues_line(lines[-1], line):
                 lines[-1] = _join_lines(lines[-1], line)
             else:
@@ -250,17 +257,17 @@ def _lines(page: Any, visible: _VisibleArea) -> list[Line]:
 
 
 def _may_be_padded(lines: Sequence[Line]) -> bool:
-    """Return whether there are lines that are too wide for their text: of several blanks in a row,
-    the library gives only the first."""
-    letters = [
+    """Return whether there are lines that are too wide for their text. They may be padded: where
+    there are several blanks in a row, the library returns only the first."""
+    letter_widths = [
         (line.x1 - line.x0) / (len(line.text) * max(line.size, 1.0))
         for line in lines
-        if " " in line.text and max(line.text) < _EAST_ASIAN
+        if " " in line.text and max(line.text) < _FIRST_EAST_ASIAN
     ]
-    if not letters:
+    if not letter_widths:
         return False
-    wide = min(_WIDE_LETTER, _WIDER_LETTER * median(letters))
-    return sum(width > wide for width in letters) >= MIN_ROWS
+    wide_letter = min(_WIDE_LETTER, _WIDER_LETTER * median(letter_widths))
+    return sum(width > wide_letter for width in letter_widths) >= MIN_ROWS
 
 
 def _words(text: Any, visible: _VisibleArea) -> Iterator[Word]:
@@ -278,8 +285,13 @@ def _words(text: Any, visible: _VisibleArea) -> Iterator[Word]:
             continue
         x0, y0, x1, y1 = visible.to_page(box)
         char = "-" if char == _SOFT_HYPHEN else char
-        near = _MAX_LETTER_GAP * (y1 - y0)
-        if word is not None and y0 < word.y1 and word.y0 < y1 and -near < x0 - word.x1 < near:
+        tolerance = _MAX_LETTER_GAP * (y1 - y0)
+        if (
+            word is not None
+            and y0 < word.y1
+            and word.y0 < y1
+            and -tolerance < x0 - word.x1 < tolerance
+        ):
             word.x1, word.text = max(word.x1, x1), word.text + char
             continue
         if word is not None:
@@ -307,7 +319,7 @@ def _lines_by_glyphs(text: Any, visible: _VisibleArea) -> Iterator[Line]:
     over, in order by their places: the library's own pieces overlap there."""
     from pypdfium2 import raw
 
-    seen: defaultdict[str, set[tuple[int, int]]] = defaultdict(set)
+    seen_cells: defaultdict[str, set[tuple[int, int]]] = defaultdict(set)
     row: list[tuple[Glyph, float, float, float]] = []
     for number in range(min(text.count_chars(), _MAX_RECTANGLES)):
         char = chr(raw.FPDFText_GetUnicode(text, number))
@@ -318,17 +330,17 @@ def _lines_by_glyphs(text: Any, visible: _VisibleArea) -> Iterator[Line]:
         if char == _SOFT_HYPHEN:
             char = "-"
         size = raw.FPDFText_GetFontSize(text, number) or y1 - y0
-        if row and x1 > x0 and _place(row[-1]) == (x0, y0, x1, y1):
+        if row and x1 > x0 and _box_of(row[-1]) == (x0, y0, x1, y1):
             # A glyph of several letters, which the library gives from left to right.
             line_text = row[-1][0].text
             line_text = char + line_text if RIGHT_TO_LEFT.match(char) else line_text + char
             row[-1] = (Glyph(line_text, x0, x1), y0, y1, size)
             continue
         is_blank = char.isspace()
-        if (is_blank and x1 - x0 < _MAX_ZERO_WIDTH) or is_copied((x0, y0), size, seen[char]):
+        if (is_blank and x1 - x0 < _MAX_ZERO_WIDTH) or is_copied((x0, y0), size, seen_cells[char]):
             continue  # the library adds blanks of its own, without a place
         if not is_blank:
-            seen[char].add(cell_of((x0, y0), size))
+            seen_cells[char].add(cell_of((x0, y0), size))
         if row and min(row[-1][2], y1) - max(row[-1][1], y0) < 0.5 * min(
             row[-1][2] - row[-1][1], y1 - y0
         ):
@@ -338,7 +350,7 @@ def _lines_by_glyphs(text: Any, visible: _VisibleArea) -> Iterator[Line]:
     yield from _divide_row(row)
 
 
-def _place(glyph: tuple[Glyph, float, float, float]) -> Box:
+def _box_of(glyph: tuple[Glyph, float, float, float]) -> Box:
     return glyph[0].x0, glyph[1], glyph[0].x1, glyph[2]
 
 
@@ -352,11 +364,11 @@ def _divide_row(row: list[tuple[Glyph, float, float, float]]) -> Iterator[Line]:
             and row[index][0].x0 - row[index - 1][0].x1 < _MIN_LINE_GAP * row[index][3]
         ):
             continue
-        part = row[start:index]
+        glyphs_of_line = row[start:index]
         start = index
-        if not part:
+        if not glyphs_of_line:
             continue
-        glyphs, tops, bottoms, sizes = zip(*part, strict=True)
+        glyphs, tops, bottoms, sizes = zip(*glyphs_of_line, strict=True)
         glyph_text = "".join(glyph.text for glyph in glyphs)
         is_rtl = RIGHT_TO_LEFT.search(glyph_text) is not None
         glyph_text = (text_in_order if is_rtl else text_from_left)(glyphs, sizes[0])
@@ -379,17 +391,17 @@ def _join_lines(before: Line, line: Line) -> Line:
     elif is_raised(before.size, before.y1, line.size, line.y1):
         first = raised(first)
     if second != line.text:
-        glue = ""
+        separator = ""
     elif first[-1:] in SIGNS:
-        glue = "" if second[:1] in ".,;:!?)]" else " "
+        separator = "" if second[:1] in ".,;:!?)]" else " "
     else:
-        glue = " " if line.x0 - before.x1 > 0.12 * line.size else ""
+        separator = " " if line.x0 - before.x1 > 0.12 * line.size else ""
     return Line(
         before.x0,
         min(before.y0, line.y0),
         line.x1,
         max(before.y1, line.y1),
-        f"{first}{glue}{second}",
+        f"{first}{separator}{second}",
         max(before.size, line.size),
         before.bold and line.bold,
     )
@@ -410,7 +422,7 @@ def _xfa_part(document: Any, number: int) -> tuple[str, bytes]:
     return name.value.decode("latin-1"), content.raw
 
 
-def _outline(document: Any) -> list[Heading]:
+def _read_outline(document: Any) -> list[Heading]:
     headings: list[Heading] = []
     try:
         for entry in document.get_toc(max_depth=6):

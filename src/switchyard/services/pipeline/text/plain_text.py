@@ -17,7 +17,7 @@ from switchyard.services.pipeline.text.stopwords import stop_words_among
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufeff\ufffe\uffff\u00ad]")
 _UNREADABLE = re.compile(r"[\ud800-\udfff\ufffd]+")
-_UNSEEN = re.compile("[\u00ad\u2060]")
+_INVISIBLE = re.compile("[\u00ad\u2060]")
 """Soft hyphens and joiners: they stand within words, but are no part of them."""
 _BLANK_LINES = re.compile(r"\n[ \t]*(?:\n[ \t]*)+")
 _SPACES = re.compile(r"[ \t\u00a0\u2000-\u200a\u202f\u3000]+")
@@ -26,23 +26,25 @@ _ADDRESS = re.compile(r"(?:://|www\.|@)\S*$")
 _MAX_ADDRESS_LENGTH = 200
 """Characters before a line's end among which an address is looked for."""
 
-_FOREIGN = re.compile(r"[^\x00-\x7f]+")
+_NON_ASCII = re.compile(r"[^\x00-\x7f]+")
 """Characters that folding may change."""
 _CACHED_CHARACTERS = 4_096
 """Number of characters whose folded form is cached."""
 _MAX_REPLACEMENTS = 32
-"""Most different characters that are replaced by one pass over the text for each of them. Where
-there are more, one pass looks up every character."""
+"""Most different characters for which the text is searched once each. Where there are more, every
+character is looked up in a single pass."""
 
 _CJK_RANGES = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
 _CJK = re.compile(f"[{_CJK_RANGES}]+")
 _CJK_BREAK = re.compile(f"(?<=[{_CJK_RANGES}])\n(?=[{_CJK_RANGES}])")
 WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)*")
 """A word of a folded text, where spaces are written between words."""
-_MARK = re.compile("[\u0300-\u036f\u0591-\u05bd\u064b-\u065f\u0670\u0900-\u0dff\u0e31-\u0eff]")
+_COMBINING_MARK = re.compile(
+    "[\u0300-\u036f\u0591-\u05bd\u064b-\u065f\u0670\u0900-\u0dff\u0e31-\u0eff]"
+)
 _RAISED = re.compile("[⁰¹²³⁴-⁹]++")
 _LOWERED_NUMBER = re.compile("[₀-₉]")
-_HIDDEN_OR_SHIFTED = frozenset("\u00ad\u2060⁰¹²³⁴⁵⁶⁷⁸⁹₀₁₂₃₄₅₆₇₈₉")
+_INVISIBLE_OR_SHIFTED = frozenset("\u00ad\u2060⁰¹²³⁴⁵⁶⁷⁸⁹₀₁₂₃₄₅₆₇₈₉")
 """Soft hyphens and joiners, and raised and lowered numbers."""
 _LOWERED = re.compile(r"(?<![^\W_])([^\W\d_⁰¹²³⁴-⁹₀-₉]++)[₀-₉]++(?![^\W_])")
 
@@ -83,7 +85,7 @@ def clean(text: str) -> str:
     NUL and other control characters are removed and lone surrogates replaced (databases, JSON and
     Arrow refuse them), line ends are `\\n`, and between two paragraphs is one blank line.
     """
-    if text.isprintable() and "\ufffd" not in text:  # most lines: nothing but spaces to mend
+    if text.isprintable() and "\ufffd" not in text:  # true of most lines: only spaces need cleaning
         return " ".join(text.split())
     text = _UNREADABLE.sub("\ufffd", text)
     text = text.replace("\r\n", "\n").replace("\r", "\n").replace("\u2028", "\n")
@@ -98,13 +100,13 @@ def unwrap(block: str) -> str:
     hyphen that may belong to the word stays."""
     block = block.strip()
     if "\n" in block:
-        block = _HYPHENATED.sub(_hyphen_at_a_line_end, block)
+        block = _HYPHENATED.sub(_line_end_hyphen, block)
         if not block.isascii():
             block = _CJK_BREAK.sub("", block)
     return " ".join(block.split())
 
 
-def _hyphen_at_a_line_end(match: re.Match[str]) -> str:
+def _line_end_hyphen(match: re.Match[str]) -> str:
     """Return the replacement of a hyphen between two lines: nothing where it cut a word in two; the
     hyphen before a capital (`Jean-Pierre`), beside a digit (`COVID-19`) and in an address."""
     text, start, end = match.string, match.start(), match.end()
@@ -136,8 +138,8 @@ def sentences(paragraph: str) -> list[str]:
             continue
         sentence_list.append(paragraph[start:end].strip())
         start = end
-    rest = paragraph[start:].strip()
-    return [*sentence_list, rest] if rest else sentence_list
+    last_sentence = paragraph[start:].strip()
+    return [*sentence_list, last_sentence] if last_sentence else sentence_list
 
 
 def words(text: str) -> list[str]:
@@ -148,20 +150,20 @@ def words(text: str) -> list[str]:
     raised or lowered numbers can be found without them: `day¹²` is `day` and `12`, `CO₂` is `co2`
     and `co`.
     """
-    return _cut(_fold(text, _without_accents))
+    return _cut_into_words(_fold(text, _without_accents))
 
 
 def accented_words(text: str) -> list[str]:
     """Return the words of a text as `words` does, but with their accents, by which stemmers
     recognise endings. A text with vowel marks, which no stemmer needs, loses all its marks."""
     plain = normalised(text)
-    return words(text) if has_combining_marks(plain) else _cut(plain)
+    return words(text) if has_combining_marks(plain) else _cut_into_words(plain)
 
 
 def has_combining_marks(plain: str) -> bool:
     """Return whether a text has marks that are characters of their own, so that they would cut a
     word in two."""
-    return not plain.isascii() and _MARK.search(plain) is not None
+    return not plain.isascii() and _COMBINING_MARK.search(plain) is not None
 
 
 def without_accents(word: str) -> str:
@@ -170,7 +172,7 @@ def without_accents(word: str) -> str:
     return _fold(word, _without_accents)
 
 
-def _cut(plain: str) -> list[str]:
+def _cut_into_words(plain: str) -> list[str]:
     """Return the words of a folded text."""
     if not has_cjk(plain):  # most texts: tested once, and not word by word
         return WORD.findall(plain)
@@ -186,10 +188,10 @@ def _cut(plain: str) -> list[str]:
 def normalised(text: str) -> str:
     """Return the text for an index that cuts it into words itself: folded as by `words`, but with
     the accents and vowel marks that dictionaries need. `CO₂` is `co2 co`, and `ﬁ` is `fi`."""
-    return _fold(text, _compatible)
+    return _fold(text, _compatibility_form)
 
 
-def _numbers_apart(text: str) -> str:
+def _separate_numbers(text: str) -> str:
     """Return the text with raised numbers (markers of notes, exponents) as words of their own. A
     word with a lowered number, as in formulas, is there twice: with the number and without."""
     spaced = _RAISED.sub(r" \g<0> ", text)
@@ -235,12 +237,12 @@ def _fold(text: str, fold: Callable[[str], str]) -> str:
     if text.isascii():
         return text.casefold()
     # Only characters of the text are replaced: searches fold many texts with few of them each.
-    foreign = {char for char in set(text) if not char.isascii()}
-    if not foreign.isdisjoint(_HIDDEN_OR_SHIFTED):
-        text = _numbers_apart(_UNSEEN.sub("", text))
+    non_ascii = {char for char in set(text) if not char.isascii()}
+    if not non_ascii.isdisjoint(_INVISIBLE_OR_SHIFTED):
+        text = _separate_numbers(_INVISIBLE.sub("", text))
     # Character by character: `normalize` sorts every run of combining marks, by insertion, and in a
     # hostile text such a run can be as long as the text.
-    folded = {char: fold(char) for char in foreign}
+    folded = {char: fold(char) for char in non_ascii}
     replaced = _replace_chars(
         text, {char: other for char, other in folded.items() if other != char}
     )
@@ -254,14 +256,14 @@ def _replace_chars(text: str, folded: Mapping[str, str]) -> str:
     """Replace characters by their folded forms, which contain none of these characters."""
     if len(folded) > _MAX_REPLACEMENTS:
         by_code = str.maketrans(dict(folded))
-        return _FOREIGN.sub(lambda run: run.group().translate(by_code), text)
+        return _NON_ASCII.sub(lambda run: run.group().translate(by_code), text)
     for char, other in folded.items():
         text = text.replace(char, other)
     return text
 
 
 @lru_cache(maxsize=_CACHED_CHARACTERS)
-def _compatible(char: str) -> str:
+def _compatibility_form(char: str) -> str:
     return unicodedata.normalize("NFKC", char)
 
 

@@ -1,8 +1,7 @@
 """Cut a long text to the length that a model accepts, without losing whole parts of it.
 
 Cutting at the end would drop the conclusions. Instead every section keeps its beginning: short
-sections whole, and what they leave over goes to the long ones.
-"""
+sections are kept whole, and the room that they do not use goes to the long ones."""
 
 from __future__ import annotations
 
@@ -60,13 +59,13 @@ def _spread(sections: Sequence[str], max_sections: int) -> list[str]:
 
 def _fair_share(sizes: Sequence[int], budget: int) -> int:
     """Return the largest size to which larger sections may be cut so that all fit the budget."""
-    left, share = budget, 0
+    budget_left, share = budget, 0
     ascending = sorted(sizes)
     for index, size in enumerate(ascending):
-        share = left // (len(ascending) - index)
+        share = budget_left // (len(ascending) - index)
         if size > share:
             return share
-        left -= size
+        budget_left -= size
     return max(share, ascending[-1]) if ascending else budget
 
 
@@ -76,14 +75,14 @@ def _first_sentences(section: str, limit: int) -> str:
         return section
     beginning = ""
     for paragraph in section.split("\n\n"):
-        glue = "\n\n" if beginning else ""
+        separator = "\n\n" if beginning else ""
         for sentence in sentences(paragraph):
-            if len(beginning) + len(glue) + len(sentence) > limit:
+            if len(beginning) + len(separator) + len(sentence) > limit:
                 return (
                     f"{beginning} {GAP}"
                     if beginning
                     else f"{shorten(sentence, max(limit, 1))} {GAP}"
                 )
-            beginning += glue + sentence
-            glue = " "
+            beginning += separator + sentence
+            separator = " "
     return beginning

@@ -42,8 +42,8 @@ def language_of(text: str) -> str | None:
     if len(languages) != 1:
         return None
     [language] = languages
-    number = sum(word in STOP_WORDS_BY_LANGUAGE[language] for word in text_words)
-    return language if number > _MIN_STOP_WORD_SHARE * len(text_words) else None
+    stop_word_count = sum(word in STOP_WORDS_BY_LANGUAGE[language] for word in text_words)
+    return language if stop_word_count > _MIN_STOP_WORD_SHARE * len(text_words) else None
 
 
 def stems(text: str) -> list[str]:
@@ -62,11 +62,11 @@ def stemmed(text: str) -> str:
             return plain
         plain = without_accents(plain)
 
-    def its_stem(match: re.Match[str]) -> str:
+    def stem_of_match(match: re.Match[str]) -> str:
         word = match.group()
         return word if has_cjk(word) else _stem(word, language)
 
-    return WORD.sub(its_stem, plain)
+    return WORD.sub(stem_of_match, plain)
 
 
 def forms(word: str) -> tuple[str, ...]:
@@ -78,14 +78,14 @@ def forms(word: str) -> tuple[str, ...]:
 
 
 def query_words(text: str, limit: int, language: str | None) -> list[tuple[str, ...]]:
-    """Give the different words of a query that say something, all where none does, at most `limit`
-    of them, each in all forms in which a text of that language may have it, None for of any. Two
-    words with a form in common are one."""
-    telling = frozenset(content_words(text))
+    """Return the different words of a query that say something (all words if none does), at most
+    `limit`, each in all forms that it may have in a text of that language; in texts of any language
+    where `language` is None. Two words with a form in common are one."""
+    content = frozenset(content_words(text))
     forms: list[tuple[str, ...]] = []
     seen_forms: set[str] = set()
     for word in dict.fromkeys(accented_words(text)):
-        if telling and without_accents(word) not in telling:
+        if content and without_accents(word) not in content:
             continue
         word_forms = _forms(word) if language is None else _forms_in(word, language)
         if seen_forms.isdisjoint(word_forms):

@@ -77,14 +77,16 @@ sans sea sera sin solo son sur tout vers war
 removed only from a text in their language."""
 _MIN_STOP_WORDS = 2
 """Fewest different stop words by which a language is recognised: a single one may be an ordinary
-word of another language, as `sea`, a stop word in Spanish, is in English."""
+word of another language, as the Spanish stop word `sea` is in English."""
 
 
 def languages_of(words: Iterable[str]) -> frozenset[str]:
     """Return the languages with the most stop words among these words: several if they are equal,
     none if there are fewer than _MIN_STOP_WORDS."""
-    different = frozenset(words)
-    counts = {name: len(their & different) for name, their in STOP_WORDS_BY_LANGUAGE.items()}
+    distinct = frozenset(words)
+    counts = {
+        name: len(stop_words & distinct) for name, stop_words in STOP_WORDS_BY_LANGUAGE.items()
+    }
     highest_count = max(counts.values())
     return frozenset(name for name in counts if counts[name] == highest_count >= _MIN_STOP_WORDS)
 
@@ -93,11 +95,11 @@ def stop_words_among(words: Iterable[str]) -> frozenset[str]:
     """Return those of a text's words that say nothing of its subject: the stop words of its
     language. In English, and where the language is not recognised, also those of other languages
     that say nothing in English."""
-    different = frozenset(words)
-    languages = languages_of(different)
+    distinct = frozenset(words)
+    languages = languages_of(distinct)
     if not languages or "english" in languages:
-        return different & _ENGLISH_OR_UNKNOWN
-    return different & frozenset[str]().union(*(STOP_WORDS_BY_LANGUAGE[each] for each in languages))
+        return distinct & _ENGLISH_OR_UNKNOWN
+    return distinct & frozenset[str]().union(*(STOP_WORDS_BY_LANGUAGE[each] for each in languages))
 
 
 _ENGLISH_OR_UNKNOWN = STOP_WORDS_BY_LANGUAGE["english"] | (

@@ -1,8 +1,7 @@
 """Write raised numbers of a page (exponents, footnotes, citations) as superscripts: ¹², ³,⁵–⁷, ⁻³.
 
 Extractors recognise raised numbers by size and baseline. In the text these are superscripts of
-Unicode, so that
-`10⁵` is not read as 105, and `day.¹²` does not lose its marker.
+Unicode, so that `10⁵` is not read as 105, and `day.¹²` does not lose its marker.
 """
 
 from __future__ import annotations

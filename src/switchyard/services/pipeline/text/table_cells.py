@@ -24,8 +24,8 @@ MIN_ROWS = 3
 _MAX_WORDS = 60
 """Most words of a line, and most spaces of a row; longer lines are not divided."""
 _MAX_BANDS = 9
-"""A line that is higher than this many usual lines is upright print: only its first bands are
-looked at."""
+"""A line that is higher than this many usual lines is upright print: it is looked for only in its
+first bands."""
 _BLANK_WIDTH = 0.28
 """Width of a blank in ems (font sizes), where letters are not all of the same width."""
 _WIDE_DIGIT = 0.59
@@ -80,10 +80,10 @@ def with_cells(
     if not MIN_ROWS <= len(lines) <= MAX_LINES:
         return list(lines)
     rows_of_page = rows_of(lines)
-    likely = rows_of_page if are_padded else _likely_rows(rows_of_page)
-    if not likely:
+    likely_rows = rows_of_page if are_padded else _likely_rows(rows_of_page)
+    if not likely_rows:
         return list(lines)
-    rows = _rows(likely, words())
+    rows = _rows(likely_rows, words())
     parts = _padded_parts(rows)
     cuts: defaultdict[int, set[int]] = defaultdict(set)
     for river in _rivers(rows):
@@ -190,8 +190,8 @@ def _rows(line_rows: Sequence[Sequence[Line]], words: Iterable[Word]) -> list[_R
         [_LineOfWords(line, words_by_line.get(id(line), [])) for line in row] for row in line_rows
     ]
     widths = [_monospace_width(row) for row in rows]
-    known = [width for width in widths if width is not None]
-    usual_width = median(known) if 2 * len(known) > len(rows) else _BLANK_WIDTH
+    known_widths = [width for width in widths if width is not None]
+    usual_width = median(known_widths) if 2 * len(known_widths) > len(rows) else _BLANK_WIDTH
     cell_rows = []
     for row, width in zip(rows, widths, strict=True):
         blank = max((width or usual_width) * max(each.line.size for each in row), 0.1)
@@ -239,15 +239,15 @@ def _words_by_line(lines: Sequence[Line], words: Iterable[Word]) -> dict[int, li
             if line.y0 <= y <= line.y1 and line.x0 - 1 <= x <= line.x1 + 1:
                 words_by_line[id(line)].append(word)
                 break
-    complete = {}
+    complete_lines = {}
     for line in lines:
         line_words = words_by_line.get(id(line), [])
         if 0 < len(line_words) <= _MAX_WORDS:
             line_words.sort(key=lambda word: word.x0)
             letters = len("".join(line.text.split()))
             if letters == sum(len(word.text) for word in line_words):
-                complete[id(line)] = line_words
-    return complete
+                complete_lines[id(line)] = line_words
+    return complete_lines
 
 
 def _spaces(lines: Sequence[_LineOfWords], blank: float) -> list[_Space]:
@@ -277,10 +277,10 @@ def _spaces(lines: Sequence[_LineOfWords], blank: float) -> list[_Space]:
                 blanks >= _MIN_PADDING_BLANKS and is_wider and not has_stretched and not is_code
             )
             spaces.append(_Space(a.x1, b.x0, a.text, b.text, each, index, blanks, is_padding))
-    for before, after in pairwise(lines):
-        left = before.words[-1].text if before.words else before.line.text
-        right = after.words[0].text if after.words else after.line.text
-        x0, x1 = before.x1, after.x0
+    for left_line, right_line in pairwise(lines):
+        left = left_line.words[-1].text if left_line.words else left_line.line.text
+        right = right_line.words[0].text if right_line.words else right_line.line.text
+        x0, x1 = left_line.x1, right_line.x0
         blanks = (x1 - x0) / blank
         if blanks >= _MIN_COMMON_BLANKS:
             spaces.append(
@@ -308,28 +308,30 @@ class _River:
         if len(spaces) < MIN_ROWS or all(space.line is None for space in spaces):
             return False
         enough_rows = _MIN_SHARE_OF_ROWS * len(spaces)
-        width = median(space.blanks for space in spaces)
-        right = sum(_is_number(space.right) for space in spaces)
-        left = sum(_is_number(space.left) for space in spaces)
-        if right >= enough_rows and (left >= enough_rows or left <= len(spaces) - enough_rows):
+        usual_blanks = median(space.blanks for space in spaces)
+        numbers_right = sum(_is_number(space.right) for space in spaces)
+        numbers_left = sum(_is_number(space.left) for space in spaces)
+        if numbers_right >= enough_rows and (
+            numbers_left >= enough_rows or numbers_left <= len(spaces) - enough_rows
+        ):
             are_thousands = all(
                 _THOUSANDS_GROUP.fullmatch(space.right) and space.left[-1:].isdigit()
                 for space in spaces
             )
             if are_thousands:
-                return width >= _MIN_PADDING_BLANKS
-            return width >= (
-                _MIN_NUMBER_BLANKS if left >= enough_rows else _MIN_BLANKS_BEFORE_NUMBERS
+                return usual_blanks >= _MIN_PADDING_BLANKS
+            return usual_blanks >= (
+                _MIN_NUMBER_BLANKS if numbers_left >= enough_rows else _MIN_BLANKS_BEFORE_NUMBERS
             )
         return sum(space.is_padding for space in spaces) >= enough_rows
 
     def follow_into(self, row: _Row) -> bool:
         """Follow the river into a row. Returns whether it runs through the row."""
         min_width = _MIN_COMMON_BLANKS * row.blank
-        best = max(row.spaces, key=self._common_width, default=None)
-        if best is not None and self._common_width(best) >= min_width:
-            self.x0, self.x1 = max(self.x0, best.x0), min(self.x1, best.x1)
-            self.spaces.append(best)
+        widest = max(row.spaces, key=self._common_width, default=None)
+        if widest is not None and self._common_width(widest) >= min_width:
+            self.x0, self.x1 = max(self.x0, widest.x0), min(self.x1, widest.x1)
+            self.spaces.append(widest)
             return True
         if row.x1 <= self.x1 - min_width:  # the row ends before it
             self.x0 = max(self.x0, row.x1)
@@ -347,18 +349,20 @@ def _rivers(rows: Sequence[_Row]) -> list[_River]:
     """Find the spaces that run down through several rows."""
     rivers: list[_River] = []
     active: list[_River] = []
-    above: _Row | None = None
+    previous_row: _Row | None = None
     for row in rows:
-        if above is not None and row.y0 - above.y1 > 3 * (row.y1 - row.y0):
+        if previous_row is not None and row.y0 - previous_row.y1 > 3 * (row.y1 - row.y0):
             active = []
         active = [river for river in active if river.follow_into(row)]
-        taken = {id(river.spaces[-1]) for river in active}
-        begun = [
-            _River(space.x0, space.x1, [space]) for space in row.spaces if id(space) not in taken
+        followed_spaces = {id(river.spaces[-1]) for river in active}
+        new_rivers = [
+            _River(space.x0, space.x1, [space])
+            for space in row.spaces
+            if id(space) not in followed_spaces
         ]
-        active += begun
-        rivers += begun
-        above = row
+        active += new_rivers
+        rivers += new_rivers
+        previous_row = row
     return rivers
 
 
@@ -367,13 +371,13 @@ def _padded_parts(rows: Sequence[_Row]) -> dict[int, list[Line]]:
     by the line's id(). Cells in proportional fonts may not line up: they are moved into columns."""
     parts_by_line: dict[int, list[Line]] = {}
     for count, run in groupby(rows, _count_padding):
-        padded = list(run) if count else []
-        if len(padded) >= MIN_ROWS:
-            cut = [
+        padded_rows = list(run) if count else []
+        if len(padded_rows) >= MIN_ROWS:
+            cut_rows = [
                 row.lines[0].cut([space.position for space in _padding_spaces(row)])
-                for row in padded
+                for row in padded_rows
             ]
-            for row, cells in zip(padded, _separate_columns(cut), strict=True):
+            for row, cells in zip(padded_rows, _separate_columns(cut_rows), strict=True):
                 parts_by_line[id(row.lines[0].line)] = cells
     return parts_by_line
 

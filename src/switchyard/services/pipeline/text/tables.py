@@ -10,15 +10,15 @@ from switchyard.services.pipeline.text.layout import MAX_LINES, Line, rows_of
 _MIN_ROWS = 3
 _MAX_COLUMNS = 40
 _MIN_PROSE_LETTERS = 28
-"""Lines side by side with at least so many letters, on average, are columns of text."""
+"""Lines side by side with at least this many letters, on average, are columns of text."""
 _MAX_CELL_LETTERS = 16
-"""Lines side by side with at most so many letters, on average, are cells of a table."""
+"""Lines side by side with at most this many letters, on average, are cells of a table."""
 _MIN_JUSTIFIED_SHARE = 0.75
 """Text is justified if at least this part of its rows reach from its left to its right edge."""
 _MIN_ALIGNED_SHARE = 0.7
 """Smallest part of a table's cells that are aligned with others."""
 _ALIGNMENT_TOLERANCE = 0.15
-"""Two cells are aligned if their edges differ by at most so many sizes of a letter."""
+"""Two cells are aligned if their edges differ by at most this many sizes of a letter."""
 _MIN_FILLED_SHARE = 0.5
 """Smallest part of the cells of a table that are not empty."""
 
@@ -32,7 +32,7 @@ def with_tables(lines: Sequence[Line]) -> list[Line]:
 
 
 def rows_with_tables(rows: list[list[Line]]) -> list[list[Line]]:
-    """Do as `with_tables`, for lines that are in rows."""
+    """Do what `with_tables` does, for lines that are in rows."""
     if not 2 * _MIN_ROWS <= sum(map(len, rows)) <= MAX_LINES:
         return rows
     replaced = _replace_tables(rows)
@@ -45,14 +45,14 @@ def _replace_tables(rows: list[list[Line]]) -> list[Line]:
     run: list[list[Line]] = []
     tables = 0
     for row in [*rows, []]:
-        side_by_side = len(row) > 1 and not any(line.is_table for line in row)
-        goes_on = side_by_side and not (run and row[0].y0 - run[-1][0].y1 > 3 * row[0].height)
-        if run and not goes_on:
+        has_cells = len(row) > 1 and not any(line.is_table for line in row)
+        continues_run = has_cells and not (run and row[0].y0 - run[-1][0].y1 > 3 * row[0].height)
+        if run and not continues_run:
             table = _find_table(run)
             tables += table is not None
             lines.extend([line for each in run for line in each] if table is None else [table])
             run = []
-        if side_by_side:
+        if has_cells:
             run.append(row)
         else:
             lines.extend(row)
@@ -76,9 +76,9 @@ def _find_table(rows: Sequence[Sequence[Line]]) -> Line | None:
 def _is_prose(lines: Sequence[Line], columns: Sequence[tuple[float, float]]) -> bool:
     """Return whether rows are columns of text: their lines are long, or of medium length and most
     of them as wide as their column."""
-    letters = sum(len(line.text) for line in lines) / len(lines)
-    if not _MAX_CELL_LETTERS < letters < _MIN_PROSE_LETTERS:
-        return letters >= _MIN_PROSE_LETTERS
+    mean_letters = sum(len(line.text) for line in lines) / len(lines)
+    if not _MAX_CELL_LETTERS < mean_letters < _MIN_PROSE_LETTERS:
+        return mean_letters >= _MIN_PROSE_LETTERS
     width = sum(right - left for left, right in columns) / len(columns)
     as_wide_as_column = sum(line.x1 - line.x0 > 0.75 * width for line in lines)
     return as_wide_as_column > 0.7 * len(lines)
@@ -95,17 +95,17 @@ def _is_justified(rows: Sequence[Sequence[Line]]) -> bool:
     ]
     if len(full_rows) < _MIN_JUSTIFIED_SHARE * len(rows):
         return False
-    inner = aligned = 0
+    inner_count = aligned_count = 0
     for above, row in pairwise(rows):
         spans = [(line.x0, line.x1) for line in above]
         for line in row[1:-1] if len(row) > 2 else row[1:]:
-            inner += 1
-            aligned += line.text[:1].isdigit() or any(
+            inner_count += 1
+            aligned_count += line.text[:1].isdigit() or any(
                 min(abs(x0 - line.x0), abs(x1 - line.x1), abs(x0 + x1 - line.x0 - line.x1) / 2)
                 < _ALIGNMENT_TOLERANCE * size
                 for x0, x1 in spans
             )
-    return aligned < _MIN_ALIGNED_SHARE * inner
+    return aligned_count < _MIN_ALIGNED_SHARE * inner_count
 
 
 def _columns(rows: Sequence[Sequence[Line]]) -> list[tuple[float, float]]:
@@ -113,8 +113,8 @@ def _columns(rows: Sequence[Sequence[Line]]) -> list[tuple[float, float]]:
     other rows may reach over several columns."""
     column_count = max(len(row) for row in rows)
     columns: list[tuple[float, float]] = []
-    fullest = [line for row in rows if len(row) == column_count for line in row]
-    for line in sorted(fullest, key=lambda line: line.x0):
+    lines_of_fullest = [line for row in rows if len(row) == column_count for line in row]
+    for line in sorted(lines_of_fullest, key=lambda line: line.x0):
         if columns and line.x0 <= columns[-1][1]:
             columns[-1] = (columns[-1][0], max(columns[-1][1], line.x1))
         else:

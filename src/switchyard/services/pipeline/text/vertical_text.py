@@ -11,7 +11,7 @@ _EAST_ASIAN = re.compile("[\u3001-\u30ff\u3400-\u9fff\uf900-\ufaff\uff01-\uff9f]
 _MAX_SIDE_BY_SIDE = 3
 """Characters side by side in a column at most, as digits are."""
 _MIN_COLUMN_LENGTH = 5
-"""A column with at least so many characters is text, and not a column of a table."""
+"""A column with at least this many characters is text, and not a column of a table."""
 _MAX_LETTER_GAP = 0.7
 """Largest distance of two letters of a column, in heights of a letter."""
 
@@ -50,10 +50,10 @@ def _may_be_vertical(line: Line) -> bool:
 
 def _is_below(above: Line, line: Line) -> bool:
     size = max(above.size, line.size)
-    aside = abs(line.x0 + line.x1 - above.x0 - above.x1) / 2
+    sideways_distance = abs(line.x0 + line.x1 - above.x0 - above.x1) / 2
     return (
         _may_be_vertical(above)
-        and aside < 0.4 * size
+        and sideways_distance < 0.4 * size
         and abs(line.y0 - above.y1) < _MAX_LETTER_GAP * size
     )
 

@@ -55,7 +55,7 @@ def read_page(html: bytes, url: str, charset: str | None = None) -> WebText:
         return WebText("", "")
     robots = _directives(tree)
     links = () if "nofollow" in robots else tuple(_links(tree))
-    heading = _first(tree.xpath("//title//text()")) or _first(tree.xpath("//h1//text()"))
+    heading = _join_texts(tree.xpath("//title//text()")) or _join_texts(tree.xpath("//h1//text()"))
     metadata = extract_metadata(text, default_url=url)
     page = extract(
         text,
@@ -92,7 +92,7 @@ def _links(tree: object) -> Iterator[str]:
             yield str(each.get("href"))[:4000]
 
 
-def _first(values: list[object]) -> str:
+def _join_texts(values: list[object]) -> str:
     return " ".join("".join(map(str, values[:20])).split())[:1000]
 
 

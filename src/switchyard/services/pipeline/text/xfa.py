@@ -1,7 +1,7 @@
 """Read the text of an XFA form: a form in XML within a PDF, whose pages only say "Please wait".
 
-Adobe's own programs alone draw such forms, which ISO 32000-2 has left out. What the form says (its
-template) and what was entered (its data) is in XML all the same, and is read from there.
+Only Adobe's own programs draw such forms, which ISO 32000-2 no longer contains. What the form says
+(its template) and what was entered (its data) is in XML all the same, and is read from there.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def text_of_form(packets: Mapping[str, bytes]) -> str:
     """Return the text of a form (from its part `template`) and the values that were entered into it
     (from `datasets`), in Markdown. Raises UnsupportedDocument where neither can be read."""
     texts = list(_read(packets.get("template", b""), _Template()))
-    entered = list(_read(packets.get("datasets", b""), _Data()))
-    text = "\n\n".join(texts + entered)
+    entered_values = list(_read(packets.get("datasets", b""), _Data()))
+    text = "\n\n".join(texts + entered_values)
     if not has_words(text):
         raise UnsupportedDocument(
             "the PDF is an XFA form, which only Adobe's programs show: print it to a PDF there, "
@@ -73,7 +73,7 @@ class _Reader:
     def handle_end(self) -> None:
         """Handle the end of an element; called by `end`."""
 
-    def take(self) -> str:
+    def take_text(self) -> str:
         """Return the text since the last call, as one line."""
         text = " ".join(clean("".join(self._text)).split())
         self._text.clear()
@@ -83,7 +83,7 @@ class _Reader:
 class _Template(_Reader):
     def handle_start(self) -> None:
         if self.path[-1] in _TEXT_ELEMENTS:
-            self.take()
+            self.take_text()
 
     def handle_end(self) -> None:
         if self.path[-1] == "p":
@@ -91,17 +91,17 @@ class _Template(_Reader):
         is_shown = not _SHOWN_ELEMENTS.isdisjoint(self.path)
         is_silent = not _SILENT_ELEMENTS.isdisjoint(self.path)
         if self.path[-1] in _TEXT_ELEMENTS and is_shown and not is_silent:
-            text = self.take()
+            text = self.take_text()
             if text:
                 self.texts.append(text)
 
 
 class _Data(_Reader):
     def handle_start(self) -> None:
-        self.take()
+        self.take_text()
 
     def handle_end(self) -> None:
-        text = self.take()
+        text = self.take_text()
         if text and "data" in self.path[:-1]:
             self.texts.append(f"{self.path[-1]}: {text}")
 
@@ -112,11 +112,13 @@ def _read(content: bytes, reader: _Reader) -> Iterator[str]:
     parser.StartElementHandler = reader.start
     parser.EndElementHandler = reader.end
     parser.CharacterDataHandler = reader.data
-    parser.StartDoctypeDeclHandler = _refuse  # entities could make it grow without end
+    parser.StartDoctypeDeclHandler = (
+        _refuse_doctype  # its entities could make the text grow without end
+    )
     with suppress(expat.ExpatError, CorruptDocument):
         parser.Parse(content[:MAX_PACKET_BYTES], True)
     yield from reader.texts
 
 
-def _refuse(*_: object) -> None:
+def _refuse_doctype(*_: object) -> None:
     raise CorruptDocument("it declares a document type")

@@ -42,28 +42,29 @@ MAX_PASSAGES = 512
 @job("classify_document", worker="embed", lanes=("hot", "backfill"), timeout=300)
 @ends_when_superseded
 async def classify_document(payload: DocumentJob, ctx: JobContext) -> Outcome:
-    """Classify a document by the file of JOBS_CLASSES: by its words, and by its vectors."""
+    """Classify a document as the file of JOBS_CLASSES defines it: by its words, and by its
+    vectors."""
     document_id = payload.document_id
     files = DocumentFiles.for_document(ctx, document_id)
     async with at_stage(ctx, document_id, CLASSIFY), index_of(ctx) as index:
-        defined = await asyncio.to_thread(read_definitions, ctx.settings.classes)
+        definitions = await asyncio.to_thread(read_definitions, ctx.settings.classes)
         text = await files.output_of_async(EXTRACT)
         # The embedder of the active generation, whatever the settings say: the index may have been
         # rebuilt for another one.
         embedder = (await index.generations()).active.embedder
 
-        async def work() -> dict[str, Any]:
+        async def classify() -> dict[str, Any]:
             pages = [text.result["title"], *(page["text"] for page in text.result["pages"])]
-            by_words = await ctx.compute(
-                _keyword_classes_of, defined, pages, characters=text.result["character_count"]
+            keyword_classes = await ctx.compute(
+                _keyword_classes_of, definitions, pages, characters=text.result["character_count"]
             )
-            by_meaning = await _similarity_classes_of(ctx, index, defined, document_id)
-            return {"classes": [_as_json(each) for each in (*by_words, *by_meaning)]}
+            similarity_classes = await _similarity_classes_of(ctx, index, definitions, document_id)
+            return {"classes": [_as_json(each) for each in (*keyword_classes, *similarity_classes)]}
 
         output = await files.reuse_or_run_async(
             CLASSIFY,
-            content_hash([text.output_hash, embedder, defined.hash]),
-            work,
+            content_hash([text.output_hash, embedder, definitions.hash]),
+            classify,
             content=text.content,
             force=payload.force,
         )
@@ -86,8 +87,8 @@ def _as_json(document_class: DocumentClass) -> dict[str, Any]:
     }
 
 
-def _keyword_classes_of(defined: ClassDefinitions, pages: Sequence[str]) -> list[DocumentClass]:
-    kinds = {name: kind for name, kind in defined.kinds.items() if isinstance(kind, RuleKind)}
+def _keyword_classes_of(definitions: ClassDefinitions, pages: Sequence[str]) -> list[DocumentClass]:
+    kinds = {name: kind for name, kind in definitions.kinds.items() if isinstance(kind, RuleKind)}
     labels = [label for kind in kinds.values() for label in kind.labels.values()]
     keywords = {keyword for label in labels for keyword in label.keywords}
     counts = KeywordFinder(sorted(keywords)).count(pages)
@@ -97,42 +98,46 @@ def _keyword_classes_of(defined: ClassDefinitions, pages: Sequence[str]) -> list
 
 
 async def _similarity_classes_of(
-    ctx: JobContext, index: OpenIndex, defined: ClassDefinitions, document_id: str
+    ctx: JobContext, index: OpenIndex, definitions: ClassDefinitions, document_id: str
 ) -> list[DocumentClass]:
-    kinds = {name: kind for name, kind in defined.kinds.items() if isinstance(kind, MeaningKind)}
+    kinds = {
+        name: kind for name, kind in definitions.kinds.items() if isinstance(kind, MeaningKind)
+    }
     if not kinds:
         return []
     async with index.open_active() as (table, embedder):
         count = await table.count(document_id)
-        passages = await table.vectors_at(document_id, _spread_numbers(count))
+        passages = await table.vectors_at(document_id, _spread_evenly(count))
     vectors = await _description_vectors(ctx, embedder, kinds)
     classes = []
     for name, kind in kinds.items():
-        described = [
+        description_vectors = [
             (label, vectors[description])
             for label, definition in kind.labels.items()
             for description in definition.descriptions
         ]
-        similar = similarities(passages, described)
-        classes += classes_by_similarity(name, kind, similar, embedder.calibration.min_relevance)
+        similarity_of_label = similarities(passages, description_vectors)
+        classes += classes_by_similarity(
+            name, kind, similarity_of_label, embedder.calibration.min_relevance
+        )
     return classes
 
 
-def _spread_numbers(count: int) -> list[int]:
+def _spread_evenly(count: int) -> list[int]:
     step = max(1.0, count / MAX_PASSAGES)
     return [int(number * step) for number in range(min(count, MAX_PASSAGES))]
 
 
 class _DescriptionVectors:
-    """The vectors of descriptions by one embedder, cached so that a process has a server make each
-    once."""
+    """The vectors of descriptions by one embedder, cached so that a process asks a server for each
+    only once."""
 
     def __init__(self) -> None:
         self.by_description: dict[tuple[str, str], list[float]] = {}
 
 
 @asynccontextmanager
-async def _no_vectors() -> AsyncIterator[_DescriptionVectors]:
+async def _empty_cache() -> AsyncIterator[_DescriptionVectors]:
     yield _DescriptionVectors()
 
 
@@ -141,7 +146,7 @@ async def _description_vectors(
 ) -> dict[str, list[float]]:
     vectors = _DescriptionVectors()
     if ctx.shared is not None:
-        vectors = await ctx.shared.get(_DescriptionVectors, _no_vectors)
+        vectors = await ctx.shared.get(_DescriptionVectors, _empty_cache)
     texts = {
         description
         for kind in kinds.values()

@@ -43,7 +43,7 @@ async def embed_content(payload: DocumentJob, ctx: JobContext) -> Outcome:
 
 
 async def embed_document(payload: DocumentJob, ctx: JobContext) -> StageOutput:
-    """Write the chunks of the document's text to the index, in every generation in use, unless they
+    """Write the chunks of the document's text to every generation of the index in use, unless they
     are there already. Raises ContentReplaced."""
     document_id = payload.document_id
     files = DocumentFiles.for_document(ctx, document_id)
@@ -51,7 +51,7 @@ async def embed_document(payload: DocumentJob, ctx: JobContext) -> StageOutput:
     figures = await files.figures(text.content)
     async with index_of(ctx) as index:
 
-        async def work() -> dict[str, Any]:
+        async def embed_text() -> dict[str, Any]:
             chunks = await ctx.compute(
                 split_into_chunks,
                 document_id,
@@ -61,18 +61,20 @@ async def embed_document(payload: DocumentJob, ctx: JobContext) -> StageOutput:
 
             chunks += figure_chunks(document_id, len(chunks), figures)
 
-            async def put(table: ChunkIndex, embedder: Embedder) -> None:
+            async def put_chunks(table: ChunkIndex, embedder: Embedder) -> None:
                 for start in range(0, len(chunks), BATCH_SIZE):
                     batch = chunks[start : start + BATCH_SIZE]
                     vectors = await embedder.embed([chunk.text for chunk in batch])
                     await files.require_content_async(text.content)
                     await table.put(text.result["title"], batch, vectors)
-                    done = start + len(batch)
-                    ctx.progress(done / len(chunks), f"chunk {done:,} of {len(chunks):,}")
+                    chunks_done = start + len(batch)
+                    ctx.progress(
+                        chunks_done / len(chunks), f"chunk {chunks_done:,} of {len(chunks):,}"
+                    )
                 await files.require_content_async(text.content)
                 await table.drop_from(document_id, len(chunks))
 
-            written = await index.write(put)
+            written = await index.write(put_chunks)
             return {
                 "chunks": len(chunks),
                 "embedder": written[0].embedder,
@@ -86,7 +88,7 @@ async def embed_document(payload: DocumentJob, ctx: JobContext) -> StageOutput:
         return await files.reuse_or_run_async(
             EMBED,
             content_hash([text.output_hash, embedder, CHUNK_WORDS, OVERLAP_WORDS, *figures]),
-            work,
+            embed_text,
             content=text.content,
             force=payload.force,
             is_complete=is_indexed,

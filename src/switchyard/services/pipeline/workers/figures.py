@@ -33,7 +33,7 @@ TIME_BUDGET = 240.0
 ANSWER_TIMEOUT = 120.0
 """Seconds that one answer may take."""
 FIGURES_TIMEOUT = 480.0
-_CONCURRENT_ANSWERS = 4
+_MAX_CONCURRENT_ANSWERS = 4
 
 
 class _TimeBudgetExceeded(Exception):
@@ -44,7 +44,7 @@ class NoSuchFigure(PermanentError):
     """The document has no figure of that number, or none were cut out yet."""
 
 
-class NoPictureTaken(PermanentError):
+class NoPictureAccepted(PermanentError):
     """The model refuses every picture of the document; perhaps it does not accept pictures at
     all."""
 
@@ -72,10 +72,10 @@ async def describe_figures(payload: DocumentJob, ctx: JobContext) -> Outcome:
     files = DocumentFiles.for_document(ctx, document_id)
     original = await files.output_of_async(INGEST)
     model = ctx.settings.vision_model
-    ends_at = time.monotonic() + TIME_BUDGET
+    deadline = time.monotonic() + TIME_BUDGET
 
     async def describe() -> dict[str, Any]:
-        return await _describe_all(ctx, files, original, ends_at)
+        return await _describe_all(ctx, files, original, deadline)
 
     try:
         output = await files.reuse_or_run_async(
@@ -107,7 +107,7 @@ async def _are_stored(files: DocumentFiles, figures: Sequence[Mapping[str, Any]]
 
 
 async def _describe_all(
-    ctx: JobContext, files: DocumentFiles, original: StageOutput, ends_at: float
+    ctx: JobContext, files: DocumentFiles, original: StageOutput, deadline: float
 ) -> dict[str, Any]:
     from switchyard.services.pipeline.text.figures import MEDIA_TYPES, MEMORY_MB, cut
 
@@ -118,21 +118,21 @@ async def _describe_all(
         memory_limit_mb=MEMORY_MB,
     )
     pictures = cut_pictures.pictures
-    described: list[dict[str, Any]] = []
-    for start in range(0, len(pictures), _CONCURRENT_ANSWERS):
-        if time.monotonic() > ends_at or ctx.is_cancelled():
+    figures: list[dict[str, Any]] = []
+    for start in range(0, len(pictures), _MAX_CONCURRENT_ANSWERS):
+        if time.monotonic() > deadline or ctx.is_cancelled():
             raise _TimeBudgetExceeded
-        batch = pictures[start : start + _CONCURRENT_ANSWERS]
+        batch = pictures[start : start + _MAX_CONCURRENT_ANSWERS]
         pending_answers = (
             _answer_or_refusal(ctx, each.content, MEDIA_TYPES[each.suffix], each.caption)
             for each in batch
         )
-        answers = await gather_bounded(pending_answers, at_once=_CONCURRENT_ANSWERS)
+        answers = await gather_bounded(pending_answers, at_once=_MAX_CONCURRENT_ANSWERS)
         for number, (picture, answer) in enumerate(zip(batch, answers, strict=True), start + 1):
             key = figure_key(files.document_id, content_hash(picture.content), picture.suffix)
             await files.require_content_async(original.content)
             await files.storage.put_async(key, picture.content)
-            described.append(
+            figures.append(
                 {
                     "figure": number,
                     "page": picture.page,
@@ -146,10 +146,10 @@ async def _describe_all(
                     **answer,
                 }
             )
-    if described and all(each.get("refused") for each in described):
-        raise NoPictureTaken(f"the model takes none of the pictures: {described[0]['refused']}")
+    if figures and all(each.get("refused") for each in figures):
+        raise NoPictureAccepted(f"the model takes none of the pictures: {figures[0]['refused']}")
     page_errors = {str(page): error for page, error in cut_pictures.page_errors.items()}
-    return {"figures": described, "page_errors": page_errors}
+    return {"figures": figures, "page_errors": page_errors}
 
 
 @job("analyze_image", worker="ocr", lanes=("vlm_ocr",), timeout=FIGURES_TIMEOUT)
@@ -211,7 +211,7 @@ async def _answer_or_refusal(
     try:
         return await _ask_about(ctx, [(content, media_type)], caption)
     except LlmRefused as error:
-        if error.is_server_specific:  # of the key or the model, and not of the picture
+        if error.is_server_specific:  # it is about the key or the model, not the picture
             raise
         model = ctx.settings.vision_model
         return {"description": "", "model": model, "complete": False, "refused": str(error)}

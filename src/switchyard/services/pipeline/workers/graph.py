@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # the job types are imported without a database
 
 RANKING_LEASE = "graph ranking"
 RANKING_TIMEOUT = 600.0
-"""Seconds of the computation itself, of the 15 minutes that the whole job has."""
+"""Seconds for the computation itself; the whole job has 15 minutes."""
 
 
 @job("update_graph", worker="link", lanes=("hot", "maintenance"), timeout=120)
@@ -46,12 +46,12 @@ async def update_graph(payload: DocumentJob, ctx: JobContext) -> Outcome:
 
 
 class ComputeSimilarity(StrictModel):
-    """Payload of `compute_similarity`: of all documents, or of those behind `after`."""
+    """Payload of `compute_similarity`: all documents, or only those behind `after`."""
 
     after: tuple[float, str] | None = None
-    """Time of arrival and id of the last document of the job before."""
+    """Time of arrival and id of the previous job's last document."""
     batch: int = Field(default=100, ge=1, le=1000)
-    """Documents of one job; the next job takes as many again."""
+    """Number of documents of one job; the next job takes the same number."""
     top_k: int = Field(default=TOP_K, ge=1, le=100)
     threshold: float | None = Field(default=None, ge=-1, le=1)
     """As in `link_content`."""
@@ -64,9 +64,9 @@ async def compute_similarity(payload: ComputeSimilarity, ctx: JobContext) -> Out
     from switchyard.services.pipeline.graph.upserts import upsert_similar
 
     ledger = _require_ledger(ctx)
-    completed = DocumentFilter(state=COMPLETED)
+    completed_filter = DocumentFilter(state=COMPLETED)
     documents = await PipelineLedger(ledger).documents.documents_after(
-        completed, payload.after, payload.batch
+        completed_filter, payload.after, payload.batch
     )
     edges = 0
     async with index_of(ctx) as index, index.open_active() as (chunks, embedder):
@@ -84,8 +84,10 @@ async def compute_similarity(payload: ComputeSimilarity, ctx: JobContext) -> Out
     result = {"documents": len(documents), "edges": edges}
     if len(documents) < payload.batch:
         return Done(result)
-    last = documents[-1]
-    next_payload = payload.model_copy(update={"after": (last.created_at, last.id)})
+    last_document = documents[-1]
+    next_payload = payload.model_copy(
+        update={"after": (last_document.created_at, last_document.id)}
+    )
     return Next([Job("compute_similarity", next_payload.model_dump(mode="json"))], result)
 
 
@@ -101,7 +103,7 @@ async def recompute_graph(payload: RecomputeGraph, ctx: JobContext) -> Outcome:
 
     ledger = _require_ledger(ctx)
     repositories = PipelineLedger(ledger)
-    began = time.monotonic()
+    started_at = time.monotonic()
     dropped = 0
     while strays := await repositories.graph.graph_strays():
         for document_id in strays:
@@ -122,7 +124,7 @@ async def recompute_graph(payload: RecomputeGraph, ctx: JobContext) -> Outcome:
             nodes=len(ranks.nodes),
             edges=len(edges),
             communities=len(set(ranks.communities)),
-            seconds=round(time.monotonic() - began, 3),
+            seconds=round(time.monotonic() - started_at, 3),
         )
         is_shown = await repositories.graph_rankings.finish_ranking(ranking)
     return Done({**asdict(ranking), "shown": is_shown, "dropped": dropped})

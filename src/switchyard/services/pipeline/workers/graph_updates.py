@@ -1,7 +1,6 @@
-"""Update the graph with what a document's stages have found: the only place that does.
+"""Update the graph with what a document's stages have found; nothing else does.
 
-Updates write what is stored, so a stage that is repeated, or killed on the way, changes nothing.
-"""
+Updates write what is stored, so a stage that is repeated, or killed on the way, changes nothing."""
 
 from __future__ import annotations
 
@@ -25,7 +24,8 @@ async def update_similarity(
     """Write into the graph which documents a document with that content is similar to."""
     files = DocumentFiles.for_document(ctx, document_id)
     references = await stored_references(files.storage, document_id)
-    # This content may cite other works than the last one: `process_references` will write them.
+    # The references are of earlier content, and this one may cite other works:
+    # `process_references` will write them.
     is_stale = references is not None and references.get("content") not in (None, content)
     await _upsert(ctx, files, links=links, references={} if is_stale else None)
 

@@ -54,7 +54,7 @@ async def link_content(payload: LinkContent, ctx: JobContext) -> Outcome:
         if threshold is None:
             threshold = index.embedder_of(active).calibration.min_similarity
 
-        async def work() -> dict[str, Any]:
+        async def find_links() -> dict[str, Any]:
             async with index.store.table(active) as table:
                 links = await similar_documents(
                     table, document_id, top_k=payload.top_k, threshold=threshold
@@ -65,7 +65,7 @@ async def link_content(payload: LinkContent, ctx: JobContext) -> Outcome:
             [embedded.input_hash, embedded.output_hash, payload.top_k, threshold]
         )
         output = await files.reuse_or_run_async(
-            LINK, input_hash, work, content=embedded.content, force=payload.force
+            LINK, input_hash, find_links, content=embedded.content, force=payload.force
         )
         # Written although reused: result and edges are derived from the kept output.
         key = await files.put_result_async(await _document_result(files, output.result["links"]))
@@ -122,10 +122,10 @@ async def _document_result(files: DocumentFiles, links: Sequence[dict[str, Any]]
 
 def _damage(text: Mapping[str, Any]) -> dict[str, Any]:
     """Return what is wrong with the file, by the result of `extract_text`."""
-    broken = text.get("broken_pages", [])  # absent in outputs of an earlier version
+    broken_pages = text.get("broken_pages", [])  # absent in outputs of an earlier version
     return {
         "repaired": text["repaired"],
-        "broken_pages": broken,
+        "broken_pages": broken_pages,
         "page_errors": text.get("page_errors", {}),
-        "unreadable_pages": sorted({*broken, *pages_for_ocr(text)}),
+        "unreadable_pages": sorted({*broken_pages, *pages_for_ocr(text)}),
     }

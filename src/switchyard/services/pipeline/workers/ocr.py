@@ -109,7 +109,7 @@ async def ocr_pdf(payload: OcrPdf, ctx: JobContext) -> Outcome:
     async with at_stage(ctx, document_id, OCR) as stage:
         text = await files.output_of_async(EXTRACT)
         ingest_result = (await files.output_of_async(INGEST)).result
-        numbers = payload.pages_to_read(text.result)
+        page_numbers = payload.pages_to_read(text.result)
         try:
             reader = _PageReader(ctx, payload, files, ingest_result, text.content)
         except OcrNotInstalled as error:
@@ -117,18 +117,18 @@ async def ocr_pdf(payload: OcrPdf, ctx: JobContext) -> Outcome:
                 raise
             result_without_ocr = {
                 "document_id": document_id,
-                "pages_left": len(numbers),
+                "pages_left": len(page_numbers),
                 "error": str(error),
             }
             return Next([_next_stage(payload, ctx)], result_without_ocr)
-        if len(numbers) > MAX_UNDIVIDED_PAGES and not payload.divided:
+        if len(page_numbers) > MAX_UNDIVIDED_PAGES and not payload.divided:
             stage.continues = True
-            return _divide(payload, numbers, ctx.message.priority)
-        pages = await reader.read(numbers)
+            return _divide(payload, page_numbers, ctx.message.priority)
+        pages = await reader.read(page_numbers)
         result: dict[str, Any] = {"document_id": document_id, "pages_read": reader.read_count}
-        if len(pages) < len(numbers):
+        if len(pages) < len(page_numbers):
             stage.continues = True
-            result |= {"pages_done": len(pages), "pages": len(numbers)}
+            result |= {"pages_done": len(pages), "pages": len(page_numbers)}
             return Next([Job("ocr_pdf", payload.as_payload())], result)
         output = await _insert_texts(files, text, ingest_result, pages)
     result |= {
@@ -164,23 +164,23 @@ async def ocr_pages(payload: OcrPages, ctx: JobContext) -> Outcome:
     return Next([Job("ocr_pages", next_payload)], result)
 
 
-def _divide(payload: OcrPdf, numbers: Sequence[int], priority: int) -> Next:
+def _divide(payload: OcrPdf, page_numbers: Sequence[int], priority: int) -> Next:
     """Return the jobs that read these pages, and the job that puts the pages together. The latter
     does not wait for dead jobs, and reads their pages itself. The priority of the jobs that read
     lets short documents go before long ones."""
-    size = max(MIN_RANGE, ceil(len(numbers) / MAX_RANGES))
+    range_size = max(MIN_RANGE, ceil(len(page_numbers) / MAX_RANGES))
     shared_fields = payload.model_dump(
         include={"document_id", "force", "language"}, exclude_none=True
     )
     ranges = [
         Job(
             "ocr_pages",
-            shared_fields | {"pages": list(numbers[start : start + size])},
+            shared_fields | {"pages": list(page_numbers[start : start + range_size])},
             priority=max(0, min(priority, MAX_FIRST_STAGE_PRIORITY) - 1),
         )
-        for start in range(0, len(numbers), size)
+        for start in range(0, len(page_numbers), range_size)
     ]
-    result = {"document_id": payload.document_id, "pages": len(numbers), "jobs": len(ranges)}
+    result = {"document_id": payload.document_id, "pages": len(page_numbers), "jobs": len(ranges)}
     return Next(
         ranges,
         result,
@@ -283,7 +283,7 @@ class _PageReader:
                 return dict(page)
         except NotStored:
             return None
-        except (ValueError, KeyError, TypeError):  # changed by hand: reading it again repairs it
+        except (ValueError, KeyError, TypeError):  # changed by hand: the page is read again
             return None
         return None
 

@@ -68,8 +68,8 @@ class UpkeepJob(StrictModel):
 @job("reindex_content", worker="reindex", lanes=("backfill", "maintenance"), timeout=600)
 @ends_when_superseded
 async def reindex_content(payload: DocumentJob, ctx: JobContext) -> Outcome:
-    """Cut a document's text into chunks again, embed them, and put them in the place of those that
-    the index has. The document's state stays as it is."""
+    """Cut a document's text into chunks again, embed them, and replace the document's chunks in the
+    index by them. The document's state stays as it is."""
     output = await embed_document(payload, ctx)
     return Done({"document_id": payload.document_id, **output.result, "reused": output.reused})
 
@@ -78,7 +78,7 @@ async def reindex_content(payload: DocumentJob, ctx: JobContext) -> Outcome:
 async def rebuild_index(payload: RebuildIndex, ctx: JobContext) -> Outcome:
     """Rebuild the index for an embedder, beside the one that is searched, and swap them. A job
     works for two minutes; the next one goes on, behind the jobs that wait in the lane."""
-    over_at = time.monotonic() + TIME_BUDGET
+    deadline = time.monotonic() + TIME_BUDGET
     async with index_of(ctx) as index:
         embedder = embedder_for(payload.settings(ctx.settings))
         state = await begin_rebuild(index, embedder, force=payload.force)
@@ -86,12 +86,12 @@ async def rebuild_index(payload: RebuildIndex, ctx: JobContext) -> Outcome:
         if state.building is None:
             return Done({**result, "built": False})
         if await continue_rebuild(
-            index, state.building, lambda: time.monotonic() > over_at or ctx.is_cancelled()
+            index, state.building, lambda: time.monotonic() > deadline or ctx.is_cancelled()
         ):
             return Done({**result, "built": True})
     # The next job has no `force`, which would begin another rebuild after the swap.
-    again = payload.model_copy(update={"force": False})
-    next_job = Job("rebuild_index", again.model_dump(exclude_none=True))
+    next_payload = payload.model_copy(update={"force": False})
+    next_job = Job("rebuild_index", next_payload.model_dump(exclude_none=True))
     return Next([next_job], {**result, "built": False})
 
 
@@ -113,17 +113,19 @@ async def cleanup_expired(payload: UpkeepJob, ctx: JobContext) -> Outcome:
             "cleanup_expired needs the ledger, which knows what is in use: set JOBS_DATABASE_URL"
         )
     # Imported here, as it needs the ledger's database, which a process that only declares job types
-    # has not.
+    # does not have.
     from switchyard.services.engine.scheduler.small_steps import SmallSteps
 
     settings = ctx.settings
     expiry = Expiry(settings.files_kept_hours, settings.documents_kept_hours)
     steps, leases = SmallSteps.yielding_to_hot_jobs(ctx.ledger), ctx.ledger.leases
-    rows = await steps.remove_all(
+    deleted_rows = await steps.remove_all(
         lambda limit: leases.drop_old_leases(LEASE_RETENTION, limit=limit)
     )
-    cleaned = await clean(Storage(settings.files_url), ctx.ledger.references, expiry)
+    removed_files = await clean(Storage(settings.files_url), ctx.ledger.references, expiry)
     if settings.crawls_kept_days is not None:
         crawls, age = PipelineLedger(ctx.ledger).crawls, settings.crawls_kept_days * DAY
-        rows += await steps.remove_all(lambda limit: crawls.drop_old_crawls(age, limit=limit))
-    return Done(asdict(cleaned) | {name: rows[name] for name in ("leases", "crawls")})
+        deleted_rows += await steps.remove_all(
+            lambda limit: crawls.drop_old_crawls(age, limit=limit)
+        )
+    return Done(asdict(removed_files) | {name: deleted_rows[name] for name in ("leases", "crawls")})

@@ -23,7 +23,7 @@ MAX_GENERATED = 50
 """Documents of one job at most, as all are in the hot lane at once."""
 MAX_SEED = 2**53 - 1
 """The largest integer that every reader of JSON reads exactly."""
-_UPLOADS = UUID("b7f5a3f2-3d0e-5c55-9a0d-2f4f8a6f1d77")
+_UPLOAD_NAMESPACE = UUID("b7f5a3f2-3d0e-5c55-9a0d-2f4f8a6f1d77")
 
 Name = Annotated[str, Field(pattern=patterns.LOWER_CASE_WORD)]
 
@@ -53,18 +53,18 @@ def generate_documents(payload: GenerateDocuments, ctx: JobContext) -> Outcome:
     from switchyard.services.pipeline.samples.generated_samples import UnknownSample, generate
 
     storage = Storage(ctx.settings.files_url)
-    jobs, lists = [], []
+    jobs, documents = [], []
     try:
-        drawn = generate(
+        samples = generate(
             payload.count, seed=payload.seed, kinds=payload.kinds, languages=payload.languages
         )
-        for number, sample in enumerate(drawn):
+        for number, sample in enumerate(samples):
             # The same key in a repeat of the job, so that the first attempt leaves no files behind.
-            key = f"{INCOMING}{uuid5(_UPLOADS, f'{ctx.job_id}/{number}')}"
+            key = f"{INCOMING}{uuid5(_UPLOAD_NAMESPACE, f'{ctx.job_id}/{number}')}"
             storage.put(key, sample.content)
-            taken_in = {"key": key, "filename": sample.filename}
-            jobs.append(Job(INGEST.name, taken_in, own_pipeline=True))
-            lists.append(
+            ingest_payload = {"key": key, "filename": sample.filename}
+            jobs.append(Job(INGEST.name, ingest_payload, own_pipeline=True))
+            documents.append(
                 {
                     "document_id": document_id_of(content_hash(sample.content)),
                     "filename": sample.filename,
@@ -75,4 +75,4 @@ def generate_documents(payload: GenerateDocuments, ctx: JobContext) -> Outcome:
             )
     except (UnknownSample, ExtraNotInstalled) as error:
         raise PermanentError(str(error)) from error
-    return Next(jobs, {"documents": lists})
+    return Next(jobs, {"documents": documents})

@@ -136,11 +136,11 @@ class DocumentFiles:
         return _stage_output(envelope, reused=reused)
 
     async def replace_async(
-        self, stage: Stage, before: StageOutput, result: Mapping[str, Any]
+        self, stage: Stage, earlier_output: StageOutput, result: Mapping[str, Any]
     ) -> StageOutput:
-        """Replace the result `before` of an earlier stage by one that a later stage has completed,
-        as OCR does. Raises ContentReplaced."""
-        envelope = _envelope(stage, before.input_hash, before.content, result)
+        """Replace the output of an earlier stage by a result that a later stage has completed, as
+        OCR does. Raises ContentReplaced."""
+        envelope = _envelope(stage, earlier_output.input_hash, earlier_output.content, result)
         await self._store_async(stage, envelope)
         return _stage_output(envelope, reused=False)
 
@@ -174,7 +174,7 @@ class DocumentFiles:
 
     async def put_figures(self, content: str | None, figures: Sequence[Mapping[str, Any]]) -> None:
         """Write the list of the document's figures, whose pictures are stored already.
-        `cleanup_expired` deletes pictures that only the list before had."""
+        `cleanup_expired` deletes pictures that only the previous list had."""
         value = {"document_id": self.document_id, "content": content, "figures": figures}
         await store_json(self.storage, figures_key(self.document_id), value)
 
@@ -221,9 +221,13 @@ def drafts_of(
     identifies the file's content; `run` is the id of a run that reads the file again."""
     from switchyard.services.pipeline.text.partial_results import PAGES_PER_DRAFT, Drafts
 
-    hashed = content_hash([content, extractor, run])
+    input_hash = content_hash([content, extractor, run])
     return Drafts(
-        storage, folder, EXTRACT.name, hashed, min_pages=1 if keep_short else PAGES_PER_DRAFT + 1
+        storage,
+        folder,
+        EXTRACT.name,
+        input_hash,
+        min_pages=1 if keep_short else PAGES_PER_DRAFT + 1,
     )
 
 

@@ -152,8 +152,8 @@ async def at_stage(ctx: JobContext, document_id: str, stage: Stage) -> AsyncIter
         raise
     except Exception as error:
         is_last_attempt = ctx.attempt >= ctx.message.metadata.max_attempts
-        counts = not isinstance(error, RetryableError) or error.counts
-        if isinstance(error, PermanentError) or (is_last_attempt and counts):
+        counts_as_attempt = not isinstance(error, RetryableError) or error.counts
+        if isinstance(error, PermanentError) or (is_last_attempt and counts_as_attempt):
             await note_stage(ctx, document_id, stage, FAILED)
         raise
     if job_at_stage.continues:

@@ -38,6 +38,7 @@ MIN_TEXT_BUDGET = 500
 """Fewest characters that must be sent for a summary of the document."""
 CHARACTERS_PER_TOKEN = 3
 INSTRUCTION_TOKENS = 300
+"""Tokens of a question besides the document's text."""
 MAX_REASON_LENGTH = 500
 """Characters that are stored of a model's reason to refuse a document."""
 EXTRACTIVE_VERSION = "extractive-2"

@@ -57,7 +57,7 @@ class FetchedPage:
     """The page at an address."""
 
     url: str
-    """The address behind all redirects, in the form of `page_address`."""
+    """The address where all redirects end, in the form of `page_address`."""
     status: int
     """304 where the page has not changed."""
     headers: Mapping[str, str]

@@ -61,8 +61,8 @@ class IngestArxiv(StrictModel):
     def _check_id_or_query(self) -> IngestArxiv:
         if (self.id is None) == (self.query is None):
             raise ValueError("give either id or query")
-        if self.id is not None and self.model_fields_set & _OF_QUERIES:
-            raise ValueError(f"{', '.join(sorted(_OF_QUERIES))} are for a query, not for an id")
+        if self.id is not None and self.model_fields_set & _QUERY_FIELDS:
+            raise ValueError(f"{', '.join(sorted(_QUERY_FIELDS))} are for a query, not for an id")
         if self.entry is not None and not _describes(self.entry, self.id):
             raise ValueError("entry is of another paper than id")
         if self.start + self.max_papers > MAX_SEARCH_RESULTS:
@@ -79,7 +79,7 @@ class IngestArxiv(StrictModel):
         return self.max_results or min(default, MAX_SEARCH_RESULTS - self.start)
 
 
-_OF_QUERIES = frozenset({"start", "max_results", "since", "date"})
+_QUERY_FIELDS = frozenset({"start", "max_results", "since", "date"})
 
 
 def _describes(entry: Entry, paper_id: str | None) -> bool:
@@ -125,21 +125,21 @@ async def _ingest_page(payload: IngestArxiv, query: str, ctx: JobContext) -> Out
             order="descending" if payload.since is None else "ascending",
         )
     options = {name: True for name in ("full_text", "force") if getattr(payload, name)}
-    reached = payload.start + feed.count
-    left = min(payload.max_papers - feed.count, feed.total - reached)
+    next_start = payload.start + feed.count
+    papers_left = min(payload.max_papers - feed.count, feed.total - next_start)
     jobs = [
         Job("ingest_arxiv", payload_of(entry, **options), own_pipeline=True)
         for entry in feed.entries
     ]
-    if left > 0 and feed.count > 0:
+    if papers_left > 0 and feed.count > 0:
         next_payload = payload.model_dump(mode="json", exclude_unset=True)
-        next_payload |= {"start": reached, "max_results": left}
+        next_payload |= {"start": next_start, "max_results": papers_left}
         # The first of the jobs, so that its id is the same however many papers a repeat finds.
         jobs.insert(0, Job("ingest_arxiv", next_payload))
     result: dict[str, Any] = {
         "papers": len(feed.entries),
         "start": payload.start,
         "total": feed.total,
-        "next_start": reached if left > 0 else None,
+        "next_start": next_start if papers_left > 0 else None,
     }
     return Next(jobs, result)

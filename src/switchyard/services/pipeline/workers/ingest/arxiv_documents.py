@@ -67,17 +67,19 @@ async def ingest_paper(entry: Entry, ctx: JobContext, *, full_text: bool, force:
     too.
     """
     source = entry.arxiv_id.source
-    known, claim = await document_of_source(ctx, source)
-    known_version = IngestedVersion.from_filename(known.filename) if known else None
+    known_document, claim = await document_of_source(ctx, source)
+    known_version = (
+        IngestedVersion.from_filename(known_document.filename) if known_document else None
+    )
     wants_full_text = full_text or (known_version is not None and known_version.full_text)
     offered = IngestedVersion(
         entry.version, wants_full_text and not entry.withdrawn and entry.pdf_url is not None
     )
-    renews = known is not None and takes_over(known_version, offered)
-    if known is not None and not renews and not force:
+    is_renewal = known_document is not None and takes_over(known_version, offered)
+    if known_document is not None and not is_renewal and not force:
         is_same = known_version is not None and known_version.version == offered.version
-        if not is_same or await is_taken(ctx, known):
-            return duplicate_outcome(known)
+        if not is_same or await is_taken(ctx, known_document):
+            return duplicate_outcome(known_document)
     data, identity = await _paper_content(entry, ctx, offered)
     incoming = IncomingDocument(
         data,
@@ -94,19 +96,19 @@ async def ingest_paper(entry: Entry, ctx: JobContext, *, full_text: bool, force:
         await incoming.store(ctx, document_id)
     else:
         async with source_lease(ctx.ledger, source):
-            id_or_outcome = await incoming.take_place(ctx, ctx.ledger, known, claim)
+            id_or_outcome = await incoming.take_place(ctx, ctx.ledger, known_document, claim)
         if not isinstance(id_or_outcome, str):
             return id_or_outcome
         document_id = id_or_outcome
-    is_of_other_run = known is not None and known.pipeline != ctx.pipeline
+    belongs_to_other_run = known_document is not None and known_document.pipeline != ctx.pipeline
     return extract_next(
         document_id,
         force=force,
-        duplicate=is_of_other_run and not renews and not force,
+        duplicate=belongs_to_other_run and not is_renewal and not force,
         source=source,
         version=entry.version,
         full_text=offered.full_text,
-        updated=renews,
+        updated=is_renewal,
     )
 
 

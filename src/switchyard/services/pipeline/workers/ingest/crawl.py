@@ -2,7 +2,7 @@
 
 Pages are claimed before they have a job (services/pipeline/ledger/crawls.py). Nobody publishes them
 from here: each is recorded with the time at which its host can be asked again, and the scheduler
-publishes it then. So a crawl has no more pages in its lane than are visited soon.
+publishes it then. So a crawl's lane only has pages that are visited soon.
 """
 
 from __future__ import annotations
@@ -77,9 +77,9 @@ async def crawl_page(payload: CrawlPagePayload, ctx: JobContext) -> Outcome:
     if pressure is Pressure.FULL:
         pause = FULL_PAUSE * (1 + random.random() / 2)
         return Snooze(pause, "the backfill lane is full: the crawl waits")
-    visitor = WebFetcher(ctx)
+    fetcher = WebFetcher(ctx)
     try:
-        visited = await visitor.visit(page.url, may_follow=_redirect_check(crawl, page, ctx.ledger))
+        visited = await fetcher.visit(page.url, may_follow=_redirect_check(crawl, page, ctx.ledger))
         document, page_text = await document_on_page(visited, visited.url, ctx)
     except SourceBusy as busy:
         return snooze_for_turn(busy, ctx)
@@ -116,9 +116,9 @@ async def _claim_links(
     pages = list(make_pages(registry, ids, crawl.id, urls, depth, page.job_id, tags=ctx.tags))
     if not pages:
         return 0
-    slower = SLOW_LANE_FACTOR if pressure is Pressure.SLOW else 1.0
+    slow_down = SLOW_LANE_FACTOR if pressure is Pressure.SLOW else 1.0
     return await PipelineLedger(ledger).crawls.claim_pages(
-        crawl.id, pages, ledger.clock.time(), interval=ctx.settings.web_interval * slower
+        crawl.id, pages, ledger.clock.time(), interval=ctx.settings.web_interval * slow_down
     )
 
 

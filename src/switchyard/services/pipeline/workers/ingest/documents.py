@@ -86,10 +86,12 @@ async def ingest_document(payload: IngestDocument, ctx: JobContext) -> Outcome:
     over the source.
     """
     storage = Storage(ctx.settings.files_url)
-    name = payload.filename or (payload.path or "").replace("\\", "/").rpartition("/")[2] or None
+    filename = (
+        payload.filename or (payload.path or "").replace("\\", "/").rpartition("/")[2] or None
+    )
     if payload.key is not None:
-        limit = ctx.settings.max_document_bytes
-        data = await read_upload(storage, payload.key, max_bytes=limit)
+        max_bytes = ctx.settings.max_document_bytes
+        data = await read_upload(storage, payload.key, max_bytes=max_bytes)
     else:
         data = await asyncio.to_thread(
             read_path,
@@ -97,12 +99,12 @@ async def ingest_document(payload: IngestDocument, ctx: JobContext) -> Outcome:
             max_bytes=ctx.settings.max_document_bytes,
             below=ctx.settings.ingest_paths,
         )
-    identity = await asyncio.to_thread(identify, data, name)
+    identity = await asyncio.to_thread(identify, data, filename)
     incoming = IncomingDocument(
         data,
         identity,
         source=payload.source,
-        filename=name,
+        filename=filename,
         title=payload.title,
         pipeline=ctx.pipeline,
     )
@@ -112,10 +114,12 @@ async def ingest_document(payload: IngestDocument, ctx: JobContext) -> Outcome:
         if document.content_hash != identity.sha256:
             if await is_taken(ctx, document):
                 return duplicate_outcome(document)
-            claimed = document if is_claim(document) else None
-            if claimed is None:  # the source keeps its own document, although that has failed
+            earlier_claim = document if is_claim(document) else None
+            if earlier_claim is None:  # the source keeps its own document, although that has failed
                 incoming = replace(incoming, source=None)
-            document, created = await incoming.upsert(ctx.ledger, document_id, instead_of=claimed)
+            document, created = await incoming.upsert(
+                ctx.ledger, document_id, instead_of=earlier_claim
+            )
             if not created:
                 return duplicate_outcome(document)
         elif not created:
@@ -126,14 +130,14 @@ async def ingest_document(payload: IngestDocument, ctx: JobContext) -> Outcome:
             is_paper = document.id != document_id  # its filename says its version
             incoming = replace(
                 incoming,
-                filename=document.filename if is_paper else name or document.filename,
+                filename=document.filename if is_paper else filename or document.filename,
                 title=document.title if is_paper else payload.title or document.title,
             )
             if duplicate:
-                renewed = await incoming.renew(ctx.ledger, document)
-                if renewed is None:
+                renewed_document = await incoming.renew(ctx.ledger, document)
+                if renewed_document is None:
                     return duplicate_outcome(document)
-                document = renewed
+                document = renewed_document
             document_id, incoming = document.id, replace(incoming, source=document.source)
     await incoming.store(ctx, document_id)
     return extract_next(document_id, force=payload.force, duplicate=duplicate)
@@ -198,7 +202,7 @@ def extract_text(payload: ExtractText, ctx: JobContext) -> Outcome:
         run=ctx.pipeline if payload.force else "",
     )
 
-    def work() -> dict[str, Any]:
+    def extract_pages() -> dict[str, Any]:
         return extract(
             files.storage.get(ingested["key"]),
             ingested["media_type"],
@@ -211,7 +215,7 @@ def extract_text(payload: ExtractText, ctx: JobContext) -> Outcome:
 
     try:
         output = files.reuse_or_run(
-            EXTRACT, input_hash, work, content=original.content, force=payload.force
+            EXTRACT, input_hash, extract_pages, content=original.content, force=payload.force
         )
     except ContentReplaced:
         return superseded_outcome(payload.document_id)

@@ -1,7 +1,7 @@
 """Take a document in: record it, keep its original, and start its pipeline.
 
-What counts as the same document, and which content replaces which, differs: for a file its content
-decides (`documents`), for a paper its source and version (`arxiv_documents`).
+What counts as the same document, and which content replaces which, depends on its kind: for a file,
+its content decides (`documents`), for a paper, its source and version (`arxiv_documents`).
 """
 
 from __future__ import annotations
@@ -78,8 +78,10 @@ class IncomingDocument:
             return document
         if not is_claim(document):
             return None
-        as_it_is = (document.filename, document.title, document.source)
-        if as_it_is == (self.filename, self.title, self.source) and await is_taken(ctx, document):
+        present_fields = (document.filename, document.title, document.source)
+        if present_fields == (self.filename, self.title, self.source) and await is_taken(
+            ctx, document
+        ):
             return document
         return await self.renew(ctx.ledger, document)
 
@@ -135,13 +137,15 @@ class IncomingDocument:
             if self.entry is not None:
                 result["entry"] = self.entry
 
-            async def work() -> Mapping[str, Any]:
+            async def first_stage_result() -> Mapping[str, Any]:
                 return result
 
             input_hash = content_hash([self.identity.sha256, result])
             # Written although it may be there: no job names the document yet, so the cleanup could
             # delete an old output before the next stage reads it.
-            await files.reuse_or_run_async(INGEST, input_hash, work, content=None, force=True)
+            await files.reuse_or_run_async(
+                INGEST, input_hash, first_stage_result, content=None, force=True
+            )
         await note_stage(ctx, document_id, EXTRACT, "queued")
 
 
@@ -160,8 +164,8 @@ async def document_of_source(
 
 
 def is_claim(document: Document) -> bool:
-    """Return whether only its sender says that a document is of its source. A document that was
-    taken in from the source has an id made of the source; an upload's is made of its content."""
+    """Return whether a document is of its source only by its sender's word. A document that was
+    taken in from the source has an id made of the source; an upload's id is made of its content."""
     return document.source is None or document.id != document_id_of(document.source)
 
 

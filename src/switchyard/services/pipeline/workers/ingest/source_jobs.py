@@ -138,7 +138,7 @@ async def ingest_found(
         entry=document.metadata,
     )
     document_id = document_id_of(source)
-    renewed = resumed = False
+    has_changed = is_resumed = False
     if ctx.ledger is None:
         await incoming.store(ctx, document_id)
     else:
@@ -148,10 +148,10 @@ async def ingest_found(
                 is_same = f"@{content_mark}." in (known.filename or "")
                 if is_same and not force and await is_taken(ctx, known):
                     return duplicate_outcome(known)
-                resumed = known.pipeline == ctx.pipeline
-                if not is_same and not resumed and known.updated_at > asked_at:
+                is_resumed = known.pipeline == ctx.pipeline
+                if not is_same and not is_resumed and known.updated_at > asked_at:
                     return taken_by_another(source)
-                renewed = not is_same
+                has_changed = not is_same
             id_or_outcome = await incoming.take_place(ctx, ctx.ledger, known, claim)
         if not isinstance(id_or_outcome, str):
             return id_or_outcome
@@ -161,7 +161,7 @@ async def ingest_found(
         force=force,
         duplicate=False,
         source=source,
-        updated=renewed and not resumed,
+        updated=has_changed and not is_resumed,
     )
 
 

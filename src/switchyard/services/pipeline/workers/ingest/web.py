@@ -65,8 +65,8 @@ async def ingest_url(payload: IngestUrl, ctx: JobContext) -> Outcome:
     asked_at = ctx.ledger.clock.time() if ctx.ledger is not None else 0.0
     validators = PageValidators(ctx, payload.url)
     try:
-        only_changed = {} if payload.force else await validators.conditional_headers()
-        page = await WebFetcher(ctx).visit(payload.url, only_changed)
+        conditions = {} if payload.force else await validators.conditional_headers()
+        page = await WebFetcher(ctx).visit(payload.url, conditions)
     except SourceBusy as busy:
         return snooze_for_turn(busy, ctx)
     if page.status == 304:
@@ -95,7 +95,7 @@ async def document_on_page(
     content_type = page.headers.get("content-type", "").lower()
     charset = charset_of(content_type)
     if not is_html(page.body, content_type):
-        # It may be as large as any document: to decode that takes seconds.
+        # Decoding takes seconds where the file is as large as any document.
         return await asyncio.to_thread(_file_on_page, page, url, charset), None
     metadata: dict[str, Any] = {"url": page.url}
     page_text = await ctx.in_process(
@@ -122,9 +122,9 @@ async def document_on_page(
 def _file_on_page(page: FetchedPage, url: str, charset: Charset | None) -> FoundDocument:
     metadata = {"url": page.url}
     body = text_as_utf8(page.body, choose_charset(page.body, [charset]))
-    media = media_type_of(body, None)
+    media_type = media_type_of(body, None)
     name = page.url.rsplit("/", 1)[-1].partition("?")[0][:200] or page.url[:200]
-    if media == PDF or media in IMAGES:
+    if media_type == PDF or media_type in IMAGES:
         return FoundDocument(id=url, title=name, data=page.body, metadata=metadata)
     return FoundDocument(id=url, title=name, text=decode_text(body), metadata=metadata)
 

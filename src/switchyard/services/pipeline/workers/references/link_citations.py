@@ -31,7 +31,7 @@ from switchyard.services.pipeline.workers.stages import (
 TIME_BUDGET = 240.0
 """Seconds after which a job sends no more requests; it goes on behind those that wait."""
 MIN_PAUSE = 60.0
-"""Every job waits for a catalogue's pause of up to so many seconds."""
+"""Every job, however old, waits for a catalogue's pause of up to this many seconds."""
 LINK_TIMEOUT = TIME_BUDGET + 300.0
 
 
@@ -61,21 +61,23 @@ async def _link_document(document_id: str, ctx: JobContext) -> Outcome:
     references = await asyncio.to_thread(
         lambda: [Reference.from_json(each) for each in stored["references"]]
     )
-    linked = await _link(references, ctx)
-    if isinstance(linked, Snooze):
-        return linked
-    links, noted = linked
+    links_or_snooze = await _link(references, ctx)
+    if isinstance(links_or_snooze, Snooze):
+        return links_or_snooze
+    links, paused_catalogues = links_or_snooze
     stored_links = {
         "document_id": document_id,
         "references_hash": stored.get("hash"),
         "links": await asyncio.to_thread(lambda: [link.as_json() for link in links]),
-        **noted,
+        **paused_catalogues,
     }
     key = links_key(document_id)
     await store_json(storage, key, stored_links)
     await update_citations(ctx, document_id)
     await note_completed_stage(ctx, document_id, LINK_CITATIONS)
-    return Done({"document_id": document_id, **_count_by_status(links), **noted, "result": key})
+    return Done(
+        {"document_id": document_id, **_count_by_status(links), **paused_catalogues, "result": key}
+    )
 
 
 async def _link_alone(texts: Sequence[str], ctx: JobContext) -> Outcome:
@@ -84,22 +86,27 @@ async def _link_alone(texts: Sequence[str], ctx: JobContext) -> Outcome:
     from switchyard.services.pipeline.citations.engines.engine_chain import parse_all
 
     references = await parse_all(texts, ctx)
-    linked = await _link(references, ctx)
-    if isinstance(linked, Snooze):
-        return linked
-    links, noted = linked
+    links_or_snooze = await _link(references, ctx)
+    if isinstance(links_or_snooze, Snooze):
+        return links_or_snooze
+    links, paused_catalogues = links_or_snooze
     references_with_links = [
         reference.as_json() | {"link": link.as_json()}
         for reference, link in zip(references, links, strict=True)
     ]
     key = extraction_key(ctx.job_id)
-    output = {"job_id": ctx.job_id, "references": references_with_links, "citations": [], **noted}
+    output = {
+        "job_id": ctx.job_id,
+        "references": references_with_links,
+        "citations": [],
+        **paused_catalogues,
+    }
     await store_json(Storage(ctx.settings.files_url), key, output)
     return Done(
         {
             "references": len(references_with_links),
             **_count_by_status(links),
-            **noted,
+            **paused_catalogues,
             "result": key,
         }
     )
@@ -124,7 +131,7 @@ async def _link(
         )
     age = (ctx.ledger.clock.now() - ctx.message.metadata.created_at).total_seconds()
     # An older job waits for shorter pauses: otherwise one pause after the other would make it
-    # expire. A job of a host whose clock is ahead is of the future.
+    # expire. The age is negative where the publisher's clock is ahead.
     max_pause = max(MAX_PAUSE - max(age, 0.0), MIN_PAUSE)
     async with Linker.open(
         ctx.settings, ctx.ledger, timeout=TIME_BUDGET, max_pause=max_pause, lane=ctx.lane

@@ -49,16 +49,16 @@ async def extract_references(payload: FindReferences, ctx: JobContext) -> Outcom
     """Find the references of a document, a text or an upload, and cut the list into single
     references; each keeps its label and its page."""
     source = await source_of(payload, ctx)
-    result = await _find_references(source, payload, ctx)
-    references = result.result["references"]
-    return await _store_result(source, ctx, {"references": references}, reused=result.reused)
+    found_output = await _find_references(source, payload, ctx)
+    references = found_output.result["references"]
+    return await _store_result(source, ctx, {"references": references}, reused=found_output.reused)
 
 
 @job("parse_references", worker="link", lanes=LANES, timeout=300)
 async def parse_references(payload: ParseReferences, ctx: JobContext) -> Outcome:
     """Cut references into fields; the result has one entry for each, in their order."""
     if payload.references is not None:
-        return Done({"references": await _fields(payload.references, ctx)})
+        return Done({"references": await _parse_fields(payload.references, ctx)})
     source = await source_of(payload, ctx)
     texts = reference_lists.split_list("\n".join(source.pages))
     result = await _parse_references(source, [{"text": text} for text in texts], ctx)
@@ -73,17 +73,17 @@ async def process_references(payload: FindReferences, ctx: JobContext) -> Outcom
     """Find the references of a document, a text or an upload, cut them into fields, and find which
     markers in the text cite which reference."""
     source = await source_of(payload, ctx)
-    found = await _find_references(source, payload, ctx)
-    raw_references, body = found.result["references"], found.result["body"]
-    fields = await _parse_references(source, raw_references, ctx, force=payload.force)
+    found_output = await _find_references(source, payload, ctx)
+    raw_references, body = found_output.result["references"], found_output.result["body"]
+    parsed_output = await _parse_references(source, raw_references, ctx, force=payload.force)
     result = await ctx.compute(
         reference_lists.with_citations,
         raw_references,
-        fields.result["references"],
+        parsed_output.result["references"],
         body,
         characters=sum(map(len, body)),
     )
-    reused = found.reused and fields.reused
+    reused = found_output.reused and parsed_output.reused
     if payload.document_id is None:
         return await _store_result(source, ctx, result, reused=reused)
     await source.files.require_content_async(source.text.content)
@@ -97,32 +97,32 @@ async def _find_references(
     without them."""
     asks_grobid = "grobid" in ctx.settings.reference_engines
 
-    async def work() -> Mapping[str, Any]:
+    async def find_references() -> Mapping[str, Any]:
         pages = source.pages
-        lists: Mapping[str, Any] = await ctx.compute(
+        found: Mapping[str, Any] = await ctx.compute(
             reference_lists.find_references, pages, characters=sum(map(len, pages))
         )
-        if asks_grobid and not lists["references"]:
-            return await _find_by_grobid(source, payload, ctx) or lists
-        return await _with_boxes(lists, source, payload, ctx)
+        if asks_grobid and not found["references"]:
+            return await _find_by_grobid(source, payload, ctx) or found
+        return await _add_boxes(found, source, payload, ctx)
 
     return await source.files.reuse_or_run_async(
         EXTRACT_REFERENCES,
         content_hash([source.text.output_hash, asks_grobid]),
-        work,
+        find_references,
         content=source.text.content,
         force=payload.force,
     )
 
 
-async def _with_boxes(
-    lists: Mapping[str, Any], source: ReferenceSource, payload: FindReferences, ctx: JobContext
+async def _add_boxes(
+    found: Mapping[str, Any], source: ReferenceSource, payload: FindReferences, ctx: JobContext
 ) -> Mapping[str, Any]:
     """Add each reference's boxes, where there is a PDF."""
-    references = lists["references"]
+    references = found["references"]
     key = await pdf_key_of(source, payload)
     if key is None or not references:
-        return lists
+        return found
     try:
         boxes_by_reference = await ctx.in_process(
             boxes_in_pdf,
@@ -138,12 +138,12 @@ async def _with_boxes(
     except (TimeoutError, MemoryError, PermanentError) as error:
         # Go on without boxes: everything else needs only the text, which was read.
         structlog.get_logger("citations").warning("reference boxes missing", error=str(error))
-        return lists
-    boxed = [
+        return found
+    references_with_boxes = [
         each | ({"boxes": boxes} if boxes else {})
         for each, boxes in zip(references, boxes_by_reference, strict=True)
     ]
-    return {**lists, "references": boxed}
+    return {**found, "references": references_with_boxes}
 
 
 async def _find_by_grobid(
@@ -163,37 +163,37 @@ async def _find_by_grobid(
         structlog.get_logger("citations").warning("GROBID PDF refused", error=str(error))
         return None
     pages = source.pages
-    lists: Mapping[str, Any] = await ctx.compute(
+    found: Mapping[str, Any] = await ctx.compute(
         reference_lists.references_of_tei, entries, pages, characters=sum(map(len, pages))
     )
-    return lists
+    return found
 
 
 async def _parse_references(
     source: ReferenceSource,
-    raw: Sequence[Mapping[str, Any]],
+    raw_references: Sequence[Mapping[str, Any]],
     ctx: JobContext,
     *,
     force: bool = False,
 ) -> StageOutput:
-    texts = [each["text"] for each in raw if "fields" not in each]
+    texts = [each["text"] for each in raw_references if "fields" not in each]
 
-    async def work() -> Mapping[str, Any]:
-        fields = iter(await _fields(texts, ctx))
-        return {"references": [each.get("fields") or next(fields) for each in raw]}
+    async def parse() -> Mapping[str, Any]:
+        fields = iter(await _parse_fields(texts, ctx))
+        return {"references": [each.get("fields") or next(fields) for each in raw_references]}
 
     from switchyard.services.pipeline.citations.engines.engine_chain import parsing_method
 
     return await source.files.reuse_or_run_async(
         PARSE_REFERENCES,
-        content_hash([source.text.output_hash, list(raw), parsing_method(ctx.settings)]),
-        work,
+        content_hash([source.text.output_hash, list(raw_references), parsing_method(ctx.settings)]),
+        parse,
         content=source.text.content,
         force=force,
     )
 
 
-async def _fields(texts: Sequence[str], ctx: JobContext) -> list[dict[str, Any]]:
+async def _parse_fields(texts: Sequence[str], ctx: JobContext) -> list[dict[str, Any]]:
     from switchyard.services.pipeline.citations.engines.engine_chain import parse_all
 
     parsed = await parse_all(texts, ctx)
@@ -207,7 +207,7 @@ async def _store_result(
     of references."""
     key = extraction_key(ctx.job_id)
     await store_json(source.files.storage, key, {"job_id": ctx.job_id, **result})
-    return Done({**_counts(result), "result": key, "reused": reused})
+    return Done({**_count_entries(result), "result": key, "reused": reused})
 
 
 async def _store_with_document(
@@ -229,11 +229,16 @@ async def _store_with_document(
     await store_json(source.files.storage, key, stored)
     await update_citations(ctx, document_id)
     await note_completed_stage(ctx, document_id, PROCESS_REFERENCES)
-    result = {"document_id": document_id, **_counts(job_result), "result": key, "reused": reused}
+    result = {
+        "document_id": document_id,
+        **_count_entries(job_result),
+        "result": key,
+        "reused": reused,
+    }
     if not ctx.settings.link_citations:
         return Done(result)
     return Next([Job(LINK_CITATIONS.name, {"document_id": document_id})], result)
 
 
-def _counts(result: Mapping[str, Any]) -> dict[str, int]:
+def _count_entries(result: Mapping[str, Any]) -> dict[str, int]:
     return {name: len(result[name]) for name in ("references", "citations") if name in result}

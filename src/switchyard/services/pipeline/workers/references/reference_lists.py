@@ -1,4 +1,4 @@
-"""CPU-bound work on references, for threads and processes of its own."""
+"""CPU-bound work on references, which runs in threads and processes of its own."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def references_of_tei(entries: Sequence[TeiEntry], pages: Sequence[str]) -> dict
     whole paper, each with its `fields`. They are numbered if the text cites by numbers."""
     from switchyard.services.pipeline.citations.reference_sections import cites_by_number
 
-    numbered = cites_by_number(pages)
+    is_numbered = cites_by_number(pages)
     return {
         "references": [
             {
                 "text": entry.reference.text,
-                "label": str(number) if numbered else "",
+                "label": str(number) if is_numbered else "",
                 "page": entry.boxes[0].page if entry.boxes else 1,
                 "boxes": [asdict(box) for box in entry.boxes],
                 "fields": entry.reference.as_json(),

@@ -1,4 +1,4 @@
-"""Read the text in which a job's references are: of a document, of the payload, or of an upload."""
+"""Read the text that a job's references are in: of a document, of the payload, or of an upload."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ async def source_of(payload: FindReferences | ParseReferences, ctx: JobContext) 
     if isinstance(payload, FindReferences) and payload.document_id is not None:
         return ReferenceSource(files, await files.output_of_async(EXTRACT))
 
-    async def work() -> Mapping[str, Any]:
+    async def read_text() -> Mapping[str, Any]:
         if payload.text is not None:
             return {"pages": [{"page": 1, "text": clean(payload.text)}]}
-        read: Mapping[str, Any] = await ctx.in_process(
+        extracted: Mapping[str, Any] = await ctx.in_process(
             read_file,
             ctx.settings.files_url,
             payload.key,
@@ -64,10 +64,10 @@ async def source_of(payload: FindReferences | ParseReferences, ctx: JobContext) 
             timeout=READING_TIMEOUT,
             memory_limit_mb=MEMORY_MB,
         )
-        return read
+        return extracted
 
     input_hash = content_hash([payload.key, payload.text, ctx.settings.pdf_extractor])
-    text = await files.reuse_or_run_async(EXTRACT, input_hash, work, content=None)
+    text = await files.reuse_or_run_async(EXTRACT, input_hash, read_text, content=None)
     if text.result.get("needs_ocr"):
         raise NoText(
             "the file consists of pictures, whose text is only read for documents: send it as one "
@@ -80,8 +80,8 @@ async def source_of(payload: FindReferences | ParseReferences, ctx: JobContext) 
 def read_file(
     files_url: str, key: str, filename: str | None, extractor: Any, folder: str
 ) -> Mapping[str, Any]:
-    """Read the text of an upload, in a process that can be killed. The lines of its pages are kept
-    below `folder`, for `boxes_in_pdf`. Raises PermanentError."""
+    """Read the text of an upload; runs in a process that can be killed. The lines of its pages are
+    kept below `folder`, for `boxes_in_pdf`. Raises PermanentError."""
     from switchyard.services.common.files.uploads import identify
     from switchyard.services.pipeline.text.extraction import extract
 
@@ -114,17 +114,18 @@ def boxes_in_pdf(
     key: str,
     extractor: Any,
     folder: str,
-    made_of: str | None,
+    content: str | None,
     references: Sequence[tuple[int, str]],
 ) -> list[list[dict[str, Any]]]:
-    """Return the boxes of each reference (page and text) in a PDF, in a process that can be killed.
-    Pages whose lines were kept when the text was read are not read again."""
+    """Return the boxes of each reference (page and text) in a PDF; runs in a process that can be
+    killed. Pages whose lines were kept when the text was read are not read again: `content`
+    identifies the content that they were read from."""
     from switchyard.services.pipeline.citations.reference_boxes import boxes_of
     from switchyard.services.pipeline.text.pdf import read_pages
     from switchyard.services.pipeline.text.pdf_pages import Limits
 
     storage = Storage(files_url)
-    drafts = drafts_of(storage, folder, made_of, extractor, keep_short=True)
-    raw = read_pages(storage.get(key), Limits(), extractor, drafts=drafts)
+    drafts = drafts_of(storage, folder, content, extractor, keep_short=True)
+    pdf = read_pages(storage.get(key), Limits(), extractor, drafts=drafts)
     drafts.delete()
-    return [[asdict(box) for box in boxes] for boxes in boxes_of(raw.pages, references)]
+    return [[asdict(box) for box in boxes] for boxes in boxes_of(pdf.pages, references)]
