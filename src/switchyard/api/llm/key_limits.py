@@ -37,8 +37,8 @@ class AdmittedRequest:
     taken_tokens: int = 0
 
     async def settle(self, result: Mapping[str, Any] | None) -> None:
-        """Replace the estimated tokens by those that the request has used: none for a stored
-        answer. A failure is only logged."""
+        """Replace the estimated tokens by those that the request has used; a stored answer uses
+        none. A failure is only logged."""
         if not self.taken_tokens or result is None:
             return
         usage = {} if result.get("answer_reused") else result.get("usage") or {}
@@ -80,7 +80,7 @@ async def admit(
     if body is not None:
         check_model_allowed(limits, str(body.get("model")))
         await _check_budgets(state, principal.id, limits)
-        admission.taken_tokens = _estimate(body) if limits.tokens_per_minute else 0
+        admission.taken_tokens = _estimate_tokens(body) if limits.tokens_per_minute else 0
     if limits.requests_per_minute is None and limits.tokens_per_minute is None:
         return admission
     allowance = await state.ledger.api_keys.take_allowance(
@@ -143,19 +143,23 @@ async def _check_budgets(state: ApiState, key_id: str, limits: KeyLimits) -> Non
     call is checked against the budgets once more, exactly, before it is made."""
     if limits.budget_per_day is None and limits.budget_per_month is None:
         return
-    for budget, seconds in await LlmLedger(state.ledger).spending.key_budgets(key_id, limits):
+    for budget, seconds_to_reset in await LlmLedger(state.ledger).spending.key_budgets(
+        key_id, limits
+    ):
         if budget.left <= 0:
             currency = state.settings.prices.currency
             text = f"{budget.name} is spent: {budget.limit:g} {currency}".rstrip()
-            raise Problem("budget-spent", text, retry_after=seconds, headers=NO_RETRY)
+            raise Problem("budget-spent", text, retry_after=seconds_to_reset, headers=NO_RETRY)
 
 
-def _estimate(body: Mapping[str, Any]) -> int:
+def _estimate_tokens(body: Mapping[str, Any]) -> int:
     """Estimate the tokens of a request: of its question, and of its answer if the request limits
     that."""
-    usage = max_usage_of(body)
-    answer = usage["completion_tokens"] if any(body.get(each) for each in ANSWER_LIMITS) else 0
-    return usage["prompt_tokens"] + answer
+    max_usage = max_usage_of(body)
+    answer_tokens = (
+        max_usage["completion_tokens"] if any(body.get(each) for each in ANSWER_LIMITS) else 0
+    )
+    return max_usage["prompt_tokens"] + answer_tokens
 
 
 def limits_of(request: Request) -> KeyLimits | None:

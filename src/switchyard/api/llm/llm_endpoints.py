@@ -256,12 +256,12 @@ async def _stream_frames(
     state: ApiState, queue: LLMQueue, answer_stream: AnswerStream, timeout: float
 ) -> AsyncGenerator[bytes, None]:
     yield frame("accepted", {"job_id": answer_stream.job_id})
-    ending = queue.wait_for_end(answer_stream.job_id, timeout=timeout)
+    end_wait = queue.wait_for_end(answer_stream.job_id, timeout=timeout)
     # Sent if the ledger is unreachable at the end: the job is not lost, and can be asked for.
     result = LlmResult(answer_stream.job_id, LlmStatus.WAITING)
     try:
         async with aclosing(
-            answer_stream.follow(ending, heartbeat=state.settings.api_heartbeat)
+            answer_stream.follow(end_wait, heartbeat=state.settings.api_heartbeat)
         ) as events:
             async for each in events:
                 if each is None:

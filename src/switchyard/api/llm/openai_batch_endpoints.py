@@ -81,21 +81,21 @@ async def upload_file(
     await quota.check()
     form = UploadForm(request)
     try:
-        stored = await service.store(
+        stored_file = await service.store(
             service.new_file(principal.id, "", PURPOSE),
             quota.metered(form.file()),
             max_bytes=state.settings.max_document_bytes,
         )
         try:
             await form.rest()
-            stored = _with_fields(stored, form)
+            stored_file = _with_fields(stored_file, form)
         except BaseException:
-            await service.discard(stored)
+            await service.discard(stored_file)
             raise
     except InvalidUpload as error:
         raise invalid(RequestFieldError((), str(error.text))) from error
-    await service.publish_file(stored)
-    return view_file(stored)
+    await service.publish_file(stored_file)
+    return view_file(stored_file)
 
 
 def _with_fields(file: OpenAiFile, form: UploadForm) -> OpenAiFile:
@@ -104,14 +104,14 @@ def _with_fields(file: OpenAiFile, form: UploadForm) -> OpenAiFile:
     if purpose != PURPOSE:
         raise invalid(RequestFieldError(("purpose",), f"only the purpose `{PURPOSE}` is supported"))
     file = replace(file, filename=(form.filename or file.filename)[:200])
-    seconds = form.fields.get("expires_after[seconds]")
-    if seconds is None:
+    seconds_text = form.fields.get("expires_after[seconds]")
+    if seconds_text is None:
         return file
-    is_number = seconds.isascii() and seconds.isdecimal() and len(seconds) <= 10
-    if not (is_number and 3600 <= int(seconds) <= 10**9):
+    is_number = seconds_text.isascii() and seconds_text.isdecimal() and len(seconds_text) <= 10
+    if not (is_number and 3600 <= int(seconds_text) <= 10**9):
         text = "seconds must be 3600 to 1,000,000,000"
         raise invalid(RequestFieldError(("expires_after", "seconds"), text))
-    expires_at = file.created_at + int(seconds)
+    expires_at = file.created_at + int(seconds_text)
     return replace(file, expires_at=min(expires_at, file.expires_at or expires_at))
 
 
@@ -166,10 +166,10 @@ async def read_file(
     """Download a file: the input of a batch, its answers, or its errors."""
     file = await service.file(file_id, principal.id)
     parts = service.content(file)
-    first = await anext(parts, b"")  # before the status is sent: a lost file is an error
+    first_part = await anext(parts, b"")  # before the status is sent: a lost file is an error
 
     async def all_parts() -> AsyncIterator[bytes]:
-        yield first
+        yield first_part
         async for part in parts:
             yield part
 
@@ -238,9 +238,9 @@ async def list_batches(
     limit: Annotated[int, Query(ge=1, le=MAX_PAGE, description="Batches of a page.")] = 20,
 ) -> models.OpenAiBatchList:
     """List the batches of this key, newest first."""
-    batch_page = await service.batches(principal.id, after=after, limit=limit + 1)
-    page = [view_batch(each) for each in batch_page[:limit]]
-    return models.OpenAiBatchList(data=page, **_page_ends(page), has_more=len(batch_page) > limit)
+    batches = await service.batches(principal.id, after=after, limit=limit + 1)
+    page = [view_batch(each) for each in batches[:limit]]
+    return models.OpenAiBatchList(data=page, **_page_ends(page), has_more=len(batches) > limit)
 
 
 @router.get(

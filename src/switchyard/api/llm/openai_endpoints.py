@@ -76,14 +76,14 @@ _PROBLEMS = (
 )
 
 
-def _answered(description: str, stream_example: str | None = None) -> dict[int | str, Any]:
+def _answer_responses(description: str, stream_example: str | None = None) -> dict[int | str, Any]:
     """Describe the responses of an endpoint that asks a model, and streams if there is an
     example."""
-    answered: dict[str, Any] = {"description": description, "headers": ANSWER_HEADERS}
+    success: dict[str, Any] = {"description": description, "headers": ANSWER_HEADERS}
     if stream_example is not None:
-        media = {"schema": {"type": "string"}, "example": stream_example}
-        answered["content"] = {MEDIA_TYPE: media}
-    return {200: answered, **responses(*_PROBLEMS)}
+        stream_content = {"schema": {"type": "string"}, "example": stream_example}
+        success["content"] = {MEDIA_TYPE: stream_content}
+    return {200: success, **responses(*_PROBLEMS)}
 
 
 RunOptions = Annotated[OpenAiRunOptions, Depends(run_options_of)]
@@ -93,7 +93,7 @@ RunOptions = Annotated[OpenAiRunOptions, Depends(run_options_of)]
     "/chat/completions",
     dependencies=[needs(Scope.PUBLISH)],
     response_model=dict[str, Any],
-    responses=_answered("A chat completion, or a stream of its chunks.", STREAM_EXAMPLE),
+    responses=_answer_responses("A chat completion, or a stream of its chunks.", STREAM_EXAMPLE),
 )
 async def create_chat_completion(
     body: models.ChatCompletionBody,
@@ -116,7 +116,7 @@ async def create_chat_completion(
     "/embeddings",
     dependencies=[needs(Scope.PUBLISH)],
     response_model=dict[str, Any],
-    responses=_answered("The vectors."),
+    responses=_answer_responses("The vectors."),
 )
 async def create_embeddings(
     body: models.EmbeddingsBody,
@@ -133,7 +133,7 @@ async def create_embeddings(
     "/completions",
     dependencies=[needs(Scope.PUBLISH)],
     response_model=dict[str, Any],
-    responses=_answered("A completion, or a stream of its chunks.", "data: [DONE]\n\n"),
+    responses=_answer_responses("A completion, or a stream of its chunks.", "data: [DONE]\n\n"),
 )
 async def create_completion(
     body: models.CompletionBody,
@@ -153,7 +153,7 @@ async def create_completion(
     "/responses",
     dependencies=[needs(Scope.PUBLISH)],
     response_model=dict[str, Any],
-    responses=_answered("A response, or a stream of its events.", RESPONSE_EVENT),
+    responses=_answer_responses("A response, or a stream of its events.", RESPONSE_EVENT),
 )
 async def create_response(
     body: models.ResponsesBody,
@@ -175,9 +175,9 @@ async def create_response(
 async def list_models(state: Shared, limits: LimitsOf) -> models.ServedModels:
     """List the models that requests can name: those of JOBS_LLM_PROVIDERS, their aliases, and that
     of JOBS_EMBED_BASE_URL; of these, those that the key may use."""
-    known = served_models(state.settings)
+    served = served_models(state.settings)
     return models.ServedModels(
-        data=[each for each in known if not limits or limits.allows(each.id)]
+        data=[each for each in served if not limits or limits.allows(each.id)]
     )
 
 

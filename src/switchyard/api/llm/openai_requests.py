@@ -164,15 +164,15 @@ class OpenAiRun:
         """Wait for the answer, and return it; with `chunks_of`, as a stream of these chunks. If the
         client has gone, cancel the job. Raises Problem."""
         with StreamSlot(self._request):  # taken first: a request without a slot uses nothing up
-            submitted, admitted = await self._publish(self._queue.open_request)
-            job_id = submitted.job_id
-            with closing(submitted):
-                ending = asyncio.create_task(
-                    submitted.wait_for_end(timeout=self._options.expires_in)
+            submission, admission = await self._publish(self._queue.open_request)
+            job_id = submission.job_id
+            with closing(submission):
+                end_task = asyncio.create_task(
+                    submission.wait_for_end(timeout=self._options.expires_in)
                 )
-                if not await self._ends_while_connected(ending, job_id):
+                if not await self._ends_while_connected(end_task, job_id):
                     return Response()  # nobody reads it
-            result = await self._result_of(await ending, job_id, admitted)
+            result = await self._result_of(await end_task, job_id, admission)
         headers = answer_headers(result, self._state.settings)
         if isinstance(self._body, models.EmbeddingsBody):  # vectors take long to encode
             encoding = {"encoding_format": self._body.encoding_format}
@@ -189,23 +189,23 @@ class OpenAiRun:
         async with AsyncExitStack() as cleanup:
             slot = StreamSlot(self._request)  # taken first: a request without one uses nothing up
             cleanup.callback(slot.leave)
-            answer_stream, admitted = await self._publish(self._queue.open_stream)
+            answer_stream, admission = await self._publish(self._queue.open_stream)
             cleanup.callback(answer_stream.close)
             job_id = answer_stream.job_id
             headers = {"X-Job-Id": job_id}
-            end = self._queue.wait_for_end(job_id, timeout=self._options.expires_in)
+            end_wait = self._queue.wait_for_end(job_id, timeout=self._options.expires_in)
             heartbeat = self._state.settings.api_heartbeat
-            events = answer_stream.follow(end, heartbeat=heartbeat)
+            events = answer_stream.follow(end_wait, heartbeat=heartbeat)
             cleanup.push_async_callback(events.aclose)
             first_event = asyncio.create_task(_next_event(events))
             if not await self._ends_while_connected(first_event, job_id):
                 return Response()  # nobody reads it
             first = await first_event
             if isinstance(first, JobRecord):
-                result = await self._result_of(first, job_id, admitted)
+                result = await self._result_of(first, job_id, admission)
                 headers = answer_headers(result, self._state.settings)
             cleanup.pop_all()
-        frames = self._frames(job_id, make_writer(job_id), _with_first(first, events), admitted)
+        frames = self._frames(job_id, make_writer(job_id), _with_first(first, events), admission)
 
         def close() -> None:
             answer_stream.close()
@@ -217,15 +217,15 @@ class OpenAiRun:
         self, publish: Callable[..., Awaitable[Published]]
     ) -> tuple[Published, AdmittedRequest]:
         """Admit the request, and publish its job by `publish`, a method of the queue."""
-        admitted = await self._admit()
+        admission = await self._admit()
         endpoint, options = ENDPOINTS[self._url], self._options.queue_options
         payload = endpoint.payload(self._fields, fresh=self._options.is_fresh)
-        async with admitted.returned_on_error():
+        async with admission.returned_on_error():
             with translate_refusals():
-                return await publish(endpoint.job_type, payload, **options), admitted
+                return await publish(endpoint.job_type, payload, **options), admission
 
     async def _result_of(
-        self, record: JobRecord | None, job_id: str, admitted: AdmittedRequest
+        self, record: JobRecord | None, job_id: str, admission: AdmittedRequest
     ) -> LlmResult:
         """Return the result of the job, and charge the key the tokens used. Raises Problem if the
         request has ended or expired without an answer."""
@@ -233,7 +233,7 @@ class OpenAiRun:
             result = LlmResult(job_id, LlmStatus.WAITING)
         else:
             result = result_of(record, self._state.ledger.clock.time())
-        await admitted.settle(result.result)
+        await admission.settle(result.result)
         check_answered(result)
         return result
 
@@ -250,20 +250,20 @@ class OpenAiRun:
             raise Problem("unknown-model", NO_RESPONSES_SERVER, headers=NO_RETRY, error_code=code)
         return await admit(self._state, self._request, body=self._fields)
 
-    async def _ends_while_connected(self, ending: asyncio.Task[Any], job_id: str) -> bool:
+    async def _ends_while_connected(self, task: asyncio.Task[Any], job_id: str) -> bool:
         """Wait for a task. If the client disconnects first, end the task and, unless it runs in the
         background, the job, and return False."""
         disconnect = asyncio.create_task(wait_for_disconnect(self._request.receive))
         try:
-            await asyncio.wait((ending, disconnect), return_when=asyncio.FIRST_COMPLETED)
-            is_done = ending.done()
+            await asyncio.wait((task, disconnect), return_when=asyncio.FIRST_COMPLETED)
+            has_ended = task.done()
         finally:
             await end_tasks(disconnect)
-            if not ending.done():
-                await end_tasks(ending)
-        if not is_done:
+            if not task.done():
+                await end_tasks(task)
+        if not has_ended:
             await self._abandon(job_id)
-        return is_done
+        return has_ended
 
     async def _abandon(self, job_id: str) -> None:
         """Cancel the job of a client that has gone, unless it runs in the background."""
@@ -281,9 +281,9 @@ class OpenAiRun:
         job_id: str,
         writer: StreamWriter,
         events: AsyncGenerator[LlmText | JobRecord | None, None],
-        admitted: AdmittedRequest,
+        admission: AdmittedRequest,
     ) -> AsyncGenerator[bytes, None]:
-        is_ended = False
+        has_ended = False
         record: JobRecord | None = None
         try:
             async with aclosing(events):
@@ -295,20 +295,20 @@ class OpenAiRun:
                             yield frame
                     else:
                         record = each
-            is_ended = True
-            result = await self._result_of(record, job_id, admitted)
+            has_ended = True
+            result = await self._result_of(record, job_id, admission)
             for frame in writer.end(answer_of(self._url, {}, result)):
                 yield frame
         except LedgerError as error:
             structlog.get_logger("api").warning("stream ended without answer", error=str(error))
-            is_ended = True
+            has_ended = True
             yield writer.error(
                 Problem("ledger-away", "ask again: a stored answer is not paid again")
             )
         except Problem as problem:
             yield writer.error(problem)
         finally:
-            if not is_ended:
+            if not has_ended:
                 await self._abandon(job_id)
 
 
@@ -319,9 +319,10 @@ async def _next_event(
 
 
 async def _with_first(
-    first: LlmText | JobRecord | None, events: AsyncGenerator[LlmText | JobRecord | None, None]
+    first_event: LlmText | JobRecord | None,
+    events: AsyncGenerator[LlmText | JobRecord | None, None],
 ) -> AsyncGenerator[LlmText | JobRecord | None, None]:
-    yield first
+    yield first_event
     async with aclosing(events):
         async for each in events:
             yield each
@@ -370,13 +371,16 @@ def check_answered(result: LlmResult) -> None:
 def served_models(settings: Settings) -> list[models.ServedModel]:
     """Return the models of all servers, each once."""
     owners: dict[str, list[str]] = {}
-    search = settings.for_embeddings
-    for server in (*settings.llm_servers, *(search.llm_servers if search else ())):
+    embedding_settings = settings.for_embeddings
+    for server in (
+        *settings.llm_servers,
+        *(embedding_settings.llm_servers if embedding_settings else ()),
+    ):
         for name in (server.model, *server.aliases):
             owners.setdefault(name, []).append(server.name)
     return [
-        models.ServedModel(id=name, owned_by=", ".join(dict.fromkeys(servers)))
-        for name, servers in owners.items()
+        models.ServedModel(id=name, owned_by=", ".join(dict.fromkeys(server_names)))
+        for name, server_names in owners.items()
     ]
 
 
@@ -388,6 +392,8 @@ def check_model(settings: Settings, model: str, *, embeds: bool = False) -> None
         servers += settings.for_embeddings.llm_servers
     if any(each.serves(model) for each in servers):
         return
-    known = ", ".join(each.id for each in served_models(settings)[:10])
-    advice = f"one of: {known}" if known else "the operator has to set JOBS_LLM_BASE_URL"
+    served_names = ", ".join(each.id for each in served_models(settings)[:10])
+    advice = (
+        f"one of: {served_names}" if served_names else "the operator has to set JOBS_LLM_BASE_URL"
+    )
     raise Problem("unknown-model", f"no server has the model {model!r}; {advice}")

@@ -45,12 +45,13 @@ class ResponseEventWriter:
     """Write one answer as a stream's events."""
 
     job_id: str
-    _rest: str = ""
+    _line_beginning: str = ""
     """The beginning of a line whose end has not come yet."""
     _received: int = 0
     """Characters of the lines so far."""
     _is_live: bool = True
-    """False once a piece was left out, or the answer began anew: the rest comes at the end."""
+    """False once a piece was left out, or the answer began anew: what is missing is sent at the
+    end."""
     _sent_events: int = 0
     _items: dict[int, _SentItem] = field(default_factory=dict)
 
@@ -62,8 +63,8 @@ class ResponseEventWriter:
         if not self._is_live:
             return
         self._received += len(piece.text)
-        *lines, self._rest = (self._rest + piece.text).split("\n")
-        self._is_live = len(self._rest) <= MAX_LINE
+        *lines, self._line_beginning = (self._line_beginning + piece.text).split("\n")
+        self._is_live = len(self._line_beginning) <= MAX_LINE
         for line in lines:
             yield from self._pass_on(line)
 
@@ -78,9 +79,9 @@ class ResponseEventWriter:
         if not self._sent_events:
             yield from self._begin({**response, "status": "in_progress", "output": []})
         for index, item in enumerate(output):
-            begun = self._items.get(index)
-            if begun is None or not begun.has_ended:
-                yield from self._end_item(index, item, begun)
+            sent_item = self._items.get(index)
+            if sent_item is None or not sent_item.has_ended:
+                yield from self._end_item(index, item, sent_item)
         yield self._event(f"response.{response.get('status')}", response=response)
 
     def error(self, problem: Problem) -> bytes:
@@ -96,11 +97,11 @@ class ResponseEventWriter:
         except (ValueError, RecursionError):
             self._is_live = False
             return
-        kind = event.pop("type", None) if isinstance(event, dict) else None
-        if not isinstance(kind, str) or not EVENT_NAME.fullmatch(kind):
+        event_type = event.pop("type", None) if isinstance(event, dict) else None
+        if not isinstance(event_type, str) or not EVENT_NAME.fullmatch(event_type):
             return
         event.pop("sequence_number", None)
-        if kind == CREATED:
+        if event_type == CREATED:
             if not self._sent_events:
                 yield from self._begin(event.get("response"))
             return
@@ -108,31 +109,33 @@ class ResponseEventWriter:
             yield from self._begin(
                 {"id": f"resp-{self.job_id}", "object": "response", "output": []}
             )
-        self._remember(kind, event)
-        yield self._event(kind, **event)
+        self._remember(event_type, event)
+        yield self._event(event_type, **event)
 
-    def _remember(self, kind: str, event: Mapping[str, Any]) -> None:
+    def _remember(self, event_type: str, event: Mapping[str, Any]) -> None:
         """Remember what was sent of an item, to go on from there at the end."""
         index = event.get("output_index")
         if not isinstance(index, int):
             return
         sent = self._items.setdefault(index, _SentItem())
-        part, delta = event.get("content_index"), event.get("delta")
-        match kind:
+        part_index, delta = event.get("content_index"), event.get("delta")
+        match event_type:
             case "response.output_item.done":
                 sent.has_ended = True
-            case "response.content_part.added" if isinstance(part, int):
-                sent.texts.setdefault(part, "")
-            case "response.output_text.delta" if isinstance(part, int) and isinstance(delta, str):
-                sent.texts[part] = sent.texts.get(part, "") + delta
-            case "response.content_part.done" if isinstance(part, int):
-                sent.ended_parts.add(part)
+            case "response.content_part.added" if isinstance(part_index, int):
+                sent.texts.setdefault(part_index, "")
+            case "response.output_text.delta" if isinstance(part_index, int) and isinstance(
+                delta, str
+            ):
+                sent.texts[part_index] = sent.texts.get(part_index, "") + delta
+            case "response.content_part.done" if isinstance(part_index, int):
+                sent.ended_parts.add(part_index)
             case "response.function_call_arguments.delta" if isinstance(delta, str):
                 sent.arguments += delta
 
     def _begin(self, response: Any) -> Iterator[bytes]:
-        for kind in (CREATED, "response.in_progress"):
-            yield self._event(kind, response=response)
+        for event_type in (CREATED, "response.in_progress"):
+            yield self._event(event_type, response=response)
 
     def _end_item(
         self, index: int, item: Mapping[str, Any], sent: _SentItem | None
@@ -151,32 +154,34 @@ class ResponseEventWriter:
                 part_place = {**item_place, "content_index": part_index}
                 yield from self._end_part(part_place, part, sent.texts.get(part_index))
         if is_call:
-            if rest := str(arguments)[len(sent.arguments) :]:
+            if arguments_left := str(arguments)[len(sent.arguments) :]:
                 yield self._event(
-                    "response.function_call_arguments.delta", **item_place, delta=rest
+                    "response.function_call_arguments.delta", **item_place, delta=arguments_left
                 )
             call = {"name": item.get("name"), "arguments": arguments}
             yield self._event("response.function_call_arguments.done", **item_place, **call)
         yield self._event("response.output_item.done", output_index=index, item=item)
 
     def _end_part(
-        self, place: Mapping[str, Any], part: Mapping[str, Any], sent: str | None
+        self, part_place: Mapping[str, Any], part: Mapping[str, Any], sent_text: str | None
     ) -> Iterator[bytes]:
         text = part.get("text")
         is_text = part.get("type") == "output_text" and isinstance(text, str)
-        if sent is None:
+        if sent_text is None:
             emptied_part = {**part, "text": ""} if is_text else part
-            yield self._event("response.content_part.added", **place, part=emptied_part)
+            yield self._event("response.content_part.added", **part_place, part=emptied_part)
         if is_text:
-            if rest := str(text)[len(sent or "") :]:
-                yield self._event("response.output_text.delta", **place, delta=rest, logprobs=[])
-            yield self._event("response.output_text.done", **place, text=text, logprobs=[])
-        yield self._event("response.content_part.done", **place, part=part)
+            if text_left := str(text)[len(sent_text or "") :]:
+                yield self._event(
+                    "response.output_text.delta", **part_place, delta=text_left, logprobs=[]
+                )
+            yield self._event("response.output_text.done", **part_place, text=text, logprobs=[])
+        yield self._event("response.content_part.done", **part_place, part=part)
 
-    def _event(self, kind: str, **fields: Any) -> bytes:
-        data = json.dumps({"type": kind, "sequence_number": self._sent_events, **fields})
+    def _event(self, event_type: str, **fields: Any) -> bytes:
+        data = json.dumps({"type": event_type, "sequence_number": self._sent_events, **fields})
         self._sent_events += 1
-        return f"event: {kind}\ndata: {data}\n\n".encode()
+        return f"event: {event_type}\ndata: {data}\n\n".encode()
 
 
 def _parts(item: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -31,8 +31,8 @@ class ApiModel(BaseModel):
         """Make the model from the fields that the record has under the same names, and from
         `others`."""
         names = cls.model_fields.keys() - others.keys()
-        same = {name: getattr(record, name) for name in names if hasattr(record, name)}
-        return cls.model_validate(same | others)
+        common_fields = {name: getattr(record, name) for name in names if hasattr(record, name)}
+        return cls.model_validate(common_fields | others)
 
 
 def _check_finite(value: Any) -> Any:
@@ -79,10 +79,10 @@ def is_finite(value: Any) -> bool:
     while unchecked:
         part = unchecked.pop()
         for each in part.values() if isinstance(part, dict) else part:
-            kind = type(each)  # a body has up to a million values
-            if kind is float:
+            value_type = type(each)  # a body has up to a million values
+            if value_type is float:
                 if not math.isfinite(each):
                     return False
-            elif kind is dict or kind is list:
+            elif value_type is dict or value_type is list:
                 unchecked.append(each)
     return True

@@ -70,12 +70,12 @@ async def start(
     service = _crawls_of(state)
     idempotency_key = own_key(request, idempotency_key)
     try:
-        known = (
+        existing = (
             None if idempotency_key is None else await service.find_by_key(bounds, idempotency_key)
         )
-        if known is not None:
+        if existing is not None:
             response.headers["Idempotency-Replayed"] = "true"
-            return await _accept(request, service, known, response)
+            return await _accept(request, service, existing, response)
         pressure = await _require_free_lane(state)
         starter = starter_of(request)
         crawl = await service.start(bounds, created_by=starter, key=idempotency_key, tags=body.tags)

@@ -140,16 +140,16 @@ async def send_document(
     was sent before.
     """
     upload, metadata = await receive_upload(request, documents.intake)
-    submitted = await documents.submit(upload, metadata)
-    status = submitted.status
+    submission = await documents.submit(upload, metadata)
+    status = submission.status
     response.headers["Location"] = f"/documents/{status.document_id}"
-    view = DocumentView.from_record(status, duplicate=submitted.duplicate)
-    view = receipt(request, view, is_own=submitted.is_own)
+    view = DocumentView.from_record(status, duplicate=submission.duplicate)
+    view = receipt(request, view, is_own=submission.is_own)
     if documents.intake.is_inline and status.has_ended:
         response.status_code = 201
-        if may_see_content(request, is_own=submitted.is_own):
+        if may_see_content(request, is_own=submission.is_own):
             view.result = await _result(request, documents, status)
-    if submitted.duplicate:
+    if submission.duplicate:
         response.status_code = 200
     if not status.has_ended:
         response.headers.update(POLL_AFTER)

@@ -93,7 +93,7 @@ async def neighbourhood(
     limit: Annotated[int, Query(ge=1, le=MAX_NEARBY_NODES)] = 100,
 ) -> models.NeighbourhoodView:
     """Show the part of the graph within `depth` edges of a node, at most `limit` nodes."""
-    near = _require(
+    nearby = _require(
         await PipelineLedger(state.ledger).graph_walks.graph_neighbourhood(
             node, depth=depth, kinds=kind or (), direction=direction, limit=limit
         ),
@@ -101,9 +101,9 @@ async def neighbourhood(
     )
     nodes = [
         models.NearNodeView.from_record(each, distance=distance)
-        for each, distance in zip(near.nodes, near.distances, strict=True)
+        for each, distance in zip(nearby.nodes, nearby.distances, strict=True)
     ]
-    return models.NeighbourhoodView.from_record(near, nodes=nodes)
+    return models.NeighbourhoodView.from_record(nearby, nodes=nodes)
 
 
 @router.get("/paths", responses=NODE_PROBLEMS)

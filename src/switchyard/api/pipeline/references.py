@@ -133,13 +133,13 @@ async def _start_job(
     request: Request, service: ReferenceService, order: Order, model: type[M]
 ) -> ReferenceSubmission:
     asked_by = source_of(request, None)
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind == "multipart/form-data":
+    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if content_type == "multipart/form-data":
         upload, metadata = await receive_upload(request, service.intake)
         return ReferenceSubmission(
             await service.order_from_file(order, upload, metadata), is_own=True
         )
-    if kind == "text/plain":
+    if content_type == "text/plain":
         upload = await service.intake.receive(
             request.stream(), charset=lambda: charset_of(request.headers.get("content-type"))
         )
@@ -147,7 +147,7 @@ async def _start_job(
         return ReferenceSubmission(
             await service.order_from_file(order, upload, metadata), is_own=True
         )
-    if kind == "application/json":
+    if content_type == "application/json":
         body = _parse_body(model, await request.body())
         payload = body.model_dump(exclude_none=True, exclude={"lane"})
         metadata = UploadMetadata(
@@ -165,7 +165,10 @@ def _parse_body(model: type[M], body: bytes) -> M:
     try:
         return model.model_validate_json(body)
     except ValidationError as error:
-        errors = [{**fault, "loc": ("body", *fault["loc"])} for fault in list_errors(error)]
+        errors = [
+            {**field_error, "loc": ("body", *field_error["loc"])}
+            for field_error in list_errors(error)
+        ]
         raise RequestValidationError(errors) from error
 
 

@@ -63,15 +63,15 @@ async def search(
         request.state.trouble = f"{type(error).__name__}: {error}"
         raise try_later("search-away", str(error)) from error
     except (RetryableError, PermanentError) as error:
-        # Its text may name hosts: it stays in the log.
+        # The error's text may name hosts: only the log gets it.
         request.state.trouble = f"{type(error).__name__}: {error}"
         component = "index" if isinstance(error, IndexUnavailable) else "embedder"
         raise try_later(
             "search-away", f"the {component} does not answer; try again later"
         ) from error
-    unreadable = await documents.unreadable_pages({hit.document_id for hit in hits})
+    unreadable_pages = await documents.unreadable_pages({hit.document_id for hit in hits})
     views = [
-        HitView.from_record(hit, unreadable_pages=unreadable.get(hit.document_id, ()))
+        HitView.from_record(hit, unreadable_pages=unreadable_pages.get(hit.document_id, ()))
         for hit in hits
     ]
     return SearchAnswer(mode=body.mode, hits=views)

@@ -92,14 +92,14 @@ class ServerClient:
         self._configured_parameters = Parameters.for_server(server)
         self._parameters = self._configured_parameters
         """The parameters that the server took last."""
-        self._adopted = ""
+        self._adopted_text = ""
         """The text that `adopt` got last: what all processes had learned."""
         self._unclear_changes = 0
         """Calls in a row that the server took with changed parameters, after an error without a
         clear cause."""
         self._starts_in_reasoning = False
         """Whether this model begins with reasoning that has no mark at its beginning."""
-        self._sent = 0
+        self._sent_count = 0
         """Questions that were sent."""
         self._ended_without_reason: deque[str] = deque(maxlen=MAX_WITHOUT_REASON)
         """Hashes of questions whose answers ended without a reason, though the server gives one for
@@ -122,8 +122,8 @@ class ServerClient:
     def adopt(self, learned: str) -> None:
         """Send the parameters that other processes have learned and recorded in the ledger; if that
         record has expired (`learned` is empty), those of the settings again."""
-        if learned != self._adopted:
-            self._adopted, self._unclear_changes = learned, 0
+        if learned != self._adopted_text:
+            self._adopted_text, self._unclear_changes = learned, 0
             self._parameters = self._configured_parameters.with_learned(learned, self._server_id)
 
     @classmethod
@@ -180,10 +180,10 @@ class ServerClient:
                 on_text(text)
 
         async def send() -> ModelResponse:
-            # The SDK's own limit is for each read: a stream that trickles would go on for ever.
-            limit = asyncio.timeout(self._timeout)
+            # The SDK's own limit applies to each read: a stream that trickles would go on for ever.
+            try_limit = asyncio.timeout(self._timeout)
             try:
-                async with limit:
+                async with try_limit:
                     if endpoint is RESPONSES and on_text is not None:
                         return await self._stream_response(chat, pass_on, lambda: has_text)
                     if endpoint is not None:
@@ -192,12 +192,12 @@ class ServerClient:
                         chat, pass_on, restart, keep_all, lambda: has_text
                     )
             except TimeoutError as error:
-                if limit.expired():
+                if try_limit.expired():
                     allowed = f"{self._timeout:g} s (JOBS_LLM_TIMEOUT)"
                     raise LlmTimeout(f"the model server did not answer within {allowed}") from error
                 raise
             except Exception as error:
-                if is_connection_lost(error):  # raised while we read a body without the SDK
+                if is_connection_lost(error):  # raised while a body is read without the SDK
                     request = error.request  # type: ignore[attr-defined]
                     raise openai.APIConnectionError(request=request) from error
                 raise
@@ -235,7 +235,7 @@ class ServerClient:
         import openai
 
         parameters = self._parameters
-        tried = {parameters}
+        tried_parameters = {parameters}
         is_clear = True
         while True:
             try:
@@ -251,11 +251,15 @@ class ServerClient:
                 )
                 return await _answer_or_refusal(unstreamed, error)
             except openai.APIStatusError as error:
-                changed = parameters.after(error, chat)
-                if changed is None or changed in tried or len(tried) > MAX_REPEATS:
+                changed_parameters = parameters.after(error, chat)
+                if (
+                    changed_parameters is None
+                    or changed_parameters in tried_parameters
+                    or len(tried_parameters) > MAX_REPEATS
+                ):
                     raise
-                parameters = changed
-                tried.add(parameters)
+                parameters = changed_parameters
+                tried_parameters.add(parameters)
                 is_clear = is_clear and Parameters.is_clear(error)
             else:
                 if body.get("stream") and response.answer.finish_reason is not None:
@@ -292,8 +296,8 @@ class ServerClient:
                 self._ended_without_reason and content_hash(body) in self._ended_without_reason
             ),
         )
-        self._sent += 1
-        number = self._sent
+        self._sent_count += 1
+        number = self._sent_count
         async with await self._api.post(
             self._model_api.path,
             body={**self._model_api.request_body(body), "model": self.model},
@@ -305,7 +309,7 @@ class ServerClient:
             try:
                 answer = await reader.read(stream.response)
             except LlmCut:
-                if reader.ended_without_reason and number == self._sent:
+                if reader.ended_without_reason and number == self._sent_count:
                     self._ended_without_reason.append(content_hash(body))
                 raise
             self._starts_in_reasoning = self._starts_in_reasoning or reader.started_in_reasoning
@@ -340,11 +344,11 @@ class ServerClient:
                 raise
             return await _answer_or_refusal(self._ask_endpoint(body, RESPONSES), error)
         except openai.APIStatusError as error:
-            changed = self._parameters.after(error, body)
-            if changed is None or changed.streams:
+            changed_parameters = self._parameters.after(error, body)
+            if changed_parameters is None or changed_parameters.streams:
                 raise
             response = await self._ask_endpoint(body, RESPONSES)
-            self._remember(changed, Parameters.is_clear(error))
+            self._remember(changed_parameters, Parameters.is_clear(error))
             return response
 
     async def _ask_endpoint(self, body: Mapping[str, Any], endpoint: Endpoint) -> ModelResponse:
@@ -446,7 +450,7 @@ async def call_with_retries(
     )
 
     def is_network_error(error: BaseException) -> bool:
-        # A time-out is a network error, too, but to wait that long again is left to the job's
+        # A time-out is a network error, too, but waiting that long again is left to the job's
         # retries.
         return (
             isinstance(error, openai.APIConnectionError)
@@ -470,9 +474,9 @@ async def call_with_retries(
     async def attempt() -> Reply:
         return await create()  # tenacity awaits nothing but coroutine functions
 
-    limit = asyncio.timeout(timeout)
+    total_limit = asyncio.timeout(timeout)
     try:
-        async with limit:
+        async with total_limit:
             return await tries(attempt)
     except openai.OpenAIError as error:
         raise translate(error) from error
@@ -484,6 +488,6 @@ async def call_with_retries(
             f"the model server's answer is not JSON: {quoted_answer(body_text)}"
         ) from error
     except TimeoutError as error:
-        if limit.expired():
+        if total_limit.expired():
             raise LlmTimeout(f"the model server did not answer within {timeout:g} s") from error
         raise

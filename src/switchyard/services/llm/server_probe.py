@@ -26,8 +26,8 @@ from switchyard.services.llm.structured_answers import parse_answer_here
 MAX_TOKENS = 200
 MAX_REASON = 200
 """Characters of an error that are shown."""
-_SIDE = 64
-"""Pixels of the picture, which is red."""
+_PICTURE_SIDE = 64
+"""Width and height, in pixels, of the picture, which is red."""
 _SCHEMA = {
     "type": "object",
     "properties": {"sea": {"type": "boolean"}, "salt": {"type": "integer"}},
@@ -50,14 +50,18 @@ class ServerProbe:
 
 async def probe_server(server: LlmServer, timeout: float) -> ServerProbe:
     """Test which parameters a server takes; `timeout` is seconds for one question. Raises
-    LlmUnavailable, InvalidLlmResponse, LlmRefused if it answers not even a plain question."""
+    LlmUnavailable, InvalidLlmResponse, LlmRefused if it does not answer even a plain question."""
     probe = ServerProbe()
     await _probe_text(server, timeout, probe)
-    for form in SCHEMA_FORMATS if server.schema_format is None else (server.schema_format,):
-        result = await _probe_schema(server.model_copy(update={"schema_format": form}), timeout)
-        probe.findings[f"schema as {form}"] = result or "fits"
+    for schema_format in (
+        SCHEMA_FORMATS if server.schema_format is None else (server.schema_format,)
+    ):
+        result = await _probe_schema(
+            server.model_copy(update={"schema_format": schema_format}), timeout
+        )
+        probe.findings[f"schema as {schema_format}"] = result or "fits"
         if result is None:
-            probe.settings["schema"] = form
+            probe.settings["schema"] = schema_format
             break
     probe.findings["pictures"] = await _probe_picture(server, timeout)
     return probe
@@ -130,7 +134,7 @@ def _red_picture() -> bytes:
         end = struct.pack(">I", zlib.crc32(kind + data))
         return struct.pack(">I", len(data)) + kind + data + end
 
-    header = struct.pack(">IIBBBBB", _SIDE, _SIDE, 8, 2, 0, 0, 0)
-    rows = (b"\0" + b"\xff\0\0" * _SIDE) * _SIDE
-    parts = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
-    return b"\x89PNG\r\n\x1a\n" + parts
+    header = struct.pack(">IIBBBBB", _PICTURE_SIDE, _PICTURE_SIDE, 8, 2, 0, 0, 0)
+    rows = (b"\0" + b"\xff\0\0" * _PICTURE_SIDE) * _PICTURE_SIDE
+    chunks = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + chunks

@@ -115,11 +115,11 @@ class StoredAnswers:
             answer = await ask(timeout)
             return await self._store_or_hold(key, question, answer, record_soon), False
         async with self._exclusive(key):
-            unfinished = self._unwritten.get(key) or self._unrecorded.get(key)
-            if unfinished is not None:
-                return unfinished[0], True
-            left = deadline - time.monotonic()
-            stored_answer = await self._find_or_claim(key, left, claim)
+            held_answer = self._unwritten.get(key) or self._unrecorded.get(key)
+            if held_answer is not None:
+                return held_answer[0], True
+            seconds_left = deadline - time.monotonic()
+            stored_answer = await self._find_or_claim(key, seconds_left, claim)
             if stored_answer is not None:
                 return stored_answer, True
             async with self._hold_claim(key):
@@ -180,10 +180,12 @@ class StoredAnswers:
             if isinstance(claim, LeaseAcquired):
                 # The last asker may have died after storing the answer and before recording it.
                 answer = None if is_file_lost else await self._read_stored(key)
-                stored = None if answer is None else await self._storage.stat_async(_file_key(key))
-                if stored is not None:
-                    await self._repository.record_llm_answer(key, stored.size)
-                return None if stored is None else answer
+                stored_file = (
+                    None if answer is None else await self._storage.stat_async(_file_key(key))
+                )
+                if stored_file is not None:
+                    await self._repository.record_llm_answer(key, stored_file.size)
+                return None if stored_file is None else answer
             if time.monotonic() + pause > deadline:
                 raise LlmSaturated(
                     "another process is already sending this request to the model", after=5.0
@@ -236,15 +238,15 @@ class StoredAnswers:
         that."""
         if self._repository is None:
             return
-        recording = self._repository.record_llm_answer_soon(key, size)
-        self._unrecorded[key] = answer, recording
+        record_future = self._repository.record_llm_answer_soon(key, size)
+        self._unrecorded[key] = answer, record_future
 
-        def forget(done: asyncio.Future[None]) -> None:
-            recorded = self._unrecorded.get(key)
-            if recorded is not None and recorded[1] is done:
+        def forget(ended_future: asyncio.Future[None]) -> None:
+            unrecorded = self._unrecorded.get(key)
+            if unrecorded is not None and unrecorded[1] is ended_future:
                 del self._unrecorded[key]
 
-        recording.add_done_callback(forget)
+        record_future.add_done_callback(forget)
 
     def _encode(self, question: Mapping[str, Any], answer: Completion) -> bytes:
         body = {"made_at": self._now(), "answer": asdict(answer), "servers": question["servers"]}
@@ -307,23 +309,23 @@ async def drop_old_answers(settings: Settings, ledger: Ledger) -> int:
     """Delete, in small steps, answers that are too old, or too many, by the settings. Returns how
     many. Raises LedgerError, StorageError."""
     storage, repository = Storage(settings.files_url), LlmLedger(ledger).answers
-    examining = SmallSteps.yielding_to_hot_jobs(ledger)
-    removing = SmallSteps.yielding_to_hot_jobs(ledger)
-    deleted, page = 0, None
-    while page is None or page.last is not None:
-        page = await examining.run_step(
+    examine_steps = SmallSteps.yielding_to_hot_jobs(ledger)
+    remove_steps = SmallSteps.yielding_to_hot_jobs(ledger)
+    deleted, examined = 0, None
+    while examined is None or examined.last is not None:
+        examined = await examine_steps.run_step(
             partial(
                 _examine,
                 repository,
-                page,
+                examined,
                 max_age=settings.llm_answers_days * DAY,
                 max_bytes=settings.llm_answers_mb * MIB,
             )
         )
-        superfluous = list(page.superfluous.items())
+        superfluous = list(examined.superfluous.items())
         while superfluous:
-            deleted += await _drop_some(storage, repository, removing, superfluous)
-    await removing.remove_all(lambda limit: repository.drop_dead_claims(limit=limit))
+            deleted += await _drop_some(storage, repository, remove_steps, superfluous)
+    await remove_steps.remove_all(lambda limit: repository.drop_dead_claims(limit=limit))
     return deleted
 
 
@@ -334,15 +336,15 @@ async def drop_unrecorded_answers(settings: Settings, ledger: Ledger) -> int:
     storage, repository = Storage(settings.files_url), LlmLedger(ledger).answers
     steps = SmallSteps.yielding_to_hot_jobs(ledger)
     # The earlier of two clocks: one that is wrong makes no file old.
-    oldest = min(time.time(), ledger.clock.time()) - DAY
+    modified_before = min(time.time(), ledger.clock.time()) - DAY
     deleted = 0
-    async for keys in _old_files(storage, oldest):
+    async for keys in _old_files(storage, modified_before):
         unrecorded = await steps.run_step(partial(_find_unrecorded, repository, keys))
         for key in unrecorded.keys:
-            stored = await storage.stat_async(_file_key(key))
-            if stored is not None and stored.modified.timestamp() < oldest:
+            stored_file = await storage.stat_async(_file_key(key))
+            if stored_file is not None and stored_file.modified.timestamp() < modified_before:
                 # If it is recorded just now, a process that misses the file asks anew.
-                await storage.delete_async(stored.key)
+                await storage.delete_async(stored_file.key)
                 deleted += 1
     return deleted
 
@@ -353,12 +355,12 @@ async def _find_unrecorded(
     return await repository.unrecorded_answers(keys)
 
 
-async def _old_files(storage: Storage, oldest: float) -> AsyncIterator[list[str]]:
-    """Yield the keys of files that were written before `oldest`, FIRST_STEP at a time."""
+async def _old_files(storage: Storage, modified_before: float) -> AsyncIterator[list[str]]:
+    """Yield the keys of files that were written before `modified_before`, FIRST_STEP at a time."""
     keys: list[str] = []
-    async for stored in storage.list_async("llm"):
-        match = _FILE_KEY.fullmatch(stored.key)
-        if match is not None and stored.modified.timestamp() < oldest:
+    async for stored_file in storage.list_async("llm"):
+        match = _FILE_KEY.fullmatch(stored_file.key)
+        if match is not None and stored_file.modified.timestamp() < modified_before:
             keys.append(match[1])
         if len(keys) == FIRST_STEP:
             yield keys

@@ -58,8 +58,8 @@ async def parse_answer(text: str, schema: Mapping[str, Any], in_process: InProce
     if cost is not None and cost <= MAX_INLINE_ERROR_COST:
         return parse_answer_here(text, schema)
     try:
-        value, complaint = await in_process(
-            _value_or_complaint,
+        value, problem = await in_process(
+            _value_or_problem,
             text,
             schema,
             timeout=CHECK_TIMEOUT,
@@ -71,12 +71,12 @@ async def parse_answer(text: str, schema: Mapping[str, Any], in_process: InProce
             f"whether the answer fits its schema can't be told within {CHECK_TIMEOUT:.0f} s and "
             f"{CHECK_MEMORY_MB} MiB: make the schema simpler"
         ) from error
-    if complaint is not None:
-        raise ValueError(complaint)
+    if problem is not None:
+        raise ValueError(problem)
     return value
 
 
-def _value_or_complaint(text: str, schema: Mapping[str, Any]) -> tuple[Any, str | None]:
+def _value_or_problem(text: str, schema: Mapping[str, Any]) -> tuple[Any, str | None]:
     # Not as an exception, whose text would have the other process' traceback.
     try:
         return parse_answer_here(text, schema), None
@@ -91,19 +91,19 @@ def parse_answer_here(text: str, schema: Mapping[str, Any]) -> Any:
     validator = _validator(schema)
     if validator.is_valid(value):
         return value
-    complaints = []
+    problems = []
     for each in validator.iter_errors(value):
         path = "/".join(map(str, each.instance_path))
-        complaints.append(f"{path or 'the whole'}: {each.message[:200]}")
-        if len(complaints) == 5:
+        problems.append(f"{path or 'the whole'}: {each.message[:200]}")
+        if len(problems) == 5:
             break
-    raise ValueError("it does not fit the schema: " + "; ".join(complaints))
+    raise ValueError("it does not fit the schema: " + "; ".join(problems))
 
 
 def _parse_json(text: str) -> Any:
-    fenced = _FENCE.match(text)
+    fence = _FENCE.match(text)
     try:
-        return json.loads(fenced[1] if fenced else text, parse_constant=_refuse_constant)
+        return json.loads(fence[1] if fence else text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"it is not JSON: {str(error)[:200]}") from error
 

@@ -75,7 +75,7 @@ class ThoughtFilter:
         self._pass_on = on_text
         self._restart = restart
         self._answer: list[str] = []
-        self._held = ""
+        self._held_text = ""
         self._text_before = "\n"
         """The last characters that were passed on; a line break after a mark that was dropped."""
         self._open_mark: str | None = None
@@ -98,43 +98,46 @@ class ThoughtFilter:
 
     def take(self, text: str) -> None:
         """Read the next piece of the text."""
-        self._read(self._held + text, is_last=False)
+        self._read(self._held_text + text, is_last=False)
 
     def end(self) -> str:
         """Return the answer; empty if there was only reasoning."""
-        self._read(self._held, is_last=True)
+        self._read(self._held_text, is_last=True)
         if self._header is not None:  # no head of a message, but text that looks like one
             self._give_back_header()
         return "".join(self._answer).strip()
 
     def _read(self, text: str, *, is_last: bool) -> None:
         position = 0
-        self._held = ""
+        self._held_text = ""
         for mark in _MARK.finditer(text) if _may_have_mark(text) else ():
             if not is_last and mark.end() == len(text) and mark.lastgroup != "fence":
                 self._take_text(text[position : mark.start()])
-                self._held = text[mark.start() :]  # the next character tells whether it is quoted
+                # The next character tells whether the mark is quoted.
+                self._held_text = text[mark.start() :]
                 return
             self._take_text(text[position : mark.start()])
-            after = text[mark.end() : mark.end() + 1]
-            if not self._take_mark(mark, after):
+            next_character = text[mark.end() : mark.end() + 1]
+            if not self._take_mark(mark, next_character):
                 self._take_text(mark[0])
             position = mark.end()
-        rest = text[position:]
+        text_left = text[position:]
         if self._open_mark == "bare" and not is_last:
-            self._held = rest[-len(_BARE_CLOSE) :]
+            self._held_text = text_left[-len(_BARE_CLOSE) :]
             return
-        possible_mark = None if is_last else _MAY_BEGIN.search(rest, max(0, len(rest) - _MAX_HELD))
+        possible_mark = (
+            None if is_last else _MAY_BEGIN.search(text_left, max(0, len(text_left) - _MAX_HELD))
+        )
         if (
             possible_mark is None
             and not is_last
             and self._is_at_beginning
-            and _may_begin_bare(rest)
+            and _may_begin_bare(text_left)
         ):
-            self._held = rest
+            self._held_text = text_left
             return
-        self._take_text(rest if possible_mark is None else rest[: possible_mark.start()])
-        self._held = "" if possible_mark is None else possible_mark[0]
+        self._take_text(text_left if possible_mark is None else text_left[: possible_mark.start()])
+        self._held_text = "" if possible_mark is None else possible_mark[0]
 
     @property
     def _is_at_beginning(self) -> bool:
@@ -166,33 +169,33 @@ class ThoughtFilter:
         header, self._header = self._header or "", None
         self._take_text(header)
 
-    def _take_mark(self, mark: re.Match[str], after: str) -> bool:
-        """Act on a mark; `after` is the character behind it. Returns False if it is part of the
-        answer."""
-        kind = mark.lastgroup or ""
-        if kind == "fence":
+    def _take_mark(self, mark: re.Match[str], next_character: str) -> bool:
+        """Act on a mark; `next_character` is the character behind it. Returns False if it is part
+        of the answer."""
+        mark_kind = mark.lastgroup or ""
+        if mark_kind == "fence":
             if self._open_mark is None and self._header is None:
                 self._is_fenced = not self._is_fenced
             return False
         if self._open_mark is not None:
-            return self._take_mark_in_reasoning(kind, mark)
+            return self._take_mark_in_reasoning(mark_kind, mark)
         if self._header is not None:
-            return self._take_mark_in_header(kind)
-        if self._is_fenced or self._is_quoted(after):
+            return self._take_mark_in_header(mark_kind)
+        if self._is_fenced or self._is_quoted(next_character):
             return False
-        if kind == "frame":
+        if mark_kind == "frame":
             return self._take_frame(mark[0])
-        if self._is_harmony and kind == "end":
+        if self._is_harmony and mark_kind == "end":
             return True
         if self._is_data and not self._is_harmony:
             return False
-        if kind in ("start", "channel"):
+        if mark_kind in ("start", "channel"):
             self._is_harmony, self._header = True, ""
             return True
-        name = _name_of(kind, mark)
-        if kind.startswith("open"):
+        name = _name_of(mark_kind, mark)
+        if mark_kind.startswith("open"):
             return self._take_opening_mark(name)
-        if kind.startswith("close"):
+        if mark_kind.startswith("close"):
             if self._quoted_openings.get(name, 0) > 0:
                 self._quoted_openings[name] -= 1
                 return False
@@ -210,22 +213,22 @@ class ThoughtFilter:
         self._is_framed = self.had_thoughts and not self._answer
         return self._is_framed
 
-    def _take_mark_in_reasoning(self, kind: str, mark: re.Match[str]) -> bool:
+    def _take_mark_in_reasoning(self, mark_kind: str, mark: re.Match[str]) -> bool:
         if self._open_mark == "harmony":
-            if kind in ("start", "channel"):
+            if mark_kind in ("start", "channel"):
                 self._open_mark, self._header = None, ""
-            elif kind == "end":
+            elif mark_kind == "end":
                 self._open_mark = None
-        elif kind.startswith("close") and _name_of(kind, mark) == self._open_mark:
+        elif mark_kind.startswith("close") and _name_of(mark_kind, mark) == self._open_mark:
             self._open_mark, self._text_before = None, "\n"
         self.had_thoughts = True
         return True
 
-    def _take_mark_in_header(self, kind: str) -> bool:
-        if kind in ("start", "channel"):
+    def _take_mark_in_header(self, mark_kind: str) -> bool:
+        if mark_kind in ("start", "channel"):
             self._header = ""
             return True
-        if kind != "message":
+        if mark_kind != "message":
             return False
         channel = (self._header or "").strip().lower()
         self._header, self._text_before = None, "\n"
@@ -237,8 +240,8 @@ class ThoughtFilter:
 
     def _take_opening_mark(self, name: str) -> bool:
         line = self._text_before.rpartition("\n")[2]
-        opens = self._is_at_beginning if name == "bare" else not line.strip()
-        if opens:
+        opens_reasoning = self._is_at_beginning if name == "bare" else not line.strip()
+        if opens_reasoning:
             self._open_mark = name
             return True
         self._quoted_openings[name] = self._quoted_openings.get(name, 0) + 1
@@ -254,13 +257,17 @@ class ThoughtFilter:
         self._quoted_openings.clear()
         return True
 
-    def _is_quoted(self, after: str) -> bool:
+    def _is_quoted(self, next_character: str) -> bool:
         """Return whether a mark is only mentioned: it stands between an opening and a closing
         quotation mark."""
-        before = self._text_before[-1:]
-        if before not in _OPENING_QUOTES or not after or after not in _CLOSING_QUOTES:
+        previous_character = self._text_before[-1:]
+        if (
+            previous_character not in _OPENING_QUOTES
+            or not next_character
+            or next_character not in _CLOSING_QUOTES
+        ):
             return False
-        return before in "`(“‘«" or self._text_before[-2:-1] in ("", " ", "\n", "(")
+        return previous_character in "`(“‘«" or self._text_before[-2:-1] in ("", " ", "\n", "(")
 
 
 def without_thoughts(text: str) -> str:
@@ -270,9 +277,9 @@ def without_thoughts(text: str) -> str:
     return reader.end()
 
 
-def _name_of(kind: str, mark: re.Match[str]) -> str:
+def _name_of(mark_kind: str, mark: re.Match[str]) -> str:
     """Return the name that an opening mark and its closing mark have in common."""
-    family = kind.partition("_")[2]
+    family = mark_kind.partition("_")[2]
     return family or mark[0].strip("</> ").split()[0].lower()
 
 

@@ -13,7 +13,7 @@ from switchyard.services.llm.llm_requests import framed
 from switchyard.services.llm.model_client import ModelClient, model_client_of
 
 VISION_VERSION = "vision-1"
-_DESCRIBE = """\
+_INSTRUCTIONS = """\
 You describe pictures of documents for a search catalogue. Say in at most 120 words what the \
 picture shows: of a chart what is measured, its trend and its extremes, of a table what its rows \
 and columns are and what stands out, of anything else what is to be seen. Use the language of the \
@@ -60,13 +60,13 @@ def picture_chat(
     images = [
         {
             "type": "image_url",
-            "image_url": {"url": f"data:{kind};base64,{base64.b64encode(content).decode()}"},
+            "image_url": {"url": f"data:{media_type};base64,{base64.b64encode(content).decode()}"},
         }
-        for content, kind in pictures
+        for content, media_type in pictures
     ]
     return {
         "messages": [
-            {"role": "system", "content": _DESCRIBE},
+            {"role": "system", "content": _INSTRUCTIONS},
             {"role": "user", "content": [{"type": "text", "text": prompt}, *images]},
         ],
         "max_tokens": _MAX_TOKENS,
