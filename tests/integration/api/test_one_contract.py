@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
-from typing import Any
+from collections.abc import Set as AbstractSet
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -31,58 +32,91 @@ Answer = Any
 Select = Callable[[Answer], Any]
 
 
-def whole(answer: Answer) -> Any:
+def select_all(answer: Answer) -> Any:
     return answer
 
 
-def part(name: str) -> Select:
+def select_field(name: str) -> Select:
     return lambda answer: answer[name]
 
 
-READ_COMMANDS: dict[str, tuple[str, str, Select, set[str]]] = {
-    # name: command, path, the part of the answer that the command prints, keys that it adds
-    "jobs": ("jobs list", "/jobs", part("jobs"), set()),
-    "job": ("jobs show {job}", "/jobs/{job}", whole, set()),
-    "job that joins": ("jobs show {join}", "/jobs/{join}", whole, set()),
-    "job without room": ("jobs show {waits}", "/jobs/{waits}", whole, set()),
-    "dead letters": ("dead list", "/admin/dead", part("dead_letters"), set()),
-    "dead letter": ("dead show {letter}", "/admin/dead/{letter}", whole, set()),
-    "groups": ("dead groups", "/admin/dead/groups", part("groups"), set()),
-    "redrive": ("dead redrives show {redrive}", "/admin/dead/redrives/{redrive}", whole, set()),
-    "backfill": ("backfill show {backfill}", "/backfills/{backfill}", whole, set()),
-    "schedules": ("schedules list", "/schedules", part("schedules"), set()),
-    "firings": ("schedules history {schedule}", "/schedules/{schedule}/history", part("firings"),
-                set()),
-    "workers": ("workers --all", "/admin/workers", part("workers"), set()),
-    "lanes": ("lanes", "/admin/lanes", part("lanes"),
-              {"priority", "queues.unacked", "queues.ttl_seconds", "queues.oldest_seconds"}),
-    "limits": ("limits", "/limits", part("limits"), set()),
-    "spending": ("llm spend --by model", "/llm/spend?by=model", whole, set()),
-    "request": ("llm show {request}", "/llm/requests/{request}", whole, set()),
-    "crawl": ("crawl show {crawl}", "/crawl/{crawl}", whole, {"last_pages"}),
-    "index": ("index show", "/admin/index", whole, set()),
-    "document": ("documents show {document}", "/documents/{document}", whole, set()),
-    "node": ("graph show {node}", "/graph/node?node={node}", whole, set()),
-}  # fmt: skip
-WRITE_COMMANDS: dict[str, tuple[str, str, dict[str, Any] | None]] = {
-    # name: command, request, its body
-    "publish": ("publish hot.noop --payload {{}}", "POST /jobs", {"routing_key": "hot.noop"}),
-    "cancel": ("jobs cancel {first}", "DELETE /jobs/{second}", None),
-    "fire": ("schedules run {schedule}", "POST /schedules/{schedule}/run", None),
-    "pause": ("schedules pause {schedule}", "POST /schedules/{schedule}/pause", None),
-    "pause of a redrive": ("dead redrives pause {redrive}",
-                           "POST /admin/dead/redrives/{redrive}/pause", None),
-    "rate of a redrive": ("dead redrives set {redrive} --rate 5",
-                          "PATCH /admin/dead/redrives/{redrive}", {"rate": 5}),
-    "plan": ("dead redrive --all --dry-run", "POST /admin/dead/redrives",
-             {"all": True, "dry_run": True}),
-    "limits of a backfill": ("backfill set {backfill} --max-open 5",
-                             "PATCH /backfills/{backfill}", {"max_open": 5}),
-    "cancelled backfill": ("backfill cancel {backfill}", "POST /backfills/{backfill}/cancel", None),
-    "crawl": ("crawl start http://127.0.0.1:9/", "POST /crawl",
-              {"start": ["http://127.0.0.1:9/"]}),
-    "cancelled crawl": ("crawl cancel {crawl}", "DELETE /crawl/{crawl}", None),
-}  # fmt: skip
+class ReadCommand(NamedTuple):
+    """A command, and the request whose answer it prints."""
+
+    command: str
+    path: str
+    select: Select
+    """Returns the part of the answer that the command prints."""
+    added_keys: AbstractSet[str] = frozenset()
+    """Keys that only the command prints."""
+
+
+class WriteCommand(NamedTuple):
+    """A command, and the request that does the same."""
+
+    command: str
+    request: str
+    body: dict[str, Any] | None = None
+
+
+READ_COMMANDS: dict[str, ReadCommand] = {
+    "jobs": ReadCommand("jobs list", "/jobs", select_field("jobs")),
+    "job": ReadCommand("jobs show {job}", "/jobs/{job}", select_all),
+    "job that joins": ReadCommand("jobs show {join}", "/jobs/{join}", select_all),
+    "job without room": ReadCommand("jobs show {waits}", "/jobs/{waits}", select_all),
+    "dead letters": ReadCommand("dead list", "/admin/dead", select_field("dead_letters")),
+    "dead letter": ReadCommand("dead show {letter}", "/admin/dead/{letter}", select_all),
+    "groups": ReadCommand("dead groups", "/admin/dead/groups", select_field("groups")),
+    "redrive": ReadCommand(
+        "dead redrives show {redrive}", "/admin/dead/redrives/{redrive}", select_all
+    ),
+    "backfill": ReadCommand("backfill show {backfill}", "/backfills/{backfill}", select_all),
+    "schedules": ReadCommand("schedules list", "/schedules", select_field("schedules")),
+    "firings": ReadCommand(
+        "schedules history {schedule}", "/schedules/{schedule}/history", select_field("firings")
+    ),
+    "workers": ReadCommand("workers --all", "/admin/workers", select_field("workers")),
+    "lanes": ReadCommand(
+        "lanes",
+        "/admin/lanes",
+        select_field("lanes"),
+        {"priority", "queues.unacked", "queues.ttl_seconds", "queues.oldest_seconds"},
+    ),
+    "limits": ReadCommand("limits", "/limits", select_field("limits")),
+    "spending": ReadCommand("llm spend --by model", "/llm/spend?by=model", select_all),
+    "request": ReadCommand("llm show {request}", "/llm/requests/{request}", select_all),
+    "crawl": ReadCommand("crawl show {crawl}", "/crawl/{crawl}", select_all, {"last_pages"}),
+    "index": ReadCommand("index show", "/admin/index", select_all),
+    "document": ReadCommand("documents show {document}", "/documents/{document}", select_all),
+    "node": ReadCommand("graph show {node}", "/graph/node?node={node}", select_all),
+}
+WRITE_COMMANDS: dict[str, WriteCommand] = {
+    "publish": WriteCommand(
+        "publish hot.noop --payload {{}}", "POST /jobs", {"routing_key": "hot.noop"}
+    ),
+    "cancel": WriteCommand("jobs cancel {first}", "DELETE /jobs/{second}"),
+    "fire": WriteCommand("schedules run {schedule}", "POST /schedules/{schedule}/run"),
+    "pause": WriteCommand("schedules pause {schedule}", "POST /schedules/{schedule}/pause"),
+    "pause of a redrive": WriteCommand(
+        "dead redrives pause {redrive}", "POST /admin/dead/redrives/{redrive}/pause"
+    ),
+    "rate of a redrive": WriteCommand(
+        "dead redrives set {redrive} --rate 5", "PATCH /admin/dead/redrives/{redrive}", {"rate": 5}
+    ),
+    "plan": WriteCommand(
+        "dead redrive --all --dry-run", "POST /admin/dead/redrives", {"all": True, "dry_run": True}
+    ),
+    "limits of a backfill": WriteCommand(
+        "backfill set {backfill} --max-open 5", "PATCH /backfills/{backfill}", {"max_open": 5}
+    ),
+    "cancelled backfill": WriteCommand(
+        "backfill cancel {backfill}", "POST /backfills/{backfill}/cancel"
+    ),
+    "crawl": WriteCommand(
+        "crawl start http://127.0.0.1:9/", "POST /crawl", {"start": ["http://127.0.0.1:9/"]}
+    ),
+    "cancelled crawl": WriteCommand("crawl cancel {crawl}", "DELETE /crawl/{crawl}"),
+}
 
 
 @pytest.fixture
@@ -121,15 +155,15 @@ async def object_ids(system: System, api: RunningApi) -> dict[str, str]:
     backfill = await ledger.bulk.create_bulk(
         "backfill-3fa9c01b22", kind="backfill", title="all", created_by="me", spec=plan
     )
-    # Paused: who runs it, and since when nobody does, would change from one moment to the next.
+    # Paused: who runs it, or since when nobody does, would change between the two answers.
     await bulk_control.pause(ledger, backfill.id)
     message = JobMessage(job_id="6eed1ee8-0000-4000-8000-000000000000", job_type="noop", payload={})
     joining = NewJob(message, "hot", "llm", "hot.noop", joins=Joining(held=True))
     await ledger.jobs.record(joining)
     entry = {"name": "papers", "cron": "0 6 * * *", "job": "hot.noop", "payload": {"n": 4}}
-    book = Schedules(ledger, system.registry)
-    await book.add(ScheduleEntry.from_fields(entry), remote=False, created_by="me")
-    await book.run("papers", "me")
+    schedules = Schedules(ledger, system.registry)
+    await schedules.add(ScheduleEntry.from_fields(entry), remote=False, created_by="me")
+    await schedules.run("papers", "me")
     usage = {"prompt_tokens": 3, "completion_tokens": 2}
     call = LlmCall("call", CallState.PAID, Requester(job_id=job), "own", "m", usage, 1.5)
     await LlmLedger(ledger).spending.settle_llm_call(call)
@@ -154,17 +188,17 @@ async def object_ids(system: System, api: RunningApi) -> dict[str, str]:
     }
 
 
-def additions(printed: Any, answered: Any, path: str = "") -> set[str]:
+def find_additions(printed: Any, answered: Any, path: str = "") -> set[str]:
     """Return the keys that are only printed; assert that all else is printed as it is answered."""
     if isinstance(answered, list):
         assert len(printed) == len(answered), path
         pairs = zip(printed, answered, strict=True)
-        return set().union(*(additions(one, other, path) for one, other in pairs))
+        return set().union(*(find_additions(*pair, path) for pair in pairs))
     if not isinstance(answered, dict):
         assert printed == answered, path
         return set()
     assert answered.keys() <= printed.keys(), path
-    below = (additions(printed[key], answered[key], f"{path}{key}.") for key in answered)
+    below = (find_additions(printed[key], answered[key], f"{path}{key}.") for key in answered)
     return {f"{path}{key}" for key in printed.keys() - answered.keys()}.union(*below)
 
 
@@ -181,21 +215,19 @@ async def test_a_command_prints_what_the_api_answers(
     environment = environment_of(system.settings) | {"JOBS_API_URL": api.url}
     results = await asyncio.gather(
         *(
-            jobctl(*command.format(**object_ids).split(), "--json", **environment)
-            for command, *_ in READ_COMMANDS.values()
+            jobctl(*read.command.format(**object_ids).split(), "--json", **environment)
+            for read in READ_COMMANDS.values()
         )
     )
-    for result, (name, (_, path, select, added_keys)) in zip(
-        results, READ_COMMANDS.items(), strict=True
-    ):
-        answer = await api.client.get(path.format(**object_ids))
+    for result, (name, read) in zip(results, READ_COMMANDS.items(), strict=True):
+        answer = await api.client.get(read.path.format(**object_ids))
         assert answer.is_success, (name, answer.text)
         assert result.stdout, (name, result.stderr)
-        printed, answered = json.loads(result.stdout), select(answer.json())
+        printed, answered = json.loads(result.stdout), read.select(answer.json())
         assert answered, f"there is no {name} to compare"
         if name == "lanes":  # the dead letters come last; numbers are a few seconds old
             printed, answered = keys_of(printed[: len(answered)]), keys_of(answered)
-        assert additions(printed, answered) == added_keys, name
+        assert find_additions(printed, answered) == read.added_keys, name
 
 
 async def test_a_command_that_changes_something_prints_what_the_api_answers(

@@ -69,7 +69,7 @@ def release(name: str = "psf/requests", action: str = "published", **fields: Any
     } | fields
 
 
-STARRED = "2026-11-22T10:00:01Z"
+STARRED_AT = "2026-11-22T10:00:01Z"
 
 
 def repository(**fields: Any) -> dict[str, Any]:
@@ -79,7 +79,7 @@ def repository(**fields: Any) -> dict[str, Any]:
     return {name: value for name, value in delivery.items() if name != "action" or name in fields}
 
 
-def signed(body: bytes, secret: str = SECRET) -> str:
+def sign(body: bytes, secret: str = SECRET) -> str:
     return "sha256=" + hmac.new(secret.encode(), body, hashlib.sha256).hexdigest()
 
 
@@ -96,10 +96,10 @@ async def deliver(
         "Content-Type": "application/json",
         "X-GitHub-Event": event,
         "X-GitHub-Delivery": delivery,
-        "X-Hub-Signature-256": signed(body) if signature is None else signature,
+        "X-Hub-Signature-256": sign(body) if signature is None else signature,
     }
-    raw = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
-    return await client.post("/webhooks/github", content=body, headers=raw)
+    raw_headers = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
+    return await client.post("/webhooks/github", content=body, headers=raw_headers)
 
 
 @pytest.fixture(scope="module")
@@ -174,7 +174,7 @@ async def test_a_repeated_delivery_is_a_duplicate_whatever_its_id(
 
 
 @pytest.mark.parametrize(
-    "signature", ["", "sha256=", "sha256=" + "0" * 64, "sha1=abc", "ümläut", signed(b"other")]
+    "signature", ["", "sha256=", "sha256=" + "0" * 64, "sha1=abc", "ümläut", sign(b"other")]
 )
 async def test_a_delivery_with_a_wrong_signature_is_refused_before_it_is_parsed(
     shared_webhook_api: RunningApi, signature: str
@@ -224,7 +224,7 @@ async def test_a_delivery_that_is_too_long_is_refused(shared_webhook_api: Runnin
         ("release", release(), True),
         ("repository", repository(action="edited", changes={}), True),
         ("repository", repository(action="deleted"), False),
-        ("star", repository(action="created", starred_at=STARRED), True),
+        ("star", repository(action="created", starred_at=STARRED_AT), True),
         ("star", repository(action="deleted", starred_at=None), False),
         ("push", repository(ref="refs/heads/main", before="0"), True),
         ("push", repository(ref="refs/heads/topic", before="0"), False),
@@ -258,7 +258,7 @@ EVENTS = {
     "issues": repository(action="edited", issue={}, changes={}),
     "create": repository(ref="main", ref_type="branch", action="created"),
     "release": release(action="edited"),
-    "star": repository(action="created", starred_at=STARRED),
+    "star": repository(action="created", starred_at=STARRED_AT),
     "push": repository(ref="refs/heads/main", before="0"),
     "repository": repository(action="edited", changes={}),
 }
@@ -343,7 +343,7 @@ async def deliver_to_shop(
     client: httpx.AsyncClient, content: Any, source: str = "shop", delivery: str | None = "1"
 ) -> httpx.Response:
     body = json.dumps(content).encode()
-    digest = signed(body)
+    digest = sign(body)
     headers = {"X-Shop-Signature": digest.removeprefix("sha256="), "X-Hub-Signature-256": digest}
     if delivery is not None:
         headers["X-Shop-Delivery"] = delivery

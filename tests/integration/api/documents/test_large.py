@@ -34,14 +34,14 @@ def peak_memory(pid: int) -> int:
 
 @asynccontextmanager
 async def server_process(
-    directory: Path, amqp_url: str | None, **env: str
+    directory: Path, amqp_url: str | None, **variables: str
 ) -> AsyncIterator[tuple[int, httpx.AsyncClient]]:
     """Run the API in a process of its own; yields its process id and a client."""
     await make_ledger(Settings(data_dir=directory).ledger_url)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
-    environment = {"JOBS_DATA_DIR": str(directory), "PATH": "/usr/bin:/bin", **env}
+    environment = {"JOBS_DATA_DIR": str(directory), "PATH": "/usr/bin:/bin", **variables}
     if amqp_url is not None:
         environment["JOBS_AMQP_URL"] = amqp_url
     program = f"""

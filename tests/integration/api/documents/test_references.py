@@ -24,7 +24,7 @@ REFERENCE_LINES = "R. Roe. On tides. Tides 3, 1999.\nA. Smith. The sea. Oxford, 
 STAGES = ["extract_text", "extract_references", "parse_references"]
 
 
-def typed(content: bytes, media_type: str) -> dict[str, Any]:
+def typed_body(content: bytes, media_type: str) -> dict[str, Any]:
     """Return the arguments of a request with this body."""
     return {"content": content, "headers": {"Content-Type": media_type}}
 
@@ -53,42 +53,42 @@ async def test_a_papers_references_are_found_cut_and_served_in_each_format(
 async def test_texts_are_taken_as_json_and_as_plain_text(client: httpx.AsyncClient):
     text = f"{BODY}\n{REFERENCE_SECTION}"
     plain = {"Content-Type": "text/plain; charset=utf-8"}
-    for sent in ({"json": {"text": text}}, {"content": text.encode(), "headers": plain}):
-        extracted = await client.post("/extract/references", **sent)
+    for arguments in ({"json": {"text": text}}, {"content": text.encode(), "headers": plain}):
+        extracted = await client.post("/extract/references", **arguments)
         assert [each["label"] for each in extracted.json()["result"]["references"]] == ["1", "2"]
-        parsed = await client.post("/process/references", **sent)
+        parsed = await client.post("/process/references", **arguments)
         assert titles(parsed.json()["result"]) == ["On tides and their causes", "The sea"]
     lists: tuple[dict[str, Any], ...] = (
         {"json": {"references": REFERENCE_LINES.splitlines()}},
         {"json": {"text": REFERENCE_LINES, "lane": "maintenance"}},
         {"content": REFERENCE_LINES.encode(), "headers": plain},
     )
-    for sent in lists:
-        parsed = await client.post("/parse/references", **sent)
-        assert titles(parsed.json()["result"]) == ["On tides", "The sea"], sent
+    for arguments in lists:
+        parsed = await client.post("/parse/references", **arguments)
+        assert titles(parsed.json()["result"]) == ["On tides", "The sea"], arguments
         again = await client.get(f"/jobs/{parsed.json()['job_id']}/references?format=csl")
         assert [each["title"] for each in again.json()] == ["On tides", "The sea"]
 
 
 @pytest.mark.parametrize(
-    ("path", "sent", "status", "problem"),
+    ("path", "arguments", "status", "problem"),
     [
         ("/process/references", {"json": {}}, 422, "invalid"),
         ("/process/references", {"json": {"text": "x", "key": "uploads/x"}}, 422, "invalid"),
         ("/process/references", {"json": {"document_id": "../x"}}, 422, "invalid"),
         ("/parse/references", {"json": {"references": ["x"] * 201}}, 422, "invalid"),
-        ("/parse/references", typed(b"{", "application/json"), 400, "malformed-request"),
-        ("/extract/references", typed(b"x", "text/html"), 415, "unsupported-media-type"),
-        ("/extract/references", typed(b"\x00\x01", "text/plain"), 415, "unsupported-media-type"),
+        ("/parse/references", typed_body(b"{", "application/json"), 400, "malformed-request"),
+        ("/extract/references", typed_body(b"x", "text/html"), 415, "unsupported-media-type"),
+        ("/extract/references", typed_body(b"\x00\x01", "text/plain"), 415, "unsupported-media-type"),
         ("/extract/references", {"json": {"text": "x" * 400_001}}, 422, "invalid"),
         ("/parse/references", {"json": {"text": "x" * 3_000_000}}, 413, "too-large"),
         ("/process/references", {"json": {"document_id": "unknown"}}, 422, "document-unreadable"),
     ],
 )  # fmt: skip
 async def test_an_invalid_request_is_refused(
-    client: httpx.AsyncClient, path: str, sent: dict[str, Any], status: int, problem: str
+    client: httpx.AsyncClient, path: str, arguments: dict[str, Any], status: int, problem: str
 ):
-    answer = await client.post(path, **sent)
+    answer = await client.post(path, **arguments)
     assert (answer.status_code, answer.json()["type"]) == (status, f"/problems/{problem}")
 
 
