@@ -24,7 +24,7 @@ REFERENCE_LINES = "R. Roe. On tides. Tides 3, 1999.\nA. Smith. The sea. Oxford, 
 STAGES = ["extract_text", "extract_references", "parse_references"]
 
 
-def typed_body(content: bytes, media_type: str) -> dict[str, Any]:
+def body_as(content: bytes, media_type: str) -> dict[str, Any]:
     """Return the arguments of a request with this body."""
     return {"content": content, "headers": {"Content-Type": media_type}}
 
@@ -77,9 +77,9 @@ async def test_texts_are_taken_as_json_and_as_plain_text(client: httpx.AsyncClie
         ("/process/references", {"json": {"text": "x", "key": "uploads/x"}}, 422, "invalid"),
         ("/process/references", {"json": {"document_id": "../x"}}, 422, "invalid"),
         ("/parse/references", {"json": {"references": ["x"] * 201}}, 422, "invalid"),
-        ("/parse/references", typed_body(b"{", "application/json"), 400, "malformed-request"),
-        ("/extract/references", typed_body(b"x", "text/html"), 415, "unsupported-media-type"),
-        ("/extract/references", typed_body(b"\x00\x01", "text/plain"), 415, "unsupported-media-type"),
+        ("/parse/references", body_as(b"{", "application/json"), 400, "malformed-request"),
+        ("/extract/references", body_as(b"x", "text/html"), 415, "unsupported-media-type"),
+        ("/extract/references", body_as(b"\x00\x01", "text/plain"), 415, "unsupported-media-type"),
         ("/extract/references", {"json": {"text": "x" * 400_001}}, 422, "invalid"),
         ("/parse/references", {"json": {"text": "x" * 3_000_000}}, 413, "too-large"),
         ("/process/references", {"json": {"document_id": "unknown"}}, 422, "document-unreadable"),
