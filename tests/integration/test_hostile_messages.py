@@ -1,4 +1,4 @@
-"""Messages whose properties can't be read end as dead letters, and everything goes on."""
+"""Messages whose properties can't be read end as dead letters, and the processes go on."""
 
 import asyncio
 import base64
@@ -31,10 +31,10 @@ from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.raw_amqp import BAD_ID, HOSTILE, RawPublisher, short, with_headers
 from tests.support.redrives import plan
-from tests.support.system import System, open_system
+from tests.support.system import open_system
 
 JOB = JobMessage(job_id="carried", job_type="noop", payload={})
-READABLE = {
+ODD_PROPERTIES = {
     "255 bytes of id": BAD_ID,
     "key as list": with_headers((b"x-death", b"A" + struct.pack(">I", 2) + b"VV")),
     "reason as table": with_headers((b"x-dead-reason", b"F\0\0\0\0")),
@@ -63,11 +63,11 @@ def raw_publisher(broker: TestBroker) -> Iterator[RawPublisher]:
         yield publisher
 
 
-def make_readable(broker: TestBroker, name: str) -> bytes:
-    return READABLE[name].replace(short(b"USER"), short(broker.node.user.encode()))
+def make_odd_properties(broker: TestBroker, name: str) -> bytes:
+    return ODD_PROPERTIES[name].replace(short(b"USER"), short(broker.node.user.encode()))
 
 
-async def read_letter_ids(system: System, ledger: Ledger) -> set[str]:
+async def read_letter_ids(ledger: Ledger) -> set[str]:
     return {letter.id for letter in (await ledger.dead_letters.list_dead()).items}
 
 
@@ -162,7 +162,7 @@ async def test_the_index_goes_on_after_messages_that_it_cannot_read(
     async with open_system(broker, sqlite_url) as system:
         for properties in (
             *HOSTILE.values(),
-            *(make_readable(broker, name) for name in READABLE),
+            *(make_odd_properties(broker, name) for name in ODD_PROPERTIES),
         ):
             raw_publisher.publish("", DEAD_LOG_QUEUE, b"?", properties)
         raw_publisher.publish("", DEAD_LOG_QUEUE, JOB.encode())
@@ -170,19 +170,19 @@ async def test_the_index_goes_on_after_messages_that_it_cannot_read(
             assert len([letter async for letter in scan.letters()]) == scan.total
         assert await index_waiting(system.settings, system.ledger, system.registry) == scan.total
         assert await system.ready(DEAD_LOG_QUEUE) == 0
-        assert await read_letter_ids(system, system.ledger) >= {"carried"}
+        assert await read_letter_ids(system.ledger) >= {"carried"}
 
 
-@pytest.mark.parametrize("name", READABLE)
+@pytest.mark.parametrize("name", ODD_PROPERTIES)
 async def test_messages_with_odd_properties_are_handled_once(
     broker: TestBroker, raw_publisher: RawPublisher, postgres_url: str, name: str
 ) -> None:
-    properties = make_readable(broker, name)
+    properties = make_odd_properties(broker, name)
     async with open_system(broker, postgres_url) as system:
         await system.start_worker()
         raw_publisher.publish("jobs.topic", "hot.noop", b"{", properties)
-        letter = await eventually(system.letters, what="a dead letter")
-        assert letter[0].info.reason == "malformed"
+        letters = await eventually(system.letters, what="a dead letter")
+        assert letters[0].info.reason == "malformed"
         raw_publisher.publish(DEAD_EXCHANGE, "hot.noop", b"!", properties)
         raw_publisher.publish("jobs.topic", "hot.noop", JOB.encode(), properties)
         await system.wait_for_state(JOB.job_id, State.SUCCEEDED)

@@ -40,7 +40,7 @@ async def running_scheduler(system: System) -> AsyncIterator[None]:
 
 
 def count_transactions(ledger: Ledger) -> Callable[[], int]:
-    """Return a function that tells how many transactions there were from now on."""
+    """Return a function that tells how many transactions there have been since this call."""
     transaction_count = 0
 
     def count(_kind: str, _seconds: float, _well: bool) -> None:
@@ -52,7 +52,7 @@ def count_transactions(ledger: Ledger) -> Callable[[], int]:
 
 
 def count_wake_ups() -> Callable[[], int]:
-    """Return a function that tells how often this loop has waited from now on."""
+    """Return a function that tells how often this loop has waited since this call."""
     loop = cast("Any", asyncio.get_running_loop())
     selector: selectors.BaseSelector = loop._selector
     select, wake_up_count = selector.select, 0

@@ -63,17 +63,17 @@ async def test_a_process_has_the_memory_limit_of_the_job_that_it_runs(system: Sy
     assert (record.reason, record.error_type) == ("exhausted", "MemoryError")
     limited = await system.record(await crunch(system, "limit"))
     assert limited.result == {"limit": MEMORY_LIMIT_MB * 1024 * 1024}
-    other = await system.record(await crunch(system, "limit", key="hot.unlimited"))
-    assert other.result is not None
-    assert other.result["limit"] != MEMORY_LIMIT_MB * 1024 * 1024
+    unlimited = await system.record(await crunch(system, "limit", key="hot.unlimited"))
+    assert unlimited.result is not None
+    assert unlimited.result["limit"] != MEMORY_LIMIT_MB * 1024 * 1024
 
 
 async def test_a_job_that_kills_its_process_twice_is_dead_and_the_worker_lives_on(
     system: System,
 ) -> None:
     worker = await system.start_worker("llm", slots=2)
-    other = await system.publish("hot.gated")
-    await journal.started(other)
+    gated_id = await system.publish("hot.gated")
+    await journal.started(gated_id)
     record = await system.record(await crunch(system, "die"))
     assert (record.reason, record.error_type) == ("crashed", "ProcessCrashed")
     assert record.attempts == 2
@@ -81,8 +81,8 @@ async def test_a_job_that_kills_its_process_twice_is_dead_and_the_worker_lives_o
     assert letter.info.reason is Reason.CRASHED
     assert "killed by SIGKILL, as the kernel does" in letter.info.message
     assert (await system.record(await crunch(system, "double"))).result == {"n": 42}
-    journal.release(other)
-    await system.wait_for_state(other, State.SUCCEEDED)
+    journal.release(gated_id)
+    await system.wait_for_state(gated_id, State.SUCCEEDED)
     await eventually(lambda: worker.worker.counters.succeeded == 2, what="the worker's count")
 
 

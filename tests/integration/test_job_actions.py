@@ -74,9 +74,9 @@ async def test_slow_jobs_of_a_source_are_rerun_as_new_jobs_linked_with_theirs(
         own_ids = [
             await system.publish("hot.noop", {"n": n}, source="api:x", priority=n) for n in range(3)
         ]
-        other = await system.publish("hot.noop", {"n": 7}, source="api:y")
-        await system.wait_until_all([*own_ids, other], State.SUCCEEDED)
-        for job_id in (own_ids[0], own_ids[2], other):
+        other_id = await system.publish("hot.noop", {"n": 7}, source="api:y")
+        await system.wait_until_all([*own_ids, other_id], State.SUCCEEDED)
+        for job_id in (own_ids[0], own_ids[2], other_id):
             await set_duration(system, job_id, 6)
         job_filter = JobFilter(
             source="api:x", since=system.ledger.clock.time() - 3600, slower_than=5.0
@@ -205,11 +205,11 @@ async def test_jobs_are_cancelled_by_a_filter_and_rerun_to_undo_it(
         await journal.started(running)
         waiting = [await system.publish("backfill.noop", {"n": n}, source="batch") for n in (1, 2)]
         later = await system.publish("backfill.noop", source="batch", delay=900)
-        other = await system.publish("backfill.noop", source="other")
+        other_id = await system.publish("backfill.noop", source="other")
         ended, progress = await run_action(system, CANCEL, JobFilter(source="batch"))
         assert (ended.state, progress.done, progress.stopping) == (BulkState.COMPLETED, 4, 1)
         await system.wait_until_all([running, *waiting, later], State.CANCELLED)
-        assert await system.state(other) is State.QUEUED
+        assert await system.state(other_id) is State.QUEUED
 
         undo = undo_spec(ended, remote=False)
         assert undo.action is RERUN

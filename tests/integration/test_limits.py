@@ -81,10 +81,10 @@ async def test_a_limited_account_holds_up_neither_others_nor_a_slot(system: Syst
     first = await system.publish("hot.called", {"account": "acme"})
     await journal.started(first)
     waiting_ids = [await system.publish("hot.called", {"account": "acme"}) for _ in range(10)]
-    other = await system.publish("hot.called", {"account": "other"})
-    await journal.started(other)  # it came last
-    journal.release(other)
-    await system.wait_for_state(other, State.SUCCEEDED)
+    other_id = await system.publish("hot.called", {"account": "other"})
+    await journal.started(other_id)  # it came last
+    journal.release(other_id)
+    await system.wait_for_state(other_id, State.SUCCEEDED)
     noop = await system.publish("hot.noop")
     await system.wait_for_state(noop, State.SUCCEEDED)
     await wait_until_waiting(system, 10)

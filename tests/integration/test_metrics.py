@@ -45,8 +45,8 @@ async def test_a_worker_counts_its_jobs_by_type_lane_and_end(system: System) -> 
     assert ("switchyard_job_deaths_total", "crashed", None, None) in labels
     assert ("switchyard_publishes_total", None, "full", None) in labels
     assert ("llm_requests_processed_total", None, None, "snoozed") in labels
-    held = await system.publish("hot.gated")
-    await system.wait_for_state(held, State.RUNNING)
+    gated_id = await system.publish("hot.gated")
+    await system.wait_for_state(gated_id, State.RUNNING)
 
     attempts = "switchyard_job_attempts_total"
 
@@ -72,8 +72,8 @@ async def test_a_worker_counts_its_jobs_by_type_lane_and_end(system: System) -> 
     assert scrape.value("switchyard_slots_used", worker="llm") == 1
     assert scrape.value("switchyard_slots_reserved", worker="llm") == 1
     assert scrape.value("switchyard_queue_consuming", queue="hot.llm") == 1
-    journal.release(held)
-    await system.wait_for_state(held, State.SUCCEEDED)
+    journal.release(gated_id)
+    await system.wait_for_state(gated_id, State.SUCCEEDED)
 
 
 async def test_each_of_many_jobs_is_counted_once_in_whatever_process_it_runs(
@@ -81,23 +81,27 @@ async def test_each_of_many_jobs_is_counted_once_in_whatever_process_it_runs(
 ) -> None:
     metrics = Metrics()
     await system.start_worker("llm", "embed", slots=20, metrics=metrics)
-    good = [await system.publish("backfill.noop", {"n": n}) for n in range(60)]
-    good += [await system.publish("hot.noop", {"n": n}) for n in range(20)]
-    good += [await system.publish("hot.crunched", {"n": n}) for n in range(6)]
-    good += [await system.publish("hot.scripted", {"steps": ["retry:0", "done"]}) for _ in range(5)]
-    bad = [await system.publish("backfill.scripted", {"steps": ["permanent"]}) for _ in range(7)]
+    succeeding_ids = [await system.publish("backfill.noop", {"n": n}) for n in range(60)]
+    succeeding_ids += [await system.publish("hot.noop", {"n": n}) for n in range(20)]
+    succeeding_ids += [await system.publish("hot.crunched", {"n": n}) for n in range(6)]
+    succeeding_ids += [
+        await system.publish("hot.scripted", {"steps": ["retry:0", "done"]}) for _ in range(5)
+    ]
+    dying_ids = [
+        await system.publish("backfill.scripted", {"steps": ["permanent"]}) for _ in range(7)
+    ]
     totals: list[float] = []
-    for job_id in good:  # and scraped meanwhile: a counter never goes back
+    for job_id in succeeding_ids:  # and scraped meanwhile: a counter never goes back
         await system.wait_for_state(job_id, State.SUCCEEDED, timeout=30)
         totals.append((await scrape_metrics(metrics)).value("switchyard_job_attempts_total"))
     assert totals == sorted(totals)
-    for job_id in bad:
+    for job_id in dying_ids:
         await system.wait_for_state(job_id, State.DEAD)
 
     async def find_all_counted() -> Scrape | None:  # counted once a delivery is acknowledged
         scrape = await scrape_metrics(metrics)
         total = scrape.value("switchyard_job_attempts_total")
-        return scrape if total >= len(good) + len(bad) + 5 else None
+        return scrape if total >= len(succeeding_ids) + len(dying_ids) + 5 else None
 
     scrape: Scrape = await eventually(find_all_counted)
     attempts, seconds = "switchyard_job_attempts_total", "switchyard_job_duration_seconds_count"

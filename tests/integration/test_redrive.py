@@ -125,7 +125,7 @@ async def test_redrive_with_changed_values(broker310: TestBroker, sqlite_url: st
         assert (record.attempts, record.redrives) == (1, 1)
 
 
-INVALID = [
+INVALID_CHANGES = [
     (Change(values={"payload.n": "many"}), "payload of noop: n"),
     (Change(values={"priority": 11}), "priority"),
     (Change(values={"metadata.expires_at": "soon"}), "metadata.expires_at"),
@@ -141,7 +141,7 @@ async def test_change_that_makes_no_valid_job_leaves_the_letter_and_says_why(
     async with open_system(broker310, sqlite_url) as system:
         await bury(system, "job", payload={"n": 1})
         [before] = await system.letters()
-        for change, error in INVALID:
+        for change, error in INVALID_CHANGES:
             progress = await redrive(system, change=change)
             assert (progress.redriven, progress.invalid) == (0, 1), error
             assert error in progress.notes[0]

@@ -113,10 +113,10 @@ async def test_a_letter_whose_job_has_ended_meanwhile_is_dropped_with_a_note(
 ) -> None:
     async with open_system(broker310, database_url) as system:
         await system.start_worker()
-        done = await system.publish("hot.noop", job_id="done")
-        await system.wait_for_state(done, State.SUCCEEDED)
-        cancelled = await system.publish("backfill.noop", job_id="off", delay=3600)
-        await system.ledger.jobs.cancel(cancelled, 0.0)
+        done_id = await system.publish("hot.noop", job_id="done")
+        await system.wait_for_state(done_id, State.SUCCEEDED)
+        cancelled_id = await system.publish("backfill.noop", job_id="off", delay=3600)
+        await system.ledger.jobs.cancel(cancelled_id, 0.0)
         await bury_many(system, ["done", "dead", "off"], "hot.noop")
 
         dry_run = await plan(system)

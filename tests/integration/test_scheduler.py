@@ -154,12 +154,12 @@ async def test_due_jobs_of_a_full_queue_do_not_stand_in_the_way_of_others(
         await system.publish("backfill.noop")
         for _ in range(7):
             await system.publish("backfill.noop", delay=0.001)
-        other = await system.publish("backfill.received", delay=0.002)
+        other_id = await system.publish("backfill.received", delay=0.002)
         hot = await system.publish("hot.noop", delay=0.003)
         await asyncio.sleep(0.01)  # their time comes
 
         turn = await scheduler.turn()
-        assert (turn.scheduled, await system.state(other), await system.state(hot)) == (
+        assert (turn.scheduled, await system.state(other_id), await system.state(hot)) == (
             2,
             State.QUEUED,
             State.QUEUED,

@@ -88,14 +88,14 @@ async def test_tags_are_given_and_found_over_http_and_by_jobctl(system: System) 
         options = "--payload {} --tag team=search --tag night=1".split()  # noqa: SIM905
         published = await jobctl("publish", "hot.noop", *options, **environment)
         assert published.returncode == 0, published.stderr
-        other = published.stdout.strip()
+        published_id = published.stdout.strip()
         parameters = {"tag": ["team=search", "run.no=7"]}
         (job,) = (await api.client.get("/jobs", params=parameters)).json()["jobs"]
         assert (job["job_id"], job["tags"]) == (job_id, TAGS)
         assert (await api.client.get("/jobs", params={"tag": "team"})).status_code == 422
-        assert (await api.client.get(f"/jobs/{other}")).json()["tags"]["night"] == "1"
+        assert (await api.client.get(f"/jobs/{published_id}")).json()["tags"]["night"] == "1"
         listed = await jobctl("jobs", "list", "--tag", "night=1", **environment)
-        assert other in listed.stdout
+        assert published_id in listed.stdout
         assert "team=search" in listed.stdout
         assert job_id not in listed.stdout
         invalid = await jobctl("jobs", "list", "--tag", "night", **environment)

@@ -17,12 +17,12 @@ async def test_open_worker_publishes_waits_and_tells_what_ran(
     monkeypatch.setenv("JOBS_PROFILE", broker.profile)
     journal.clear()
     async with open_worker("tests.support.jobs") as worker:
-        done = await worker.run("hot.noop", {"n": 1})
-        assert (done.state, done.result) == (State.SUCCEEDED, {"n": 1})
+        succeeded = await worker.run("hot.noop", {"n": 1})
+        assert (succeeded.state, succeeded.result) == (State.SUCCEEDED, {"n": 1})
         dead = await worker.run("hot.scripted", {"steps": ["retry", "permanent"]})
         assert (dead.state, dead.reason) == (State.DEAD, "permanent")
         assert [(run.job_id, run.job_type, run.attempt) for run in worker.runs] == [
-            (done.id, "noop", 1),
+            (succeeded.id, "noop", 1),
             (dead.id, "scripted", 1),
             (dead.id, "scripted", 2),
         ]

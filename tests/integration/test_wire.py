@@ -25,7 +25,8 @@ from tests.support.publishing import depth
 from tests.support.tcp_proxy import TcpProxy
 
 QUEUE = "jobs.test"
-BIG = bytes(range(256)) * 2_000  # four frames
+BIG_BODY = bytes(range(256)) * 2_000
+"""A body of four frames."""
 HEADERS = {
     "text": "é",
     "number": -(2**40),
@@ -83,7 +84,7 @@ class Consumer:
 # --- deliveries ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("body", [b"", b"{}", BIG], ids=["empty", "small", "many frames"])
+@pytest.mark.parametrize("body", [b"", b"{}", BIG_BODY], ids=["empty", "small", "many frames"])
 @pytest.mark.parametrize("headers", [None, HEADERS], ids=["bare", "with headers"])
 async def test_a_delivery_is_what_was_published(
     channel: PipelinedChannel, body: bytes, headers: dict[str, Any] | None
@@ -108,7 +109,7 @@ async def test_every_property_of_a_foreign_publisher_can_be_read_past(
     broker: TestBroker, channel: PipelinedChannel
 ) -> None:
     message = aio_pika.Message(
-        BIG,
+        BIG_BODY,
         content_type="application/json; charset=utf-8",
         content_encoding="identity",
         headers={"x-note": "kept"},
@@ -131,11 +132,13 @@ async def test_every_property_of_a_foreign_publisher_can_be_read_past(
     arrived = {
         delivery.message_id: delivery for delivery in (await consumer.next(), await consumer.next())
     }
-    assert arrived["job-1"].body == BIG
+    assert arrived["job-1"].body == BIG_BODY
     assert arrived["job-1"].headers["x-note"] == "kept"
     assert arrived["job-1"].priority == 4
-    bare = next(delivery for delivery in arrived.values() if delivery.body == b"no properties")
-    assert bare.priority == 0
+    without_properties = next(
+        delivery for delivery in arrived.values() if delivery.body == b"no properties"
+    )
+    assert without_properties.priority == 0
 
 
 async def test_a_consumer_that_fails_with_a_delivery_keeps_its_channel(
@@ -231,12 +234,12 @@ async def test_thousands_of_confirms_find_their_publishes(
         key = "no.such.queue" if is_lost else QUEUE
         confirms.append(channel.publish("", key, Envelope(b"", f"job-{number}")))
     results = await asyncio.gather(*confirms, return_exceptions=True)
-    wrong = [
+    mismatched = [
         number
         for number, result in enumerate(results)
         if isinstance(result, Unroutable) != (number % 7 == 0)
     ]
-    assert wrong == []
+    assert mismatched == []
     assert multiple_confirms
     assert channel.unconfirmed == 0
 
@@ -254,7 +257,7 @@ async def test_two_publishes_of_one_job_have_confirms_of_their_own(
     await routable
 
 
-async def test_one_job_that_comes_back_twice_is_unroutable_twice(
+async def test_each_of_many_publishes_that_come_back_is_unroutable(
     channel: PipelinedChannel,
 ) -> None:
     confirms = [channel.publish("", "nowhere", Envelope(b"", "job-1")) for _ in range(50)]
@@ -341,11 +344,11 @@ async def test_channels_of_one_connection_do_not_mix(channel: PipelinedChannel) 
     another = await open_channel(channel.connection, confirms=True)  # type: ignore[arg-type]
     consumer = Consumer(another)
     await consumer.start()
-    unroutable = another.publish("", "nowhere", Envelope(BIG, "job-1"))
-    await channel.publish("", QUEUE, Envelope(BIG, "job-1"))
+    unroutable = another.publish("", "nowhere", Envelope(BIG_BODY, "job-1"))
+    await channel.publish("", QUEUE, Envelope(BIG_BODY, "job-1"))
     with pytest.raises(Unroutable):
         await unroutable
-    assert (await consumer.next()).body == BIG
+    assert (await consumer.next()).body == BIG_BODY
     assert not is_blocked(channel.connection)
 
 

@@ -308,10 +308,10 @@ async def test_open_jobs_are_counted_up_to_a_limit(ledger: Ledger) -> None:
 
 
 async def test_only_open_jobs_of_the_operation_are_counted(ledger: Ledger) -> None:
-    own = new_job(message("job-1", operation_id="count-1"))
-    await ledger.jobs.record_many([own, new_job(message("job-2", operation_id="other-1"))])
+    own_job = new_job(message("job-1", operation_id="count-1"))
+    await ledger.jobs.record_many([own_job, new_job(message("job-2", operation_id="other-1"))])
     assert await ledger.bulk_jobs.count_open_bulk_jobs("count-1", at_most=9) == 1
-    await ledger.jobs.cancel(own.message.job_id, NOW)
+    await ledger.jobs.cancel(own_job.message.job_id, NOW)
     assert await ledger.bulk_jobs.count_open_bulk_jobs("count-1", at_most=9) == 0
 
 

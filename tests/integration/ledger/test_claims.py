@@ -95,8 +95,8 @@ async def test_an_older_copy_is_superseded(ledger: Ledger, redrives: int, attemp
 @pytest.mark.parametrize("worker_id", ["worker-1", "worker-2"])
 async def test_a_running_job_is_held(ledger: Ledger, worker_id: str) -> None:
     await ledger.jobs.claim(claim())
-    other = claim(claim_id="claim-2", worker_id=worker_id)
-    assert await ledger.jobs.claim(other) == HeldByWorker("worker-1", "claim-1")
+    second_claim = claim(claim_id="claim-2", worker_id=worker_id)
+    assert await ledger.jobs.claim(second_claim) == HeldByWorker("worker-1", "claim-1")
 
 
 async def test_the_same_claim_again_is_the_same_claim(ledger: Ledger) -> None:

@@ -76,8 +76,8 @@ async def test_pages_of_a_host_are_due_one_after_the_other(
         crawl.id, make_found_pages("x", host="other.example"), 1_000.7, interval=2
     )
     due = {
-        each.page.url.removeprefix("https://"): each.page.due_at
-        for each in (await PipelineLedger(ledger).crawls.crawl_pages(crawl.id)).items
+        status.page.url.removeprefix("https://"): status.page.due_at
+        for status in (await PipelineLedger(ledger).crawls.crawl_pages(crawl.id)).items
     }
     assert due == {
         "example.org/": 1_000.0,
@@ -142,10 +142,10 @@ async def test_crawls_are_listed_newest_first_in_pages(ledger: Ledger) -> None:
         record = replace(CRAWL, id=f"crawl-{number}", created_at=1_000.0 + number)
         await PipelineLedger(ledger).crawls.start_crawl(record, [], interval=1)
     page = await PipelineLedger(ledger).crawls.list_crawls(limit=2)
-    assert [each.crawl.id for each in page.items] == ["crawl-2", "crawl-1"]
-    assert [each.state for each in page.items] == [CrawlState.DONE] * 2
+    assert [progress.crawl.id for progress in page.items] == ["crawl-2", "crawl-1"]
+    assert [progress.state for progress in page.items] == [CrawlState.DONE] * 2
     second_page = await PipelineLedger(ledger).crawls.list_crawls(limit=2, cursor=page.next_cursor)
-    assert [each.crawl.id for each in second_page.items] == ["crawl-0"]
+    assert [progress.crawl.id for progress in second_page.items] == ["crawl-0"]
 
 
 async def test_old_crawls_are_dropped_once_no_page_of_them_can_still_be_visited(
@@ -165,8 +165,8 @@ async def test_old_crawls_are_dropped_once_no_page_of_them_can_still_be_visited(
     await PipelineLedger(ledger).crawls.cancel_crawl(crawl.id, 3_000.0)
     assert await drop_old(ledger.clock.time()) == 0  # it is younger than that
     (job_id, *_) = [
-        each.page.job_id
-        for each in (await PipelineLedger(ledger).crawls.crawl_pages(crawl.id)).items
+        status.page.job_id
+        for status in (await PipelineLedger(ledger).crawls.crawl_pages(crawl.id)).items
     ]
 
     async def let_job_die(died_at: float) -> None:

@@ -88,18 +88,20 @@ async def test_letters_are_filtered_by_ids_and_time(ledger: Ledger) -> None:
     ids = frozenset({"a1", "a3", *(f"unknown-{n}" for n in range(40_000))})
     assert await ledger.dead_letters.count_dead(DeadLetterFilter(ids=ids)) == 2
     between = DeadLetterFilter(since=NOW + 1, until=NOW + 3)
-    assert [each.id for each in (await ledger.dead_letters.list_dead(between)).items] == [
+    assert [
+        dead_letter.id for dead_letter in (await ledger.dead_letters.list_dead(between)).items
+    ] == [
         "a3",
         "a2",
         "a1",
     ]
     in_order = await ledger.dead_letters.letters_in(DeadLetterFilter(), states=["waiting"], limit=2)
-    assert [each.id for each in in_order] == ["a0", "a1"]
+    assert [dead_letter.id for dead_letter in in_order] == ["a0", "a1"]
     last = in_order[-1]
     following = await ledger.dead_letters.letters_in(
         DeadLetterFilter(), states=["waiting"], after=(last.dead_at, last.id)
     )
-    assert [each.id for each in following] == ["a2", "a3", "a4"]
+    assert [dead_letter.id for dead_letter in following] == ["a2", "a3", "a4"]
 
 
 @pytest.mark.parametrize("limit", [0, 1_001])

@@ -357,20 +357,20 @@ async def test_neighbourhoods_paths_and_works_in_common(ledger: Ledger) -> None:
     )
     assert incoming is not None
     assert [edge.source for edge in incoming.paths[0].edges][1] == "document:a"
-    same = await PipelineLedger(ledger).graph_walks.graph_paths("a", "document:a")
-    assert same is not None
-    assert [len(path.nodes) for path in same.paths] == [1]
+    path_to_itself = await PipelineLedger(ledger).graph_walks.graph_paths("a", "document:a")
+    assert path_to_itself is not None
+    assert [len(path.nodes) for path in path_to_itself.paths] == [1]
     assert await PipelineLedger(ledger).graph_walks.graph_paths("a", "nobody") is None
 
     cocited = await PipelineLedger(ledger).graph_reads.graph_cocited("doi:10.1234/b")
     assert cocited is not None
-    assert [(each.node.key, each.shared) for each in cocited.works] == [
+    assert [(work.node.key, work.shared) for work in cocited.works] == [
         ("doi:10.1234/c", 2),
         ("doi:10.1234/e", 1),
     ]
     coupled = await PipelineLedger(ledger).graph_reads.graph_coupled("z")
     assert coupled is not None
-    assert [(each.node.key, each.shared) for each in coupled.works] == [
+    assert [(work.node.key, work.shared) for work in coupled.works] == [
         ("document:a", 2),
         ("doi:10.1234/c", 1),
     ]
@@ -400,14 +400,17 @@ async def test_neighbourhoods_paths_and_works_in_common(ledger: Ledger) -> None:
 
 
 async def test_hostile_text_is_bounded_and_stored(ledger: Ledger) -> None:
-    bad = "Ev\x00il \ud800 <b>&title\x1b[2J that is long enough"
+    hostile_text = "Ev\x00il \ud800 <b>&title\x1b[2J that is long enough"
     reference = {
-        "title": bad,
+        "title": hostile_text,
         "doi": "10.1234/\x00\ud800x",
         "authors": [{"family": "\x00", "given": 3}],
     }
     await put_document(
-        ledger, "evil", {"authors": [bad], "categories": [bad, None], "id": 7}, [reference] * 3
+        ledger,
+        "evil",
+        {"authors": [hostile_text], "categories": [hostile_text, None], "id": 7},
+        [reference] * 3,
     )
     assert len(await read_edges(ledger, "cites")) == 1
     await put_document(ledger, "long", None, [{"title": "word " * 10_000, "year": 10**400}])

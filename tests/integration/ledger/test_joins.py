@@ -73,7 +73,7 @@ async def test_only_the_last_end_makes_the_waiting_job_due(
     ledger: Ledger,
 ) -> None:
     await ledger.joins.record_joined(make_joined_jobs(3))
-    assert [await run_job(ledger, f"then-{each}") for each in range(3)] == [[], [], [WAITING]]
+    assert [await run_job(ledger, f"then-{index}") for index in range(3)] == [[], [], [WAITING]]
     assert await state_of(ledger) is State.PENDING
     assert await read_counts(ledger) == (3, 0, 0, 0)
 
@@ -195,7 +195,7 @@ async def test_a_join_with_go_on_ends_without_the_dead_jobs(ledger: Ledger) -> N
     assert await run_job(ledger, "then-1", result={"page": 1}) == [WAITING]
     jobs, after = await ledger.joins.joined_jobs(WAITING, limit=10)
     assert after is None
-    assert [(each.job_id, each.state, each.result, each.error_message) for each in jobs] == [
+    assert [(job.job_id, job.state, job.result, job.error_message) for job in jobs] == [
         ("then-0", State.DEAD, None, "no page"),
         ("then-1", State.SUCCEEDED, {"page": 1}, None),
     ]
@@ -359,7 +359,7 @@ async def test_joins_within_joins_end_from_the_inside(ledger: Ledger) -> None:
         await ledger.joins.record_joined([*jobs, replace(waiting_job, join_id=outer)])
         await ledger.jobs.finish(finish(claim_id="c", job_id=f"{outer}-0"))
     assert await run_job(ledger, "middle-1") == []
-    assert [await run_job(ledger, f"inner-{each}") for each in range(2)] == [[], ["inner"]]
+    assert [await run_job(ledger, f"inner-{index}") for index in range(2)] == [[], ["inner"]]
     assert await state_of(ledger, "middle") is State.JOINING
     assert await run_job(ledger, "inner") == ["middle"]
     assert await state_of(ledger, "outer") is State.JOINING
@@ -402,7 +402,7 @@ async def test_joined_jobs_are_read_page_by_page_in_their_order(ledger: Ledger) 
     after = None
     while True:
         jobs, after = await ledger.joins.joined_jobs(WAITING, after=after, limit=10)
-        job_ids += [each.job_id for each in jobs]
+        job_ids += [job.job_id for job in jobs]
         if after is None:
             break
     assert len(job_ids) == len(set(job_ids)) == 25

@@ -30,7 +30,7 @@ from tests.support.small_steps import remove_in_steps
 from tests.support.statements import statements
 
 HOLD_NUMBERS = count(1)
-LIFE = 15.0
+HOLD_SECONDS = 15.0
 """Seconds for which a permit is held without being renewed."""
 ONE_AT_A_TIME = PermitDemand("openai", "", LimitSize(concurrency=1))
 
@@ -55,7 +55,7 @@ def make_request(
         body=None if large else job_id.encode(),
         levels=(5.0, 10.0, 20.0),
         expires_at=4_000_000_000.0,
-        life=LIFE,
+        life=HOLD_SECONDS,
         claimed=claimed,
     )
 
@@ -112,7 +112,7 @@ async def test_a_freed_permit_goes_to_the_job_that_has_waited_longest(ledger: Le
     for name in ("second", "third"):
         assert isinstance(await take_permits(ledger, name), PermitRefused)
     assert woken_by(await ledger.limits.return_permits(first.hold, first.needs, None)) == ["second"]
-    # Its permit is kept for it.
+    # The permit is kept for the second job.
     assert isinstance(await take_permits(ledger, "newcomer"), PermitRefused)
     second = make_request("second")
     assert isinstance(await ledger.limits.take_permits(second), PermitGranted)
@@ -141,12 +141,12 @@ async def test_a_freed_permit_goes_to_the_most_urgent_job_whoever_came_first(
         make_request("hot-later", priority=3),
         make_request("hot-urgent", priority=9),
     ]
-    for each in waiting:
-        assert isinstance(await ledger.limits.take_permits(each), PermitRefused)
+    for request in waiting:
+        assert isinstance(await ledger.limits.take_permits(request), PermitRefused)
     order, ended = [], first
     while woken := woken_by(await ledger.limits.return_permits(ended.hold, ended.needs, None)):
         order += woken
-        (ended,) = [each for each in waiting if each.job_id == woken[0]]
+        (ended,) = [request for request in waiting if request.job_id == woken[0]]
         assert isinstance(await ledger.limits.take_permits(ended), PermitGranted)
     assert order == ["hot-urgent", "hot", "hot-later", "backfill"]
 
@@ -157,7 +157,7 @@ async def test_a_hot_newcomer_overtakes_waiting_jobs_of_lower_lanes(ledger: Ledg
     await ledger.limits.release_permits("worker-1")  # which wakes nobody
     later = [make_request("third", lane="backfill"), make_request("newcomer")]
     answers = await apply_together(ledger, later)
-    assert [type(each) for each in answers] == [PermitRefused, PermitGranted]
+    assert [type(answer) for answer in answers] == [PermitRefused, PermitGranted]
     assert woken_by(answers[0]) == []
 
 
@@ -171,7 +171,7 @@ async def test_a_woken_job_that_does_not_come_holds_others_up_only_briefly(
     assert woken_by(await ledger.limits.return_permits(first.hold, first.needs, None)) == ["lost"]
     await execute(ledger, "UPDATE limit_waits SET called_until = 1, call_after = 1 WHERE calls > 0")
     assert woken_by(await take_permits(ledger, "newcomer")) == ["lost"]
-    # Its permit was kept for as long as before, and it is woken again later than that.
+    # The lost job had its permit kept once more; after that, the next one is woken.
     await execute(ledger, "UPDATE limit_waits SET called_until = 1 WHERE calls > 0")
     assert woken_by(await take_permits(ledger, "newcomer")) == ["second"]
 
@@ -189,27 +189,27 @@ async def test_a_permit_is_not_kept_longer_because_a_clock_was_ahead(ledger: Led
 
 async def test_an_expired_permit_comes_back(ledger: Ledger) -> None:
     assert isinstance(await take_permits(ledger, "first"), PermitGranted)
-    assert isinstance(await take_permits(ledger, "large"), PermitRefused)
+    assert isinstance(await take_permits(ledger, "second"), PermitRefused)
     await execute(ledger, "UPDATE limit_holds SET expires_at = 1")
-    assert isinstance(await take_permits(ledger, "large"), PermitGranted)
+    assert isinstance(await take_permits(ledger, "second"), PermitGranted)
 
 
 async def test_a_renewed_permit_stays_taken(ledger: Ledger) -> None:
     first = replace(make_request("first"), life=0.0)
     await ledger.limits.take_permits(first)
-    assert await ledger.limits.renew_permits([first.hold], LIFE) == 1
+    assert await ledger.limits.renew_permits([first.hold], HOLD_SECONDS) == 1
     assert isinstance(await take_permits(ledger, "second"), PermitRefused)
 
 
 async def test_one_key_does_not_hold_up_another(ledger: Ledger) -> None:
-    acme, other = (
-        PermitDemand("account", key, LimitSize(concurrency=1)) for key in ("acme", "other")
+    acme, globex = (
+        PermitDemand("account", key, LimitSize(concurrency=1)) for key in ("acme", "globex")
     )
     assert isinstance(await take_permits(ledger, "a1", acme), PermitGranted)
     refused = await take_permits(ledger, "a2", acme)
     assert isinstance(refused, PermitRefused)
     assert str(refused) == "no room in the limit account of acme: 1 of 1 are running"
-    assert isinstance(await take_permits(ledger, "b1", other), PermitGranted)
+    assert isinstance(await take_permits(ledger, "b1", globex), PermitGranted)
 
 
 async def test_permits_are_taken_in_all_limits_or_in_none(ledger: Ledger) -> None:
@@ -219,7 +219,7 @@ async def test_permits_are_taken_in_all_limits_or_in_none(ledger: Ledger) -> Non
     )
     assert isinstance(await take_permits(ledger, "first", narrow, wide), PermitGranted)
     assert isinstance(await take_permits(ledger, "second", narrow, wide), PermitRefused)
-    reports = {each.name: each for each in await ledger.limits.limit_reports()}
+    reports = {report.name: report for report in await ledger.limits.limit_reports()}
     assert (reports["wide"].last_minute, reports["wide"].in_use) == (1, 1)
     assert (reports["narrow"].in_use, reports["narrow"].waiting) == (1, 1)
     assert reports["narrow"].next_room is None
@@ -352,7 +352,7 @@ async def test_jobs_that_share_several_limits_do_not_lock_each_other(
             await ledger.limits.return_permits(request.hold, request.needs, 5)
 
     await asyncio.gather(*(work(number) for number in range(20)))
-    assert {each.in_use for each in await ledger.limits.limit_reports()} == {0}
+    assert {report.in_use for report in await ledger.limits.limit_reports()} == {0}
 
 
 # --- what it costs ----------------------------------------------------------------------------
@@ -375,10 +375,10 @@ async def test_refusing_many_jobs_costs_three_statements(ledger: Ledger) -> None
     await apply_together(ledger, make_account_requests(1, "first"))
     with statements() as executed:
         answers = await apply_together(ledger, make_account_requests(13, "more"))
-    assert {type(each) for each in answers} == {PermitRefused}
+    assert {type(answer) for answer in answers} == {PermitRefused}
     # Lock, read, insert the waits. The limits themselves do not change.
     assert len(executed) == 3, executed
-    assert sum(each.waiting for each in await ledger.limits.limit_reports()) == 39
+    assert sum(report.waiting for report in await ledger.limits.limit_reports()) == 39
 
 
 async def test_jobs_that_end_and_wake_others_cost_four_statements_on_postgresql(
@@ -389,7 +389,7 @@ async def test_jobs_that_end_and_wake_others_cost_four_statements_on_postgresql(
     await apply_together(ledger, make_account_requests(5, "more"))
     with statements() as executed:
         answers = await apply_together(
-            ledger, [PermitReturn(each.hold, each.needs, None) for each in first]
+            ledger, [PermitReturn(request.hold, request.needs, None) for request in first]
         )
     assert sorted(woken_by(answers[0])) == ["more-0-a", "more-0-b", "more-0-c"]
     # Lock, read, read the waits of all accounts, write the changes.
@@ -397,25 +397,25 @@ async def test_jobs_that_end_and_wake_others_cost_four_statements_on_postgresql(
         assert len(executed) == 4, executed
     with statements() as executed:
         answers = await apply_together(ledger, make_account_requests(1, "more"))
-    assert {type(each) for each in answers} == {PermitGranted}
+    assert {type(answer) for answer in answers} == {PermitGranted}
     if ledger.core.database.dialect == "postgresql":
         assert len(executed) == 3, executed
 
 
 async def test_each_job_that_ends_is_told_whether_somebody_waits(ledger: Ledger) -> None:
-    openai, unused = (
+    openai_need, other_need = (
         PermitDemand(name, "", LimitSize(concurrency=3)) for name in ("openai", "other")
     )
-    first = [make_request(f"first-{n}", openai) for n in range(3)]
-    alone = make_request("alone", unused)
+    first = [make_request(f"first-{n}", openai_need) for n in range(3)]
+    alone = make_request("alone", other_need)
     await apply_together(ledger, [*first, alone])
-    await apply_together(ledger, [make_request("waiting", openai)])
+    await apply_together(ledger, [make_request("waiting", openai_need)])
 
-    ended = [PermitReturn(each.hold, each.needs, None) for each in (*first[:2], alone)]
+    ended = [PermitReturn(request.hold, request.needs, None) for request in (*first[:2], alone)]
     answers = await apply_together(ledger, ended)
 
     assert woken_by(answers[0]) == ["waiting"]
-    assert [each.waited_for for each in answers if isinstance(each, PermitReleased)] == [
+    assert [answer.waited_for for answer in answers if isinstance(answer, PermitReleased)] == [
         True,
         True,
         False,
@@ -429,7 +429,7 @@ async def test_many_freed_permits_wake_as_many_jobs(ledger: Ledger) -> None:
     waiting = [make_request(f"waiting-{n:02}", need) for n in range(70)]
     await apply_together(ledger, waiting)
     answers = await apply_together(
-        ledger, [PermitReturn(each.hold, each.needs, None) for each in first]
+        ledger, [PermitReturn(request.hold, request.needs, None) for request in first]
     )
     assert woken_by(answers[0]) == [f"waiting-{n:02}" for n in range(60)]
 
@@ -443,7 +443,7 @@ async def test_jobs_of_one_transaction_are_woken_in_its_order(ledger: Ledger) ->
     for ended in (first, *waiting[:-1]):
         answers = await apply_together(ledger, [PermitReturn(ended.hold, ended.needs, None)])
         order += woken_by(answers[0])
-        (woken,) = [each for each in waiting if each.job_id == order[-1]]
+        (woken,) = [request for request in waiting if request.job_id == order[-1]]
         assert isinstance(await ledger.limits.take_permits(woken), PermitGranted)
     assert order == ["d", "b", "e", "a", "c"]
 
@@ -452,10 +452,10 @@ async def test_the_cost_of_a_request_does_not_grow_with_the_waiting_jobs(sqlite_
     await upgrade(sqlite_url)
     async with await Ledger.open(sqlite_url) as ledger:
         await apply_together(ledger, [make_request("first")])
-        few = await count_steps(ledger, [make_request("one")])
+        few_steps = await count_steps(ledger, [make_request("one")])
         await apply_together(ledger, [make_request(f"waiting-{n}") for n in range(2000)])
-        many = await count_steps(ledger, [make_request("another")])
-    assert many < few * 1.5
+        many_steps = await count_steps(ledger, [make_request("another")])
+    assert many_steps < few_steps * 1.5
 
 
 async def count_steps(ledger: Ledger, changes: Sequence[PermitChange]) -> int:
@@ -480,5 +480,5 @@ async def test_a_second_copy_of_a_waiting_job_is_refused_and_the_first_stays(
     await take_permits(ledger, "first")
     await take_permits(ledger, "twice")
     answers = await apply_together(ledger, [make_request("twice"), make_request("twice")])
-    assert [type(each) for each in answers] == [PermitRefused, NotRunnable]
+    assert [type(answer) for answer in answers] == [PermitRefused, NotRunnable]
     assert await ledger.limits.limit_wait("twice") is not None

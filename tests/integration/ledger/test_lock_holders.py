@@ -21,9 +21,9 @@ from tests.support.ledgers import make_ledger
 
 LOCK_SCRIPT = """
 import sqlite3, sys
-held = sqlite3.connect(sys.argv[1], isolation_level=None)
-held.execute("BEGIN IMMEDIATE")
-print("held", flush=True)
+connection = sqlite3.connect(sys.argv[1], isolation_level=None)
+connection.execute("BEGIN IMMEDIATE")
+print("locked", flush=True)
 sys.stdin.read()
 """
 
@@ -35,29 +35,29 @@ async def ledger_file(sqlite_url: str) -> Path:
 
 
 @pytest.fixture
-def holder(ledger_file: Path) -> Iterator[subprocess.Popen[bytes]]:
+def lock_holder(ledger_file: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A process that has locked the ledger."""
     command = [sys.executable, "-c", LOCK_SCRIPT, str(ledger_file)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
-        assert process.stdout.readline() == b"held\n"
+        assert process.stdout.readline() == b"locked\n"
         yield process
         process.kill()
 
 
 async def test_for_a_stopped_holder_of_the_lock_the_remedy_is_kill_cont(
-    sqlite_url: str, holder: subprocess.Popen[bytes]
+    sqlite_url: str, lock_holder: subprocess.Popen[bytes]
 ) -> None:
     context = DoctorContext(Settings(database_url=sqlite_url), Registry())
     (result,) = await ledger(context)
     assert result.finding is Finding.LEDGER_LOCKED
-    assert f"`kill {holder.pid}` only where it hangs" in result.remedy
-    holder.send_signal(signal.SIGSTOP)
-    await asyncio.to_thread(os.waitpid, holder.pid, os.WUNTRACED)
+    assert f"`kill {lock_holder.pid}` only where it hangs" in result.remedy
+    lock_holder.send_signal(signal.SIGSTOP)
+    await asyncio.to_thread(os.waitpid, lock_holder.pid, os.WUNTRACED)
     (result,) = await ledger(context)
-    assert f"process {holder.pid} (" in result.remedy
-    assert f"was stopped by a signal: `kill -CONT {holder.pid}` lets it go on" in result.remedy
-    assert f"`kill {holder.pid}`" not in result.remedy
+    assert f"process {lock_holder.pid} (" in result.remedy
+    assert f"was stopped by a signal: `kill -CONT {lock_holder.pid}` lets it go on" in result.remedy
+    assert f"`kill {lock_holder.pid}`" not in result.remedy
 
 
 async def test_a_reader_holds_no_lock(ledger_file: Path) -> None:

@@ -196,13 +196,15 @@ async def test_a_full_disk_is_unavailable_and_then_works_again(
     async with await Ledger.open(sqlite_url) as ledger:
         await ledger.jobs.record(new_job())
         # SQLite says "database or disk is full" for its own limit, too.
-        page_limit = "PRAGMA max_page_count = {}"
-        await ledger.core.database.write(lambda c: c.exec_driver_sql(page_limit.format(1)).all())
+        set_page_limit = "PRAGMA max_page_count = {}"
+        await ledger.core.database.write(
+            lambda c: c.exec_driver_sql(set_page_limit.format(1)).all()
+        )
         large = {"t": "x" * 900_000}
         with pytest.raises(LedgerUnavailable, match="full"):
             await ledger.jobs.record(new_job(message("large", payload=large)))
         await ledger.core.database.write(
-            lambda c: c.exec_driver_sql(page_limit.format(10**9)).all()
+            lambda c: c.exec_driver_sql(set_page_limit.format(10**9)).all()
         )
         job = new_job(message("large", payload=large))
         assert await ledger.jobs.record(job) == Created("large")

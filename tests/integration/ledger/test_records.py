@@ -67,9 +67,9 @@ async def test_the_order_of_payload_fields_does_not_make_another_job(ledger: Led
 
 async def test_an_idempotency_key_with_another_payload_is_a_conflict(ledger: Ledger) -> None:
     await ledger.jobs.record(new_job(idempotency_key="k"))
-    other = new_job(message("job-2", payload={"text": "other"}), idempotency_key="k")
+    conflicting = new_job(message("job-2", payload={"text": "other"}), idempotency_key="k")
     with pytest.raises(IdempotencyConflict) as caught:
-        await ledger.jobs.record(other)
+        await ledger.jobs.record(conflicting)
     assert (caught.value.idempotency_key, caught.value.job_id) == ("k", "job-1")
 
 

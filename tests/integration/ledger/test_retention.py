@@ -153,7 +153,7 @@ async def test_jobs_of_a_backfill_stay_until_it_has_ended_and_are_counted_after(
     assert before == ({State.SUCCEEDED: 1}, {State.SUCCEEDED: 1})
 
 
-async def test_what_a_redrive_sends_stays_until_it_has_ended(ledger: Ledger) -> None:
+async def test_jobs_that_a_redrive_sends_stay_until_it_has_ended(ledger: Ledger) -> None:
     await ledger.bulk.create_bulk(
         "redrive-1", kind="redrive", title="all", spec={}, created_by="test"
     )

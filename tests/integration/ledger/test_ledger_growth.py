@@ -39,8 +39,8 @@ def make_listing(**filters: Any) -> Operation:
 
 
 async def read_deep_page(ledger: Ledger) -> None:
-    until = JobFilter(until=ledger.clock.time() - YEAR / 2)
-    first = await ledger.job_reads.list_jobs(until, limit=1)
+    job_filter = JobFilter(until=ledger.clock.time() - YEAR / 2)
+    first = await ledger.job_reads.list_jobs(job_filter, limit=1)
     assert (await ledger.job_reads.list_jobs(cursor=first.next_cursor)).items
 
 
@@ -51,8 +51,8 @@ async def list_rare_source(ledger: Ledger) -> None:
 
 
 async def read_one_job(ledger: Ledger) -> None:
-    until = JobFilter(until=ledger.clock.time() - YEAR / 2)
-    [job] = (await ledger.job_reads.list_jobs(until, limit=1)).items
+    job_filter = JobFilter(until=ledger.clock.time() - YEAR / 2)
+    [job] = (await ledger.job_reads.list_jobs(job_filter, limit=1)).items
     assert await ledger.job_reads.get(job.id)
 
 
