@@ -1,4 +1,4 @@
-"""Job types that harm their worker at their first run: one blocks its event loop, one ends it."""
+"""Job types that harm their worker at their first run: one blocks its event loop, one kills it."""
 
 import asyncio
 import os
@@ -11,20 +11,21 @@ from pydantic import BaseModel
 from switchyard import Done, JobContext, Outcome, job
 
 
-class Harmful(BaseModel):
+class HarmfulTask(BaseModel):
     mark: str
-    """A file that says that it has run before."""
+    """Path of a file that exists once the job has run."""
     seconds: float = 600.0
+    """How long it blocks the event loop."""
 
 
 @job("blocking", worker="tester", lanes=("hot",), timeout=20)
-async def blocking(payload: Harmful, ctx: JobContext) -> Outcome:
-    # As users write it: in a task of its own.
+async def blocking(payload: HarmfulTask, ctx: JobContext) -> Outcome:
+    # In a task of its own, as users write it.
     await asyncio.gather(_block(payload))
     return Done({})
 
 
-async def _block(payload: Harmful) -> None:
+async def _block(payload: HarmfulTask) -> None:
     mark = Path(payload.mark)
     if not mark.exists():
         mark.touch()
@@ -32,9 +33,9 @@ async def _block(payload: Harmful) -> None:
 
 
 @job("leaky", worker="tester", lanes=("hot",), timeout=20)
-async def leaky(payload: Harmful, ctx: JobContext) -> Outcome:
+async def leaky(payload: HarmfulTask, ctx: JobContext) -> Outcome:
     mark = Path(payload.mark)
     if not mark.exists():
         mark.touch()
-        os.kill(os.getpid(), signal.SIGKILL)  # as the kernel does for want of memory
+        os.kill(os.getpid(), signal.SIGKILL)  # as the kernel does when memory runs out
     return Done({})

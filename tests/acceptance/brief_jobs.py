@@ -1,4 +1,4 @@
-"""A job type with a time limit that somebody can raise."""
+"""A job type whose time limit the environment sets."""
 
 import asyncio
 import os
@@ -8,11 +8,11 @@ from pydantic import BaseModel
 from switchyard import Done, JobContext, Outcome, job
 
 
-class Brief(BaseModel):
+class BriefTask(BaseModel):
     seconds: float
 
 
 @job("brief", worker="tester", lanes=("hot",), timeout=float(os.environ["BRIEF_TIMEOUT"]))
-async def brief(payload: Brief, ctx: JobContext) -> Outcome:
+async def brief(payload: BriefTask, ctx: JobContext) -> Outcome:
     await asyncio.sleep(payload.seconds)
     return Done({})

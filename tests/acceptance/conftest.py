@@ -1,4 +1,4 @@
-"""A command line with a virtual host, a topology and a ledger of its own."""
+"""Fixtures for a command line with a virtual host, a topology and a ledger of its own."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ JOBCTL = Path(sys.executable).parent / "jobctl"
 ROOT = Path(__file__).parents[2]
 JOBS_MODULE = "tests.acceptance.job_types"
 TIMEOUT = 60.0
+"""Seconds within which a command must end, or a state be reached."""
 RETRY_DELAYS = (0.2, 0.4, 0.8)
 
 AnyProcess = Running | subprocess.Popen[bytes]
@@ -57,56 +58,60 @@ class CommandLine:
         )
 
     def ok(self, *arguments: str, stdin: str | None = None) -> str:
-        """What a command printed that must succeed."""
-        done = self.run(*arguments, stdin=stdin)
-        assert done.returncode == 0, f"{arguments}: {done.returncode}\n{done.stdout}{done.stderr}"
-        return done.stdout
+        """Run a command that must succeed; return its standard output."""
+        completed = self.run(*arguments, stdin=stdin)
+        assert completed.returncode == 0, (
+            f"{arguments}: {completed.returncode}\n{completed.stdout}{completed.stderr}"
+        )
+        return completed.stdout
 
     def json(self, *arguments: str) -> Any:
         return json.loads(self.ok(*arguments, "--json"))
 
     def fails(self, *arguments: str, code: int = 1, stdin: str | None = None, **env: str) -> str:
-        """The error of a command that must fail so: one line, no traceback."""
-        done = self.run(*arguments, stdin=stdin, **env)
-        assert done.returncode == code, f"{arguments}: {done.returncode}\n{done.stderr}"
-        last = done.stderr.strip().splitlines()[-1]
-        assert last.startswith("jobctl: "), done.stderr
-        assert "Traceback" not in done.stderr
-        return last
+        """Run a command that must fail with `code`; return its error, which is one line."""
+        completed = self.run(*arguments, stdin=stdin, **env)
+        assert completed.returncode == code, (
+            f"{arguments}: {completed.returncode}\n{completed.stderr}"
+        )
+        last_line = completed.stderr.strip().splitlines()[-1]
+        assert last_line.startswith("jobctl: "), completed.stderr
+        assert "Traceback" not in completed.stderr
+        return last_line
 
     def publish(self, key: str = "hot.work", **payload: Any) -> str:
-        """Publish a job; its id."""
+        """Publish a job; return its id."""
         return self.ok("publish", key, "--payload", json.dumps(payload)).strip()
 
     def publish_all(self, payloads: Iterable[dict[str, Any]], key: str = "hot.work") -> list[str]:
-        """Publish jobs by one command; their ids."""
-        lines = "".join(json.dumps(each) + "\n" for each in payloads)
+        """Publish jobs by one command; return their ids."""
+        lines = "".join(json.dumps(payload) + "\n" for payload in payloads)
         return self.ok("publish", key, "--payload", "-", stdin=lines).split()
 
     def state(self, job_id: str) -> str:
         return str(self.json("jobs", "show", job_id)["state"])
 
     def until_state(self, job_id: str, *states: str) -> None:
-        """Looks into the ledger's own file, if that is where it is: a command that is run again and
-        again takes the time that the job needs."""
-        look = self.state if "JOBS_DATABASE_URL" in self.environment else self._recorded_state
+        """Wait until the job has one of these states. Reads the ledger's file if it is SQLite, as
+        running a command repeatedly would take processor time from the job."""
+        read_state = self.state if "JOBS_DATABASE_URL" in self.environment else self._recorded_state
         deadline = time.monotonic() + TIMEOUT
-        while (state := look(job_id)) not in states:
+        while (state := read_state(job_id)) not in states:
             assert time.monotonic() < deadline, f"{job_id} is {state}, not {states}"
             time.sleep(0.02)
 
     def _recorded_state(self, job_id: str) -> str | None:
         with closing(sqlite3.connect(self.ledger_file)) as ledger:
-            found = ledger.execute("SELECT state FROM jobs WHERE id = ?", (job_id,)).fetchone()
-        return found and str(found[0])
+            row = ledger.execute("SELECT state FROM jobs WHERE id = ?", (job_id,)).fetchone()
+        return row and str(row[0])
 
     @property
     def ledger_file(self) -> Path:
-        """Where the ledger is unless JOBS_DATABASE_URL names another."""
+        """Path of the ledger, unless JOBS_DATABASE_URL names another."""
         return Path(self.environment["JOBS_DATA_DIR"]) / "ledger.db"
 
     def run_skewed(self, ahead: float, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run a command on a host whose clock is so many seconds ahead."""
+        """Run a command as on a host whose clock is that many seconds ahead."""
         return subprocess.run(
             [*skewed(ahead), *arguments],
             env=self.environment,
@@ -120,12 +125,12 @@ class CommandLine:
 
     @contextmanager
     def worker(self, *arguments: str, skewed_by: float = 0) -> Iterator[AnyProcess]:
-        """`jobctl worker tester …` while the context lasts; it consumes when the context begins."""
+        """Run `jobctl worker tester …` while the context lasts, which begins when it consumes."""
         log = self.log_dir / "worker.log"
-        seen = log.stat().st_size if log.exists() else 0
+        log_size_before = log.stat().st_size if log.exists() else 0
         with self.started("worker", "tester", *arguments, skewed_by=skewed_by) as process:
             deadline = time.monotonic() + TIMEOUT
-            while b"consumer started" not in log.read_bytes()[seen:]:
+            while b"consumer started" not in log.read_bytes()[log_size_before:]:
                 assert process.poll() is None, self.log_of("worker")
                 assert time.monotonic() < deadline, self.log_of("worker")
                 time.sleep(0.02)
@@ -133,8 +138,8 @@ class CommandLine:
 
     @contextmanager
     def started(self, *arguments: str, skewed_by: float = 0) -> Iterator[AnyProcess]:
-        """A command that runs on; killed at the end, if it still runs. `skewed_by`: seconds that
-        its host's clock is ahead."""
+        """Run a command in the background; kill it at the end if it still runs. `skewed_by` are the
+        seconds that its host's clock is ahead."""
         if skewed_by:
             with self._launched([*skewed(skewed_by), *arguments], arguments[0]) as process:
                 yield process
@@ -148,7 +153,7 @@ class CommandLine:
 
     @contextmanager
     def launched(self, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-        """The same with a start of its own, for commands that look at how they were started."""
+        """Do the same in a new interpreter, for commands that look at how they were started."""
         with self._launched([str(JOBCTL), *arguments], arguments[0]) as process:
             yield process
 
@@ -173,7 +178,7 @@ class CommandLine:
 
 @contextmanager
 def ending(process: AnyProcess) -> Iterator[None]:
-    """Kills it at the end with all that it has started, if it still runs."""
+    """Kill the process at the end, with all that it has started, if it still runs."""
     try:
         yield
     finally:
@@ -183,18 +188,19 @@ def ending(process: AnyProcess) -> Iterator[None]:
 
 
 def skewed(ahead: float) -> list[str]:
+    """Return the beginning of a command line that runs `jobctl` with its clock ahead."""
     return [sys.executable, "-m", "tests.support.skewed", str(ahead)]
 
 
 def clean_environment(**settings: str) -> dict[str, str]:
-    """The environment without any JOBS_ variable of the machine, and with these."""
-    kept = {key: value for key, value in os.environ.items() if not key.startswith("JOBS_")}
-    return kept | {f"JOBS_{key.upper()}": value for key, value in settings.items()}
+    """Return the environment without any JOBS_ variable of the machine, and with these settings."""
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith("JOBS_")}
+    return inherited | {f"JOBS_{key.upper()}": value for key, value in settings.items()}
 
 
 @pytest.fixture
 def bare(broker310: TestBroker, tmp_path: Path) -> CommandLine:
-    """With a broker, but neither topology nor ledger yet."""
+    """A command line with a broker, but neither topology nor ledger yet."""
     environment = clean_environment(
         amqp_url=broker310.amqp_url,
         management_url=broker310.management_url,
@@ -208,7 +214,7 @@ def bare(broker310: TestBroker, tmp_path: Path) -> CommandLine:
 
 @pytest.fixture
 async def _declared(broker310: TestBroker) -> None:
-    """What `jobctl topology apply` makes."""
+    """Declare what `jobctl topology apply` makes."""
     settings = Settings(modules=(JOBS_MODULE,), retry_delays=RETRY_DELAYS)
     topology = build(
         broker310.profile, load_registry(settings).routes, retry_delays=settings.retry_delays
@@ -220,7 +226,7 @@ async def _declared(broker310: TestBroker) -> None:
 async def jobctl(
     _declared: None, bare: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> CommandLine:
-    """With all set up: what `jobctl topology apply` and `jobctl db upgrade` do."""
+    """A command line with topology and ledger, as after `topology apply` and `db upgrade`."""
     for key, value in bare.environment.items():
         if key.startswith("JOBS_"):
             monkeypatch.setenv(key, value)
@@ -230,7 +236,7 @@ async def jobctl(
 
 @pytest.fixture
 async def dead_ids(jobctl: CommandLine, broker310: TestBroker) -> list[str]:
-    """Three jobs that have died, in their order, in a worker of this process."""
+    """Ids of three jobs that have died one after the other, in a worker of this process."""
     settings = Settings()
     async with await Ledger.open(settings.ledger_url) as ledger:
         system = System(broker310, settings, load_registry(settings), ledger, LANES)

@@ -1,4 +1,4 @@
-"""What the doctor finds, and the commands of its remedies."""
+"""Helpers that read the doctor's findings and the commands of its remedies."""
 
 import json
 import re
@@ -8,37 +8,39 @@ import time
 from tests.acceptance.conftest import CommandLine
 
 MAX_WAIT = 60.0
+"""Seconds within which a finding must appear or go."""
 PAUSE = 0.5
-"""Seconds between looks: one takes the processor from those who are to mend it."""
+"""Seconds between runs of the doctor, which take processor time from the test."""
 
 
 def findings(jobctl: CommandLine) -> dict[str, dict[str, str]]:
-    """What the doctor finds, by the finding's name; and it exits as it says."""
-    done = jobctl.run("doctor", "--json")
-    checks = json.loads(done.stdout)
-    wrong = any(check["status"] == "wrong" for check in checks)
-    assert done.returncode == (1 if wrong else 0), done.stderr
+    """Run the doctor; return its checks with a finding, by the finding. Its exit code must fit."""
+    completed = jobctl.run("doctor", "--json")
+    checks = json.loads(completed.stdout)
+    is_any_wrong = any(check["status"] == "wrong" for check in checks)
+    assert completed.returncode == (1 if is_any_wrong else 0), completed.stderr
     assert all(check["remedy"] for check in checks if check["finding"]), checks
     return {check["finding"]: check for check in checks if check["finding"]}
 
 
 def until_found(jobctl: CommandLine, *names: str) -> dict[str, dict[str, str]]:
-    """All findings, as soon as these are among them: the broker's figures are seconds old."""
+    """Wait until these findings are there, as the broker's figures lag by seconds; return all."""
     deadline = time.monotonic() + MAX_WAIT
-    while not set(names) <= (found := findings(jobctl)).keys():
-        assert time.monotonic() < deadline, found
+    while not set(names) <= (current := findings(jobctl)).keys():
+        assert time.monotonic() < deadline, current
         time.sleep(PAUSE)
-    return found
+    return current
 
 
 def until_gone(jobctl: CommandLine, *names: str) -> None:
+    """Wait until none of these findings is there."""
     deadline = time.monotonic() + MAX_WAIT
-    while left := {name: each for name, each in findings(jobctl).items() if name in names}:
-        assert time.monotonic() < deadline, left
+    while remaining := {name: check for name, check in findings(jobctl).items() if name in names}:
+        assert time.monotonic() < deadline, remaining
         time.sleep(PAUSE)
 
 
 def commands(check: dict[str, str], program: str) -> list[list[str]]:
-    """The commands of a remedy, as printed."""
-    printed = [shlex.split(each) for each in re.findall(r"`([^`]+)`", check["remedy"])]
-    return [each for each in printed if each[0] == program]
+    """Return the commands of a remedy that run the program, as printed, split into words."""
+    printed = [shlex.split(command) for command in re.findall(r"`([^`]+)`", check["remedy"])]
+    return [command for command in printed if command[0] == program]

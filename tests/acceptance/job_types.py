@@ -12,18 +12,18 @@ from tests.support.eventually import eventually
 
 
 class Work(BaseModel):
-    """Payload of both."""
+    """Payload of `work`, `isolated` and `quitting`."""
 
     n: int = 0
     fail: bool = False
     text: str = ""
-    """What it says in its result or its error."""
+    """Text of the job's result, error or progress."""
     seconds: float = 0
-    """How long it takes."""
+    """Seconds that the job takes."""
     until: Path | None = None
-    """It goes on until there is such a file."""
+    """The job runs until this file exists."""
     fault: bool = False
-    """It reads memory that is not its own."""
+    """The job reads a null pointer, which ends its process."""
     spool: Annotated[str | None, LocalOnly()] = None
 
 
@@ -44,7 +44,7 @@ async def work(payload: Work, ctx: JobContext) -> Outcome:
 
 @job("isolated", worker="tester", lanes=("hot",), timeout=60, isolation="process")
 def isolated(payload: Work, ctx: JobContext) -> Outcome:
-    """The same in a process of its own."""
+    """Do the same in a process of its own."""
     return asyncio.run(work(payload, ctx))
 
 
@@ -54,13 +54,13 @@ class Staged(BaseModel):
 
 @job("staged", worker="tester", lanes=("hot",), timeout=60)
 async def staged(payload: Staged, ctx: JobContext) -> Outcome:
-    """Is followed by `work`, which fails or does not."""
+    """Let `work` follow, which fails if `fail` is set."""
     return Next([Job("work", {"fail": payload.fail})], {})
 
 
 @job("unlucky", worker="tester", lanes=("hot",), timeout=60)
 async def unlucky(payload: Staged, ctx: JobContext) -> Outcome:
-    """Succeeds at its second attempt."""
+    """Fail at the first attempt and succeed at the second."""
     if ctx.attempt == 1:
         raise RuntimeError("\x1b[2Jout of luck" + "!" * 20_000)
     return Done({})
@@ -68,19 +68,19 @@ async def unlucky(payload: Staged, ctx: JobContext) -> Outcome:
 
 @job("halves", worker="tester", lanes=("hot",), timeout=60)
 async def halves(payload: Staged, ctx: JobContext) -> Outcome:
-    """Is followed by two of `work`, one of which may fail, and by a third that waits for these."""
-    two = [Job("work", {"n": 1}), Job("work", {"n": 2, "fail": payload.fail})]
-    return Next(two, then=Job("work", {"n": 3}))
+    """Let two `work` jobs follow, one of which may fail, and a third that waits for both."""
+    parts = [Job("work", {"n": 1}), Job("work", {"n": 2, "fail": payload.fail})]
+    return Next(parts, then=Job("work", {"n": 3}))
 
 
 @job("quitting", worker="tester", lanes=("hot",), timeout=60, max_attempts=2)
 async def quitting(payload: Work, ctx: JobContext) -> Outcome:
-    """Would end its process: by itself, or (`n` is 1) from a task that it has started."""
+    """Try to end its process: directly, or, if `n` is 1, from a task that it has started."""
 
-    async def quit_it() -> None:
+    async def end_process() -> None:
         raise KeyboardInterrupt(payload.text) if payload.fail else SystemExit(payload.text)
 
     if payload.n:
-        await asyncio.gather(quit_it(), asyncio.sleep(0))
-    await quit_it()
+        await asyncio.gather(end_process(), asyncio.sleep(0))
+    await end_process()
     return Done()

@@ -1,4 +1,4 @@
-"""`jobctl dead`: from a death to its redrive."""
+"""`jobctl dead`: list, show, redrive and purge dead letters."""
 
 import json
 
@@ -24,8 +24,8 @@ def test_list_and_show_follow_the_broker_without_a_scheduler(
 def test_redrive_with_a_changed_payload_succeeds(jobctl: CommandLine, dead_ids: list[str]) -> None:
     job_id = dead_ids[0]
     change = ("--set", "payload.fail=false", "--set", "payload.n=9")
-    dry = jobctl.json("dead", "redrive", job_id, *change, "--dry-run")
-    assert (dry["redriven"], dry["missing"]) == (1, 0)
+    plan = jobctl.json("dead", "redrive", job_id, *change, "--dry-run")
+    assert (plan["redriven"], plan["missing"]) == (1, 0)
     assert jobctl.state(job_id) == "dead"
     assert jobctl.ok("dead", "redrive", job_id, *change) == "1 redriven\n"
     with jobctl.worker():
@@ -37,8 +37,8 @@ def test_redrive_with_a_changed_payload_succeeds(jobctl: CommandLine, dead_ids: 
 
 
 def test_redrive_by_filter_to_another_lane(jobctl: CommandLine, dead_ids: list[str]) -> None:
-    to = ("--to", "backfill.work", "--limit", "2", "--yes")
-    assert jobctl.json("dead", "redrive", "--type", "work", *to)["redriven"] == 2
+    options = ("--to", "backfill.work", "--limit", "2", "--yes")
+    assert jobctl.json("dead", "redrive", "--type", "work", *options)["redriven"] == 2
     lanes = {lane["lane"]: lane for lane in jobctl.json("lanes")}
     queues = {queue["queue"]: queue["ready"] for queue in lanes["backfill"]["queues"]}
     assert queues["backfill.tester"] == 2
@@ -47,16 +47,16 @@ def test_redrive_by_filter_to_another_lane(jobctl: CommandLine, dead_ids: list[s
 def test_redrive_that_does_not_validate_leaves_the_letter(
     jobctl: CommandLine, dead_ids: list[str]
 ) -> None:
-    done = jobctl.run("dead", "redrive", dead_ids[0], "--set", "payload.n=x")
-    assert done.returncode == 1
-    assert "n: Input should be a valid integer" in done.stderr
-    assert "1 dead letter is still in its place" in done.stderr
+    completed = jobctl.run("dead", "redrive", dead_ids[0], "--set", "payload.n=x")
+    assert completed.returncode == 1
+    assert "n: Input should be a valid integer" in completed.stderr
+    assert "1 dead letter is still in its place" in completed.stderr
     assert len(jobctl.json("dead", "list")) == 3
-    wrong_path = jobctl.fails("dead", "redrive", dead_ids[0], "--set", "nonsense")
-    assert "write PATH=VALUE" in wrong_path
+    error_line = jobctl.fails("dead", "redrive", dead_ids[0], "--set", "nonsense")
+    assert "write PATH=VALUE" in error_line
 
 
-def test_it_must_be_said_which_ones(jobctl: CommandLine) -> None:
+def test_redrive_and_purge_need_ids_or_a_filter(jobctl: CommandLine) -> None:
     for command in ("redrive", "purge"):
         assert "name ids, or a filter" in jobctl.fails("dead", command, code=2)
         assert "leave it out" in jobctl.fails("dead", command, "--all", "--lane", "hot", code=2)
@@ -65,12 +65,12 @@ def test_it_must_be_said_which_ones(jobctl: CommandLine) -> None:
     assert "give --yes" in jobctl.fails("dead", "purge", "one-id", code=2)
 
 
-def test_ids_that_are_no_dead_letters_are_told(jobctl: CommandLine) -> None:
+def test_unknown_ids_are_reported(jobctl: CommandLine) -> None:
     assert "1 of these ids not found in jobs.dead" in jobctl.fails("dead", "redrive", "nope")
     assert "there is no dead letter 'nope'" in jobctl.fails("dead", "show", "nope")
 
 
-def test_purge_throws_away_and_remembers(jobctl: CommandLine, dead_ids: list[str]) -> None:
+def test_purge_removes_letters_and_keeps_a_record(jobctl: CommandLine, dead_ids: list[str]) -> None:
     assert jobctl.ok("dead", "purge", dead_ids[0], "--dry-run") == "1 would be purged\n"
     assert jobctl.json("dead", "purges") == []
     assert jobctl.ok("dead", "purge", dead_ids[0], "--yes", "--why", "rubbish") == "1 purged\n"
@@ -88,7 +88,7 @@ def test_list_without_a_broker_shows_what_is_indexed(
 ) -> None:
     jobctl.json("dead", "list")
     jobctl.environment["JOBS_AMQP_URL"] = "amqp://localhost:1/"
-    done = jobctl.run("dead", "list")
-    assert done.returncode == 0
-    assert "the latest may be missing" in done.stderr
-    assert all(job_id in done.stdout for job_id in dead_ids)
+    completed = jobctl.run("dead", "list")
+    assert completed.returncode == 0
+    assert "the latest may be missing" in completed.stderr
+    assert all(job_id in completed.stdout for job_id in dead_ids)

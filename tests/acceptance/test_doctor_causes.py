@@ -1,4 +1,4 @@
-"""More outages, each caused for real: the doctor names it, and following its remedy ends it."""
+"""More real outages, of broker and PostgreSQL: the doctor names each, and its remedy ends it."""
 
 import os
 import re
@@ -28,7 +28,7 @@ from tests.support.small_disk import fill, mounted
 
 
 @pytest.mark.long
-def test_a_job_that_blocks_its_worker(jobctl: CommandLine, tmp_path: Path) -> None:
+def test_a_job_that_blocks_its_worker_is_found(jobctl: CommandLine, tmp_path: Path) -> None:
     jobctl.environment["JOBS_MODULES"] = f"{JOBS_MODULE},tests.acceptance.blocking_jobs"
     jobctl.ok("topology", "apply")
     with jobctl.worker() as blocked:
@@ -47,8 +47,8 @@ def test_a_job_that_blocks_its_worker(jobctl: CommandLine, tmp_path: Path) -> No
     until_gone(jobctl, "job-overdue")
 
 
-def at(jobctl: CommandLine, node: LocalNode) -> Management:
-    """Have it use that node, with the topology on it."""
+def use_node(jobctl: CommandLine, node: LocalNode) -> Management:
+    """Let the command line use that node, and declare the topology on it."""
     jobctl.environment |= {
         "JOBS_AMQP_URL": node.amqp_url,
         "JOBS_MANAGEMENT_URL": node.management_url,
@@ -57,7 +57,7 @@ def at(jobctl: CommandLine, node: LocalNode) -> Management:
     return Management(node.management_url, "/")
 
 
-PERMITTED = {"deprecated_features.permit.transient_nonexcl_queues": "true"}
+PERMIT_DEPRECATED = {"deprecated_features.permit.transient_nonexcl_queues": "true"}
 SOME_FLAGS = (
     "[{rabbit, [{forced_feature_flags_on_init, [quorum_queue, stream_queue, user_limits, "
     "implicit_default_bindings, virtual_host_metadata, maintenance_mode_status]}]}]."
@@ -70,7 +70,7 @@ async def test_a_node_near_its_watermarks_whose_flags_are_not_all_enabled(
 ) -> None:
     """The node is the same for all three, as it takes seconds to start."""
     node = own_node(advanced=SOME_FLAGS)
-    management = at(jobctl, node)
+    management = use_node(jobctl, node)
     found = findings(jobctl)
     assert not {"memory-high", "broker-disk-low"} & found.keys()
     flags = found["flags-disabled"]
@@ -79,32 +79,34 @@ async def test_a_node_near_its_watermarks_whose_flags_are_not_all_enabled(
     node.rabbitmqctl(*enable)
     until_gone(jobctl, "flags-disabled")
 
-    (now,) = await management.get("/nodes")
-    node.rabbitmqctl("set_vm_memory_high_watermark", "absolute", str(int(now["mem_used"] / 0.88)))
-    node.rabbitmqctl("set_disk_free_limit", str(int(now["disk_free"] / 1.5)))
+    (node_state,) = await management.get("/nodes")
+    node.rabbitmqctl(
+        "set_vm_memory_high_watermark", "absolute", str(int(node_state["mem_used"] / 0.88))
+    )
+    node.rabbitmqctl("set_disk_free_limit", str(int(node_state["disk_free"] / 1.5)))
     memory = until_found(jobctl, "memory-high")["memory-high"]
     disk = until_found(jobctl, "broker-disk-low")["broker-disk-low"]
     for check, word in ((memory, "set_vm_memory"), (disk, "set_disk_free")):
         assert check["status"] == "warning"
         node.rabbitmqctl(
-            *next(each[1:] for each in commands(check, "rabbitmqctl") if word in str(each))
+            *next(command[1:] for command in commands(check, "rabbitmqctl") if word in str(command))
         )
     until_gone(jobctl, "memory-high", "broker-disk-low")
 
 
 @pytest.mark.long
-async def test_somebody_who_uses_what_the_next_release_refuses(
+async def test_a_used_feature_that_the_next_release_refuses_is_found(
     jobctl: CommandLine, own_node: Callable[..., LocalNode]
 ) -> None:
-    node = own_node("4.3", extra_config=PERMITTED)
-    management = at(jobctl, node)
-    assert "deprecated-used" not in findings(jobctl), "Switchyard itself uses nothing of it"
+    node = own_node("4.3", extra_config=PERMIT_DEPRECATED)
+    management = use_node(jobctl, node)
+    assert "deprecated-used" not in findings(jobctl), "Switchyard uses a deprecated feature"
     body = {"durable": False, "auto_delete": False, "arguments": {}}
     await management.put("/queues/{vhost}/transient", body)
     found = until_found(jobctl, "deprecated-used")["deprecated-used"]
     assert "transient_nonexcl_queues" in found["detail"]
-    ((_, *look),) = commands(found, "rabbitmqctl")
-    assert "transient" in node.rabbitmqctl(*(each.replace("VHOST", "/") for each in look))
+    ((_, *list_command),) = commands(found, "rabbitmqctl")
+    assert "transient" in node.rabbitmqctl(*(word.replace("VHOST", "/") for word in list_command))
     await management.delete("/queues/{vhost}/transient")
     until_gone(jobctl, "deprecated-used")
 
@@ -117,12 +119,12 @@ def test_a_node_of_a_cluster_that_does_not_run(jobctl: CommandLine, cluster: Loc
         "JOBS_PROFILE": "quorum",
     }
     jobctl.ok("topology", "apply")
-    away = cluster.nodes[-1]
-    away.rabbitmqctl("stop_app")
+    stopped_node = cluster.nodes[-1]
+    stopped_node.rabbitmqctl("stop_app")
     found = until_found(jobctl, "node-down")
     ((_, *start),) = commands(found["node-down"], "rabbitmqctl")
     assert start[-1] == "start_app"
-    away.rabbitmqctl(*start)
+    stopped_node.rabbitmqctl(*start)
     until_gone(jobctl, "node-down")
 
 
@@ -138,39 +140,41 @@ def test_a_consumer_timeout_that_is_too_short(
     jobctl.ok("topology", "apply")
     node, vhost = broker43_quorum.node, broker43_quorum.vhost
 
-    def limit(milliseconds: str) -> None:
-        rule = f'{{"consumer-timeout": {milliseconds}}}'
+    def set_timeout(milliseconds: str) -> None:
+        definition = f'{{"consumer-timeout": {milliseconds}}}'
         options = ("--priority", "20", "--apply-to", "queues")
-        node.rabbitmqctl("set_policy", "-p", vhost, "patience", r"^hot\.tester$", rule, *options)
+        node.rabbitmqctl(
+            "set_policy", "-p", vhost, "patience", r"^hot\.tester$", definition, *options
+        )
 
-    limit("2000")
+    set_timeout("2000")
     found = until_found(jobctl, "consumer-timeout")
-    told = found["consumer-timeout"]
-    assert "is 2 s on hot.tester: it would run twice" in told["detail"]
-    wanted = re.search(r"in that policy to (\d+) \(milliseconds\)", told["remedy"])
-    assert wanted, told
-    limit(wanted[1])
+    check = found["consumer-timeout"]
+    assert "is 2 s on hot.tester: it would run twice" in check["detail"]
+    advised = re.search(r"in that policy to (\d+) \(milliseconds\)", check["remedy"])
+    assert advised, check
+    set_timeout(advised[1])
     until_gone(jobctl, "consumer-timeout")
 
 
 async def test_a_ledger_that_refuses_the_password(
     jobctl: CommandLine, postgres_server: PostgresServer
 ) -> None:
-    right = postgres_server.create_ledger()
-    jobctl.environment["JOBS_DATABASE_URL"] = right.replace(postgres_server.password, "wrong")
+    correct_url = postgres_server.create_ledger()
+    jobctl.environment["JOBS_DATABASE_URL"] = correct_url.replace(postgres_server.password, "wrong")
     found = findings(jobctl)["ledger-refuses"]
     assert "JOBS_DATABASE_URL" in found["remedy"]
     assert "wrong" not in found["detail"]
-    jobctl.environment["JOBS_DATABASE_URL"] = right
+    jobctl.environment["JOBS_DATABASE_URL"] = correct_url
     assert "ledger-refuses" not in findings(jobctl)
 
 
-def psql(server: PostgresServer, database: str, *printed: Sequence[str]) -> None:
-    """Run commands as they are printed, as somebody who is logged in to that database."""
+def run_commands(server: PostgresServer, database: str, *printed: Sequence[str]) -> None:
+    """Run commands as printed, with the variables of a login to that database."""
     login = {"PGPASSWORD": server.password, "PGHOST": "127.0.0.1", "PGUSER": "test"}
-    place = {"PGPORT": str(server.port), "PGDATABASE": database}
+    address = {"PGPORT": str(server.port), "PGDATABASE": database}
     for command in printed:
-        subprocess.run(command, env=os.environ | login | place, check=True)
+        subprocess.run(command, env=os.environ | login | address, check=True)
 
 
 async def test_a_database_server_that_has_no_connection_left_for_us(
@@ -179,12 +183,12 @@ async def test_a_database_server_that_has_no_connection_left_for_us(
     owner = postgres_server.create_ledger()
     name = owner.rpartition("/")[2]
     postgres_server.execute(f"CREATE ROLE {name} LOGIN PASSWORD 'it' CONNECTION LIMIT 0")
-    place = owner.partition("@")[2]
-    jobctl.environment["JOBS_DATABASE_URL"] = f"postgresql+asyncpg://{name}:it@{place}"
+    address = owner.partition("@")[2]
+    jobctl.environment["JOBS_DATABASE_URL"] = f"postgresql+asyncpg://{name}:it@{address}"
     found = findings(jobctl)["ledger-crowded"]
     assert "too many connections" in found["detail"]
-    (look,) = commands(found, "psql")
-    psql(postgres_server, "postgres", look)
+    (list_command,) = commands(found, "psql")
+    run_commands(postgres_server, "postgres", list_command)
     postgres_server.execute(f"ALTER ROLE {name} CONNECTION LIMIT -1")
     assert "ledger-crowded" not in findings(jobctl)
 
@@ -197,23 +201,23 @@ async def test_a_database_that_takes_no_writes(
     postgres_server.execute(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
     jobctl.environment["JOBS_DATABASE_URL"] = url
     found = findings(jobctl)["ledger-read-only"]
-    asks, mends = commands(found, "psql")
-    psql(postgres_server, name, asks, mends)
+    show_command, mend_command = commands(found, "psql")
+    run_commands(postgres_server, name, show_command, mend_command)
     assert "ledger-read-only" not in findings(jobctl)
 
 
 async def test_a_vhost_that_somebody_deleted(jobctl: CommandLine, broker310: TestBroker) -> None:
-    gone = f"{broker310.vhost}-gone"
-    jobctl.environment["JOBS_AMQP_URL"] = broker310.node.amqp_url_of(gone)
+    missing_vhost = f"{broker310.vhost}-gone"
+    jobctl.environment["JOBS_AMQP_URL"] = broker310.node.amqp_url_of(missing_vhost)
     found = findings(jobctl)["broker-refuses"]
-    _, *mends = commands(found, "rabbitmqctl")
-    assert [each[1] for each in mends] == ["add_vhost", "set_permissions"]
+    _, *mend_commands = commands(found, "rabbitmqctl")
+    assert [command[1] for command in mend_commands] == ["add_vhost", "set_permissions"]
     try:
-        for _, *command in mends:
+        for _, *command in mend_commands:
             broker310.node.rabbitmqctl(*command)
         assert "broker-refuses" not in findings(jobctl)
     finally:
-        await Management(broker310.management_url, gone).delete("/vhosts/{vhost}")
+        await Management(broker310.management_url, missing_vhost).delete("/vhosts/{vhost}")
 
 
 async def test_a_connection_limit_is_no_missing_vhost_and_a_worker_waits(
@@ -224,13 +228,13 @@ async def test_a_connection_limit_is_no_missing_vhost_and_a_worker_waits(
     found = findings(jobctl)
     assert "broker-refuses" not in found
     assert "connection limit (0) is reached" in found["broker-limit"]["detail"]
-    asks, raises = commands(found["broker-limit"], "rabbitmqctl")
-    rabbitmqctl(*asks[1:])
+    show_command, raise_limit = commands(found["broker-limit"], "rabbitmqctl")
+    rabbitmqctl(*show_command[1:])
     with jobctl.started("worker", "tester") as worker:
-        waits = "waiting for the broker"
-        while waits not in jobctl.log_of("worker"):
+        waiting_line = "waiting for the broker"
+        while waiting_line not in jobctl.log_of("worker"):
             assert worker.poll() is None, jobctl.log_of("worker")
-        rabbitmqctl(*(each.replace("NUMBER", "50") for each in raises[1:]))
+        rabbitmqctl(*(word.replace("NUMBER", "50") for word in raise_limit[1:]))
         jobctl.ok("publish", "hot.work", "--payload", "{}", "--wait")
     assert "broker-limit" not in findings(jobctl)
 
@@ -251,28 +255,28 @@ def test_certificates_that_are_not_accepted(jobctl: CommandLine, tmp_path: Path)
     with (
         socket.create_server(("127.0.0.1", 0)) as listener,
         context.wrap_socket(listener, server_side=True, do_handshake_on_connect=True) as server,
-        ThreadPoolExecutor(1) as greeter,
+        ThreadPoolExecutor(1) as executor,
     ):
-        refused = greeter.submit(greet, server)
-        place = f"127.0.0.1:{server.getsockname()[1]}"
-        jobctl.environment["JOBS_AMQP_URL"] = f"amqps://a:b@{place}/?cafile={ours.authority}"
+        refusals = executor.submit(count_refusals, server)
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        jobctl.environment["JOBS_AMQP_URL"] = f"amqps://a:b@{address}/?cafile={ours.authority}"
         found = findings(jobctl)["broker-away"]
         server.shutdown(socket.SHUT_RDWR)
-        assert refused.result() >= 1
+        assert refusals.result() >= 1
     assert "certificate verify failed" in found["detail"]
     assert found["remedy"].startswith("renew the server's certificate")
 
 
-def greet(server: ssl.SSLSocket) -> int:
-    """Shake hands with whoever comes, until it is shut down; how many would not."""
-    refused = 0
+def count_refusals(server: ssl.SSLSocket) -> int:
+    """Accept TLS connections until the server is shut down; return how many clients refused it."""
+    refusals = 0
     while True:
         try:
             server.accept()
         except ssl.SSLError:
-            refused += 1
+            refusals += 1
         except OSError:
-            return refused
+            return refusals
 
 
 async def test_a_database_server_that_is_frozen(
@@ -299,14 +303,14 @@ async def test_a_pair_of_database_servers_whose_primary_has_died(jobctl: Command
         primary.stop()
         (promote,) = commands(findings(jobctl)["ledger-away"], "psql")
         login = {"PGPASSWORD": standby.password, "PGHOST": "127.0.0.1", "PGUSER": "test"}
-        place = {"PGPORT": str(standby.port), "PGDATABASE": "postgres"}
-        subprocess.run(promote, env=os.environ | login | place, check=True)
+        address = {"PGPORT": str(standby.port), "PGDATABASE": "postgres"}
+        subprocess.run(promote, env=os.environ | login | address, check=True)
         until_gone(jobctl, "ledger-away")
 
 
 @pytest.fixture
 def tablespace(postgres_server: PostgresServer) -> Iterator[Path]:
-    """A disk of its own, which is the tablespace `small` of the server."""
+    """A small disk that holds the tablespace `small` of the server."""
     with TemporaryDirectory(prefix="switchyard-tablespace-") as directory:
         Path(directory).chmod(0o755)  # the server has a user of its own
         with mounted(Path(directory) / "disk") as disk:
@@ -331,13 +335,13 @@ async def test_a_database_server_whose_disk_is_full(
     assert "could not" in found["disk-full"]["detail"], found
     assert "No space left on device" in found["disk-full"]["detail"]
     login = {"PGPASSWORD": postgres_server.password, "PGHOST": "127.0.0.1", "PGUSER": "test"}
-    place = {"PGPORT": str(postgres_server.port), "PGDATABASE": "postgres"}
-    said = [
+    address = {"PGPORT": str(postgres_server.port), "PGDATABASE": "postgres"}
+    outputs = [
         subprocess.run(
-            command, env=os.environ | login | place, check=True, capture_output=True, text=True
+            command, env=os.environ | login | address, check=True, capture_output=True, text=True
         ).stdout
         for command in commands(found["disk-full"], "psql")
     ]
-    assert str(tablespace / "tables") in said[0]
+    assert str(tablespace / "tables") in outputs[0]
     large.unlink()
     until_gone(jobctl, "disk-full")

@@ -1,5 +1,5 @@
-"""What is started before its broker or ledger waits for them, and says so; what nobody but an
-operator can mend ends it."""
+"""Processes that are started before their broker or ledger wait for it and say so; errors that only
+an operator can mend end them."""
 
 import asyncio
 from dataclasses import replace
@@ -25,42 +25,48 @@ def proxy_to(url: str) -> TcpProxy:
     return TcpProxy(str(parts.hostname), int(parts.port or 0))
 
 
-async def waits_and_goes_on(
-    jobctl: CommandLine, command: tuple[str, ...], proxy: TcpProxy, what: str, **environment: str
+async def assert_waits_and_goes_on(
+    jobctl: CommandLine,
+    command: tuple[str, ...],
+    proxy: TcpProxy,
+    dependency: str,
+    **environment: str,
 ) -> None:
-    patient = replace(jobctl, environment=jobctl.environment | environment)
+    proxied_jobctl = replace(jobctl, environment=jobctl.environment | environment)
 
-    def said(text: str) -> int:
+    def count_in_log(text: str) -> int:
         return jobctl.log_of(command[0]).count(text)
 
     proxy.refuse()
-    with patient.started(*command) as process:
-        await eventually(lambda: said(f"waiting for the {what}"), 60)
-        await asyncio.sleep(1)  # it looks again meanwhile, and does not say so
+    with proxied_jobctl.started(*command) as process:
+        await eventually(lambda: count_in_log(f"waiting for the {dependency}"), 60)
+        await asyncio.sleep(1)  # it tries again meanwhile, without another line
         assert process.poll() is None
-        assert said(f"waiting for the {what}") == 1
+        assert count_in_log(f"waiting for the {dependency}") == 1
         await proxy.accept()
         working = "worker started" if command[0] == "worker" else "scheduler active"
-        await eventually(lambda: said(working), 60)
-        assert said(f"the {what} is there") == 1
+        await eventually(lambda: count_in_log(working), 60)
+        assert count_in_log(f"the {dependency} is there") == 1
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=["worker", "scheduler"])
-async def test_what_starts_before_its_broker_waits_for_it(
+async def test_a_process_that_starts_before_its_broker_waits_for_it(
     jobctl: CommandLine, command: tuple[str, ...]
 ) -> None:
     url = jobctl.environment["JOBS_AMQP_URL"]
     async with proxy_to(url) as proxy:
-        await waits_and_goes_on(jobctl, command, proxy, "broker", JOBS_AMQP_URL=proxy.url(url))
+        await assert_waits_and_goes_on(
+            jobctl, command, proxy, "broker", JOBS_AMQP_URL=proxy.url(url)
+        )
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=["worker", "scheduler"])
-async def test_what_starts_before_its_ledger_waits_for_it(
+async def test_a_process_that_starts_before_its_ledger_waits_for_it(
     jobctl: CommandLine, command: tuple[str, ...], postgres_url: str
 ) -> None:
     async with proxy_to(postgres_url) as proxy:
         environment = {"JOBS_DATABASE_URL": proxy.url(postgres_url)}
-        await waits_and_goes_on(jobctl, command, proxy, "ledger", **environment)
+        await assert_waits_and_goes_on(jobctl, command, proxy, "ledger", **environment)
 
 
 @pytest.mark.long
@@ -79,24 +85,24 @@ async def test_an_api_that_starts_before_its_ledger_answers_503_until_it_is_ther
             api_process(settings, tmp_path / "log") as api,
             httpx.AsyncClient(base_url=api.url, trust_env=False) as client,
         ):
-            for answer in (await client.get("/jobs"), await client.get("/health")):
-                assert answer.status_code == 503
-                assert int(answer.headers["retry-after"]) >= 1
+            for response in (await client.get("/jobs"), await client.get("/health")):
+                assert response.status_code == 503
+                assert int(response.headers["retry-after"]) >= 1
             await proxy.accept()
 
-            async def lists() -> bool:
+            async def can_list_jobs() -> bool:
                 return (await client.get("/jobs")).status_code == 200
 
-            await eventually(lists)
+            await eventually(can_list_jobs)
             await eventually((tmp_path / "files" / MARKER).exists, what="its storage is claimed")
-            said = (tmp_path / "log").read_text()
-            assert said.count("waiting for the ledger") == 1
+            log = (tmp_path / "log").read_text()
+            assert log.count("waiting for the ledger") == 1
             await eventually(lambda: "the ledger is there" in (tmp_path / "log").read_text())
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("command", COMMANDS, ids=["worker", "scheduler"])
-def test_what_only_an_operator_can_mend_ends_the_command_with_a_line(
+def test_an_error_that_only_an_operator_can_mend_ends_the_command_with_a_line(
     jobctl: CommandLine, empty_postgres_url: str, command: tuple[str, ...]
 ) -> None:
     broker = urlsplit(jobctl.environment["JOBS_AMQP_URL"])

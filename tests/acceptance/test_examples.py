@@ -1,9 +1,9 @@
 """Each program of examples/ runs as the comment at its top says.
 
-A shell runs the commands of that comment in a copy of the folder. What examples/README.md starts in
-the first terminal runs here as well, with what is exported there, in processes that all tests of
-this file share: forks (tests/support/commands.py) instead of those of `jobctl up`. Only ports and
-the delays of retries are other ones.
+A shell runs the commands of that comment in a copy of the folder. The system that
+examples/README.md starts in the first terminal runs here, too, with the variables exported there,
+in processes that all tests of this file share: forks (tests/support/commands.py) instead of those
+of `jobctl up`. Only ports and retry delays differ.
 """
 
 import ast
@@ -42,7 +42,7 @@ from tests.support.ledgers import make_ledger
 pytestmark = pytest.mark.timeout(240)  # on a busy machine the processes take a while to start
 FOLDER = ROOT / "examples"
 PORTS = ("9000", "9001", "9002")
-"""Those that the comments name."""
+"""Ports that the comments name."""
 RETRY_DELAYS = (1.0, 2.0, 4.0)
 PROCESSES = (("scheduler",), ("worker", "all"))
 
@@ -55,15 +55,15 @@ def free_ports(number: int) -> list[str]:
         return [str(probe.getsockname()[1]) for probe in probes]
 
 
-def exported(page: str) -> dict[str, str]:
-    """What examples/README.md exports before it starts the system."""
-    first, _ = re.findall(r"^```\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    assert first.endswith("\njobctl up\n")
-    return dict(re.findall(r"^export (\w+)=(\S+)$", first, re.MULTILINE))
+def exports_of(page: str) -> dict[str, str]:
+    """Return the variables that examples/README.md exports before it starts the system."""
+    first_terminal, _ = re.findall(r"^```\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    assert first_terminal.endswith("\njobctl up\n")
+    return dict(re.findall(r"^export (\w+)=(\S+)$", first_terminal, re.MULTILINE))
 
 
 def commands_of(program: Path) -> str:
-    """The indented lines of the comment at its top."""
+    """Return the indented lines of the comment at the program's top."""
     comment = ast.get_docstring(ast.parse(program.read_text())) or ""
     lines = re.findall(r"^ {4}.*$", comment, re.MULTILINE)
     assert lines, f"{program.name} does not say how to run it"
@@ -77,12 +77,12 @@ class Shell:
     folder: Path
     environment: dict[str, str]
     ports: dict[str, str]
-    """By the port that the comments name, the one that is used here."""
+    """The ports used here, by those that the comments name."""
 
     @contextmanager
     def running(self, program: str) -> Iterator[Callable[[], str]]:
-        """Run what the comment of a program says, to the end; what it began in the background runs
-        on while the context lasts. Gives what was printed so far."""
+        """Run the commands of a program's comment to their end; background jobs run on while the
+        context lasts. Yields a function that returns the output so far."""
         log = self.folder / f"{program}.log"
         with log.open("wb") as output:
             process = subprocess.Popen(
@@ -103,8 +103,8 @@ class Shell:
 
     def state_of(self, job_id: str) -> str | None:
         with closing(sqlite3.connect(Path(self.environment["JOBS_DATA_DIR"]) / "ledger.db")) as db:
-            found = db.execute("SELECT state FROM jobs WHERE id = ?", (job_id,)).fetchone()
-        return found and str(found[0])
+            row = db.execute("SELECT state FROM jobs WHERE id = ?", (job_id,)).fetchone()
+        return row and str(row[0])
 
 
 @pytest.fixture(scope="module")
@@ -112,8 +112,8 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
     """A system that knows the jobs of the examples, and a shell beside it."""
     folder = tmp_path_factory.mktemp("run") / "examples"
     shutil.copytree(FOLDER, folder, ignore=shutil.ignore_patterns("__pycache__"))
-    *own, api_port = free_ports(len(PORTS) + 1)
-    ports = dict(zip(PORTS, own, strict=True))
+    *used_ports, api_port = free_ports(len(PORTS) + 1)
+    ports = dict(zip(PORTS, used_ports, strict=True))
     for path in folder.rglob("*.*"):
         path.write_text(re.sub("|".join(PORTS), lambda port: ports[port[0]], path.read_text()))
     with ExitStack() as stack:
@@ -125,7 +125,7 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
             retry_delays=",".join(map(str, RETRY_DELAYS)),
             api_port=api_port,
             api_url=f"http://127.0.0.1:{api_port}",
-        ) | exported((folder / "README.md").read_text())
+        ) | exports_of((folder / "README.md").read_text())
         with pytest.MonkeyPatch.context() as patch:
             patch.syspath_prepend(folder)
             for name in environment.keys() - os.environ.keys():
@@ -143,8 +143,8 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
             stack.enter_context(process)
             stack.enter_context(ending(process))
         programs = write_jobctl(tmp_path_factory.mktemp("programs")).parent
-        search = f"{programs}:{Path(sys.executable).parent}:{os.environ['PATH']}"
-        yield Shell(folder, environment | {"PATH": search}, ports)
+        search_path = f"{programs}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+        yield Shell(folder, environment | {"PATH": search_path}, ports)
 
 
 def ids_in(text: str) -> list[str]:
@@ -152,38 +152,40 @@ def ids_in(text: str) -> list[str]:
 
 
 async def test_a_link_is_checked_again_when_its_server_is_there(shell: Shell) -> None:
-    with shell.running("check_link.py") as printed:
-        early, *_ = ids_in(printed())
-        await eventually(lambda: shell.state_of(early) == "succeeded", what="the first job")
-        assert "is dead (permanent): the server answers 404" in printed()
+    with shell.running("check_link.py") as read_output:
+        early_id, *_ = ids_in(read_output())
+        await eventually(lambda: shell.state_of(early_id) == "succeeded", what="the first job")
+        assert "is dead (permanent): the server answers 404" in read_output()
 
 
 async def test_a_pika_script_publishes_jobs_that_run(shell: Shell) -> None:
-    with shell.running("publish_with_pika.py") as printed:
-        jobs = ids_in(printed())
-        assert len(jobs) == 2
-        for job_id in jobs:
+    with shell.running("publish_with_pika.py") as read_output:
+        job_ids = ids_in(read_output())
+        assert len(job_ids) == 2
+        for job_id in job_ids:
             await eventually(partial(shell.state_of, job_id), what=f"a record of {job_id}")
 
 
-async def test_a_web_service_shows_how_far_its_job_is(shell: Shell) -> None:
-    with shell.running("report_service.py") as printed:
-        assert "writing about stock" in printed()
-        assert '"state": "succeeded"' in printed()
+async def test_a_web_service_shows_the_progress_of_its_job(shell: Shell) -> None:
+    with shell.running("report_service.py") as read_output:
+        assert "writing about stock" in read_output()
+        assert '"state": "succeeded"' in read_output()
         unknown = f"http://127.0.0.1:{shell.ports['9001']}/reports/unknown"
         async with httpx.AsyncClient(trust_env=False) as client:
             assert (await client.get(unknown)).status_code == 404
 
 
-async def test_a_backfill_of_ones_own_source_makes_a_job_of_each_row(shell: Shell) -> None:
-    with shell.running("orders_source.py") as printed:
-        assert "completed" in printed()
-        assert "100" in printed()
+async def test_a_backfill_from_a_source_of_ones_own_makes_a_job_of_each_row(shell: Shell) -> None:
+    with shell.running("orders_source.py") as read_output:
+        assert "completed" in read_output()
+        assert "100" in read_output()
 
 
-async def test_a_receiver_hears_of_the_end_and_believes_no_forged_notice(shell: Shell) -> None:
-    with shell.running("receive_notices.py") as printed:
-        await eventually(lambda: re.search("^write_report .* completed$", printed(), re.M))
+async def test_a_webhook_receiver_gets_notices_and_refuses_forged_and_large_ones(
+    shell: Shell,
+) -> None:
+    with shell.running("receive_notices.py") as read_output:
+        await eventually(lambda: re.search("^write_report .* completed$", read_output(), re.M))
         async with httpx.AsyncClient(trust_env=False) as client:
             address = f"http://127.0.0.1:{shell.ports['9002']}/"
             forged = await client.post(address, content=b"{}")
@@ -192,39 +194,48 @@ async def test_a_receiver_hears_of_the_end_and_believes_no_forged_notice(shell: 
             assert large.status_code == 413
 
 
-async def test_documents_in_and_search_out(shell: Shell) -> None:
-    with shell.running("search_documents.py") as printed:
-        assert "README.md, page 1" in printed()
+async def test_uploaded_documents_are_found_by_search(shell: Shell) -> None:
+    with shell.running("search_documents.py") as read_output:
+        assert "README.md, page 1" in read_output()
 
 
 @pytest.fixture
-def moved_shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The module of the application that was moved from Celery, and the file that its till is."""
+def till_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The path of the till's file; the module moved from Celery can be imported beside it."""
     monkeypatch.syspath_prepend(FOLDER / "from_celery")
     monkeypatch.chdir(tmp_path)
     return tmp_path / "till.json"
 
 
-async def test_what_was_moved_from_celery_runs_to_its_end(
-    broker310: TestBroker, moved_shop: Path, monkeypatch: pytest.MonkeyPatch
+async def test_the_jobs_moved_from_celery_run_to_their_end(
+    broker310: TestBroker, till_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JOBS_AMQP_URL", broker310.amqp_url)
     monkeypatch.setenv("JOBS_MANAGEMENT_URL", broker310.management_url)
-    moved_shop.write_text('{"ada": [3, 4.5], "bob": [8], "eve": []}')
+    till_file.write_text('{"ada": [3, 4.5], "bob": [8], "eve": []}')
     async with open_worker("shop_switchyard") as worker:
         await worker.run("hot.close_month", {"month": "2026-10"}, timeout=MAX_WAIT)
-        ran = Counter(run.job_type for run in worker.runs)
-        assert ran == {"close_month": 1, "write_invoice": 3, "bind_invoices": 1, "send_mail": 1}
-        [book] = [run.payload for run in worker.runs if run.job_type == "send_mail"]
-        assert book["invoices"] == ["2026-10 ada: 7.50", "2026-10 bob: 8.00", "2026-10 eve: 0.00"]
+        run_counts = Counter(run.job_type for run in worker.runs)
+        assert run_counts == {
+            "close_month": 1,
+            "write_invoice": 3,
+            "bind_invoices": 1,
+            "send_mail": 1,
+        }
+        [invoice_book] = [run.payload for run in worker.runs if run.job_type == "send_mail"]
+        assert invoice_book["invoices"] == [
+            "2026-10 ada: 7.50",
+            "2026-10 bob: 8.00",
+            "2026-10 eve: 0.00",
+        ]
 
 
-async def test_what_was_moved_from_celery_retries_as_before(moved_shop: Path) -> None:
+async def test_the_jobs_moved_from_celery_retry_as_before(till_file: Path) -> None:
     shop = importlib.import_module("shop_switchyard")
     payload = {"customer": "zed", "month": "2026-10"}
     assert (await run_job(shop.write_invoice, payload)).state == "retrying"  # the till is away
     assert (await run_job(shop.write_invoice, payload, attempt=5)).reason == "exhausted"
-    moved_shop.write_text("{}")
+    till_file.write_text("{}")
     assert (await run_job(shop.write_invoice, payload)).reason == "permanent"
 
 

@@ -1,7 +1,7 @@
-"""What a process loads for its first job or request: no event loop is held meanwhile (loop_guard).
+"""A process loads libraries for its first job or request off its event loop (loop_guard).
 
-Each runs in an interpreter of its own, as for users: other tests' processes are forks of one that
-has loaded most libraries (commands.py).
+Each process runs in an interpreter of its own, as for users. In other tests processes are forks of
+one that has loaded most libraries (commands.py).
 """
 
 import sys
@@ -22,7 +22,7 @@ GUARDED = [sys.executable, "-m", "tests.support.loop_guard"]
 @pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("embedder", ["wordllama", "of a server"])
-async def test_the_first_document_of_new_processes_holds_no_event_loop(
+async def test_the_first_document_of_new_processes_blocks_no_event_loop(
     jobctl: CommandLine, tmp_path: Path, unused_tcp_port: int, embedder: str
 ) -> None:
     paper = tmp_path / "paper.pdf"
@@ -30,11 +30,11 @@ async def test_the_first_document_of_new_processes_holds_no_event_loop(
     port = str(unused_tcp_port)
     jobctl.environment["JOBS_API_URL"] = f"http://127.0.0.1:{port}"
     with ExitStack() as stack:
-        model = stack.enter_context(FakeLlmServer())
-        jobctl.environment["JOBS_LLM_BASE_URL"] = model.url
+        model_server = stack.enter_context(FakeLlmServer())
+        jobctl.environment["JOBS_LLM_BASE_URL"] = model_server.url
         if embedder == "of a server":
             jobctl.environment |= {
-                "JOBS_EMBED_BASE_URL": model.url,
+                "JOBS_EMBED_BASE_URL": model_server.url,
                 "JOBS_EMBED_DIMENSIONS": str(DIMENSIONS),
             }
         for command in (["worker", "all"], ["api", "--port", port], ["scheduler"]):
@@ -43,5 +43,5 @@ async def test_the_first_document_of_new_processes_holds_no_event_loop(
         await eventually(lambda: jobctl.run(*upload).returncode == 0, MAX_WAIT)
         (document,) = jobctl.json("documents", "list")
         page = jobctl.ok("documents", "page", document["document_id"], "1").split()
-        (hit, *_) = jobctl.json("search", " ".join(page[:8]))
-        assert hit["document_id"] == document["document_id"]
+        (first_hit, *_) = jobctl.json("search", " ".join(page[:8]))
+        assert first_hit["document_id"] == document["document_id"]

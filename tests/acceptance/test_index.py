@@ -1,4 +1,4 @@
-"""`jobctl index` shows, builds anew and compacts the index of a running system."""
+"""`jobctl index` shows, rebuilds and compacts the index of a running system."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tests.acceptance.conftest import CommandLine
 
 
 def test_the_embedders_that_can_be_named_are_those_of_the_job() -> None:
-    declared = RebuildIndex.model_fields["offline"].annotation
-    literal = next(each for each in get_args(declared) if get_args(each))
+    annotation = RebuildIndex.model_fields["offline"].annotation
+    literal = next(part for part in get_args(annotation) if get_args(part))
     assert {name.value for name in OfflineName} == set(get_args(literal))
 
 
-async def _write_one() -> None:
+async def _write_one_chunk() -> None:
     async def put(table: ChunkIndex, embedder: Embedder) -> None:
         chunk = Chunk(chunk_id("a", 0), "a", 0, 1, "The tide rises twice a day.")
         await table.put("Tides", [chunk], await embedder.embed([chunk.text]))
@@ -32,8 +32,8 @@ async def _write_one() -> None:
 
 
 @pytest.mark.long
-async def test_an_index_is_shown_built_anew_and_compacted(jobctl: CommandLine) -> None:
-    await _write_one()
+async def test_an_index_is_shown_rebuilt_and_compacted(jobctl: CommandLine) -> None:
+    await _write_one_chunk()
     index_state = jobctl.json("index", "show")
     assert [
         (each["role"], each["embedder"], each["chunks"]) for each in index_state["generations"]
@@ -41,8 +41,8 @@ async def test_an_index_is_shown_built_anew_and_compacted(jobctl: CommandLine) -
     assert "active: wordllama-1-256, 1 chunk (chunks)" in jobctl.ok("index", "show")
     assert "Nothing is being built" in jobctl.run("index", "abandon").stderr
     # There is no worker yet.
-    waited = jobctl.run("index", "compact", "--wait", "--timeout", "100ms")
-    assert waited.returncode == 1, waited.stdout
+    timed_out = jobctl.run("index", "compact", "--wait", "--timeout", "100ms")
+    assert timed_out.returncode == 1, timed_out.stdout
     assert "give both" in jobctl.run("index", "rebuild", "--timeout", "1s").stderr
     with jobctl.started("worker", "reindex"):
         jobctl.ok("index", "rebuild", "--offline", "hashed", "--dimensions", "64", "--wait")

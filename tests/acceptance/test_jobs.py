@@ -1,4 +1,4 @@
-"""`jobctl jobs`, `lanes` and `workers`: looking at what goes on."""
+"""`jobctl jobs`, `lanes` and `workers`: show and change jobs, queues and workers."""
 
 import json
 import time
@@ -6,21 +6,21 @@ import time
 from tests.acceptance.conftest import CommandLine
 
 
-def test_list_filters_and_says_when_there_is_more(jobctl: CommandLine) -> None:
-    hot, backfill = jobctl.publish(), jobctl.publish("backfill.work")
+def test_list_applies_filters_and_says_if_there_are_more_jobs(jobctl: CommandLine) -> None:
+    hot_id, backfill_id = jobctl.publish(), jobctl.publish("backfill.work")
     listed = jobctl.json("jobs", "list", "--lane", "backfill", "--type", "work", "--since", "1h")
-    assert [job["job_id"] for job in listed] == [backfill]
+    assert [job["job_id"] for job in listed] == [backfill_id]
     assert {job["job_id"] for job in jobctl.json("jobs", "list", "--state", "queued")} == {
-        hot,
-        backfill,
+        hot_id,
+        backfill_id,
     }
     assert jobctl.json("jobs", "list", "--worker", "llm") == []
     newest = jobctl.run("jobs", "list", "--limit", "1")
-    assert backfill in newest.stdout
+    assert backfill_id in newest.stdout
     assert "more with --limit" in newest.stderr
 
 
-def test_show_tells_a_finished_job_with_its_result(jobctl: CommandLine) -> None:
+def test_show_prints_the_result_of_a_finished_job(jobctl: CommandLine) -> None:
     with jobctl.worker():
         job_id = jobctl.publish(n=4)
         jobctl.ok("jobs", "watch", job_id)
@@ -30,7 +30,7 @@ def test_show_tells_a_finished_job_with_its_result(jobctl: CommandLine) -> None:
     assert '{"n": 4}' in jobctl.ok("jobs", "show", job_id)
 
 
-def test_progress_is_seen_while_a_job_runs_and_steers_no_terminal(jobctl: CommandLine) -> None:
+def test_watch_prints_the_progress_of_a_running_job_escaped(jobctl: CommandLine) -> None:
     with jobctl.worker():
         job_id = jobctl.publish(n=4, seconds=4, text="\x1b[2J[red]")
         lines = jobctl.ok("jobs", "watch", job_id).splitlines()
@@ -51,22 +51,24 @@ def test_watch_fails_for_a_job_that_dies(jobctl: CommandLine) -> None:
         assert f"job {job_id} is dead: it was told to" in jobctl.fails("jobs", "watch", job_id)
 
 
-def test_the_traceback_of_a_retry_is_in_the_log_and_show_says_where(jobctl: CommandLine) -> None:
+def test_the_traceback_of_a_retry_is_in_the_log_and_show_names_its_worker(
+    jobctl: CommandLine,
+) -> None:
     with jobctl.worker():
         job_id = jobctl.publish("hot.unlucky")
         jobctl.ok("jobs", "watch", job_id)
         (worker,) = jobctl.json("workers")
         log = jobctl.log_of("worker")
     lines = [json.loads(line) for line in log.splitlines() if '"job retried"' in line]
-    (told,) = [line for line in lines if line["job_id"] == job_id]
-    assert len(told["traceback"]) == 4_000
-    assert told["error"].startswith("\x1b[2Jout of luck")
+    (retry_line,) = [line for line in lines if line["job_id"] == job_id]
+    assert len(retry_line["traceback"]) == 4_000
+    assert retry_line["error"].startswith("\x1b[2Jout of luck")
     assert "\x1b" not in log
     shown = jobctl.run("jobs", "show", job_id)
     assert f"Tracebacks of retries are in the log of {worker['worker_id']}" in shown.stderr
 
 
-def test_show_says_how_to_go_on_with_a_dead_job(jobctl: CommandLine) -> None:
+def test_show_of_a_dead_job_names_the_command_with_its_traceback(jobctl: CommandLine) -> None:
     with jobctl.worker():
         job_id = jobctl.publish(fail=True)
         jobctl.fails("jobs", "watch", job_id)
@@ -74,12 +76,12 @@ def test_show_says_how_to_go_on_with_a_dead_job(jobctl: CommandLine) -> None:
     assert f"Traceback, and how to go on: `jobctl dead show {job_id}`" in shown
 
 
-def test_unknown_ids_are_told(jobctl: CommandLine) -> None:
+def test_unknown_ids_are_reported(jobctl: CommandLine) -> None:
     for command in ("show", "watch", "cancel"):
         assert "there is no job 'nope'" in jobctl.fails("jobs", command, "nope")
 
 
-def test_cancel_a_waiting_job(jobctl: CommandLine) -> None:
+def test_a_queued_job_is_cancelled(jobctl: CommandLine) -> None:
     job_id = jobctl.publish()
     assert jobctl.json("jobs", "cancel", job_id) == {
         "job_id": job_id,
@@ -89,7 +91,7 @@ def test_cancel_a_waiting_job(jobctl: CommandLine) -> None:
     assert jobctl.state(job_id) == "cancelled"
 
 
-def test_cancel_a_running_job_stops_it(jobctl: CommandLine) -> None:
+def test_cancelling_a_running_job_stops_it(jobctl: CommandLine) -> None:
     with jobctl.worker():
         job_id = jobctl.publish(seconds=50)
         jobctl.until_state(job_id, "running")
@@ -97,14 +99,14 @@ def test_cancel_a_running_job_stops_it(jobctl: CommandLine) -> None:
     assert (cancelled["state"], cancelled["stopping"]) == ("cancelled", False)
 
 
-def test_cancel_of_a_finished_job_is_refused(jobctl: CommandLine) -> None:
+def test_cancelling_a_finished_job_is_refused(jobctl: CommandLine) -> None:
     with jobctl.worker():
         job_id = jobctl.publish()
         jobctl.ok("jobs", "watch", job_id)
         assert "it is succeeded" in jobctl.fails("jobs", "cancel", job_id)
 
 
-def test_lanes_count_what_waits_and_who_works(jobctl: CommandLine) -> None:
+def test_lanes_shows_numbers_of_waiting_jobs_and_consumers(jobctl: CommandLine) -> None:
     jobctl.publish()
     jobctl.publish()
     deadline = time.monotonic() + 30
@@ -123,17 +125,19 @@ def test_lanes_count_what_waits_and_who_works(jobctl: CommandLine) -> None:
     assert "hot.tester" in jobctl.ok("lanes")
 
 
-def test_lanes_without_the_management_api(jobctl: CommandLine) -> None:
+def test_lanes_shows_depths_without_the_management_api(jobctl: CommandLine) -> None:
     jobctl.publish()
     jobctl.environment["JOBS_MANAGEMENT_URL"] = "http://localhost:1"
-    done = jobctl.run("lanes")
-    assert done.returncode == 0
-    assert "are not known: can't reach the management API" in done.stderr
-    row = next(line.split() for line in done.stdout.splitlines() if line.startswith("hot.tester"))
+    completed = jobctl.run("lanes")
+    assert completed.returncode == 0
+    assert "are not known: can't reach the management API" in completed.stderr
+    row = next(
+        line.split() for line in completed.stdout.splitlines() if line.startswith("hot.tester")
+    )
     assert row[:4] == ["hot.tester", "1", "–", "0"]
 
 
-def test_workers_are_alive_then_stopped(jobctl: CommandLine) -> None:
+def test_workers_are_shown_as_alive_and_then_as_stopped(jobctl: CommandLine) -> None:
     with jobctl.worker("--lanes", "hot", "--concurrency", "2") as process:
         (worker,) = jobctl.json("workers")
         assert (worker["status"], worker["kinds"], worker["lanes"]) == (
@@ -150,25 +154,30 @@ def test_workers_are_alive_then_stopped(jobctl: CommandLine) -> None:
 
 
 def test_jobs_are_moved_cancelled_and_rerun_under_a_record(jobctl: CommandLine) -> None:
-    """Without a worker: what is queued stays so."""
-    one, other = jobctl.publish_all([{"n": 1}, {"n": 2}])
-    chosen = ("--type", "work", "--lane", "hot")
-    planned = jobctl.ok("jobs", "move", *chosen, "--to-lane", "backfill", "--dry-run")
-    assert "2 jobs would be moved" in planned
-    assert "ids or filters, and not both" in jobctl.fails("jobs", "cancel", one, *chosen, code=2)
+    """There is no worker, so queued jobs stay queued."""
+    first_id, second_id = jobctl.publish_all([{"n": 1}, {"n": 2}])
+    filters = ("--type", "work", "--lane", "hot")
+    dry_run = jobctl.ok("jobs", "move", *filters, "--to-lane", "backfill", "--dry-run")
+    assert "2 jobs would be moved" in dry_run
+    assert "ids or filters, and not both" in jobctl.fails(
+        "jobs", "cancel", first_id, *filters, code=2
+    )
 
     moved = jobctl.json(
-        *("jobs", "move", *chosen, "--to-lane", "backfill", "--yes", "--why", "a test"),
+        *("jobs", "move", *filters, "--to-lane", "backfill", "--yes", "--why", "a test"),
         *("--rate", "1000/s"),
     )
     assert (moved["action"], moved["done"], moved["reason"]) == ("move", 2, "a test")
-    assert jobctl.json("jobs", "show", one)["lane"] == "backfill"
+    assert jobctl.json("jobs", "show", first_id)["lane"] == "backfill"
     jobctl.ok("jobs", "cancel", "--type", "work", "--yes")
-    again = jobctl.json("jobs", "rerun", one, other, "--set", "payload.n=3", "--yes")
-    new = jobctl.json("jobs", "list", "--operation", again["id"])
-    assert [jobctl.json("jobs", "show", each["job_id"])["payload"]["n"] for each in new] == [3, 3]
-    jobctl.ok("jobs", "actions", "undo", again["id"])
-    assert [jobctl.state(each["job_id"]) for each in new] == ["cancelled", "cancelled"]
-    assert [each["action"] for each in jobctl.json("jobs", "actions", "list")] == [
+    rerun = jobctl.json("jobs", "rerun", first_id, second_id, "--set", "payload.n=3", "--yes")
+    new_jobs = jobctl.json("jobs", "list", "--operation", rerun["id"])
+    assert [jobctl.json("jobs", "show", job["job_id"])["payload"]["n"] for job in new_jobs] == [
+        3,
+        3,
+    ]
+    jobctl.ok("jobs", "actions", "undo", rerun["id"])
+    assert [jobctl.state(job["job_id"]) for job in new_jobs] == ["cancelled", "cancelled"]
+    assert [action["action"] for action in jobctl.json("jobs", "actions", "list")] == [
         *("cancel", "rerun", "cancel", "move")
     ]

@@ -1,4 +1,4 @@
-"""A job that waits for others: shown, found by the doctor, and let go."""
+"""A job that waits for others is shown, found by the doctor, and released."""
 
 import json
 
@@ -7,45 +7,45 @@ import pytest
 from tests.acceptance.conftest import CommandLine
 
 
-def waiting(jobctl: CommandLine) -> str:
-    """The id of a job that waits for one that has died."""
+def publish_stuck_join(jobctl: CommandLine) -> str:
+    """Publish a job that waits for a dead one; return its id."""
     with jobctl.worker():
-        first = jobctl.publish("hot.halves", fail=True)
-        jobctl.ok("jobs", "watch", first)
+        parent_id = jobctl.publish("hot.halves", fail=True)
+        jobctl.ok("jobs", "watch", parent_id)
         for job in jobctl.json("jobs", "list", "--type", "work"):
             if job["state"] == "joining":
-                then = str(job["job_id"])
+                waiting_id = str(job["job_id"])
             else:
                 jobctl.run("jobs", "watch", job["job_id"])
-    return then
+    return waiting_id
 
 
 @pytest.mark.long
-def test_it_is_shown_found_and_let_go(jobctl: CommandLine) -> None:
-    then = waiting(jobctl)
-    shown = jobctl.json("jobs", "show", then)
+def test_a_waiting_job_is_shown_found_and_released(jobctl: CommandLine) -> None:
+    waiting_id = publish_stuck_join(jobctl)
+    shown = jobctl.json("jobs", "show", waiting_id)
     assert shown["state"] == "joining"
     join = shown["join"]
     assert (join["total"], join["open"], join["dead"], join["when_dead"]) == (2, 0, 1, "wait")
     (dead,) = jobctl.json("jobs", "list", "--state", "dead")
-    assert dead["join_id"] == then
+    assert dead["join_id"] == waiting_id
 
-    told = jobctl.run("jobs", "show", then)
-    assert "1 of 2 jobs have ended, 1 are dead; waits until those are redriven" in told.stdout
-    hint = " ".join(told.stderr.split())
+    completed = jobctl.run("jobs", "show", waiting_id)
+    assert "1 of 2 jobs have ended, 1 are dead; waits until those are redriven" in completed.stdout
+    hint = " ".join(completed.stderr.split())
     assert f"`jobctl dead redrive {dead['job_id']}`" in hint
-    assert f"`jobctl jobs release {then}`" in hint
+    assert f"`jobctl jobs release {waiting_id}`" in hint
 
-    checks = {each["name"]: each for each in json.loads(jobctl.run("doctor", "--json").stdout)}
+    checks = {check["name"]: check for check in json.loads(jobctl.run("doctor", "--json").stdout)}
     assert checks["joins"]["finding"] == "join-stuck"
-    assert f"jobctl jobs release {then}" in checks["joins"]["remedy"]
+    assert f"jobctl jobs release {waiting_id}" in checks["joins"]["remedy"]
 
-    assert "goes on without 1 dead" in jobctl.ok("jobs", "release", then)
-    assert jobctl.json("jobs", "show", then)["state"] == "pending"
-    assert "does not wait any more" in jobctl.fails("jobs", "release", then)
+    assert "goes on without 1 dead" in jobctl.ok("jobs", "release", waiting_id)
+    assert jobctl.json("jobs", "show", waiting_id)["state"] == "pending"
+    assert "does not wait any more" in jobctl.fails("jobs", "release", waiting_id)
 
 
-def test_only_what_waits_is_let_go(jobctl: CommandLine) -> None:
+def test_only_a_waiting_job_is_released(jobctl: CommandLine) -> None:
     job_id = jobctl.publish()
     assert f"job {job_id} waits for no other" in jobctl.fails("jobs", "release", job_id)
     assert "there is no job 'nothing'" in jobctl.fails("jobs", "release", "nothing")

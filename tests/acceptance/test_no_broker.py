@@ -1,4 +1,4 @@
-"""What commands say when the broker's port is open, and no broker is behind it."""
+"""Errors of commands when the broker's port is open and no broker is behind it."""
 
 import pytest
 
@@ -13,17 +13,21 @@ COMMANDS = {
 
 @pytest.mark.parametrize("peer", [closes, closes_once_open, sends_garbage])
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS.keys())
-def test_it_is_told_in_one_line(jobctl: CommandLine, command: tuple[str, ...], peer: Peer) -> None:
+def test_a_command_says_in_one_line_that_it_can_not_connect(
+    jobctl: CommandLine, command: tuple[str, ...], peer: Peer
+) -> None:
     with listening(peer) as url:
-        done = jobctl.run(*command, JOBS_AMQP_URL=url, JOBS_MANAGEMENT_URL="http://127.0.0.1:1")
-    assert done.returncode == 1, (done.stdout, done.stderr)
-    assert "Traceback" not in done.stderr
-    assert done.stderr.strip().splitlines()[-1].startswith("jobctl: can't ")
+        completed = jobctl.run(
+            *command, JOBS_AMQP_URL=url, JOBS_MANAGEMENT_URL="http://127.0.0.1:1"
+        )
+    assert completed.returncode == 1, (completed.stdout, completed.stderr)
+    assert "Traceback" not in completed.stderr
+    assert completed.stderr.strip().splitlines()[-1].startswith("jobctl: can't ")
 
 
-def test_doctor_names_the_broker(jobctl: CommandLine) -> None:
+def test_the_doctor_says_that_it_can_not_connect_to_the_broker(jobctl: CommandLine) -> None:
     with listening(closes) as url:
-        done = jobctl.run("doctor", JOBS_AMQP_URL=url)
-    assert done.returncode == 1
-    assert "Traceback" not in done.stderr
-    assert "can't connect to the broker" in done.stdout + done.stderr
+        completed = jobctl.run("doctor", JOBS_AMQP_URL=url)
+    assert completed.returncode == 1
+    assert "Traceback" not in completed.stderr
+    assert "can't connect to the broker" in completed.stdout + completed.stderr

@@ -1,4 +1,4 @@
-"""A mistyped address, or the wrong folder, never makes a new ledger in passing."""
+"""No command but `jobctl db upgrade` makes a ledger, so a mistyped address is an error."""
 
 from pathlib import Path
 
@@ -21,28 +21,30 @@ COMMANDS = (
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_a_command_says_where_there_is_none_and_what_makes_one(
+def test_a_command_names_the_missing_ledger_and_the_command_that_makes_one(
     jobctl: CommandLine, command: tuple[str, ...], tmp_path: Path
 ) -> None:
     elsewhere = tmp_path / "typo"
-    said = jobctl.fails(*command, JOBS_DATA_DIR=str(elsewhere))
-    assert f"there is no ledger at {elsewhere / 'ledger.db'}" in said
-    assert "`jobctl db upgrade` creates" in said
+    text = jobctl.fails(*command, JOBS_DATA_DIR=str(elsewhere))
+    assert f"there is no ledger at {elsewhere / 'ledger.db'}" in text
+    assert "`jobctl db upgrade` creates" in text
     assert not elsewhere.exists()
 
 
-def test_the_doctor_says_so_and_makes_none(jobctl: CommandLine, tmp_path: Path) -> None:
+def test_the_doctor_finds_the_missing_ledger_and_makes_none(
+    jobctl: CommandLine, tmp_path: Path
+) -> None:
     elsewhere = tmp_path / "typo"
-    done = jobctl.run("doctor", JOBS_DATABASE_URL=f"sqlite+aiosqlite:///{elsewhere}/ledger.db")
-    assert done.returncode == 1
-    said = " ".join(done.stdout.split())
-    assert "there is no ledger at" in said
-    assert "restore it: docs/backup.md" in said  # a new one would be empty
+    completed = jobctl.run("doctor", JOBS_DATABASE_URL=f"sqlite+aiosqlite:///{elsewhere}/ledger.db")
+    assert completed.returncode == 1
+    text = " ".join(completed.stdout.split())
+    assert "there is no ledger at" in text
+    assert "restore it: docs/backup.md" in text  # a new one would be empty
     assert not elsewhere.exists()
 
 
-def test_a_directory_that_is_made_for_a_ledger_is_its_owners_alone(bare: CommandLine) -> None:
-    """It has payloads and documents; the doctor warns of one that others may read."""
+def test_the_directory_of_a_new_ledger_is_readable_by_its_owner_alone(bare: CommandLine) -> None:
+    """It holds payloads and documents."""
     bare.ok("db", "upgrade")
-    made = Path(bare.environment["JOBS_DATA_DIR"])
-    assert made.stat().st_mode & 0o077 == 0
+    directory = Path(bare.environment["JOBS_DATA_DIR"])
+    assert directory.stat().st_mode & 0o077 == 0

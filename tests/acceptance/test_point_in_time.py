@@ -1,4 +1,4 @@
-"""docs/backup.md, followed: a ledger on PostgreSQL goes back to a moment, its broker does not."""
+"""The steps of docs/backup.md that set a ledger on PostgreSQL, not its broker, back to a moment."""
 
 import re
 import signal
@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from tests.acceptance.conftest import ROOT, CommandLine
-from tests.acceptance.test_restore import as_printed, run_printed
+from tests.acceptance.test_restore import ledger_variable, run_printed
 from tests.support.missing import MissingError, skip_or_fail
 from tests.support.postgres import PostgresServer
 from tests.support.postgres_recovery import ARCHIVE, RecoveredServer, archiving_server
@@ -17,12 +17,12 @@ from tests.support.postgres_recovery import ARCHIVE, RecoveredServer, archiving_
 pytestmark = [pytest.mark.long, pytest.mark.postgres, pytest.mark.timeout(240)]
 
 PAGE = (ROOT / "docs" / "backup.md").read_text()
-FEW = 4
+JOBS = 4
 
 
 @pytest.fixture
 def backups() -> Iterator[Path]:
-    """Where PostgreSQL's own user may go, which is not so in tmp_path."""
+    """A folder that PostgreSQL's own user may enter, unlike tmp_path."""
     with TemporaryDirectory(prefix="switchyard-recovery-") as directory:
         Path(directory).chmod(0o755)
         yield Path(directory)
@@ -49,47 +49,47 @@ def test_a_ledger_goes_back_to_a_moment_and_every_job_is_accounted_for(
     bare.ok("db", "upgrade")
     bare.ok("topology", "apply")
     with bare.started("scheduler"), bare.worker():
-        (done_before,) = bare.publish_all([{"n": 0}])
-        bare.until_state(done_before, "succeeded")
-    printed = {"LEDGER": as_printed(url), "BACKUPS": str(backups), "DATA": ""}
-    assert run_printed("pg_basebackup", section, backups, printed) == 1
-    waiting = bare.publish_all({"n": n} for n in range(FEW))
-    until = server.execute("SELECT clock_timestamp()").strip()
+        (succeeded_before,) = bare.publish_all([{"n": 0}])
+        bare.until_state(succeeded_before, "succeeded")
+    backup_variables = {"LEDGER": ledger_variable(url), "BACKUPS": str(backups), "DATA": ""}
+    assert run_printed("pg_basebackup", section, backups, backup_variables) == 1
+    waiting = bare.publish_all({"n": n} for n in range(JOBS))
+    target_time = server.execute("SELECT clock_timestamp()").strip()
 
-    # All of this is unknown to the ledger as it was at that moment.
+    # The ledger of the target time knows nothing of these jobs.
     with bare.started("scheduler"), bare.worker():
-        (died,) = bare.publish_all([{"fail": True}])
-        (gone,) = bare.publish_all([{"n": 5}])
-        for job_id, state in ((died, "dead"), (gone, "succeeded")):
+        (dead_id,) = bare.publish_all([{"fail": True}])
+        (succeeded_after,) = bare.publish_all([{"n": 5}])
+        for job_id, state in ((dead_id, "dead"), (succeeded_after, "succeeded")):
             bare.until_state(job_id, state)
         for job_id in waiting:
             bare.until_state(job_id, "succeeded")
-    after = bare.publish_all({"n": n} for n in range(FEW))
+    published_after = bare.publish_all({"n": n} for n in range(JOBS))
     name = url.rpartition("/")[2]
     server.execute(f"ALTER DATABASE {name} RENAME TO deleted_by_mistake")
     server.execute("SELECT pg_switch_wal()")
     server.stop(signal.SIGINT)
 
-    def make(data: Path) -> None:
-        values = {"BACKUPS": str(backups), "DATA": str(data), "UNTIL": until}
-        assert run_printed("cp -a|echo|touch", section, backups, values) == 5
+    def restore(data: Path) -> None:
+        restore_variables = {"BACKUPS": str(backups), "DATA": str(data), "UNTIL": target_time}
+        assert run_printed("cp -a|echo|touch", section, backups, restore_variables) == 5
 
-    recovered = RecoveredServer(backups / "recovered", server, make)
+    recovered = RecoveredServer(backups / "recovered", server, restore)
     try:
         recovered.recover()
         bare.environment["JOBS_DATABASE_URL"] = recovered.url(name)
-        assert "no job" in bare.fails("jobs", "show", died)
-        states = [bare.state(job_id) for job_id in (done_before, *waiting)]
-        assert states == ["succeeded", *["queued"] * FEW]
-        (again,) = re.findall(r"^jobctl (backup reconcile) --yes$", section, re.M)
-        found = bare.json(*again.split(), "--dry-run")
-        assert (found["on_broker"], found["unknown"], found["lost"]) == (FEW, FEW, FEW)
-        assert bare.json(*again.split(), "--yes")["done"]["republished"] == FEW
+        assert "no job" in bare.fails("jobs", "show", dead_id)
+        states = [bare.state(job_id) for job_id in (succeeded_before, *waiting)]
+        assert states == ["succeeded", *["queued"] * JOBS]
+        (reconcile_command,) = re.findall(r"^jobctl (backup reconcile) --yes$", section, re.M)
+        counts = bare.json(*reconcile_command.split(), "--dry-run")
+        assert (counts["on_broker"], counts["unknown"], counts["lost"]) == (JOBS, JOBS, JOBS)
+        assert bare.json(*reconcile_command.split(), "--yes")["done"]["republished"] == JOBS
         with bare.started("scheduler"), bare.worker():
-            for job_id in (*waiting, *after):
+            for job_id in (*waiting, *published_after):
                 bare.until_state(job_id, "succeeded")
-        assert bare.state(died) == "dead"  # its letter was on the broker
-        assert "no job" in bare.fails("jobs", "show", gone)
-        assert bare.json(*again.split(), "--dry-run")["lost"] == 0
+        assert bare.state(dead_id) == "dead"  # its letter was on the broker
+        assert "no job" in bare.fails("jobs", "show", succeeded_after)
+        assert bare.json(*reconcile_command.split(), "--dry-run")["lost"] == 0
     finally:
         recovered.stop()

@@ -1,4 +1,4 @@
-"""`jobctl publish`."""
+"""`jobctl publish`: its output, options and errors."""
 
 import asyncio
 import json
@@ -15,7 +15,7 @@ from tests.acceptance.conftest import JOBCTL, ROOT, CommandLine
 from tests.support.brokers import TestBroker
 from tests.support.tcp_proxy import TcpProxy
 
-MODULES_AFTER = """
+PRINT_MODULES = """
 import sys
 from switchyard.cli.main import run
 assert run(sys.argv[1:]) == 0
@@ -23,33 +23,33 @@ print(*sys.modules)
 """
 
 
-def test_prints_the_job_id_alone_and_the_job_is_queued(jobctl: CommandLine) -> None:
+def test_publish_prints_only_the_job_id_and_the_job_is_queued(jobctl: CommandLine) -> None:
     job_id = jobctl.publish(n=1)
     assert jobctl.json("jobs", "show", job_id)["state"] == "queued"
 
 
-def test_publishing_loads_the_library_of_no_extra(jobctl: CommandLine) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", MODULES_AFTER, "publish", "hot.work", "--payload", "{}"],
+def test_publishing_loads_no_library_of_an_extra(jobctl: CommandLine) -> None:
+    completed = subprocess.run(
+        [sys.executable, "-c", PRINT_MODULES, "publish", "hot.work", "--payload", "{}"],
         env=jobctl.environment,
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=True,
     )
-    job_id, modules = done.stdout.splitlines()
+    job_id, modules = completed.stdout.splitlines()
     assert jobctl.json("jobs", "show", job_id)["state"] == "queued"
     assert set(modules.split()) & frozenset().union(*MODULES_OF_EXTRAS.values()) == set()
 
 
-def test_payload_from_a_file(jobctl: CommandLine, tmp_path: Path) -> None:
+def test_the_payload_can_be_read_from_a_file(jobctl: CommandLine, tmp_path: Path) -> None:
     file = tmp_path / "payload.json"
     file.write_text('{"n": 7}')
     job_id = jobctl.ok("publish", "hot.work", "--payload", f"@{file}").strip()
     assert jobctl.json("jobs", "show", job_id)["payload"] == {"n": 7}
 
 
-def test_options_reach_the_job(jobctl: CommandLine) -> None:
+def test_options_are_in_the_record_of_the_job(jobctl: CommandLine) -> None:
     options = ["--priority", "3", "--max-attempts", "5", "--delay", "5m", "--expires-in", "1h"]
     published = jobctl.json("publish", "hot.work", "--payload", "{}", *options)
     assert published["state"] == "scheduled"
@@ -59,79 +59,81 @@ def test_options_reach_the_job(jobctl: CommandLine) -> None:
     assert job["expires_at"] > job["run_at"]
 
 
-def test_same_key_is_the_same_job(jobctl: CommandLine) -> None:
+def test_publishing_with_the_same_key_gives_the_same_job(jobctl: CommandLine) -> None:
     command = ("publish", "hot.work", "--payload", '{"n": 1}', "--key", "k")
     first, second = jobctl.json(*command), jobctl.json(*command)
     assert first["job_id"] == second["job_id"]
     assert (first["duplicate"], second["duplicate"]) == (False, True)
-    other = ("publish", "hot.work", "--payload", '{"n": 2}', "--key", "k")
-    assert "choose another key" in jobctl.fails(*other)
+    other_command = ("publish", "hot.work", "--payload", '{"n": 2}', "--key", "k")
+    assert "choose another key" in jobctl.fails(*other_command)
 
 
-def test_what_is_wrong_with_the_command_line_is_exit_code_2(jobctl: CommandLine) -> None:
-    def refused(*arguments: str) -> str:
+def test_a_wrong_command_line_ends_with_exit_code_2(jobctl: CommandLine) -> None:
+    def fail_to_publish(*arguments: str) -> str:
         return jobctl.fails("publish", "hot.work", *arguments, code=2)
 
-    assert "is not JSON" in refused("--payload", "{")
-    assert "must be a JSON object" in refused("--payload", "[1]")
-    assert "can't read" in refused("--payload", "@/nowhere.json")
-    assert "is empty" in refused("--payload", "-")
-    assert "is not a duration" in refused("--payload", "{}", "--delay", "soon")
-    assert "--timeout is for --wait" in refused("--payload", "{}", "--timeout", "1s")
-    assert "'--payload'" in refused()
+    assert "is not JSON" in fail_to_publish("--payload", "{")
+    assert "must be a JSON object" in fail_to_publish("--payload", "[1]")
+    assert "can't read" in fail_to_publish("--payload", "@/nowhere.json")
+    assert "is empty" in fail_to_publish("--payload", "-")
+    assert "is not a duration" in fail_to_publish("--payload", "{}", "--delay", "soon")
+    assert "--timeout is for --wait" in fail_to_publish("--payload", "{}", "--timeout", "1s")
+    assert "'--payload'" in fail_to_publish()
 
 
-def test_what_the_job_type_refuses_is_exit_code_1(jobctl: CommandLine) -> None:
-    def refused(key: str, payload: str) -> str:
+def test_a_job_that_its_type_refuses_ends_with_exit_code_1(jobctl: CommandLine) -> None:
+    def fail_to_publish(key: str, payload: str) -> str:
         return jobctl.fails("publish", key, "--payload", payload)
 
-    assert "n: Input should be a valid integer" in refused("hot.work", '{"n": "x"}')
-    assert "no job type 'nothing'" in refused("hot.nothing", "{}")
-    assert "use hot.work or backfill.work" in refused("maintenance.work", "{}")
-    assert "<lane>.<job_type>" in refused("work", "{}")
+    assert "n: Input should be a valid integer" in fail_to_publish("hot.work", '{"n": "x"}')
+    assert "no job type 'nothing'" in fail_to_publish("hot.nothing", "{}")
+    assert "use hot.work or backfill.work" in fail_to_publish("maintenance.work", "{}")
+    assert "<lane>.<job_type>" in fail_to_publish("work", "{}")
     assert jobctl.json("jobs", "list") == []
 
 
-def test_no_broker_at_all_says_what_to_set(jobctl: CommandLine) -> None:
-    away = jobctl.fails(
+def test_without_a_broker_the_error_names_the_setting(jobctl: CommandLine) -> None:
+    error_line = jobctl.fails(
         "publish", "hot.work", "--payload", "{}", JOBS_AMQP_URL="amqp://localhost:1/"
     )
-    assert "can't connect to the broker at localhost:1" in away
+    assert "can't connect to the broker at localhost:1" in error_line
     del jobctl.environment["JOBS_AMQP_URL"]
     assert "set JOBS_AMQP_URL" in jobctl.fails("publish", "hot.work", "--payload", "{}")
 
 
-def test_before_the_queues_are_there_it_says_what_to_type(bare: CommandLine) -> None:
+def test_without_queues_the_error_names_the_command_that_makes_them(bare: CommandLine) -> None:
     bare.ok("db", "upgrade")
-    early = ("publish", "hot.work", "--payload", '{"n": 1}', "--key", "k")
-    refused = bare.fails(*early)
-    assert "run `jobctl topology apply`; nothing was kept of the job: publish it again" in refused
-    lines = bare.fails("publish", "hot.work", "--payload", "-", stdin="{}\n{}")
-    assert "2 lines were not published" in lines
-    assert "jobctl topology apply" in lines
+    publish = ("publish", "hot.work", "--payload", '{"n": 1}', "--key", "k")
+    error_line = bare.fails(*publish)
+    assert (
+        "run `jobctl topology apply`; nothing was kept of the job: publish it again" in error_line
+    )
+    error_of_lines = bare.fails("publish", "hot.work", "--payload", "-", stdin="{}\n{}")
+    assert "2 lines were not published" in error_of_lines
+    assert "jobctl topology apply" in error_of_lines
     assert bare.json("jobs", "list") == []
     bare.ok("topology", "apply")
-    assert bare.json(*early)["state"] == "queued"
+    assert bare.json(*publish)["state"] == "queued"
     assert bare.json("dead", "list") == []
 
 
-async def test_a_job_that_is_not_confirmed_is_told_to_be_pending(jobctl: CommandLine) -> None:
+async def test_a_job_that_is_not_confirmed_is_reported_as_pending(jobctl: CommandLine) -> None:
     url = urlsplit(jobctl.environment["JOBS_AMQP_URL"])
     async with TcpProxy(url.hostname or "", url.port or 0) as proxy:
         proxy.cut_when(lambda seen: b"unsure" in seen, forward=False)
         arguments = ("publish", "hot.work", "--payload", '{"text": "unsure"}')
-        by_proxy = proxy.url(url.geturl())
-        done = await asyncio.to_thread(jobctl.run, *arguments, JOBS_AMQP_URL=by_proxy)
-    job_id = done.stdout.strip()
-    assert done.returncode == 0, done.stderr
-    assert f"{job_id} is recorded (pending)" in " ".join(done.stderr.split())
+        proxy_url = proxy.url(url.geturl())
+        completed = await asyncio.to_thread(jobctl.run, *arguments, JOBS_AMQP_URL=proxy_url)
+    job_id = completed.stdout.strip()
+    assert completed.returncode == 0, completed.stderr
+    assert f"{job_id} is recorded (pending)" in " ".join(completed.stderr.split())
     assert jobctl.state(job_id) == "pending"
 
 
-async def test_a_job_type_without_a_binding_is_told_before_anything_is_kept(
+async def test_a_job_type_without_a_binding_is_refused_before_anything_is_recorded(
     jobctl: CommandLine, broker310: TestBroker
 ) -> None:
-    """As of a new type in a queue that is there, before `topology apply`."""
+    """A new type of an existing queue has none before `jobctl topology apply`."""
     jobctl.ok("publish", "hot.work", "--payload", "{}")
     async with await aio_pika.connect(broker310.amqp_url) as connection:
         channel = await connection.channel()
@@ -139,75 +141,80 @@ async def test_a_job_type_without_a_binding_is_told_before_anything_is_kept(
         await queue.unbind("jobs.topic", "hot.work")
     for stdin in (None, "{}\n{}"):
         payload = "{}" if stdin is None else "-"
-        told = jobctl.fails("publish", "hot.work", "--payload", payload, stdin=stdin)
-        assert "no queue is bound to 'jobs.topic' for 'hot.work'" in told
-    found = {each["finding"]: each for each in json.loads(jobctl.run("doctor", "--json").stdout)}
-    told = found["topology-missing"]
-    assert "jobs.topic → hot.tester (hot.work)" in told["detail"]
-    (command,) = re.findall("`jobctl ([^`]+)`", told["remedy"])
+        error_line = jobctl.fails("publish", "hot.work", "--payload", payload, stdin=stdin)
+        assert "no queue is bound to 'jobs.topic' for 'hot.work'" in error_line
+    checks = {
+        check["finding"]: check for check in json.loads(jobctl.run("doctor", "--json").stdout)
+    }
+    missing = checks["topology-missing"]
+    assert "jobs.topic → hot.tester (hot.work)" in missing["detail"]
+    (command,) = re.findall("`jobctl ([^`]+)`", missing["remedy"])
     jobctl.ok(*command.split())
     jobctl.ok("publish", "hot.work", "--payload", "{}")
     assert "topology-missing" not in jobctl.run("doctor", "--json").stdout
     assert (len(jobctl.json("jobs", "list")), jobctl.json("dead", "list")) == (2, [])
 
 
-async def test_a_job_type_without_a_binding_runs_all_the_same(
+async def test_a_job_published_without_a_binding_still_runs(
     jobctl: CommandLine, broker310: TestBroker
 ) -> None:
-    """Where nobody could be asked before it was published: a scheduler puts it into its queue."""
+    """The publisher can't ask the management API; the scheduler queues the job later."""
     async with await aio_pika.connect(broker310.amqp_url) as connection:
         channel = await connection.channel()
         queue = await channel.get_queue("hot.tester", ensure=False)
         await queue.unbind("jobs.topic", "hot.work")
     with jobctl.started("scheduler"), jobctl.started("worker", "tester"):
         command = ("publish", "hot.work", "--payload", "{}", "--wait")
-        jobctl.environment["JOBS_MANAGEMENT_URL"] = "http://127.0.0.1:9"  # nobody to ask first
+        jobctl.environment["JOBS_MANAGEMENT_URL"] = "http://127.0.0.1:9"  # the API can't be reached
         await asyncio.to_thread(jobctl.ok, *command)
 
 
-def test_a_full_lane_is_told_with_what_became_of_the_job(jobctl: CommandLine) -> None:
+def test_the_error_of_a_full_lane_says_what_became_of_the_job(jobctl: CommandLine) -> None:
     lines = "{}\n" * 1_001
-    done = jobctl.run("publish", "hot.work", "--payload", "-", stdin=lines)
-    assert done.returncode == 1
-    # As the broker says, or the gauge, whichever has seen it first.
-    assert "is full; it waits in jobs.dead" in done.stderr or "is full; nothing" in done.stderr
-    assert len(done.stdout.splitlines()) <= 1_000
+    completed = jobctl.run("publish", "hot.work", "--payload", "-", stdin=lines)
+    assert completed.returncode == 1
+    # By the broker's refusal or by the measured depth, whichever comes first.
+    assert (
+        "is full; it waits in jobs.dead" in completed.stderr
+        or "is full; nothing" in completed.stderr
+    )
+    assert len(completed.stdout.splitlines()) <= 1_000
 
 
-def test_a_process_that_publishes_one_job_goes_by_the_gauge(jobctl: CommandLine) -> None:
+def test_publishing_one_job_goes_by_the_measured_depth_of_its_queue(jobctl: CommandLine) -> None:
     jobctl.ok("publish", "hot.work", "--payload", "-", stdin="{}\n" * 600)
-    slow = jobctl.run("publish", "hot.work", "--payload", "{}", "--json")
-    assert "the queue of hot.work is slow: publish less" in slow.stderr
-    assert json.loads(slow.stdout)["pressure"] == "slow"
+    completed = jobctl.run("publish", "hot.work", "--payload", "{}", "--json")
+    assert "the queue of hot.work is slow: publish less" in completed.stderr
+    assert json.loads(completed.stdout)["pressure"] == "slow"
     jobctl.ok("publish", "hot.work", "--payload", "-", stdin="{}\n" * 399)
     command = ("publish", "hot.work", "--payload", "{}")
     assert "is full; nothing was kept: publish it later" in jobctl.fails(*command)
     assert jobctl.json("dead", "list") == []
 
 
-def test_wait_prints_the_result_or_why_the_job_died(jobctl: CommandLine) -> None:
+def test_wait_prints_the_result_or_the_cause_of_death(jobctl: CommandLine) -> None:
     with jobctl.worker():
         result = jobctl.ok("publish", "hot.work", "--payload", '{"n": 5}', "--wait")
         assert json.loads(result) == {"n": 5}
-        dead = jobctl.fails("publish", "hot.work", "--payload", '{"fail": true}', "--wait")
-        assert "is dead (permanent): it was told to" in dead
+        error_line = jobctl.fails("publish", "hot.work", "--payload", '{"fail": true}', "--wait")
+        assert "is dead (permanent): it was told to" in error_line
 
 
-def test_wait_for_the_pipeline_returns_when_all_that_follows_has_ended(
+def test_wait_for_the_pipeline_returns_when_all_following_jobs_have_ended(
     jobctl: CommandLine,
 ) -> None:
-    two, failed = "{}", '{"fail": true}'
+    payload, failing_payload = "{}", '{"fail": true}'
     with jobctl.worker():
         command = ("publish", "hot.staged", "--wait=pipeline", "--payload")
-        rows = [row.split() for row in jobctl.ok(*command, two).splitlines()]
+        rows = [row.split() for row in jobctl.ok(*command, payload).splitlines()]
         assert [row[1:] for row in rows] == [["staged", "succeeded"], ["work", "succeeded"]]
-        told = jobctl.json(*command, two)
-        assert (told["state"], len(told["pipeline_jobs"])) == ("succeeded", 1)
-        assert "is dead (permanent): it was told to" in jobctl.fails(*command, failed)
-        lines = jobctl.run(*command, "-", stdin=f"{two}\n{failed}\n")
+        pipeline = jobctl.json(*command, payload)
+        assert (pipeline["state"], len(pipeline["pipeline_jobs"])) == ("succeeded", 1)
+        assert "is dead (permanent): it was told to" in jobctl.fails(*command, failing_payload)
+        lines = jobctl.run(*command, "-", stdin=f"{payload}\n{failing_payload}\n")
         assert [row.split()[1] for row in lines.stdout.splitlines()] == ["succeeded", "dead"]
         assert "1 of 2 succeeded" in lines.stderr
-        assert jobctl.ok("publish", "hot.staged", "--wait", "--payload", two).strip() == "{}"
+        assert jobctl.ok("publish", "hot.staged", "--wait", "--payload", payload).strip() == "{}"
 
 
 def test_wait_gives_up_after_the_timeout(jobctl: CommandLine) -> None:
@@ -229,12 +236,12 @@ def test_a_thousand_lines_are_a_thousand_jobs(jobctl: CommandLine) -> None:
 
 def test_bad_lines_are_named_and_the_good_ones_published(jobctl: CommandLine) -> None:
     lines = '{"n": 1}\n{bad\n\n{"n": "x"}\n[1]\n{"n": 2}'
-    done = jobctl.run("publish", "hot.work", "--payload", "-", "--json", stdin=lines)
-    rows = {row["line"]: row for row in map(json.loads, done.stdout.splitlines())}
-    assert done.returncode == 1
+    completed = jobctl.run("publish", "hot.work", "--payload", "-", "--json", stdin=lines)
+    rows = {row["line"]: row for row in map(json.loads, completed.stdout.splitlines())}
+    assert completed.returncode == 1
     assert {number for number, row in rows.items() if "error" in row} == {2, 4, 5}
     assert {number for number, row in rows.items() if "job_id" in row} == {1, 6}
-    assert "3 lines were not published" in done.stderr
+    assert "3 lines were not published" in completed.stderr
 
 
 def test_one_json_object_over_several_lines_is_one_job(jobctl: CommandLine) -> None:
@@ -250,7 +257,7 @@ def test_waits_for_all_lines(jobctl: CommandLine) -> None:
         assert [row.split()[1] for row in rows.splitlines()] == ["succeeded", "succeeded"]
 
 
-def test_a_reader_that_goes_away_is_no_error_to_show(jobctl: CommandLine) -> None:
+def test_a_closed_pipe_is_not_reported_as_an_error(jobctl: CommandLine) -> None:
     jobctl.ok("publish", "backfill.work", "--payload", "-", stdin="{}\n" * 300)
     piped = subprocess.run(
         f"{JOBCTL} jobs list --limit 300 --json | head -1",

@@ -1,4 +1,4 @@
-"""docs/backup.md, followed: a broker that is lost, and everything on a new one from a copy."""
+"""The steps of docs/backup.md: after the loss of a broker, and on new machines from a backup."""
 
 import json
 import os
@@ -20,35 +20,35 @@ from tests.support.brokers import TestBroker, fresh_vhost
 from tests.support.postgres import PostgresServer
 
 FEW, MANY = 6, 20
-UNWORKED = {"consumers", "scheduler", "workers"}
-"""Checks of the doctor that want processes."""
-PATIENT = 8
-"""Retries until an API that has just been started answers: 50 s."""
+PROCESS_CHECKS = {"consumers", "scheduler", "workers"}
+"""Checks of the doctor that are wrong without running processes."""
+API_RETRIES = 8
+"""Retries until an API that has just been started answers: 50 s in all."""
 
 
-def publish(jobctl: CommandLine, jobs: int = FEW) -> list[str]:
-    """Jobs that wait for a minute already: those of the last seconds may be on their way to the
-    broker, so the scheduler leaves them alone for that long."""
+def publish_old_jobs(jobctl: CommandLine, jobs: int = FEW) -> list[str]:
+    """Publish jobs and backdate them by a minute. The scheduler leaves newer ones alone, as they
+    may be on their way to the broker."""
     ids = jobctl.publish_all({"n": n} for n in range(jobs))
     with closing(sqlite3.connect(jobctl.ledger_file)) as ledger, ledger:
         ledger.execute("UPDATE jobs SET updated_at = updated_at - 60")
     return ids
 
 
-def move_to(jobctl: CommandLine, broker: LocalNode | TestBroker) -> None:
-    """As somebody does who starts a new broker."""
+def use_broker(jobctl: CommandLine, broker: LocalNode | TestBroker) -> None:
+    """Let the command line use another broker, as an operator does who starts a new one."""
     jobctl.environment |= {
         "JOBS_AMQP_URL": broker.amqp_url,
         "JOBS_MANAGEMENT_URL": broker.management_url,
     }
 
 
-@pytest.mark.long  # as the next but one, with the old ledger and more jobs
+@pytest.mark.long  # like the test below, with the old ledger and more jobs
 def test_a_lost_broker_loses_no_job(
     jobctl: CommandLine, own_node: Callable[..., LocalNode]
 ) -> None:
-    ids = publish(jobctl, MANY)
-    move_to(jobctl, own_node())
+    ids = publish_old_jobs(jobctl, MANY)
+    use_broker(jobctl, own_node())
     jobctl.ok("topology", "apply")
     assert f"{MANY} jobs are published again" in jobctl.ok("jobs", "republish", "--yes")
     with jobctl.started("scheduler"), jobctl.worker():
@@ -58,13 +58,15 @@ def test_a_lost_broker_loses_no_job(
     assert "nothing to publish again" in jobctl.run("jobs", "republish", "--yes").stderr
 
 
-def test_what_the_broker_has_after_all_runs_once(jobctl: CommandLine) -> None:
-    ids = publish(jobctl)
+def test_a_job_that_is_published_again_and_still_on_the_broker_runs_once(
+    jobctl: CommandLine,
+) -> None:
+    ids = publish_old_jobs(jobctl)
     jobctl.ok("jobs", "republish", "--lane", "hot", "--yes")
     with jobctl.started("scheduler"), jobctl.worker():
         for job_id in ids:
             jobctl.ok("jobs", "watch", job_id)
-    # Attempts that did not simply succeed: there was one, and it did.
+    # The timeline has only attempts that did not succeed: the first one did.
     assert [jobctl.json("jobs", "show", job_id)["timeline"] for job_id in ids] == [[]] * FEW
 
 
@@ -74,8 +76,8 @@ def test_what_the_broker_has_after_all_runs_once(jobctl: CommandLine) -> None:
 def test_everything_is_restored_from_a_copy_on_a_new_broker(
     jobctl: CommandLine, broker310: TestBroker, tmp_path: Path, jobs: int
 ) -> None:
-    """To jobs, an empty vhost is a new broker; in the test above it has a node of its own."""
-    ids = publish(jobctl, jobs)
+    """For jobs, an empty virtual host is a new broker; the test above has a new node."""
+    ids = publish_old_jobs(jobctl, jobs)
     copy = tmp_path / "elsewhere"
     copy.mkdir()
     data = Path(jobctl.environment["JOBS_DATA_DIR"])
@@ -85,8 +87,8 @@ def test_everything_is_restored_from_a_copy_on_a_new_broker(
     ):
         ledger.backup(target)
     jobctl.environment["JOBS_DATA_DIR"] = str(copy)
-    with fresh_vhost(broker310.node, broker310.version, "classic") as new:
-        move_to(jobctl, new)
+    with fresh_vhost(broker310.node, broker310.version, "classic") as new_broker:
+        use_broker(jobctl, new_broker)
         jobctl.ok("db", "upgrade")
         jobctl.ok("topology", "apply")
         jobctl.ok("system", "adopt", "--yes")
@@ -98,10 +100,10 @@ def test_everything_is_restored_from_a_copy_on_a_new_broker(
         assert "nothing to publish again" in jobctl.run("jobs", "republish", "--yes").stderr
 
 
-def test_what_a_restore_loses_and_repeats_is_counted_and_put_right_by_one_command(
+def test_jobs_lost_and_repeated_by_a_restore_are_counted_and_reconciled(
     jobctl: CommandLine, tmp_path: Path
 ) -> None:
-    waiting = publish(jobctl)
+    waiting = publish_old_jobs(jobctl)
     (archive,) = re.findall(r"^(\S+\.tar): ", jobctl.ok("backup", "create", str(tmp_path)))
     assert jobctl.json("backup", "verify", archive)["tables"]["jobs"] == FEW
     with jobctl.started("scheduler"), jobctl.worker():
@@ -116,11 +118,11 @@ def test_what_a_restore_loses_and_repeats_is_counted_and_put_right_by_one_comman
     assert "kept what was there" in jobctl.ok("backup", "restore", archive, "--replace")
     assert "no job" in jobctl.fails("jobs", "show", unknown[0])
     expected = {"on_broker": 3, "unknown": 3, "ended": 0, "unreadable": 0, "lost": FEW}
-    counted = jobctl.json("backup", "reconcile", "--dry-run")
-    assert counted == expected | {"done": None}
+    counts = jobctl.json("backup", "reconcile", "--dry-run")
+    assert counts == expected | {"done": None}
     assert "give --yes" in jobctl.fails("backup", "reconcile", code=2)
-    done = jobctl.json("backup", "reconcile", "--yes")["done"]
-    assert done["republished"] == FEW
+    result = jobctl.json("backup", "reconcile", "--yes")["done"]
+    assert result["republished"] == FEW
     with jobctl.started("scheduler"), jobctl.worker():
         assert "stop them first" in jobctl.fails("backup", "reconcile", "--dry-run")
         for job_id in (*waiting, *unknown):
@@ -131,7 +133,7 @@ def test_what_a_restore_loses_and_repeats_is_counted_and_put_right_by_one_comman
     assert jobctl.json("backup", "reconcile", "--dry-run")["lost"] == 0
 
 
-def test_copies_of_files_come_back_to_their_place_in_a_new_directory(tmp_path: Path) -> None:
+def test_copied_files_are_restored_to_their_paths_in_a_new_directory(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "backup.md").read_text()
     backing_up, restoring = sections(page)
     old, new = tmp_path / "old", tmp_path / "new"
@@ -147,18 +149,18 @@ def test_copies_of_files_come_back_to_their_place_in_a_new_directory(tmp_path: P
 
 
 def sections(page: str) -> tuple[str, str]:
-    """How a system on PostgreSQL is copied and restored."""
+    """Return the sections about backing up PostgreSQL and about restoring everything."""
     by_title = dict(each.split("\n", 1) for each in page.split("\n## "))
     return by_title["PostgreSQL"], by_title["Restore everything, on new machines"]
 
 
 def copy_files(section: str, directory: Path) -> None:
-    """Run what a section prints of mkdir and cp, as printed."""
+    """Run the mkdir and cp commands of a section, as printed."""
     assert run_printed(r"mkdir|cp", section, directory, {}) >= 2
 
 
 def run_printed(names: str, section: str, directory: Path, environment: dict[str, str]) -> int:
-    """Run the commands of these names in a section, as printed; how many there are."""
+    """Run the commands of these names in a section, as printed; return how many there are."""
     commands = re.findall(rf"^(?:{names}) .*$", section, flags=re.MULTILINE)
     for command in commands:
         subprocess.run(command, shell=True, cwd=directory, check=True, env=os.environ | environment)
@@ -166,23 +168,23 @@ def run_printed(names: str, section: str, directory: Path, environment: dict[str
 
 
 @contextmanager
-def system(jobctl: CommandLine) -> Iterator[None]:
-    """Scheduler, workers and API of one machine."""
+def running_system(jobctl: CommandLine) -> Iterator[None]:
+    """Run scheduler, workers and API of one machine."""
     with ExitStack() as running:
         running.enter_context(jobctl.started("scheduler"))
         running.enter_context(jobctl.started("worker", "all"))
         running.enter_context(jobctl.started("api"))
-        with Client(jobctl.environment["JOBS_API_URL"], retries=PATIENT) as client:
+        with Client(jobctl.environment["JOBS_API_URL"], retries=API_RETRIES) as client:
             client.ready()
         yield
 
 
-def at_home(jobctl: CommandLine, home: Path, ledger: str) -> None:
-    """As on another machine: all in a directory of its own, and another database."""
-    home.mkdir()
+def use_machine(jobctl: CommandLine, directory: Path, ledger: str) -> None:
+    """Let the command line work as on another machine, with its own directory and database."""
+    directory.mkdir()
     port = str(free_port())
     jobctl.environment |= {
-        "JOBS_DATA_DIR": str(home / ".switchyard"),
+        "JOBS_DATA_DIR": str(directory / ".switchyard"),
         "JOBS_DATABASE_URL": ledger,
         "JOBS_API_PORT": port,
         "JOBS_API_URL": f"http://127.0.0.1:{port}",
@@ -198,7 +200,7 @@ def test_everything_is_restored_on_postgresql_without_the_index(
     postgres_server: PostgresServer,
     tmp_path: Path,
 ) -> None:
-    """By the printed commands, on another broker, server and directory."""
+    """Follow the printed commands, with another broker, server and directory."""
     backing_up, restoring = sections((ROOT / "docs" / "backup.md").read_text())
     old, new = tmp_path / "old", tmp_path / "new"
     papers = []
@@ -206,51 +208,56 @@ def test_everything_is_restored_on_postgresql_without_the_index(
         papers.append(tmp_path / f"paper-{number}.pdf")
         papers[-1].write_bytes(sample(number).content)
 
-    at_home(bare, old, empty_postgres_url)
+    use_machine(bare, old, empty_postgres_url)
     bare.ok("db", "upgrade")
     bare.ok("topology", "apply")
-    with system(bare):
-        sent = bare.ok("documents", "upload", *map(str, papers), "--wait").split()[::2]
-        text = bare.json("documents", "result", sent[0], "--text")["pages"][0]["text"]
+    with running_system(bare):
+        document_ids = bare.ok("documents", "upload", *map(str, papers), "--wait").split()[::2]
+        first_page = bare.json("documents", "result", document_ids[0], "--text")["pages"][0]["text"]
     waiting = bare.publish_all({"n": n} for n in range(FEW))
     (old / "backup").mkdir()
-    dumped = {"LEDGER": as_printed(empty_postgres_url)}
-    assert run_printed("pg_dump", backing_up, old, dumped) == 1
+    backup_variables = {"LEDGER": ledger_variable(empty_postgres_url)}
+    assert run_printed("pg_dump", backing_up, old, backup_variables) == 1
     assert run_printed(r"cp -a \.switchyard/files", backing_up, old, {}) == 1
-    after_the_backup = bare.publish(n=FEW)
+    published_after_backup = bare.publish(n=FEW)
 
-    server = postgres_server.create_database()
-    at_home(bare, new, server)
+    new_url = postgres_server.create_database()
+    use_machine(bare, new, new_url)
     (old / "backup").rename(new / "backup")
     (old / "ledger.dump").rename(new / "ledger.dump")
-    restored = {"LEDGER": as_printed(server)}
-    assert run_printed("mkdir|pg_restore|cp -a", restoring, new, restored) == 3
+    restore_variables = {"LEDGER": ledger_variable(new_url)}
+    assert run_printed("mkdir|pg_restore|cp -a", restoring, new, restore_variables) == 3
     with fresh_vhost(broker310.node, broker310.version, "classic") as broker:
-        move_to(bare, broker)
+        use_broker(bare, broker)
         for printed in re.findall("^jobctl ([^#\n]*)", restoring, flags=re.MULTILINE)[:3]:
             bare.ok(*printed.split())
-        # Nobody works the jobs yet.
-        found = json.loads(bare.run("doctor", "--json").stdout)
-        assert {each["name"] for each in found if each["status"] == "wrong"} <= UNWORKED
-        with system(bare):
+        # No process runs yet.
+        checks = json.loads(bare.run("doctor", "--json").stdout)
+        assert {check["name"] for check in checks if check["status"] == "wrong"} <= PROCESS_CHECKS
+        with running_system(bare):
             for job_id in waiting:
                 bare.ok("jobs", "watch", job_id)
-            words = " ".join(text.split()[:8])
-            assert bare.json("documents", "result", sent[0], "--text")["pages"][0]["text"] == text
+            words = " ".join(first_page.split()[:8])
+            assert (
+                bare.json("documents", "result", document_ids[0], "--text")["pages"][0]["text"]
+                == first_page
+            )
             assert bare.json("search", words) == []
-            (again,) = re.findall("^jobctl (backfill [^\n]*)", restoring, flags=re.MULTILINE)
-            bare.ok(*again.split(), "--watch")
-            found = {each["document_id"] for each in bare.json("search", words)}
-            assert sent[0] in found
-        assert "no job" in bare.fails("jobs", "show", after_the_backup)
+            (backfill_command,) = re.findall(
+                "^jobctl (backfill [^\n]*)", restoring, flags=re.MULTILINE
+            )
+            bare.ok(*backfill_command.split(), "--watch")
+            found_ids = {hit["document_id"] for hit in bare.json("search", words)}
+            assert document_ids[0] in found_ids
+        assert "no job" in bare.fails("jobs", "show", published_after_backup)
 
 
-def as_printed(url: str) -> str:
-    """What the page calls $LEDGER."""
+def ledger_variable(url: str) -> str:
+    """Return the value of $LEDGER in the page's commands."""
     return url.replace("+asyncpg", "")
 
 
-def test_bad_requests_are_told(jobctl: CommandLine) -> None:
+def test_a_bad_republish_command_is_refused(jobctl: CommandLine) -> None:
     assert "choose one of hot" in jobctl.fails("jobs", "republish", "--lane", "nope", code=2)
-    publish(jobctl)
+    publish_old_jobs(jobctl)
     assert "give --yes" in jobctl.fails("jobs", "republish", code=2)

@@ -1,4 +1,4 @@
-"""`jobctl demo` and `jobctl up`: the whole system, from nothing, and nothing left behind."""
+"""`jobctl demo` and `jobctl up` start a whole system and leave nothing behind."""
 
 import os
 import re
@@ -16,30 +16,31 @@ from tests.support.brokers import TestBroker
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 DEMO_TIMEOUT = 170
+"""Seconds that the demo may take on a busy machine."""
 
 
 @pytest.fixture
 def environment(broker310: TestBroker, tmp_path: Path) -> dict[str, str]:
-    """A shell that knows a broker, in an empty directory."""
+    """Variables of a shell that knows a broker, in an empty directory."""
     return clean_environment(
         amqp_url=broker310.amqp_url, management_url=broker310.management_url
     ) | {"TMPDIR": str(tmp_path), "SWITCHYARD_TEST_RUN": str(tmp_path)}
 
 
 def processes_of(tmp_path: Path) -> list[int]:
-    """Processes that still have this test's environment."""
+    """Return the ids of running processes that have this test's environment."""
     mark = f"SWITCHYARD_TEST_RUN={tmp_path}".encode()
-    found = []
+    process_ids = []
     for directory in Path("/proc").glob("[0-9]*"):
         try:
             if mark in (directory / "environ").read_bytes():
-                found.append(int(directory.name))
+                process_ids.append(int(directory.name))
         except OSError:
             continue  # it has ended meanwhile
-    return found
+    return process_ids
 
 
-def demo(
+def run_demo(
     environment: dict[str, str], tmp_path: Path, *arguments: str
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
@@ -53,7 +54,7 @@ def demo(
     )
 
 
-def test_demo_does_it_all_and_leaves_nothing(
+def test_the_demo_runs_all_its_steps_and_leaves_nothing(
     environment: dict[str, str], tmp_path: Path, broker310: TestBroker
 ) -> None:
     with (tmp_path / "out").open("wb") as out:
@@ -61,25 +62,28 @@ def test_demo_does_it_all_and_leaves_nothing(
             [str(JOBCTL), "demo", "--keep"], env=environment, cwd=tmp_path, stdout=out, stderr=out
         )
     try:
-        said = until_said(process, tmp_path / "out", "Ctrl-C stops everything.", DEMO_TIMEOUT)
-        assert "Virtual host: switchyard-demo" in said
-        assert said.count(" done ") >= 8
-        ends = re.findall(r"documents done: (\d) of 8", said)
-        assert ends == [str(number) for number in range(9)]
-        assert re.search(r"job overtook the bulk work: it waited \d+ ms; \d+ earlier job", said)
-        assert "demo_flaky failed 2 times" in said
-        assert "as `jobctl dead redrive --set payload.parts=4` does: succeeded" in said
-        killed = re.search(
-            r"worker-llm was killed in the middle of (\d) jobs?; (\d) ran again and succeeded", said
+        output = wait_for_output(
+            process, tmp_path / "out", "Ctrl-C stops everything.", DEMO_TIMEOUT
         )
-        assert killed is not None, said
+        assert "Virtual host: switchyard-demo" in output
+        assert output.count(" done ") >= 8
+        progress_counts = re.findall(r"documents done: (\d) of 8", output)
+        assert progress_counts == [str(number) for number in range(9)]
+        assert re.search(r"job overtook the bulk work: it waited \d+ ms; \d+ earlier job", output)
+        assert "demo_flaky failed 2 times" in output
+        assert "as `jobctl dead redrive --set payload.parts=4` does: succeeded" in output
+        killed = re.search(
+            r"worker-llm was killed in the middle of (\d) jobs?; (\d) ran again and succeeded",
+            output,
+        )
+        assert killed is not None, output
         assert killed[1] == killed[2] >= "1"
-        accepted = re.search(r"Jobs: (\d+) accepted, (\d+) succeeded, 0 lost", said)
-        assert accepted is not None, said
+        accepted = re.search(r"Jobs: (\d+) accepted, (\d+) succeeded, 0 lost", output)
+        assert accepted is not None, output
         assert accepted[1] == accepted[2]
-        assert "Why the Ocean Has Tides" in said
-        assert "Everything is as it should be" in said
-        _, _, next_steps = said.partition("Everything is as it should be")
+        assert "Why the Ocean Has Tides" in output
+        assert "Everything is as it should be" in output
+        _, _, next_steps = output.partition("Everything is as it should be")
         for address in re.findall(r"http://\S+", next_steps):
             assert httpx.get(address, trust_env=False).is_success, address
         commands = re.findall(r"^  (.*)$", next_steps, re.MULTILINE)
@@ -106,14 +110,16 @@ def test_demo_does_it_all_and_leaves_nothing(
     assert "switchyard-demo" not in vhosts
 
 
-def until_said(process: subprocess.Popen[bytes], out: Path, text: str, timeout: float = 60) -> str:
-    """All that a process has printed, once that text is among it."""
+def wait_for_output(
+    process: subprocess.Popen[bytes], out: Path, text: str, timeout: float = 60
+) -> str:
+    """Wait until a process has printed the text; return all that it has printed."""
     deadline = time.monotonic() + timeout
-    while text not in (said := out.read_text()):
-        assert process.poll() is None, said
-        assert time.monotonic() < deadline, said
+    while text not in (output := out.read_text()):
+        assert process.poll() is None, output
+        assert time.monotonic() < deadline, output
         time.sleep(0.05)
-    return said
+    return output
 
 
 def test_demo_reports_a_damaged_file_and_goes_on_with_the_others(
@@ -123,13 +129,15 @@ def test_demo_reports_a_damaged_file_and_goes_on_with_the_others(
 
     (tmp_path / "good.pdf").write_bytes(sample(0).content)
     (tmp_path / "bad.pdf").write_bytes(b"%PDF-1.7 and then nothing of the kind")
-    done = demo(environment, tmp_path, "good.pdf", "bad.pdf", "missing.pdf")
-    assert done.returncode == 1, done.stdout + done.stderr
+    completed = run_demo(environment, tmp_path, "good.pdf", "bad.pdf", "missing.pdf")
+    assert completed.returncode == 1, completed.stdout + completed.stderr
     rows = {
-        line.split()[0]: line.split()[1] for line in done.stdout.splitlines() if ".pdf " in line
+        line.split()[0]: line.split()[1]
+        for line in completed.stdout.splitlines()
+        if ".pdf " in line
     }
     assert (rows["good.pdf"], rows["bad.pdf"], rows["missing.pdf"]) == ("done", "failed", "failed")
-    assert "2 of 3 documents failed" in done.stderr
+    assert "2 of 3 documents failed" in completed.stderr
     assert processes_of(tmp_path) == []
 
 
@@ -140,14 +148,14 @@ def test_interrupted_demo_stops_what_it_started(
         process = subprocess.Popen(
             [str(JOBCTL), "demo"], env=environment, cwd=tmp_path, stdout=out, stderr=out
         )
-    until_said(process, tmp_path / "out", "documents done")
+    wait_for_output(process, tmp_path / "out", "documents done")
     process.send_signal(signal.SIGTERM)
     assert process.wait(40) == 130
     assert processes_of(tmp_path) == []
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_up_runs_until_it_is_told_and_restarts_what_dies(
+def test_up_runs_until_interrupted_and_restarts_killed_processes(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
     with (tmp_path / "out").open("wb") as out:
@@ -160,9 +168,9 @@ def test_up_runs_until_it_is_told_and_restarts_what_dies(
         )
 
     try:
-        until_said(process, tmp_path / "out", "Ctrl-C stops everything.")
+        wait_for_output(process, tmp_path / "out", "Ctrl-C stops everything.")
         data = tmp_path / ".switchyard"
-        logs = {each.name for each in (data / "logs").iterdir()}
+        logs = {path.name for path in (data / "logs").iterdir()}
         assert {"worker-embed.log", "worker-embed-2.log", "worker-ingest.log"} <= logs
         assert "worker-ocr.log" not in logs
         assert oct((data / "env").stat().st_mode & 0o777) == "0o600"
@@ -174,7 +182,7 @@ def test_up_runs_until_it_is_told_and_restarts_what_dies(
             clean_environment() | {key: value.strip("'") for key, value in exports.items()},
             tmp_path,
         )
-        until_said(process, tmp_path / "out", "Ctrl-C stops everything.")
+        wait_for_output(process, tmp_path / "out", "Ctrl-C stops everything.")
         url = exports["JOBS_API_URL"]
         assert f"API         {url}\n" in (tmp_path / "out").read_text()
         with httpx.Client(base_url=url, trust_env=False) as client:
@@ -183,9 +191,9 @@ def test_up_runs_until_it_is_told_and_restarts_what_dies(
             assert process.poll() is None
         llm = next(worker for worker in workers if worker["kinds"] == ["llm"])
         os.kill(llm["pid"], signal.SIGKILL)
-        until_said(process, tmp_path / "out", "worker-llm ended (SIGKILL)")
-        until_said(process, tmp_path / "out", "worker-llm runs again")
-        second = subprocess.run(
+        wait_for_output(process, tmp_path / "out", "worker-llm ended (SIGKILL)")
+        wait_for_output(process, tmp_path / "out", "worker-llm runs again")
+        second_up = subprocess.run(
             [str(JOBCTL), "up", "--api-port", "0"],
             env=environment,
             cwd=tmp_path,
@@ -194,24 +202,24 @@ def test_up_runs_until_it_is_told_and_restarts_what_dies(
             timeout=30,
             check=False,
         )
-        assert second.returncode == 1
-        assert "already" in second.stderr
+        assert second_up.returncode == 1
+        assert "already" in second_up.stderr
     finally:
         process.send_signal(signal.SIGINT)
         process.wait(60)
-    said = (tmp_path / "out").read_text()
-    assert process.returncode == 0, said
-    assert "had to be killed" not in said
+    output = (tmp_path / "out").read_text()
+    assert process.returncode == 0, output
+    assert "had to be killed" not in output
     assert processes_of(tmp_path) == []
 
 
-def test_up_says_at_once_that_the_port_of_the_api_is_taken(
+def test_up_refuses_at_once_an_api_port_that_is_in_use(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
+    with socket.socket() as occupied:
+        occupied.bind(("127.0.0.1", 0))
+        occupied.listen()
+        port = occupied.getsockname()[1]
         refused = subprocess.run(
             [str(JOBCTL), "up", "--api-port", str(port)],
             env=environment,

@@ -1,4 +1,4 @@
-"""Two systems, one broker: each command is refused, naming both, until the operator decides."""
+"""Two systems on one broker: each command is refused with both ids, until the operator decides."""
 
 import json
 from dataclasses import replace
@@ -29,95 +29,100 @@ COMMANDS = (
 )
 
 
-def system_of(jobctl: CommandLine, **environment: str) -> str:
-    shown = jobctl.run("system", "show", "--json", **environment)
-    assert shown.returncode == 0, shown.stderr
-    return str(json.loads(shown.stdout)["system"])
+def read_system_id(jobctl: CommandLine, **environment: str) -> str:
+    completed = jobctl.run("system", "show", "--json", **environment)
+    assert completed.returncode == 0, completed.stderr
+    return str(json.loads(completed.stdout)["system"])
 
 
 @pytest.mark.long
-def test_the_second_system_is_refused_by_every_door_until_it_adopts_the_broker(
+def test_every_command_of_the_second_system_is_refused_until_it_adopts_the_broker(
     jobctl: CommandLine, tmp_path: Path
 ) -> None:
-    said = jobctl.ok("topology", "apply")
-    first = system_of(jobctl)
-    assert f"marked the broker as that of the system {first}" in said
+    output = jobctl.ok("topology", "apply")
+    first_id = read_system_id(jobctl)
+    assert f"marked the broker as that of the system {first_id}" in output
     assert "marked" not in jobctl.ok("topology", "apply")
-    other = {"JOBS_DATA_DIR": str(tmp_path / "other")}
-    assert jobctl.run("db", "upgrade", **other).returncode == 0
-    second = system_of(jobctl, **other)
+    second_system = {"JOBS_DATA_DIR": str(tmp_path / "other")}
+    assert jobctl.run("db", "upgrade", **second_system).returncode == 0
+    second_id = read_system_id(jobctl, **second_system)
     for command in COMMANDS:
-        told = replace(jobctl, environment=jobctl.environment | other).fails(*command)
-        assert first in told, command
-        assert second in told, command
-        assert "jobctl system adopt" in told, command
-    doctor = jobctl.run("doctor", **other)
+        error_text = replace(jobctl, environment=jobctl.environment | second_system).fails(*command)
+        assert first_id in error_text, command
+        assert second_id in error_text, command
+        assert "jobctl system adopt" in error_text, command
+    doctor = jobctl.run("doctor", **second_system)
     assert "✗ system" in doctor.stdout
-    told = " ".join(doctor.stdout.split())
-    assert first in told
-    assert second in told
+    doctor_text = " ".join(doctor.stdout.split())
+    assert first_id in doctor_text
+    assert second_id in doctor_text
     jobctl.ok("jobs", "list")
-    adopted = jobctl.run("system", "adopt", "--yes", **other)
-    assert (adopted.returncode, second in adopted.stdout) == (0, True), adopted.stderr
-    assert first in jobctl.fails("publish", "hot.work", "--payload", "{}")
-    job = jobctl.run("publish", "hot.work", "--payload", "{}", **other)
+    adopted = jobctl.run("system", "adopt", "--yes", **second_system)
+    assert (adopted.returncode, second_id in adopted.stdout) == (0, True), adopted.stderr
+    assert first_id in jobctl.fails("publish", "hot.work", "--payload", "{}")
+    job = jobctl.run("publish", "hot.work", "--payload", "{}", **second_system)
     assert job.returncode == 0, job.stderr
 
 
-def test_adopting_asks_first_and_shows_both(jobctl: CommandLine) -> None:
+def test_adopting_a_broker_asks_first_and_shows_its_owner(jobctl: CommandLine) -> None:
     refused = jobctl.run("system", "adopt", stdin="n\n")
     assert refused.returncode == 1
     assert "Does the broker belong" in refused.stderr
     assert "nobody has marked it" in refused.stdout
 
 
-def test_adopting_what_is_this_ledgers_already_asks_nothing(
-    jobctl: CommandLine, tmp_path: Path
-) -> None:
+def test_adopting_a_broker_of_this_ledger_asks_nothing(jobctl: CommandLine, tmp_path: Path) -> None:
     jobctl.ok("topology", "apply")
-    mine = system_of(jobctl)
-    assert mine in jobctl.ok("system", "adopt")
-    other = {"JOBS_DATABASE_URL": f"sqlite+aiosqlite:///{tmp_path / 'other.db'}"}
-    assert jobctl.run("db", "upgrade", **other).returncode == 0
-    assert jobctl.run("system", "adopt", "--yes", **other).returncode == 0
-    asked = jobctl.run("system", "adopt", stdin="n\n")
-    assert (asked.returncode, mine in asked.stdout) == (1, True)
-    assert "Does the broker belong" in asked.stderr
+    own_id = read_system_id(jobctl)
+    assert own_id in jobctl.ok("system", "adopt")
+    second_system = {"JOBS_DATABASE_URL": f"sqlite+aiosqlite:///{tmp_path / 'other.db'}"}
+    assert jobctl.run("db", "upgrade", **second_system).returncode == 0
+    assert jobctl.run("system", "adopt", "--yes", **second_system).returncode == 0
+    refused = jobctl.run("system", "adopt", stdin="n\n")
+    assert (refused.returncode, own_id in refused.stdout) == (1, True)
+    assert "Does the broker belong" in refused.stderr
 
 
-async def remove(broker: TestBroker, vhost: str) -> None:
+async def delete_vhost(broker: TestBroker, vhost: str) -> None:
     async with ManagementClient(broker.management_url, vhost) as client:
         await client.delete_vhost()
 
 
-@pytest.mark.parametrize("older", [False, True], ids=["new", "from before ids"])
+@pytest.mark.parametrize("is_older", [False, True], ids=["new", "from before ids"])
 async def test_up_takes_a_virtual_host_of_its_own(
-    broker310: TestBroker, tmp_path: Path, older: bool
+    broker310: TestBroker, tmp_path: Path, is_older: bool
 ) -> None:
-    """Two new systems get two; one that worked in `switchyard` before stays there."""
+    """Each new system gets another one; an older system that used `switchyard` keeps that."""
     found = FoundBroker("it", broker310.amqp_url, broker310.management_url, is_private=False)
-    one, two = (Settings(data_dir=tmp_path / name) for name in ("one", "two"))
+    first_settings, second_settings = (
+        Settings(data_dir=tmp_path / name) for name in ("one", "two")
+    )
     vhosts = []
     try:
-        if older:
+        if is_older:
             shared = await permanent_vhost(found, "switchyard")
             vhosts.append("switchyard")
-            first = await own_vhost(found, one)  # makes the ledger
-            vhosts.append(first.rpartition("/")[2])
-            await remove(broker310, vhosts[-1])
-            async with await Ledger.open(one.ledger_url) as ledger:
-                await mark_broker(one.model_copy(update={"amqp_url": SecretStr(shared)}), ledger)
-            assert await own_vhost(found, one) == shared
-        addresses = [await own_vhost(found, each) for each in (one, two, one, two)]
-        vhosts += [each.rpartition("/")[2] for each in addresses]
+            new_url = await own_vhost(found, first_settings)  # makes the ledger
+            vhosts.append(new_url.rpartition("/")[2])
+            await delete_vhost(broker310, vhosts[-1])
+            async with await Ledger.open(first_settings.ledger_url) as ledger:
+                await mark_broker(
+                    first_settings.model_copy(update={"amqp_url": SecretStr(shared)}), ledger
+                )
+            assert await own_vhost(found, first_settings) == shared
+        addresses = [
+            await own_vhost(found, settings)
+            for settings in (first_settings, second_settings, first_settings, second_settings)
+        ]
+        vhosts += [address.rpartition("/")[2] for address in addresses]
     finally:
         for vhost in set(vhosts):
-            await remove(broker310, vhost)
+            await delete_vhost(broker310, vhost)
     assert addresses[:2] == addresses[2:]
     assert addresses[0] != addresses[1]
 
 
-async def test_what_up_sets_up_is_refused_on_anothers_broker_unless_told_to_adopt(
+async def test_up_is_refused_on_the_broker_of_another_system_unless_it_adopts_it(
     jobctl: CommandLine, tmp_path: Path
 ) -> None:
     jobctl.ok("topology", "apply")

@@ -22,11 +22,11 @@ from tests.support.installing import Jobctl, install_last_release
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 PAGE = ROOT / "docs" / "payloads.md"
-FIRST = {"title": "Trees", "pages": "7"}
-PATIENT = 180
-"""Seconds: on a busy machine each of these programs takes long to start."""
-THIRD = {"name": "Trees", "language": "en"}
-PUBLISH = """
+OLD_PAYLOAD = {"title": "Trees", "pages": "7"}
+STEP_TIMEOUT = 180
+"""Seconds for each step: on a busy machine each of these programs takes long to start."""
+NEW_PAYLOAD = {"name": "Trees", "language": "en"}
+PUBLISH_PROGRAM = """
 import asyncio, json, sys, uuid
 from switchyard import JobPublisher, JobRequest
 
@@ -55,8 +55,8 @@ async def main():
 
 asyncio.run(main())
 """
-"""Publishes until SIGTERM, and writes down what was accepted. What was not is published again: on a
-busy machine connections time out."""
+"""Publishes until SIGTERM and prints the ids of accepted jobs. A job that is not accepted is
+published again: on a busy machine connections time out."""
 
 
 @pytest.fixture(scope="module")
@@ -65,16 +65,16 @@ def last_release(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("database", ["sqlite", "postgres"])
-async def test_both_versions_work_on_one_ledger_and_broker_while_one_replaces_the_other(
+async def test_both_versions_run_jobs_on_one_ledger_and_broker_during_a_rolling_deploy(
     last_release: Path,
     broker310: TestBroker,
     database: str,
     request: pytest.FixtureRequest,
     tmp_path: Path,
 ) -> None:
-    """By the steps of docs/deploy.md. The old programs have the first payloads of
-    docs/payloads.md, the new ones the third; one old worker is killed, and another started on the
-    migrated tables."""
+    """Follow the steps of docs/deploy.md. The old programs use the first payload of
+    docs/payloads.md, the new ones the third; one old worker is killed, and another one started on
+    the migrated tables."""
     file = f"sqlite+aiosqlite:///{tmp_path}/ledger.db"
     url = file if database == "sqlite" else request.getfixturevalue("empty_postgres_url")
     environment = clean_environment(
@@ -90,11 +90,13 @@ async def test_both_versions_work_on_one_ledger_and_broker_while_one_replaces_th
     programs = re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
     for command, program in zip((old, new), programs, strict=True):
         command.folder.mkdir()
-        by_whom = program.replace("return Done({", "return Done({'by': switchyard.__file__, ")
-        (command.folder / "reports.py").write_text(f"import switchyard\n{by_whom}")
-        (command.folder / "publish.py").write_text(PUBLISH)
+        program_with_origin = program.replace(
+            "return Done({", "return Done({'by': switchyard.__file__, "
+        )
+        (command.folder / "reports.py").write_text(f"import switchyard\n{program_with_origin}")
+        (command.folder / "publish.py").write_text(PUBLISH_PROGRAM)
 
-    def python(command: Jobctl) -> Jobctl:
+    def with_python(command: Jobctl) -> Jobctl:
         return replace(command, program=command.program.parent / "python")
 
     async def ok(command: Jobctl, *arguments: str) -> None:
@@ -102,45 +104,56 @@ async def test_both_versions_work_on_one_ledger_and_broker_while_one_replaces_th
 
     await ok(old, "db", "upgrade")
     await ok(old, "topology", "apply")
-    async with aclosing(Questions(await connect(url))) as ledger:
+    async with aclosing(LedgerQueries(await connect(url))) as ledger:
         with ExitStack() as running:
             start = running.enter_context
-            killed = start(old.started("worker", "reports"))
-            ending = [start(old.started("worker", "reports")), start(old.started("scheduler"))]
-            publishing = [start(python(old).started("publish.py", json.dumps(FIRST)))]
-            await eventually(ledger.who_finished, PATIENT, "the old ones work")
+            killed_worker = start(old.started("worker", "reports"))
+            old_processes = [
+                start(old.started("worker", "reports")),
+                start(old.started("scheduler")),
+            ]
+            publishers = [start(with_python(old).started("publish.py", json.dumps(OLD_PAYLOAD)))]
+            await eventually(ledger.program_files, STEP_TIMEOUT, "a job of the old worker")
 
             await ok(new, "db", "upgrade")
             await ok(new, "topology", "apply")
-            killed.kill()
-            ending.append(start(old.started("worker", "reports")))
-            publishing.append(start(python(new).started("publish.py", json.dumps(THIRD))))
-            await eventually(ledger.two_have_sent_on, PATIENT, "both old workers send jobs on")
+            killed_worker.kill()
+            old_processes.append(start(old.started("worker", "reports")))
+            publishers.append(
+                start(with_python(new).started("publish.py", json.dumps(NEW_PAYLOAD)))
+            )
+            await eventually(
+                ledger.have_two_sent_on, STEP_TIMEOUT, "newer payloads at both old workers"
+            )
 
             for _ in range(2):
                 start(new.started("worker", "reports"))
-            await eventually(ledger.is_shared, PATIENT, "both work side by side")
+            await eventually(ledger.is_shared, STEP_TIMEOUT, "jobs of both versions")
             start(new.started("scheduler"))
-            for process in (*publishing, *ending):
+            for process in (*publishers, *old_processes):
                 process.terminate()
-                assert await asyncio.to_thread(process.wait, PATIENT) == 0
-            logs = [(each.folder / "publish.py.log").read_text() for each in (old, new)]
+                assert await asyncio.to_thread(process.wait, STEP_TIMEOUT) == 0
+            logs = [(command.folder / "publish.py.log").read_text() for command in (old, new)]
             accepted = set(re.findall("^accepted (.+)$", "\n".join(logs), flags=re.MULTILINE))
-            await eventually(ledger.is_done, PATIENT, "all jobs end")
-            await eventually(partial(nothing_waits, broker310), PATIENT, "the queues are empty")
+            await eventually(ledger.is_done, STEP_TIMEOUT, "all jobs end")
+            await eventually(
+                partial(are_queues_empty, broker310), STEP_TIMEOUT, "the queues are empty"
+            )
         assert await ledger.states() == dict.fromkeys(accepted, "succeeded")
-        of_this_checkout = {Path(each).is_relative_to(ROOT) for each in await ledger.who_finished()}
-        assert of_this_checkout == {True, False}
+        are_of_this_checkout = {
+            Path(path).is_relative_to(ROOT) for path in await ledger.program_files()
+        }
+        assert are_of_this_checkout == {True, False}
 
 
-async def nothing_waits(broker: TestBroker) -> bool:
-    """Whether the broker counts no message any more, which it does every five seconds."""
+async def are_queues_empty(broker: TestBroker) -> bool:
+    """Return whether all queues are empty by the broker's counts, which lag by five seconds."""
     queues = await broker.management.get("/queues/{vhost}")
-    return not any(each.get("messages") for each in queues)
+    return not any(queue.get("messages") for queue in queues)
 
 
-class Questions:
-    """What the ledger says of all jobs, whichever version's it is."""
+class LedgerQueries:
+    """Queries about all jobs, which do not depend on the version of the ledger's tables."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -154,18 +167,18 @@ class Questions:
     async def is_done(self) -> bool:
         return await self._rows("SELECT id FROM jobs WHERE state <> 'succeeded'") == []
 
-    async def two_have_sent_on(self) -> bool:
-        """Whether two workers have jobs that wait for a newer one."""
+    async def have_two_sent_on(self) -> bool:
+        """Return whether two workers have put off jobs that need a newer worker."""
         query = "SELECT DISTINCT worker_id FROM jobs WHERE error_type = 'NewerPayload'"
         return len(await self._rows(query)) == 2
 
-    async def who_finished(self) -> set[str]:
-        """The files of the programs that finished jobs."""
+    async def program_files(self) -> set[str]:
+        """Return the paths of the packages whose workers finished jobs."""
         rows = await self._rows("SELECT result FROM jobs WHERE state = 'succeeded'")
         return {str(json.loads(row[0])["by"]) for row in rows}
 
     async def is_shared(self) -> bool:
-        return len(await self.who_finished()) == 2
+        return len(await self.program_files()) == 2
 
     async def _rows(self, query: str) -> list[Any]:
         def read(connection: Connection) -> list[Any]:

@@ -1,4 +1,4 @@
-"""`jobctl worker` and `jobctl scheduler`: what they need, and how they stop."""
+"""`jobctl worker` and `jobctl scheduler`: how they start and stop."""
 
 import os
 import signal
@@ -45,13 +45,13 @@ def test_sigterm_lets_a_job_finish_within_the_grace(jobctl: CommandLine, tmp_pat
 def test_a_second_signal_right_after_the_first_is_ignored(
     jobctl: CommandLine, tmp_path: Path
 ) -> None:
-    """GNU `timeout` signals its command and then the process group: two signals, one meaning."""
+    """GNU `timeout` signals its command and then its process group: both mean one stop."""
     jobctl.environment["JOBS_SHUTDOWN_GRACE"] = "40"
     with jobctl.worker() as process:
         job_id = jobctl.publish(until=str(tmp_path / "free"))
         jobctl.until_state(job_id, "running")
         process.send_signal(signal.SIGTERM)
-        process.send_signal(signal.SIGINT)  # another one, as two equal ones may become one
+        process.send_signal(signal.SIGINT)  # a different signal, as two equal ones may be merged
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(1)
         (tmp_path / "free").touch()
@@ -59,30 +59,32 @@ def test_a_second_signal_right_after_the_first_is_ignored(
     assert jobctl.state(job_id) == "succeeded"
 
 
-def test_a_handler_can_not_end_its_worker_and_a_signal_still_does(
+def test_a_handler_can_not_end_its_worker_but_a_signal_can(
     jobctl: CommandLine, tmp_path: Path
 ) -> None:
-    """Neither by itself nor from a task that it has started, which ends an event loop."""
+    """It tries so directly and from a task that it has started, which would end an event loop."""
     with jobctl.worker("--concurrency", "2") as process:
-        innocent = jobctl.publish(until=str(tmp_path / "free"))
-        jobctl.until_state(innocent, "running")
+        gated_id = jobctl.publish(until=str(tmp_path / "free"))
+        jobctl.until_state(gated_id, "running")
         for n in (0, 1):
             for fail in (False, True):
                 job_id = jobctl.publish("hot.quitting", n=n, fail=fail, text="bye")
                 jobctl.until_state(job_id, "dead")
                 job = jobctl.json("jobs", "show", job_id)
-                kind = "KeyboardInterrupt" if fail else "SystemExit"
-                assert (job["reason"], job["error_type"]) == ("exhausted", kind)
+                error_type = "KeyboardInterrupt" if fail else "SystemExit"
+                assert (job["reason"], job["error_type"]) == ("exhausted", error_type)
                 assert process.poll() is None
-        assert jobctl.state(innocent) == "running"
+        assert jobctl.state(gated_id) == "running"
         (tmp_path / "free").touch()
-        jobctl.until_state(innocent, "succeeded")
+        jobctl.until_state(gated_id, "succeeded")
         process.send_signal(signal.SIGINT)
         assert process.wait(20) == 0
 
 
 @pytest.mark.long
-def test_a_later_signal_ends_it_at_once_and_the_job_is_taken_over(jobctl: CommandLine) -> None:
+def test_a_later_signal_ends_the_worker_at_once_and_its_job_is_taken_over(
+    jobctl: CommandLine,
+) -> None:
     jobctl.environment["JOBS_SHUTDOWN_GRACE"] = "60"
     with jobctl.worker() as process:
         job_id = jobctl.publish(seconds=8)
@@ -90,7 +92,7 @@ def test_a_later_signal_ends_it_at_once_and_the_job_is_taken_over(jobctl: Comman
         process.send_signal(signal.SIGINT)
         while "stopping" not in jobctl.log_of("worker"):
             assert process.poll() is None
-        for _ in range(50):  # one of them is no echo of the first
+        for _ in range(50):  # those soon after the first are ignored
             process.send_signal(signal.SIGINT)
             with suppress(subprocess.TimeoutExpired):
                 assert process.wait(0.1) == 130
@@ -100,7 +102,7 @@ def test_a_later_signal_ends_it_at_once_and_the_job_is_taken_over(jobctl: Comman
         jobctl.ok("jobs", "watch", job_id)
 
 
-def test_worker_says_what_is_missing(bare: CommandLine) -> None:
+def test_a_worker_names_a_missing_topology_and_ledger(bare: CommandLine) -> None:
     assert "run `jobctl topology apply`" in bare.fails("worker", "tester")
     bare.ok("topology", "apply")
     assert "`jobctl db upgrade` creates" in bare.fails("worker", "tester")
@@ -138,17 +140,17 @@ def test_scheduler_publishes_what_is_due_and_stops_in_order(jobctl: CommandLine)
 
 
 @pytest.mark.parametrize(
-    "command", [("worker", "tester"), ("scheduler",)], ids=lambda each: each[0]
+    "command", [("worker", "tester"), ("scheduler",)], ids=lambda command: command[0]
 )
-def test_metrics_are_shown_on_loopback_where_a_port_is_named(
+def test_metrics_are_served_on_loopback_if_a_port_is_given(
     jobctl: CommandLine, command: tuple[str, ...]
 ) -> None:
     port = free_port()
     with jobctl.started(*command, "--metrics-port", str(port)) as process:
         while "showing metrics" not in jobctl.log_of(command[0]):
             assert process.poll() is None
-        shown = httpx.get(f"http://127.0.0.1:{port}/metrics", trust_env=False)
-        assert "switchyard_ledger_seconds_count" in shown.text
+        response = httpx.get(f"http://127.0.0.1:{port}/metrics", trust_env=False)
+        assert "switchyard_ledger_seconds_count" in response.text
         with (
             pytest.raises(ConnectionRefusedError),
             socket.create_connection(("127.0.0.2", port), 5),
