@@ -36,7 +36,7 @@ def secret_values(broker43_quorum: TestBroker, empty_postgres_url: str) -> Itera
 
 
 @pytest.fixture
-def environment(
+def container_environment(
     broker43_quorum: TestBroker, secret_values: dict[str, str], tmp_path: Path
 ) -> Callable[..., dict[str, str]]:
     """A function that returns a container's environment, with this test's broker."""
@@ -58,7 +58,7 @@ def environment(
 
 
 def test_the_hooks_make_users_tables_and_queues_and_each_process_logs_in_as_its_own(
-    environment: Callable[..., dict[str, str]],
+    container_environment: Callable[..., dict[str, str]],
     secret_values: dict[str, str],
     broker43_quorum: TestBroker,
 ) -> None:
@@ -67,7 +67,11 @@ def test_the_hooks_make_users_tables_and_queues_and_each_process_logs_in_as_its_
     for _ in range(2):  # the second time as in an upgrade
         for name, container in hooks(EXAMPLE):
             completed = commands().run(
-                container["args"], env=environment(container), cwd=ROOT, stdin="", timeout=60
+                container["args"],
+                env=container_environment(container),
+                cwd=ROOT,
+                stdin="",
+                timeout=60,
             )
             assert completed.returncode == 0, f"{name}: {completed.stdout}{completed.stderr}"
             leaked = {
@@ -77,7 +81,7 @@ def test_the_hooks_make_users_tables_and_queues_and_each_process_logs_in_as_its_
             }
             assert leaked <= {"username"}
     urls = {
-        name: environment(pod["containers"][0])["JOBS_AMQP_URL"]
+        name: container_environment(pod["containers"][0])["JOBS_AMQP_URL"]
         for name, pod in pods(EXAMPLE)
         if name in of_kind(EXAMPLE, "Deployment")
     }
@@ -86,8 +90,8 @@ def test_the_hooks_make_users_tables_and_queues_and_each_process_logs_in_as_its_
     # The request of KEDA, with the user that the chart gives it.
     keda_login = ("switchyard-publisher", secret_values["publisher-password"])
     address = broker43_quorum.management_url.rpartition("@")[2]
-    queue = f"http://{address}/api/queues/{broker43_quorum.vhost}/backfill.llm"
-    assert httpx.get(queue, auth=keda_login, trust_env=False).raise_for_status().json()
+    queue_url = f"http://{address}/api/queues/{broker43_quorum.vhost}/backfill.llm"
+    assert httpx.get(queue_url, auth=keda_login, trust_env=False).raise_for_status().json()
 
 
 async def assert_permissions(publisher: str, worker: str, admin: str) -> None:

@@ -19,7 +19,7 @@ BASE_IMAGES = (
 
 @pytest.mark.long
 @pytest.mark.timeout(1500)
-def test_the_system_of_compose_yml_works_documents_and_survives_a_killed_container() -> None:
+def test_the_system_of_compose_yml_processes_documents_and_survives_a_killed_container() -> None:
     """Run only if the base images are there, which `make test-compose` fetches. The second run has
     TLS between the containers, and uses the image that the first has built."""
     podman = shutil.which("podman")

@@ -16,7 +16,8 @@ from tests.acceptance.doctor import MAX_WAIT
 from tests.support.eventually import eventually
 from tests.support.llm_server import DIMENSIONS, FakeLlmServer
 
-GUARDED = [sys.executable, "-m", "tests.support.loop_guard"]
+GUARDED_JOBCTL = [sys.executable, "-m", "tests.support.loop_guard"]
+"""`jobctl` in a process that fails when its event loop is blocked."""
 
 
 @pytest.mark.long
@@ -38,7 +39,7 @@ async def test_the_first_document_of_new_processes_blocks_no_event_loop(
                 "JOBS_EMBED_DIMENSIONS": str(DIMENSIONS),
             }
         for command in (["worker", "all"], ["api", "--port", port], ["scheduler"]):
-            stack.enter_context(jobctl._launched([*GUARDED, *command], command[0]))
+            stack.enter_context(jobctl._launched([*GUARDED_JOBCTL, *command], command[0]))
         upload = ["documents", "upload", str(paper), "--wait"]
         await eventually(lambda: jobctl.run(*upload).returncode == 0, MAX_WAIT)
         (document,) = jobctl.json("documents", "list")

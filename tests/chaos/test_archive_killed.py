@@ -70,7 +70,7 @@ async def test_a_process_killed_at_any_step_of_the_archive_loses_no_job_and_show
     await upgrade(settings.ledger_url)
     async with await Ledger.open(settings.ledger_url) as ledger:
 
-        async def query_archived_ids(*, with_ledger: bool) -> Counter[str]:
+        async def query_job_ids(*, with_ledger: bool) -> Counter[str]:
             answer = await run_query(
                 "SELECT id FROM jobs",
                 ledger,
@@ -93,13 +93,13 @@ async def test_a_process_killed_at_any_step_of_the_archive_loses_no_job_and_show
             )
             assert await process.wait() == -signal.SIGKILL, f"it was not killed at {step}"
             assert len(await read_job_ids(ledger)) == JOBS_LEFT[step]
-            assert await query_archived_ids(with_ledger=True) == Counter(accepted)
+            assert await query_job_ids(with_ledger=True) == Counter(accepted)
             archiver = JobArchiver(settings, ledger, registry)
             await Pruner(ledger, RetentionAges.of(settings), archiver=archiver).prune()
             assert await read_job_ids(ledger) == set()
-        assert await query_archived_ids(with_ledger=False) == Counter(accepted)
+        assert await query_job_ids(with_ledger=False) == Counter(accepted)
         contents = await read_contents(ledger, storage)
         assert len(contents.leftovers) == 1, (
-            "the file of the process that was killed before it registered it"
+            "not only the file of the process that was killed before it registered the file"
         )
         assert contents.missing == ()

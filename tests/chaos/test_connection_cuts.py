@@ -39,11 +39,11 @@ async def test_cut_between_confirm_and_ack_runs_no_job_twice(
         open_chaos(broker, sqlite_url, tmp_path) as system,
         TcpProxy(LOOPBACK, broker.node.amqp_port) as proxy,
     ):
-        through_proxy = SecretStr(proxy.url(broker.amqp_url))
+        proxy_url = SecretStr(proxy.url(broker.amqp_url))
         accepted = await publish_all(system, requests_of(50, "hot.effect", seconds=0.25, then=True))
         accepted += [await system.stage_id(job_id, "effect", 0) for job_id in accepted]
         cutting = asyncio.create_task(cut_before_acks(proxy))
-        await system.start_worker(amqp_url=through_proxy, slots=16, wait=False)
+        await system.start_worker(amqp_url=proxy_url, slots=16, wait=False)
 
         await asyncio.wait_for(cutting, timeout=40)
         await assert_all_accounted_for(system, accepted)
@@ -69,12 +69,12 @@ async def test_cuts_at_any_byte_lose_no_job(
         open_chaos(broker310, sqlite_url, tmp_path) as system,
         TcpProxy(LOOPBACK, broker310.node.amqp_port) as proxy,
     ):
-        through_proxy = SecretStr(proxy.url(broker310.amqp_url))
+        proxy_url = SecretStr(proxy.url(broker310.amqp_url))
         requests = [*requests_of(30, then=True), *requests_of(20, fail_attempts=1)]
         accepted = await publish_all(system, requests)
         accepted += [await system.stage_id(job_id, "effect", 0) for job_id in accepted[:30]]
         for _ in range(2):
-            await system.start_worker(amqp_url=through_proxy, wait=False)
+            await system.start_worker(amqp_url=proxy_url, wait=False)
         for _ in range(CUTS):
             cut = proxy.cut_after(
                 dice.randint(100, 5_000), dice.choice(DIRECTIONS), forward=dice.random() < 0.5
@@ -92,8 +92,8 @@ async def test_publisher_that_is_cut_off_again_and_again_gets_every_job_accepted
         open_chaos(broker310, sqlite_url, tmp_path) as system,
         TcpProxy(LOOPBACK, broker310.node.amqp_port) as proxy,
     ):
-        through_proxy = SecretStr(proxy.url(broker310.amqp_url))
-        settings = system.settings.model_copy(update={"amqp_url": through_proxy})
+        proxy_url = SecretStr(proxy.url(broker310.amqp_url))
+        settings = system.settings.model_copy(update={"amqp_url": proxy_url})
         await system.start_worker()
         async with Publisher(settings) as publisher:
             system.jobs = JobPublisher(system.registry, system.ledger, publisher)

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.chaos, pytest.mark.timeout(1200)]
 
 
 @pytest.mark.long
-async def test_a_thousand_jobs_are_joined_once_whoever_is_killed_every_second(
+async def test_a_thousand_jobs_are_joined_once_while_a_process_is_killed_every_second(
     broker310: TestBroker, database_url: str, tmp_path: Path
 ) -> None:
     """One of the runs of `make join-run`."""
@@ -30,7 +30,7 @@ async def test_a_thousand_jobs_are_joined_once_whoever_is_killed_every_second(
     assert sum(verdict.killed.values()) >= MIN_KILLS, verdict.text
 
 
-async def test_joins_three_deep_come_to_their_end_once_whoever_is_killed(
+async def test_joins_three_deep_end_once_while_workers_are_killed(
     broker310: TestBroker, sqlite_url: str, tmp_path: Path
 ) -> None:
     async with (
@@ -50,4 +50,5 @@ async def test_joins_three_deep_come_to_their_end_once_whoever_is_killed(
         assert (record.result or {})["states"] == {"succeeded": 10}
         changes = await history_of(system.settings.ledger_url)
         releases = Counter(job_id for job_id, old, _ in changes if old == State.JOINING)
+        # One join at the top, 5 below it, and 25 below those.
         assert sorted(releases.values()) == [1] * (1 + 5 + 25)

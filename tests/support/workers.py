@@ -16,6 +16,7 @@ from tests.support.system import System
 from tests.support.tcp_proxy import TcpProxy
 
 RETRY_DELAYS = (0.1, 0.2)
+"""Seconds of the retry levels."""
 TAKEOVER_AFTER = 0.4
 """Seconds of silence after which a worker counts as dead in these tests."""
 

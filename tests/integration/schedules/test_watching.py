@@ -26,14 +26,16 @@ async def test_the_doctor_finds_overdue_and_refused_firings(system: System, time
     time.now = START - 30 + 3600 + 90  # due 90 s ago, and no scheduler was running
     (late,) = await schedules_check(context)
     assert (late.finding, "tidy" in late.detail) == (Finding.SCHEDULE_OVERDUE, True)
-    firing = ScheduleRunner(system.settings, Registry(), system.ledger, system.wire, interval=0.05)
-    await firing.turn()
+    schedule_runner = ScheduleRunner(
+        system.settings, Registry(), system.ledger, system.wire, interval=0.05
+    )
+    await schedule_runner.turn()
     time.now += 120  # its row exists, its job does not
     (late,) = await schedules_check(context)
     assert late.finding is Finding.SCHEDULE_OVERDUE
     assert "no job type 'noop'" in late.detail
     time.now += 600
-    await firing.turn()
+    await schedule_runner.turn()
     (refused,) = await schedules_check(context)
     assert refused.finding is Finding.SCHEDULE_REFUSED
     assert "no job type 'noop'" in refused.detail
@@ -42,21 +44,23 @@ async def test_the_doctor_finds_overdue_and_refused_firings(system: System, time
 async def test_a_schedule_that_always_fails_is_as_late_as_its_first_open_firing(
     system: System, time: Time
 ) -> None:
-    """Each due time has a row of its own, and the last is always a new one."""
+    """Each due time has a row of its own, so the newest row says nothing of the delay."""
     context = cast("DoctorContext", SimpleNamespace(need_ledger=lambda: system.ledger))
     await add(system, entry(cron="* * * * * *", grace=90))
-    firing = ScheduleRunner(system.settings, Registry(), system.ledger, system.wire, interval=0.05)
+    schedule_runner = ScheduleRunner(
+        system.settings, Registry(), system.ledger, system.wire, interval=0.05
+    )
     with capture_logs() as logs:
         for _ in range(9):
             time.now += 10
-            await firing.turn()
+            await schedule_runner.turn()
     assert [line["event"] for line in logs] == ["schedule not fired yet"]
     (late,) = await schedules_check(context)
     assert late.finding is Finding.SCHEDULE_OVERDUE
     assert "mend what is said" in (late.remedy or "")
     for _ in range(4):  # the first firings are given up, later ones are still open
         time.now += 10
-        await firing.turn()
+        await schedule_runner.turn()
     findings = {each.finding for each in await schedules_check(context)}
     assert findings == {Finding.SCHEDULE_OVERDUE, Finding.SCHEDULE_REFUSED}
 
@@ -81,19 +85,19 @@ async def test_the_metrics_show_how_late_schedules_are_with_bounded_labels(
         await add(system, entry(name))
     await book(system).pause("b")
     time.now += 90
-    late = "switchyard_schedule_late_seconds"
+    lateness = "switchyard_schedule_late_seconds"
     samples = await read_samples()
-    assert {key: samples[key] for key in samples if key[0] == late} == {
-        (late, "a"): 60,
-        (late, "b"): 0,
-        (late, "other"): 60,
+    assert {key: samples[key] for key in samples if key[0] == lateness} == {
+        (lateness, "a"): 60,
+        (lateness, "b"): 0,
+        (lateness, "other"): 60,
     }
     await runner(system).turn()
     time.now += 5
     samples = await read_samples()
-    fired = "switchyard_schedule_last_fired_seconds"
-    assert {key: samples[key] for key in samples if key[0] == fired} == {
-        (fired, "a"): 5,
-        (fired, "other"): 5,
+    last_fired = "switchyard_schedule_last_fired_seconds"
+    assert {key: samples[key] for key in samples if key[0] == last_fired} == {
+        (last_fired, "a"): 5,
+        (last_fired, "other"): 5,
     }
-    assert samples[late, "a"] == samples["switchyard_schedules_refused",] == 0
+    assert samples[lateness, "a"] == samples["switchyard_schedules_refused",] == 0
