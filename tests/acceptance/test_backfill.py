@@ -39,7 +39,7 @@ def test_a_backfill_from_standard_input_to_its_report(jobctl: CommandLine) -> No
     assert (shown["total"], shown["published"], shown["skipped"]) == (13, 12, 1)
     assert shown["jobs"] == {"succeeded": 11, "dead": 1}
     assert (shown["reason"], len(shown["dead"])) == ("a trial", 1)
-    assert [each["id"] for each in jobctl.json("backfill", "list")] == [backfill_id]
+    assert [record["id"] for record in jobctl.json("backfill", "list")] == [backfill_id]
 
 
 def test_a_backfill_without_errors_ends_with_exit_code_0(jobctl: CommandLine) -> None:

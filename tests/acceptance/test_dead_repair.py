@@ -76,7 +76,9 @@ def test_an_interrupt_pauses_the_redrive_and_says_how_to_resume(
     slow_redrive = ("dead", "redrive", "--all", "--yes", "--rate", "1/m")
     with jobctl.started(*slow_redrive) as process:
         deadline = time.monotonic() + 30
-        while [each["state"] for each in jobctl.json("dead", "redrives", "list")] != ["running"]:
+        while [redrive["state"] for redrive in jobctl.json("dead", "redrives", "list")] != [
+            "running"
+        ]:
             assert time.monotonic() < deadline, jobctl.log_of("dead")
         os.kill(process.pid, signal.SIGINT)
         assert process.wait(20) == 1
@@ -119,9 +121,9 @@ def test_a_dry_run_shows_the_difference_of_each_changed_letter(
         assert f'  -    "n": {number}' in lines
     assert lines.count('  +    "n": 9') == 3
     assert [line for line in lines if "redrives" in line or "queued_at" in line] == []
-    shown = jobctl.json(*change_options)["differences"]
-    assert [each["letter_id"] for each in shown] == dead_ids
-    assert '+  "priority": 7,' in shown[0]["lines"]
+    differences = jobctl.json(*change_options)["differences"]
+    assert [difference["letter_id"] for difference in differences] == dead_ids
+    assert '+  "priority": 7,' in differences[0]["lines"]
     assert jobctl.json("dead", "redrive", "--all", "--dry-run")["differences"] == []
 
 
@@ -158,10 +160,10 @@ def test_a_redrive_changes_many_letters_by_patch_and_expression(
     with jobctl.worker():
         for job_id in dead_ids:
             jobctl.ok("jobs", "watch", job_id)
-    shown = [jobctl.json("jobs", "show", job_id) for job_id in dead_ids]
-    assert [each["result"] for each in shown] == [{"n": 40}, {"n": 41}, {"n": 42}]
-    assert [each["priority"] for each in shown] == [7] * 3
-    assert shown[0]["payload"] == {"fail": False, "n": 40}
+    jobs = [jobctl.json("jobs", "show", job_id) for job_id in dead_ids]
+    assert [job["result"] for job in jobs] == [{"n": 40}, {"n": 41}, {"n": 42}]
+    assert [job["priority"] for job in jobs] == [7] * 3
+    assert jobs[0]["payload"] == {"fail": False, "n": 40}
 
 
 def test_edit_shows_the_difference_and_redrives(
@@ -187,7 +189,7 @@ def test_on_the_host_a_redrive_may_set_a_local_only_field(
     command = write_editor(tmp_path, """echo '{"spool": "/var/spool/b"}' > "$1" """)
     completed = jobctl.run("dead", "edit", second, "--yes", EDITOR=command)
     assert completed.returncode == 0, completed.stderr
-    spools = [jobctl.json("jobs", "show", each)["payload"]["spool"] for each in (first, second)]
+    spools = [jobctl.json("jobs", "show", job_id)["payload"]["spool"] for job_id in (first, second)]
     assert spools == ["/var/spool/a", "/var/spool/b"]
 
 
@@ -220,7 +222,7 @@ def test_undo_takes_back_an_edit_whose_job_has_not_run(
     assert edit["undone_at"] is not None
     shown = jobctl.json("jobs", "show", job_id)
     assert (shown["state"], shown["payload"]["n"], shown["lane"]) == ("dead", 0, "hot")
-    assert {each["id"] for each in jobctl.json("dead", "list")} == set(dead_ids)
+    assert {letter["id"] for letter in jobctl.json("dead", "list")} == set(dead_ids)
 
     jobctl.ok("dead", "redrive", second_id, "--set", "payload.fail=false")
     with jobctl.worker():
@@ -271,7 +273,7 @@ def test_a_replay_runs_the_job_locally_and_changes_nothing(
     assert (replay["outcome"], replay["result"]) == ("succeeded", {"n": 0})
     assert "jobctl dead redrive" in jobctl.fails("dead", "replay", job_id, code=2)
     assert jobctl.json("jobs", "show", job_id) == before
-    assert {each["id"] for each in jobctl.json("dead", "list")} == set(dead_ids)
+    assert {letter["id"] for letter in jobctl.json("dead", "list")} == set(dead_ids)
 
 
 def test_the_replay_of_a_crashing_job_names_the_signal_and_the_line(jobctl: CommandLine) -> None:
@@ -281,7 +283,7 @@ def test_the_replay_of_a_crashing_job_names_the_signal_and_the_line(jobctl: Comm
             jobctl.until_state(job_id, "dead")
     change_options = ("--set", "payload.fail=false", "--set", "payload.fault=true")
     in_command, in_own_process = (
-        jobctl.run("dead", "replay", each, "--local", *change_options) for each in ids
+        jobctl.run("dead", "replay", job_id, "--local", *change_options) for job_id in ids
     )
     assert in_command.returncode == -signal.SIGSEGV  # it runs in the command's own process
     assert in_own_process.returncode == 1

@@ -36,9 +36,9 @@ def test_a_job_that_blocks_its_worker_is_found(jobctl: CommandLine, tmp_path: Pa
         jobctl.until_state(job_id, "running")
         with closing(sqlite3.connect(jobctl.ledger_file)) as database, database:
             database.execute("UPDATE jobs SET started_at = started_at - 60")
-        found = findings(jobctl)["job-overdue"]
-        assert f"blocking {job_id} on" in found["detail"]
-        (kill,) = commands(found, "kill")
+        check = findings(jobctl)["job-overdue"]
+        assert f"blocking {job_id} on" in check["detail"]
+        (kill,) = commands(check, "kill")
         assert kill == ["kill", "-9", str(blocked.pid)]
         subprocess.run(kill, check=True)
         blocked.wait()
@@ -65,15 +65,15 @@ SOME_FLAGS = (
 
 
 @pytest.mark.long
-async def test_a_node_near_its_watermarks_whose_flags_are_not_all_enabled(
+async def test_disabled_flags_and_nearly_reached_watermarks_of_a_node_are_found(
     jobctl: CommandLine, own_node: Callable[..., LocalNode]
 ) -> None:
     """The node is the same for all three, as it takes seconds to start."""
     node = own_node(advanced=SOME_FLAGS)
     management = use_node(jobctl, node)
-    found = findings(jobctl)
-    assert not {"memory-high", "broker-disk-low"} & found.keys()
-    flags = found["flags-disabled"]
+    checks = findings(jobctl)
+    assert not {"memory-high", "broker-disk-low"} & checks.keys()
+    flags = checks["flags-disabled"]
     assert "drop_unroutable_metric; empty_basic_get_metric" in flags["detail"]
     ((_, *enable),) = commands(flags, "rabbitmqctl")
     node.rabbitmqctl(*enable)
@@ -103,16 +103,16 @@ async def test_a_used_feature_that_the_next_release_refuses_is_found(
     assert "deprecated-used" not in findings(jobctl), "Switchyard uses a deprecated feature"
     body = {"durable": False, "auto_delete": False, "arguments": {}}
     await management.put("/queues/{vhost}/transient", body)
-    found = until_found(jobctl, "deprecated-used")["deprecated-used"]
-    assert "transient_nonexcl_queues" in found["detail"]
-    ((_, *list_command),) = commands(found, "rabbitmqctl")
+    check = until_found(jobctl, "deprecated-used")["deprecated-used"]
+    assert "transient_nonexcl_queues" in check["detail"]
+    ((_, *list_command),) = commands(check, "rabbitmqctl")
     assert "transient" in node.rabbitmqctl(*(word.replace("VHOST", "/") for word in list_command))
     await management.delete("/queues/{vhost}/transient")
     until_gone(jobctl, "deprecated-used")
 
 
 @pytest.mark.long
-def test_a_node_of_a_cluster_that_does_not_run(jobctl: CommandLine, cluster: LocalCluster) -> None:
+def test_a_stopped_node_of_a_cluster_is_found(jobctl: CommandLine, cluster: LocalCluster) -> None:
     jobctl.environment |= {
         "JOBS_AMQP_URL": cluster.amqp_url(),
         "JOBS_MANAGEMENT_URL": cluster.management_url,
@@ -121,15 +121,15 @@ def test_a_node_of_a_cluster_that_does_not_run(jobctl: CommandLine, cluster: Loc
     jobctl.ok("topology", "apply")
     stopped_node = cluster.nodes[-1]
     stopped_node.rabbitmqctl("stop_app")
-    found = until_found(jobctl, "node-down")
-    ((_, *start),) = commands(found["node-down"], "rabbitmqctl")
+    checks = until_found(jobctl, "node-down")
+    ((_, *start),) = commands(checks["node-down"], "rabbitmqctl")
     assert start[-1] == "start_app"
     stopped_node.rabbitmqctl(*start)
     until_gone(jobctl, "node-down")
 
 
 @pytest.mark.long
-def test_a_consumer_timeout_that_is_too_short(
+def test_a_consumer_timeout_that_is_too_short_is_found(
     jobctl: CommandLine, broker43_quorum: TestBroker
 ) -> None:
     jobctl.environment |= {
@@ -148,8 +148,8 @@ def test_a_consumer_timeout_that_is_too_short(
         )
 
     set_timeout("2000")
-    found = until_found(jobctl, "consumer-timeout")
-    check = found["consumer-timeout"]
+    checks = until_found(jobctl, "consumer-timeout")
+    check = checks["consumer-timeout"]
     assert "is 2 s on hot.tester: it would run twice" in check["detail"]
     advised = re.search(r"in that policy to (\d+) \(milliseconds\)", check["remedy"])
     assert advised, check
@@ -157,14 +157,14 @@ def test_a_consumer_timeout_that_is_too_short(
     until_gone(jobctl, "consumer-timeout")
 
 
-async def test_a_ledger_that_refuses_the_password(
+async def test_a_wrong_password_of_the_ledger_is_found(
     jobctl: CommandLine, postgres_server: PostgresServer
 ) -> None:
     correct_url = postgres_server.create_ledger()
     jobctl.environment["JOBS_DATABASE_URL"] = correct_url.replace(postgres_server.password, "wrong")
-    found = findings(jobctl)["ledger-refuses"]
-    assert "JOBS_DATABASE_URL" in found["remedy"]
-    assert "wrong" not in found["detail"]
+    check = findings(jobctl)["ledger-refuses"]
+    assert "JOBS_DATABASE_URL" in check["remedy"]
+    assert "wrong" not in check["detail"]
     jobctl.environment["JOBS_DATABASE_URL"] = correct_url
     assert "ledger-refuses" not in findings(jobctl)
 
@@ -177,7 +177,7 @@ def run_commands(server: PostgresServer, database: str, *printed: Sequence[str])
         subprocess.run(command, env=os.environ | login | address, check=True)
 
 
-async def test_a_database_server_that_has_no_connection_left_for_us(
+async def test_a_database_server_without_free_connections_is_found(
     jobctl: CommandLine, postgres_server: PostgresServer
 ) -> None:
     owner = postgres_server.create_ledger()
@@ -185,32 +185,32 @@ async def test_a_database_server_that_has_no_connection_left_for_us(
     postgres_server.execute(f"CREATE ROLE {name} LOGIN PASSWORD 'it' CONNECTION LIMIT 0")
     address = owner.partition("@")[2]
     jobctl.environment["JOBS_DATABASE_URL"] = f"postgresql+asyncpg://{name}:it@{address}"
-    found = findings(jobctl)["ledger-crowded"]
-    assert "too many connections" in found["detail"]
-    (list_command,) = commands(found, "psql")
+    check = findings(jobctl)["ledger-crowded"]
+    assert "too many connections" in check["detail"]
+    (list_command,) = commands(check, "psql")
     run_commands(postgres_server, "postgres", list_command)
     postgres_server.execute(f"ALTER ROLE {name} CONNECTION LIMIT -1")
     assert "ledger-crowded" not in findings(jobctl)
 
 
-async def test_a_database_that_takes_no_writes(
+async def test_a_read_only_database_is_found(
     jobctl: CommandLine, postgres_server: PostgresServer
 ) -> None:
     url = postgres_server.create_ledger()
     name = url.rpartition("/")[2]
     postgres_server.execute(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
     jobctl.environment["JOBS_DATABASE_URL"] = url
-    found = findings(jobctl)["ledger-read-only"]
-    show_command, mend_command = commands(found, "psql")
+    check = findings(jobctl)["ledger-read-only"]
+    show_command, mend_command = commands(check, "psql")
     run_commands(postgres_server, name, show_command, mend_command)
     assert "ledger-read-only" not in findings(jobctl)
 
 
-async def test_a_vhost_that_somebody_deleted(jobctl: CommandLine, broker310: TestBroker) -> None:
+async def test_a_deleted_vhost_is_found(jobctl: CommandLine, broker310: TestBroker) -> None:
     missing_vhost = f"{broker310.vhost}-gone"
     jobctl.environment["JOBS_AMQP_URL"] = broker310.node.amqp_url_of(missing_vhost)
-    found = findings(jobctl)["broker-refuses"]
-    _, *mend_commands = commands(found, "rabbitmqctl")
+    check = findings(jobctl)["broker-refuses"]
+    _, *mend_commands = commands(check, "rabbitmqctl")
     assert [command[1] for command in mend_commands] == ["add_vhost", "set_permissions"]
     try:
         for _, *command in mend_commands:
@@ -220,15 +220,15 @@ async def test_a_vhost_that_somebody_deleted(jobctl: CommandLine, broker310: Tes
         await Management(broker310.management_url, missing_vhost).delete("/vhosts/{vhost}")
 
 
-async def test_a_connection_limit_is_no_missing_vhost_and_a_worker_waits(
+async def test_a_reached_connection_limit_is_found_and_a_worker_waits(
     jobctl: CommandLine, broker310: TestBroker
 ) -> None:
     rabbitmqctl = broker310.node.rabbitmqctl
     await broker310.management.put("/vhost-limits/{vhost}/max-connections", {"value": 0})
-    found = findings(jobctl)
-    assert "broker-refuses" not in found
-    assert "connection limit (0) is reached" in found["broker-limit"]["detail"]
-    show_command, raise_limit = commands(found["broker-limit"], "rabbitmqctl")
+    checks = findings(jobctl)
+    assert "broker-refuses" not in checks
+    assert "connection limit (0) is reached" in checks["broker-limit"]["detail"]
+    show_command, raise_limit = commands(checks["broker-limit"], "rabbitmqctl")
     rabbitmqctl(*show_command[1:])
     with jobctl.started("worker", "tester") as worker:
         waiting_line = "waiting for the broker"
@@ -239,16 +239,18 @@ async def test_a_connection_limit_is_no_missing_vhost_and_a_worker_waits(
     assert "broker-limit" not in findings(jobctl)
 
 
-def test_a_broker_that_takes_connections_and_says_nothing(jobctl: CommandLine) -> None:
+def test_a_silent_broker_is_found(jobctl: CommandLine) -> None:
     with socket.create_server(("127.0.0.1", 0)) as frozen:
         port = frozen.getsockname()[1]
         jobctl.environment["JOBS_AMQP_URL"] = f"amqp://guest:guest@127.0.0.1:{port}/"
-        found = findings(jobctl)["broker-away"]
-    assert "no answer in time" in found["detail"]
-    assert "frozen" in found["remedy"]
+        check = findings(jobctl)["broker-away"]
+    assert "no answer in time" in check["detail"]
+    assert "frozen" in check["remedy"]
 
 
-def test_certificates_that_are_not_accepted(jobctl: CommandLine, tmp_path: Path) -> None:
+def test_a_certificate_of_an_unknown_authority_is_found(
+    jobctl: CommandLine, tmp_path: Path
+) -> None:
     theirs, ours = make_certificates(tmp_path / "theirs"), make_certificates(tmp_path / "ours")
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(theirs.certificate, theirs.key)
@@ -260,11 +262,11 @@ def test_certificates_that_are_not_accepted(jobctl: CommandLine, tmp_path: Path)
         refusals = executor.submit(count_refusals, server)
         address = f"127.0.0.1:{server.getsockname()[1]}"
         jobctl.environment["JOBS_AMQP_URL"] = f"amqps://a:b@{address}/?cafile={ours.authority}"
-        found = findings(jobctl)["broker-away"]
+        check = findings(jobctl)["broker-away"]
         server.shutdown(socket.SHUT_RDWR)
         assert refusals.result() >= 1
-    assert "certificate verify failed" in found["detail"]
-    assert found["remedy"].startswith("renew the server's certificate")
+    assert "certificate verify failed" in check["detail"]
+    assert check["remedy"].startswith("renew the server's certificate")
 
 
 def count_refusals(server: ssl.SSLSocket) -> int:
@@ -279,23 +281,23 @@ def count_refusals(server: ssl.SSLSocket) -> int:
             return refusals
 
 
-async def test_a_database_server_that_is_frozen(
+async def test_a_frozen_database_server_is_found(
     jobctl: CommandLine, postgres_server: PostgresServer
 ) -> None:
     url = postgres_server.create_ledger()
     jobctl.environment["JOBS_DATABASE_URL"] = url
     postgres_server.pause()
     try:
-        found = findings(jobctl)["ledger-locked"]
+        check = findings(jobctl)["ledger-locked"]
     finally:
         postgres_server.resume()
-    assert "does not answer" in found["detail"]
-    assert "frozen or cut off" in found["remedy"]
+    assert "does not answer" in check["detail"]
+    assert "frozen or cut off" in check["remedy"]
     assert "ledger-locked" not in findings(jobctl)
 
 
 @pytest.mark.long
-async def test_a_pair_of_database_servers_whose_primary_has_died(jobctl: CommandLine) -> None:
+async def test_a_dead_primary_of_a_pair_of_database_servers_is_found(jobctl: CommandLine) -> None:
     with running_pair() as pair:
         primary, standby = pair
         await upgrade(url_of(pair))
@@ -321,7 +323,7 @@ def tablespace(postgres_server: PostgresServer) -> Iterator[Path]:
             yield disk
 
 
-async def test_a_database_server_whose_disk_is_full(
+async def test_a_full_disk_of_the_database_server_is_found(
     jobctl: CommandLine, postgres_server: PostgresServer, tablespace: Path
 ) -> None:
     url = postgres_server.create_ledger()
@@ -331,16 +333,16 @@ async def test_a_database_server_whose_disk_is_full(
     jobctl.ok("topology", "apply")
     assert not {"disk-full", "ledger-away"} & findings(jobctl).keys()
     large = fill(tablespace)
-    found = findings(jobctl)
-    assert "could not" in found["disk-full"]["detail"], found
-    assert "No space left on device" in found["disk-full"]["detail"]
+    checks = findings(jobctl)
+    assert "could not" in checks["disk-full"]["detail"], checks
+    assert "No space left on device" in checks["disk-full"]["detail"]
     login = {"PGPASSWORD": postgres_server.password, "PGHOST": "127.0.0.1", "PGUSER": "test"}
     address = {"PGPORT": str(postgres_server.port), "PGDATABASE": "postgres"}
     outputs = [
         subprocess.run(
             command, env=os.environ | login | address, check=True, capture_output=True, text=True
         ).stdout
-        for command in commands(found["disk-full"], "psql")
+        for command in commands(checks["disk-full"], "psql")
     ]
     assert str(tablespace / "tables") in outputs[0]
     large.unlink()

@@ -58,9 +58,9 @@ def test_an_alarm_of_the_broker_is_found(
     }
     jobctl.ok("topology", "apply")
     node.rabbitmqctl(*alarm)
-    found = until_found(jobctl, finding)
+    checks = until_found(jobctl, finding)
 
-    command = next(words for words in commands(found[finding], "rabbitmqctl") if alarm[0] in words)
+    command = next(words for words in commands(checks[finding], "rabbitmqctl") if alarm[0] in words)
     node.rabbitmqctl(*command[1:])
     until_gone(jobctl, finding)
 
@@ -91,8 +91,8 @@ def test_the_wrong_profile_is_found(jobctl: CommandLine, broker43_quorum: TestBr
     ((_, setting),) = commands(check, "export")
     name, _, value = setting.partition("=")
     jobctl.environment[name] = value
-    found = findings(jobctl)
-    assert not {"profile-wrong", "topology-other", "topology-missing"} & found.keys()
+    checks = findings(jobctl)
+    assert not {"profile-wrong", "topology-other", "topology-missing"} & checks.keys()
 
 
 async def test_a_deleted_queue_and_a_deleted_policy_are_found(
@@ -100,10 +100,10 @@ async def test_a_deleted_queue_and_a_deleted_policy_are_found(
 ) -> None:
     await broker310.management.delete("/queues/{vhost}/hot.tester")
     await broker310.management.delete("/policies/{vhost}/jobs.lane.hot")
-    found = findings(jobctl)["topology-missing"]
-    assert "hot.tester" in found["detail"]
-    assert "policy jobs.lane.hot is missing" in found["detail"]
-    ((_, *command),) = commands(found, "jobctl")
+    check = findings(jobctl)["topology-missing"]
+    assert "hot.tester" in check["detail"]
+    assert "policy jobs.lane.hot is missing" in check["detail"]
+    ((_, *command),) = commands(check, "jobctl")
     jobctl.ok(*command)
     until_gone(jobctl, "topology-missing")
 
@@ -121,9 +121,9 @@ async def test_jobs_of_an_emptied_or_deleted_queue_are_found(
         # They can't be published again before the queue exists.
         assert "jobs-missing" not in findings(jobctl)
         jobctl.ok("topology", "apply")
-    found = until_found(jobctl, "jobs-missing")["jobs-missing"]
-    assert "0 of 3 jobs of hot.tester" in found["detail"]
-    ((_, *command),) = commands(found, "jobctl")
+    check = until_found(jobctl, "jobs-missing")["jobs-missing"]
+    assert "0 of 3 jobs of hot.tester" in check["detail"]
+    ((_, *command),) = commands(check, "jobctl")
     jobctl.ok(*command, "--yes")
     with jobctl.worker(), jobctl.started("scheduler"):
         for job in json.loads(jobctl.ok("jobs", "list", "--json")):
@@ -145,11 +145,11 @@ async def test_jobs_of_a_deleted_retry_queue_are_found(
         database.execute("UPDATE jobs SET updated_at = updated_at - 100")
     assert "jobs-missing" not in findings(jobctl)
     await broker310.management.delete("/queues/{vhost}/jobs.retry.300s")
-    found = until_found(jobctl, "jobs-missing")
-    assert "0 of 1 job of hot.tester" in found["jobs-missing"]["detail"]
+    checks = until_found(jobctl, "jobs-missing")
+    assert "0 of 1 job of hot.tester" in checks["jobs-missing"]["detail"]
     for _, *command in (
-        *commands(found["topology-missing"], "jobctl"),
-        *commands(found["jobs-missing"], "jobctl"),
+        *commands(checks["topology-missing"], "jobctl"),
+        *commands(checks["jobs-missing"], "jobctl"),
     ):
         jobctl.ok(*command, *(["--yes"] if "republish" in command else []))
     with jobctl.started("scheduler"), jobctl.worker():
@@ -185,9 +185,9 @@ def test_a_full_lane_whose_only_worker_is_frozen_is_found(jobctl: CommandLine) -
     with jobctl.worker() as frozen:
         os.killpg(frozen.pid, signal.SIGSTOP)
         publish_jobs(jobctl, 1_010)
-        found = until_found(jobctl, "lane-full", "queue-frozen", "workers-silent")
-        assert ["jobctl", "worker", "tester"] in commands(found["queue-frozen"], "jobctl")
-        resume, kill = commands(found["workers-silent"], "kill")
+        checks = until_found(jobctl, "lane-full", "queue-frozen", "workers-silent")
+        assert ["jobctl", "worker", "tester"] in commands(checks["queue-frozen"], "jobctl")
+        resume, kill = commands(checks["workers-silent"], "kill")
         assert resume == ["kill", "-CONT", str(frozen.pid)]
         assert kill == ["kill", "-9", str(frozen.pid)]
         subprocess.run(kill, check=True)
@@ -225,12 +225,12 @@ async def test_a_worker_without_consumers_and_a_stalled_queue_are_found(
                     (worker, age),
                 )
         expected = ("consumer-lost", "queue-stalled")
-        found = await asyncio.to_thread(until_found, jobctl, *expected)
+        checks = await asyncio.to_thread(until_found, jobctl, *expected)
     for name in expected:  # the process of that id may be another one
-        assert "knows whether process 1 on here is still the worker" in found[name]["remedy"]
-        assert not commands(found[name], "kill")
-    assert "just started" not in found["consumer-lost"]["detail"]
-    assert "hot.tester" in found["queue-stalled"]["detail"]
+        assert "knows whether process 1 on here is still the worker" in checks[name]["remedy"]
+        assert not commands(checks[name], "kill")
+    assert "just started" not in checks["consumer-lost"]["detail"]
+    assert "hot.tester" in checks["queue-stalled"]["detail"]
     with jobctl.worker():
         await asyncio.to_thread(until_gone, jobctl, "queue-stalled")
 
@@ -259,13 +259,13 @@ def test_many_jobs_that_died_just_now_are_found(jobctl: CommandLine) -> None:
     with jobctl.worker(), jobctl.started("scheduler"):
         lines = "".join(json.dumps({"n": n, "fail": True}) + "\n" for n in range(20))
         jobctl.run("publish", "hot.work", "--payload", "-", stdin=lines)
-        found = until_found(jobctl, "dead-growing")
-    assert "jobctl dead groups" in found["dead-growing"]["remedy"]
-    assert "wait for somebody" in found["dead-growing"]["detail"]
-    assert "20 of them of type work with " in found["dead-growing"]["detail"]
-    (command,) = commands(found["dead-growing"], "jobctl")[1:]
+        checks = until_found(jobctl, "dead-growing")
+    assert "jobctl dead groups" in checks["dead-growing"]["remedy"]
+    assert "wait for somebody" in checks["dead-growing"]["detail"]
+    assert "20 of them of type work with " in checks["dead-growing"]["detail"]
+    (command,) = commands(checks["dead-growing"], "jobctl")[1:]
     assert command[-1] != "ID"
-    assert "dead-waiting" not in found  # the same letters are reported once
+    assert "dead-waiting" not in checks  # the same letters are reported once
 
 
 def test_dead_letters_that_a_restored_ledger_does_not_list_are_found(
@@ -276,9 +276,9 @@ def test_dead_letters_that_a_restored_ledger_does_not_list_are_found(
         ledger.execute("DELETE FROM dead_letters WHERE id <> ?", dead_ids[:1])
     warning = jobctl.run("dead", "list").stderr
     assert "jobs.dead has 2 messages more than the ledger lists" in warning
-    found = findings(jobctl)["dead-unlisted"]
-    assert "2 messages more" in found["detail"]
-    assert commands(found, "jobctl") == [["jobctl", "dead", "index"]]
+    check = findings(jobctl)["dead-unlisted"]
+    assert "2 messages more" in check["detail"]
+    assert commands(check, "jobctl") == [["jobctl", "dead", "index"]]
     index_counts = {"messages": 3, "letters": 3, "dropped": 0}
     assert jobctl.json("dead", "index") == index_counts
     assert {letter["id"] for letter in jobctl.json("dead", "list")} == set(dead_ids)
@@ -289,12 +289,12 @@ def test_dead_letters_that_a_restored_ledger_does_not_list_are_found(
 def test_the_doctor_does_not_advise_to_remove_jobs_of_a_missing_module(jobctl: CommandLine) -> None:
     job_id = jobctl.publish()
     jobctl.environment["JOBS_MODULES"] = "no_such_module"
-    found = findings(jobctl)
-    assert "JOBS_MODULES" in found["module-missing"]["remedy"]
-    check = found["types-unknown"]
+    checks = findings(jobctl)
+    assert "JOBS_MODULES" in checks["module-missing"]["remedy"]
+    check = checks["types-unknown"]
     assert "1 job waits in hot.tester" in check["detail"]
     assert "delete" not in check["remedy"]
-    assert "hot.tester" not in found.get("leftover", {}).get("remedy", "")
+    assert "hot.tester" not in checks.get("leftover", {}).get("remedy", "")
     jobctl.environment["JOBS_MODULES"] = JOBS_MODULE
     (_, *worker) = commands(check, "jobctl")[0]
     with jobctl.started(*worker):
@@ -355,15 +355,15 @@ def test_a_ledger_that_can_not_be_reached_is_found(jobctl: CommandLine) -> None:
         port = bound.getsockname()[1]
         url = f"postgresql+asyncpg://u:p@127.0.0.1:{port}/jobs"
         jobctl.environment["JOBS_DATABASE_URL"] = url
-        found = findings(jobctl)
-        assert "JOBS_DATABASE_URL" in found["ledger-away"]["remedy"]
-        assert "queue-unworked" not in found, (
+        checks = findings(jobctl)
+        assert "JOBS_DATABASE_URL" in checks["ledger-away"]["remedy"]
+        assert "queue-unworked" not in checks, (
             "workers wait for the ledger, and so would another one"
         )
     del jobctl.environment["JOBS_DATABASE_URL"]
-    found = findings(jobctl)
-    assert "ledger-away" not in found
-    assert "queue-unworked" in found
+    checks = findings(jobctl)
+    assert "ledger-away" not in checks
+    assert "queue-unworked" in checks
 
 
 def test_a_full_disk_is_found(jobctl: CommandLine, small_disk: Path) -> None:
@@ -432,10 +432,10 @@ async def test_a_job_that_runs_on_after_its_cancel_is_found(jobctl: CommandLine)
         url = f"sqlite+aiosqlite:///{jobctl.environment['JOBS_DATA_DIR']}/ledger.db"
         async with await Ledger.open(url) as ledger:  # without a command to its worker
             await ledger.jobs.cancel(job_id, time.time() - 40)
-        found = findings(jobctl)["cancel-unheeded"]
-        assert f"work {job_id} on" in found["detail"]
+        check = findings(jobctl)["cancel-unheeded"]
+        assert f"work {job_id} on" in check["detail"]
         assert "cancel asked" in jobctl.ok("jobs", "show", job_id)
-        (command,) = commands(found, "jobctl")
+        (command,) = commands(check, "jobctl")
         jobctl.ok(*command[1:])
         assert jobctl.state(job_id) == "cancelled"
         until_gone(jobctl, "cancel-unheeded")

@@ -51,7 +51,7 @@ def test_documents_are_sent_shown_and_found(shell: CommandLine, papers: list[str
     details = shell.json("documents", "show", first_id)
     assert (details["state"], details["filename"]) == ("completed", "paper-0.pdf")
     assert "completed" in shell.ok("documents", "show", first_id)
-    assert {each["document_id"] for each in shell.json("documents", "list")} == {
+    assert {document["document_id"] for document in shell.json("documents", "list")} == {
         first_id,
         second_id,
     }

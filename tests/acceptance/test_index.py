@@ -36,7 +36,8 @@ async def test_an_index_is_shown_rebuilt_and_compacted(jobctl: CommandLine) -> N
     await _write_one_chunk()
     index_state = jobctl.json("index", "show")
     assert [
-        (each["role"], each["embedder"], each["chunks"]) for each in index_state["generations"]
+        (generation["role"], generation["embedder"], generation["chunks"])
+        for generation in index_state["generations"]
     ] == [("active", "wordllama-1-256", 1)]
     assert "active: wordllama-1-256, 1 chunk (chunks)" in jobctl.ok("index", "show")
     assert "Nothing is being built" in jobctl.run("index", "abandon").stderr
@@ -49,7 +50,8 @@ async def test_an_index_is_shown_rebuilt_and_compacted(jobctl: CommandLine) -> N
         jobctl.ok("index", "compact", "--wait")
     index_state = jobctl.json("index", "show")
     assert [
-        (each["role"], each["embedder"], each["chunks"]) for each in index_state["generations"]
+        (generation["role"], generation["embedder"], generation["chunks"])
+        for generation in index_state["generations"]
     ] == [
         ("active", "hashed-2-64", 1),
         ("retired", "wordllama-1-256", None),

@@ -218,9 +218,11 @@ def test_wait_for_the_pipeline_returns_when_all_following_jobs_have_ended(
 
 
 def test_wait_gives_up_after_the_timeout(jobctl: CommandLine) -> None:
-    late = jobctl.fails("publish", "hot.work", "--payload", "{}", "--wait", "--timeout", "100ms")
-    assert "not ended within 0.1 s" in late
-    assert "jobctl jobs watch" in late
+    error_line = jobctl.fails(
+        "publish", "hot.work", "--payload", "{}", "--wait", "--timeout", "100ms"
+    )
+    assert "not ended within 0.1 s" in error_line
+    assert "jobctl jobs watch" in error_line
 
 
 def test_a_thousand_lines_are_a_thousand_jobs(jobctl: CommandLine) -> None:
@@ -229,9 +231,9 @@ def test_a_thousand_lines_are_a_thousand_jobs(jobctl: CommandLine) -> None:
     assert len(set(ids.split())) == 1_000
     lanes = {lane["lane"]: lane for lane in jobctl.json("lanes")}
     assert lanes["backfill"]["jobs"] == {"queued": 1_000}
-    again = jobctl.run("publish", "backfill.work", "--payload", "-", "--key", "run", stdin=lines)
-    assert again.returncode == 0
-    assert "0 published; 1000 were known already" in " ".join(again.stderr.split())
+    repeated = jobctl.run("publish", "backfill.work", "--payload", "-", "--key", "run", stdin=lines)
+    assert repeated.returncode == 0
+    assert "0 published; 1000 were known already" in " ".join(repeated.stderr.split())
 
 
 def test_bad_lines_are_named_and_the_good_ones_published(jobctl: CommandLine) -> None:

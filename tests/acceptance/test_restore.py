@@ -150,7 +150,7 @@ def test_copied_files_are_restored_to_their_paths_in_a_new_directory(tmp_path: P
 
 def sections(page: str) -> tuple[str, str]:
     """Return the sections about backing up PostgreSQL and about restoring everything."""
-    by_title = dict(each.split("\n", 1) for each in page.split("\n## "))
+    by_title = dict(section.split("\n", 1) for section in page.split("\n## "))
     return by_title["PostgreSQL"], by_title["Restore everything, on new machines"]
 
 

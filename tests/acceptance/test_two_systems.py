@@ -93,25 +93,25 @@ async def test_up_takes_a_virtual_host_of_its_own(
     broker310: TestBroker, tmp_path: Path, is_older: bool
 ) -> None:
     """Each new system gets another one; an older system that used `switchyard` keeps that."""
-    found = FoundBroker("it", broker310.amqp_url, broker310.management_url, is_private=False)
+    found_broker = FoundBroker("it", broker310.amqp_url, broker310.management_url, is_private=False)
     first_settings, second_settings = (
         Settings(data_dir=tmp_path / name) for name in ("one", "two")
     )
     vhosts = []
     try:
         if is_older:
-            shared = await permanent_vhost(found, "switchyard")
+            shared = await permanent_vhost(found_broker, "switchyard")
             vhosts.append("switchyard")
-            new_url = await own_vhost(found, first_settings)  # makes the ledger
+            new_url = await own_vhost(found_broker, first_settings)  # makes the ledger
             vhosts.append(new_url.rpartition("/")[2])
             await delete_vhost(broker310, vhosts[-1])
             async with await Ledger.open(first_settings.ledger_url) as ledger:
                 await mark_broker(
                     first_settings.model_copy(update={"amqp_url": SecretStr(shared)}), ledger
                 )
-            assert await own_vhost(found, first_settings) == shared
+            assert await own_vhost(found_broker, first_settings) == shared
         addresses = [
-            await own_vhost(found, settings)
+            await own_vhost(found_broker, settings)
             for settings in (first_settings, second_settings, first_settings, second_settings)
         ]
         vhosts += [address.rpartition("/")[2] for address in addresses]

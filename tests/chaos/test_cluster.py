@@ -175,7 +175,7 @@ async def measure_standstill(effects: Effects, fault: Callable[[], Awaitable[Non
     ended = time.monotonic()
 
     def job_ends() -> list[float]:
-        return sorted(each.at for each in effects.all() if each.what == "done")
+        return sorted(effect.at for effect in effects.all() if effect.what == "done")
 
     await eventually(lambda: len([end for end in job_ends() if end > ended]) > 50, timeout=60)
     moments = [began, *(end for end in job_ends() if end > began)]

@@ -77,7 +77,7 @@ class IndexTraffic:
                 except IndexUnavailable:
                     self.unavailable_count += 1
                 else:
-                    assert {each.chunk.document_id for each in matches} == {document}
+                    assert {match.chunk.document_id for match in matches} == {document}
                     assert len(matches) == CHUNKS
                     self.answered_searches += 1
 
@@ -93,7 +93,7 @@ async def test_the_standby_takes_over_in_the_middle_of_indexing_and_search(
         traffic = IndexTraffic(index)
         async with asyncio.TaskGroup() as tasks:
             searching = tasks.create_task(traffic.search())
-            writing = [tasks.create_task(traffic.write(each)) for each in range(WRITERS)]
+            writing = [tasks.create_task(traffic.write(writer)) for writer in range(WRITERS)]
             await eventually(
                 lambda: len(traffic.written) >= WRITTEN_BEFORE and traffic.answered_searches > 0
             )

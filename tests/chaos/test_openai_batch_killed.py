@@ -83,7 +83,7 @@ async def test_a_batch_whose_processes_are_killed_in_the_middle_answers_each_lin
 
             async with AsyncExitStack() as stack:
                 api, processes = await start(stack)
-                content = "\n".join(json.dumps(make_line(each)) for each in range(LINES))
+                content = "\n".join(json.dumps(make_line(number)) for number in range(LINES))
                 async with open_client(api) as client:
                     file = await client.files.create(
                         file=("in.jsonl", content.encode()), purpose="batch"
@@ -118,8 +118,10 @@ async def test_a_batch_whose_processes_are_killed_in_the_middle_answers_each_lin
                 assert ended_batch.error_file_id is None
                 content = (await client.files.content(ended_batch.output_file_id)).text
         answered = Counter(json.loads(line)["custom_id"] for line in content.splitlines())
-        assert answered == Counter(f"line {each}" for each in range(LINES))
-        question_counts = Counter(each.json["messages"][-1]["content"] for each in llm.requests)
+        assert answered == Counter(f"line {number}" for number in range(LINES))
+        question_counts = Counter(
+            request.json["messages"][-1]["content"] for request in llm.requests
+        )
         assert question_counts.keys() == answered.keys()
         # Only questions under way when the worker was killed are asked a second time.
         assert question_counts.total() <= LINES + SLOTS

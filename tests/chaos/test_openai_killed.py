@@ -70,7 +70,7 @@ class Kill:
 
 def read_stored_answers(folder: Path) -> frozenset[str]:
     files = (folder / "files" / "llm").glob("*.json")
-    return frozenset(json.loads(each.read_text())["answer"]["text"] for each in files)
+    return frozenset(json.loads(file.read_text())["answer"]["text"] for file in files)
 
 
 @dataclass
@@ -209,8 +209,8 @@ async def test_requests_are_answered_once_while_api_workers_and_server_are_kille
             kill_order = itertools.cycle((fleet.kill_api, fleet.kill_worker, fleet.kill_model))
             for answered in range(KILL_EVERY, REQUESTS, KILL_EVERY):
 
-                def is_reached(at: int = answered) -> bool:
-                    return len(outcomes) >= at
+                def is_reached(count: int = answered) -> bool:
+                    return len(outcomes) >= count
 
                 await eventually(
                     is_reached,
@@ -227,9 +227,9 @@ async def test_requests_are_answered_once_while_api_workers_and_server_are_kille
         count = select(func.count()).select_from(jobs)
         recorded = await system.ledger.core.database.read(lambda c: c.execute(count).scalar_one())
     answered_numbers = {
-        each for each, text in outcomes.items() if text == answer_to(f"question {each}")
+        number for number, text in outcomes.items() if text == answer_to(f"question {number}")
     }
-    failures = {each: text for each, text in outcomes.items() if each not in answered_numbers}
+    failures = {number: text for number, text in outcomes.items() if number not in answered_numbers}
     answered_at = answer_times(tmp_path / "answered.log")
     repeated = {question: times for question, times in answered_at.items() if len(times) > 1}
     print(
@@ -240,16 +240,20 @@ async def test_requests_are_answered_once_while_api_workers_and_server_are_kille
         f"{len(repeated)} asked again"
     )
     caller_kills = [
-        each for each in fleet.kills if each.role in MODEL_CALLERS[: 2 if direct_calls else 1]
+        kill for kill in fleet.kills if kill.role in MODEL_CALLERS[: 2 if direct_calls else 1]
     ]
     # A question is asked again only if a killed process had no time to store its answer.
     loss_delays = [
         min(
-            (each.began - at for each in caller_kills if each.may_have_lost(question, at)),
+            (
+                kill.began - answered
+                for kill in caller_kills
+                if kill.may_have_lost(question, answered)
+            ),
             default=math.nan,
         )
         for question, times in repeated.items()
-        for at in times[:-1]
+        for answered in times[:-1]
     ]
     print("seconds from a lost answer to the kill:", [round(each, 2) for each in loss_delays])
     # One job for each request at most; refused ones have none, as while the ledger is away.
@@ -257,6 +261,6 @@ async def test_requests_are_answered_once_while_api_workers_and_server_are_kille
     assert len(answered_numbers) <= recorded <= REQUESTS
     assert {text.partition(" ")[0] for text in failures.values()} <= {"502", "504"}
     assert len(failures) <= len(fleet.kills)
-    assert {f"question {each}" for each in answered_numbers} <= answered_at.keys()
+    assert {f"question {number}" for number in answered_numbers} <= answered_at.keys()
     assert not any(math.isnan(each) for each in loss_delays), repeated
     assert len(repeated) <= SLOTS * len(caller_kills)

@@ -60,10 +60,10 @@ async def test_a_full_lane_refuses_and_nothing_is_kept(
 ) -> None:
     before = await depth(full_lanes.amqp_url, MAINTENANCE_QUEUE)
     async with publisher_type(broker_settings(full_lanes)) as publisher:
-        with pytest.raises(LaneFull) as full:
+        with pytest.raises(LaneFull) as refused:
             await publisher.publish(job(), MAINTENANCE)
-    assert not full.value.dead_lettered
-    assert full.value.routing_key == MAINTENANCE
+    assert not refused.value.dead_lettered
+    assert refused.value.routing_key == MAINTENANCE
     assert await depth(full_lanes.amqp_url, MAINTENANCE_QUEUE) == before
     assert await depth(full_lanes.amqp_url, DEAD_QUEUE) == 0
 
@@ -74,9 +74,9 @@ async def test_a_full_hot_lane_puts_the_newcomer_into_the_dead_letters(
     before = await depth(full_lanes.amqp_url, HOT_QUEUE)
     message = job("newcomer", url="https://example.org")
     async with publisher_type(broker_settings(full_lanes)) as publisher:
-        with pytest.raises(LaneFull) as full:
+        with pytest.raises(LaneFull) as refused:
             await publisher.publish(message, HOT)
-    assert full.value.dead_lettered
+    assert refused.value.dead_lettered
     (letter,) = await take(full_lanes.amqp_url, DEAD_QUEUE, 1)
     assert JobMessage.decode(letter.body) == message
     assert letter.message_id == "newcomer"

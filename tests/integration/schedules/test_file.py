@@ -31,7 +31,7 @@ async def test_loading_the_file_adds_its_schedules_and_removes_those_it_no_longe
     assert await runner(system).turn() == 1
     write_schedules(tmp_path, "* * * * *", "b", "c")
     await book(system).load(settings)
-    schedules = {each.name: each for each, _ in await book(system).list_all()}
+    schedules = {record.name: record for record, _ in await book(system).list_all()}
     assert set(schedules) == {"b", "c"}
     assert schedules["b"].paused_at is not None
     with pytest.raises(ScheduleConflict, match="JOBS_SCHEDULES"):
@@ -48,15 +48,15 @@ async def test_the_active_scheduler_reads_the_file_again_when_it_has_changed(
     file = write_schedules(tmp_path, "* * * * *", "a")
     firing = runner(system, schedules=file, default_schedules=False)
 
-    async def names() -> set[str]:
+    async def load_names() -> set[str]:
         await firing.load_if_changed()
-        return {each.name for each, _ in await book(system).list_all()}
+        return {record.name for record, _ in await book(system).list_all()}
 
-    assert await names() == {"a"}
+    assert await load_names() == {"a"}
     write_schedules(tmp_path, "*/5 * * * *", "a", "b")
     with capture_logs() as logs:
-        assert await names() == {"a", "b"}
-        assert await names() == {"a", "b"}
+        assert await load_names() == {"a", "b"}
+        assert await load_names() == {"a", "b"}
     assert [(line["changed"], line["gone"]) for line in logs] == [(["a", "b"], [])]
     for invalid_text in (
         "[a]\ncron = 7",
@@ -65,13 +65,13 @@ async def test_the_active_scheduler_reads_the_file_again_when_it_has_changed(
     ):
         file.write_text(invalid_text)
         with capture_logs() as logs:
-            assert await names() == {"a", "b"}  # nothing loaded, nothing removed
-            assert await names() == {"a", "b"}
+            assert await load_names() == {"a", "b"}  # nothing loaded, nothing removed
+            assert await load_names() == {"a", "b"}
         assert [line["log_level"] for line in logs] == ["error"]
     file.unlink()
-    assert await names() == {"a", "b"}
+    assert await load_names() == {"a", "b"}
     write_schedules(tmp_path, "* * * * *", "b", "c")
-    assert await names() == {"b", "c"}
+    assert await load_names() == {"b", "c"}
     time.now += 60
     assert await firing.turn() == 2
 
@@ -81,9 +81,9 @@ async def test_default_schedules_can_be_replaced_and_switched_off(
 ) -> None:
     all_schedules = Schedules(system.ledger, Registry.load(job_modules()))
     await all_schedules.load(system.settings)
-    defaults = {each.name: each for each, _ in await all_schedules.list_all()}
-    assert set(defaults) == {each.name for each in DEFAULT_SCHEDULES}
-    assert {each.origin for each in defaults.values()} == {"default"}
+    defaults = {record.name: record for record, _ in await all_schedules.list_all()}
+    assert set(defaults) == {schedule.name for schedule in DEFAULT_SCHEDULES}
+    assert {record.origin for record in defaults.values()} == {"default"}
     with pytest.raises(ScheduleConflict, match="JOBS_DEFAULT_SCHEDULES"):
         await all_schedules.remove("cleanup-expired")
     # An entry of the file replaces a default; without their job types there are no defaults.

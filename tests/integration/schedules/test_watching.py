@@ -61,7 +61,7 @@ async def test_a_schedule_that_always_fails_is_as_late_as_its_first_open_firing(
     for _ in range(4):  # the first firings are given up, later ones are still open
         time.now += 10
         await schedule_runner.turn()
-    findings = {each.finding for each in await schedules_check(context)}
+    findings = {check.finding for check in await schedules_check(context)}
     assert findings == {Finding.SCHEDULE_OVERDUE, Finding.SCHEDULE_REFUSED}
 
 

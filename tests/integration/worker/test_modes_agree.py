@@ -65,7 +65,9 @@ async def fill_limit(mode: Mode, job_id: str) -> None:
 
     async def is_waiting() -> bool:
         reports = await mode.ledger.limits.limit_reports()
-        return any(each.waiting or each.in_use > 1 for each in reports if each.name == "account")
+        return any(
+            report.waiting or report.in_use > 1 for report in reports if report.name == "account"
+        )
 
     await eventually(is_waiting, what="a job that waits")
     journal.release(job_id, second_id)
@@ -183,10 +185,10 @@ async def read_records(mode: Mode, job_id: str) -> dict[str, dict[str, Any]]:
             "place": (record.lane, record.worker, record.parent_id, record.join_id),
             "joins": record.joins,
             "timeline": [
-                (each.attempt, each.outcome, each.error_type)
-                for each in record.timeline
+                (line.attempt, line.outcome, line.error_type)
+                for line in record.timeline
                 # Only with a broker has waiting for a limit a line of its own.
-                if each.error_type != "NoRoom"
+                if line.error_type != "NoRoom"
             ],
             "progress": record.progress and (record.progress.fraction, record.progress.note),
             "has_checkpoint": record.checkpoint_at is not None,
@@ -200,8 +202,8 @@ async def run_all_cases(mode: Mode) -> dict[str, dict[str, dict[str, Any]]]:
         await asyncio.gather(*(run_case(mode, name, case) for name, case in CASES.items()))
     finally:
         journal.release_all()
-    names = [*CASES, "limit-full-second"]
-    return {name: await read_records(mode, name) for name in names}
+    job_ids = [*CASES, "limit-full-second"]
+    return {job_id: await read_records(mode, job_id) for job_id in job_ids}
 
 
 async def test_a_job_leaves_the_same_records_with_a_broker_and_without(
