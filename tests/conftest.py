@@ -219,7 +219,7 @@ def broker(request: pytest.FixtureRequest) -> Iterator[TestBroker]:
     ]
 )
 def small_broker(request: pytest.FixtureRequest) -> Iterator[TestBroker]:
-    """Either version, with a small `max_message_size`: `tests.support.brokers.SMALL`."""
+    """Either version, whose `max_message_size` is SMALL_LIMIT of tests.support.brokers."""
     yield from broker_of(*request.param)
 
 

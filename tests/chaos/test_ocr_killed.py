@@ -14,7 +14,7 @@ from switchyard.services.pipeline.ledger import PipelineLedger
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.pdfs import scan, slips
-from tests.support.quick_rapidocr import heap, installed, text_of
+from tests.support.quick_rapidocr import install, make_numbered_pages, text_of
 from tests.support.system import open_system
 from tests.support.worker_process import Processes
 
@@ -31,10 +31,10 @@ async def test_a_scan_whose_workers_are_killed_has_each_page_once(
 async def test_a_scan_of_300_pages_whose_workers_are_killed_five_times_has_each_page_once(
     broker310: TestBroker, sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(installed(tmp_path / "quick")))
+    monkeypatch.setenv("PYTHONPATH", str(install(tmp_path / "quick")))
     texts = [text_of(number) for number in range(1, 301)]
     await read_under_kills(
-        broker310, sqlite_url, tmp_path, heap(300), texts, kills=5, pages_per_kill=40
+        broker310, sqlite_url, tmp_path, make_numbered_pages(300), texts, kills=5, pages_per_kill=40
     )
 
 

@@ -28,7 +28,7 @@ from tests.support.brokers import TestBroker
 from tests.support.commands import ROOT, Running, commands
 from tests.support.eventually import eventually
 from tests.support.llm_server import MODEL
-from tests.support.model_process import answer_times, answer_to, answering
+from tests.support.model_process import answer_times, answer_to, start_model_process
 from tests.support.system import System, open_system
 from tests.support.worker_process import environment_of
 
@@ -93,7 +93,9 @@ class Fleet:
         return self.folder / "answered.log"
 
     async def start(self) -> None:
-        self._model = self.stack.enter_context(answering(self.model_port, self.answers_log))
+        self._model = self.stack.enter_context(
+            start_model_process(self.model_port, self.answers_log)
+        )
         self._start_command("scheduler")
         for _ in range(WORKERS):
             self._start_worker()
@@ -112,7 +114,9 @@ class Fleet:
     async def kill_model(self) -> None:
         assert self._model is not None
         await self._kill("model", self._model)
-        self._model = self.stack.enter_context(answering(self.model_port, self.answers_log))
+        self._model = self.stack.enter_context(
+            start_model_process(self.model_port, self.answers_log)
+        )
 
     async def _kill(self, role: str, process: Any) -> None:
         began = time.time()

@@ -18,7 +18,7 @@ from switchyard.services.engine.records.states import AttemptOutcome, State
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.jobs import journal
-from tests.support.raising import APART, HOSTILE, ISOLATIONS, STEPS, classes, exception
+from tests.support.raising import HOSTILE, IN_OWN_PROCESS, ISOLATIONS, STEPS, classes, exception
 from tests.support.system import JOB_MODULES, RunningWorker, System, open_system
 from tests.support.workers import FaultyLedger
 
@@ -110,9 +110,9 @@ async def test_whatever_a_handler_raises_ends_its_attempt_in_every_isolation(
     ) as system:
         worker = await system.start_worker("llm", slots=SLOTS)
         jobs = await publish_jobs(
-            system, [route for route in ISOLATIONS if route not in APART], FEW_ERRORS
+            system, [route for route in ISOLATIONS if route not in IN_OWN_PROCESS], FEW_ERRORS
         )
-        jobs |= await publish_jobs(system, APART, HANDED_OVER)
+        jobs |= await publish_jobs(system, IN_OWN_PROCESS, HANDED_OVER)
         jobs |= await publish_jobs(system, ["cancel_itself"], ["x"])
         records = await wait_until_dead(system, worker, jobs)
         errors = {
@@ -144,7 +144,7 @@ async def test_every_exception_of_the_language_and_of_the_libraries_ends_its_att
         worker = await system.start_worker("llm", slots=SLOTS)
         names = [name for name in classes() if name.rpartition(".")[2] not in UNCOUNTED]
         assert len(names) > 300
-        if route in APART:
+        if route in IN_OWN_PROCESS:
             names = [*FEW_ERRORS, *names[::3]]  # each takes a process twice
         for start in range(0, len(names), 100):
             await wait_until_dead(

@@ -21,7 +21,7 @@ from tests.support.backfills import BackfillUser
 from tests.support.brokers import TestBroker
 from tests.support.chaos import outbox
 from tests.support.eventually import eventually
-from tests.support.receiver import SECRET, Receiver, receiving
+from tests.support.receiver import SECRET, Receiver, serve_receiver
 from tests.support.redrives import redrive
 from tests.support.system import System, lanes_with, open_system
 
@@ -34,7 +34,7 @@ MODULES = (
 
 @pytest.fixture
 async def receiver() -> AsyncIterator[Receiver]:
-    async with receiving() as server:
+    async with serve_receiver() as server:
         yield server
 
 
@@ -265,7 +265,7 @@ async def test_a_receiver_that_never_answers_holds_up_no_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with (
-        receiving("127.0.0.2") as tarpit,
+        serve_receiver("127.0.0.2") as tarpit,
         open_system(
             broker310,
             sqlite_url,
@@ -301,7 +301,7 @@ async def test_many_names_of_one_receiver_that_never_answers_hold_up_no_other(
     guard = SsrfGuard(resolve=resolve, is_allowed=lambda address: True)
     monkeypatch.setattr(notices, "_guard", lambda settings: guard)
     async with (
-        receiving("127.0.0.2") as tarpit,
+        serve_receiver("127.0.0.2") as tarpit,
         open_system(
             broker310,
             sqlite_url,

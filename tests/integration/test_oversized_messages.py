@@ -31,14 +31,14 @@ from switchyard.services.engine.records.states import State
 from switchyard.services.engine.scheduler.duties import SchedulerIntervals
 from switchyard.services.engine.scheduler.scheduler import Scheduler, TurnCounts
 from tests.support.api_server import serving, until_connected
-from tests.support.backfills import opened
-from tests.support.brokers import SMALL, TestBroker
+from tests.support.backfills import open_backfills
+from tests.support.brokers import SMALL_LIMIT, TestBroker
 from tests.support.jobs import journal
 from tests.support.redrives import bury, redrive
 from tests.support.schedules import Time, add, entry, outcomes, runner
 from tests.support.system import System, open_system
 
-LARGE = {"text": "x" * SMALL}
+LARGE = {"text": "x" * SMALL_LIMIT}
 """A payload that is too large for the brokers of these tests."""
 
 
@@ -127,7 +127,7 @@ async def test_a_publish_is_refused_at_once_and_nothing_is_kept_of_it(system: Sy
 async def test_the_setting_refuses_what_is_to_be_published_later(
     small_broker: TestBroker, sqlite_url: str
 ) -> None:
-    async with open_system(small_broker, sqlite_url, max_message_size=SMALL) as system:
+    async with open_system(small_broker, sqlite_url, max_message_size=SMALL_LIMIT) as system:
         with pytest.raises(MessageTooLarge, match="JOBS_MAX_MESSAGE_SIZE"):
             await system.publish("hot.noop", LARGE, delay=3600, job_id="late")
         assert await system.state("late") is None
@@ -135,14 +135,14 @@ async def test_the_setting_refuses_what_is_to_be_published_later(
 
 async def test_a_next_stage_that_is_too_large_ends_its_handler_for_good(system: System) -> None:
     await system.start_worker("llm")
-    first = await system.publish("hot.spread", {"text_size": SMALL})
+    first = await system.publish("hot.spread", {"text_size": SMALL_LIMIT})
     record = await system.wait_for_state(first, State.DEAD)
     assert (record.reason, record.error_type) == ("permanent", "InvalidOutcome")
     assert "the broker takes at most 65,536" in (record.error_message or "")
     child = await system.record(await system.stage_id(first, "received", 0))
     assert (child.state, child.reason) == (State.DEAD, "refused")
     # The limit is known now: a job that can't be sent is not recorded.
-    second = await system.publish("hot.spread", {"text_size": SMALL, "count": 3})
+    second = await system.publish("hot.spread", {"text_size": SMALL_LIMIT, "count": 3})
     assert (await system.wait_for_state(second, State.DEAD)).reason == "permanent"
     assert await system.state(await system.stage_id(second, "received", 0)) is None
     assert (journal.runs(first), journal.runs(second)) == (1, 1)
@@ -156,8 +156,8 @@ async def test_a_job_that_grows_too_large_for_its_retry_is_dead_and_its_letter_a
     await system.start_worker("llm")
     body = {"job_id": "tight", "job_type": "scripted", "payload": {"steps": ["raise"], "pad": ""}}
     short = json.dumps(body, separators=(",", ":"))
-    raw = short.replace('"pad":""', f'"pad":"{"x" * (SMALL - len(short))}"').encode()
-    assert len(raw) == SMALL
+    raw = short.replace('"pad":""', f'"pad":"{"x" * (SMALL_LIMIT - len(short))}"').encode()
+    assert len(raw) == SMALL_LIMIT
     await system.publish_raw("hot.scripted", raw)
     record = await system.wait_for_state("tight", State.DEAD)
     assert (record.reason, record.error_type) == ("permanent", "RuntimeError")
@@ -231,7 +231,7 @@ async def test_a_schedule_whose_job_is_too_large_is_given_up_at_once(
 async def test_a_backfill_skips_the_item_that_is_too_large(
     small_broker: TestBroker, sqlite_url: str, tmp_path: Path
 ) -> None:
-    async with opened(small_broker, sqlite_url, tmp_path) as (system, user):
+    async with open_backfills(small_broker, sqlite_url, tmp_path) as (system, user):
         await system.start_worker("llm")
         items = [{"n": 1}, LARGE, {"n": 3}]
         operation = await user.start("file", await user.store(items), job_type="noop")

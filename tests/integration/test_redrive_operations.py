@@ -105,7 +105,7 @@ async def test_a_job_that_dies_again_is_left_alone(broker: TestBroker, sqlite_ur
         await system.start_worker()
         all_ids = await bury_all(system, names(30), steps=["permanent"])
         # The short hold makes several passes, which find the letters that died again.
-        operation = await start(system, rate=20, which=LetterFilter(job_type="scripted"))
+        operation = await start(system, rate=20, letter_filter=LetterFilter(job_type="scripted"))
         ended = await run(system, operation, hold=0.3)
         assert ended.state is BulkState.COMPLETED
         await system.wait_until_all(all_ids, State.DEAD)

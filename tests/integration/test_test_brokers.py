@@ -99,7 +99,7 @@ async def test_a_vhost_that_no_test_has_used_for_long_is_deleted(
     vhosts.give_back(idle_vhost)
     vhosts.forget_idle()
     assert await is_there()
-    monkeypatch.setattr("tests.support.vhosts.LONGEST_KEPT", -1.0)
+    monkeypatch.setattr("tests.support.vhosts.MAX_KEPT_SECONDS", -1.0)
     vhosts.forget_idle()
     assert not await is_there()
     vhosts.close()

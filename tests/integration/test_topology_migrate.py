@@ -33,7 +33,7 @@ from switchyard.services.engine.monitoring.checks.topology import topology
 from switchyard.services.engine.records.bulk import BulkState
 from switchyard.services.engine.records.states import State
 from tests.conftest import broker_of
-from tests.support.backfills import QUEUE, numbers, opened
+from tests.support.backfills import QUEUE, open_backfills, read_numbers
 from tests.support.brokers import TestBroker
 from tests.support.chaos import (
     Effects,
@@ -151,14 +151,14 @@ async def test_a_backfill_goes_on_during_a_migration(
     """The backfill's queue takes nothing for a while, and is missing for a moment."""
     # So that the backfill sees each of these states, which are shorter here than in production.
     monkeypatch.setattr(lane_pressure, "LIMITS_TTL", 0.1)
-    async with opened(broker43_classic, sqlite_url, tmp_path) as (system, user):
+    async with open_backfills(broker43_classic, sqlite_url, tmp_path) as (system, user):
         operation = await user.start("numbers", {"to": BACKFILL_ITEMS}, rate=BACKFILL_ITEMS / 10)
         running = asyncio.create_task(user.run(operation))
         await eventually(lambda: system.ready(QUEUE), what="it publishes")
         assert {queue.done for queue in await migrate(system.settings, "quorum")} == {True}
         await system.start_worker()
         assert (await running).state is BulkState.COMPLETED
-        assert await numbers(system.ledger) == list(range(BACKFILL_ITEMS))
+        assert await read_numbers(system.ledger) == list(range(BACKFILL_ITEMS))
 
 
 @pytest.mark.long
@@ -190,7 +190,7 @@ async def test_a_message_that_the_broker_takes_no_more_is_named_and_stays(
 async def test_a_queue_that_would_drop_jobs_is_refused_before_anything_is_changed(
     broker43_classic: TestBroker, sqlite_url: str, tmp_path: Path
 ) -> None:
-    async with opened(broker43_classic, sqlite_url, tmp_path) as (system, _):
+    async with open_backfills(broker43_classic, sqlite_url, tmp_path) as (system, _):
         url, vhost = broker43_classic.management_url, broker43_classic.vhost
         async with ManagementClient(url, vhost) as client:
             drops = {"overflow": "drop-head", "max-length": 100}

@@ -1,1 +1,1 @@
-"""What the tests stand on: real brokers and databases, a proxy that cuts, and ways to wait."""
+"""Helpers of the tests: real brokers and databases, a proxy that cuts connections, ways to wait."""

@@ -1,5 +1,5 @@
-"""Job types with processes of their own. Each of these imports this module, so it imports little:
-in a module of tests it would take 0.6 s of processor time for each process."""
+"""Job types that run in processes of their own. Each process imports this module, so it imports
+little: a module of tests would take 0.6 s of processor time for each process."""
 
 import os
 import time
@@ -42,12 +42,12 @@ def count_up_alone(payload: Text, ctx: JobContext) -> Outcome:
 
 
 def count_on(ctx: JobContext) -> Outcome:
-    """Count three numbers further, from where the last attempt ended."""
-    begin: int = ctx.last_checkpoint or 0
-    for number in range(begin + 1, begin + 4):
+    """Count three more numbers, from where the last attempt ended."""
+    start: int = ctx.last_checkpoint or 0
+    for number in range(start + 1, start + 4):
         ctx.progress(number / 10, f"{number} of 10")
         ctx.checkpoint(number)
-    return Retry("three at a time") if begin < 7 else Done({"began": begin})
+    return Retry("three at a time") if start < 7 else Done({"began": start})
 
 
 @job("deadly", worker="llm", lanes=("hot",), timeout=20, isolation="process")

@@ -16,23 +16,23 @@ MODEL = "claude"
 KEY = "sk-ant-1"
 ANSWER = "The tide rises."
 USAGE = {"input_tokens": 5, "cache_creation_input_tokens": 2, "cache_read_input_tokens": 40}
-KNOWN = {
+KNOWN_PARAMETERS = {
     *("model", "messages", "max_tokens", "system", "temperature", "top_p", "top_k", "stream"),
     *("stop_sequences", "tools", "tool_choice", "metadata", "thinking", "output_config"),
 }
-"""Parameters: others are refused, as by the real one."""
+"""Parameters that are accepted; others are refused, as by the real one."""
 
 
-def text(said: str) -> dict[str, Any]:
-    return {"type": "text", "text": said}
+def text_block(content: str) -> dict[str, Any]:
+    return {"type": "text", "text": content}
 
 
-def thinking(said: str) -> dict[str, Any]:
-    return {"type": "thinking", "thinking": said, "signature": "c2ln"}
+def thinking(content: str) -> dict[str, Any]:
+    return {"type": "thinking", "thinking": content, "signature": "c2ln"}
 
 
-def tool_use(call_id: str, name: str, **given: Any) -> dict[str, Any]:
-    return {"type": "tool_use", "id": call_id, "name": name, "input": given}
+def tool_use(call_id: str, name: str, **tool_input: Any) -> dict[str, Any]:
+    return {"type": "tool_use", "id": call_id, "name": name, "input": tool_input}
 
 
 def answers(
@@ -64,38 +64,38 @@ def streams(*events: Mapping[str, Any], claimed_length: int | None = None) -> Be
 
 def api_error(status: int, kind: str, message: str = "no", **headers: str) -> Behaviour:
     """Answer with an error in the API's form."""
-    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    http_headers = {name.replace("_", "-"): value for name, value in headers.items()}
     body = {"type": "error", "error": {"type": kind, "message": message}, "request_id": "req_1"}
-    return lambda exchange, _: exchange.send_json(status, body, named)
+    return lambda exchange, _: exchange.send_json(status, body, http_headers)
 
 
 def events_of(*blocks: Mapping[str, Any], stop_reason: str = "end_turn") -> list[dict[str, Any]]:
-    """Return the events of a stream: texts in two pieces, arguments in two, and signs of life
-    between."""
+    """Return the events of a stream, with each text and each tool's arguments in two pieces, and a
+    ping at the start."""
     usage = {**USAGE, "output_tokens": 1}
     events: list[dict[str, Any]] = [
         {"type": "message_start", "message": {**_message(), "content": [], "usage": usage}},
         {"type": "ping"},
     ]
-    for at, block in enumerate(blocks):
-        kind = block["type"]
-        empty = {"text": "", "thinking": "", "tool_use": {}}[kind]
-        field = "input" if kind == "tool_use" else kind
-        whole = json.dumps(block["input"]) if kind == "tool_use" else block[field]
+    for index, block in enumerate(blocks):
+        block_type = block["type"]
+        empty = {"text": "", "thinking": "", "tool_use": {}}[block_type]
+        field = "input" if block_type == "tool_use" else block_type
+        whole = json.dumps(block["input"]) if block_type == "tool_use" else block[field]
         if whole == "{}":
             whole = ""
-        name = {"text": "text", "thinking": "thinking", "tool_use": "partial_json"}[kind]
-        delta = "input_json_delta" if kind == "tool_use" else f"{kind}_delta"
+        name = {"text": "text", "thinking": "thinking", "tool_use": "partial_json"}[block_type]
+        delta = "input_json_delta" if block_type == "tool_use" else f"{block_type}_delta"
         start = {key: value for key, value in block.items() if key != "signature"} | {field: empty}
-        events.append({"type": "content_block_start", "index": at, "content_block": start})
-        half = len(whole) // 2
-        for piece in (whole[:half], whole[half:]):
-            more = {"type": delta, name: piece}
-            events.append({"type": "content_block_delta", "index": at, "delta": more})
+        events.append({"type": "content_block_start", "index": index, "content_block": start})
+        middle = len(whole) // 2
+        for piece in (whole[:middle], whole[middle:]):
+            delta_fields = {"type": delta, name: piece}
+            events.append({"type": "content_block_delta", "index": index, "delta": delta_fields})
         if "signature" in block:
-            more = {"type": "signature_delta", "signature": block["signature"]}
-            events.append({"type": "content_block_delta", "index": at, "delta": more})
-        events.append({"type": "content_block_stop", "index": at})
+            delta_fields = {"type": "signature_delta", "signature": block["signature"]}
+            events.append({"type": "content_block_delta", "index": index, "delta": delta_fields})
+        events.append({"type": "content_block_stop", "index": index})
     end = {"stop_reason": stop_reason, "stop_sequence": None}
     events.append({"type": "message_delta", "delta": end, "usage": {"output_tokens": 7}})
     events.append({"type": "message_stop"})
@@ -116,7 +116,7 @@ class AnthropicServer(Site):
         super().handle(exchange, request)
 
     def answer(self, exchange: Exchange, request: Request) -> None:
-        answers(text(ANSWER))(exchange, request)
+        answers(text_block(ANSWER))(exchange, request)
 
 
 def _refusal(request: Request) -> tuple[int, str, str] | None:
@@ -128,7 +128,7 @@ def _refusal(request: Request) -> tuple[int, str, str] | None:
     if "anthropic-version" not in request.headers:
         return 400, "invalid_request_error", "anthropic-version: header is required"
     body = request.json
-    unknown = sorted(body.keys() - KNOWN)
+    unknown = sorted(body.keys() - KNOWN_PARAMETERS)
     if unknown:
         return 400, "invalid_request_error", f"{unknown[0]}: Extra inputs are not permitted"
     if "max_tokens" not in body:

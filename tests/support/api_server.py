@@ -1,4 +1,4 @@
-"""The HTTP API as its clients meet it: uvicorn on loopback, in a thread or in a process.
+"""The HTTP API served by uvicorn on loopback, in a thread or in a process.
 
 async with serving(system.settings) as api:
     answer = await api.client.post("/jobs", json={"routing_key": "hot.noop"})
@@ -74,14 +74,14 @@ async def serving(settings: Settings, **changes: Any) -> AsyncIterator[RunningAp
 
 
 async def until_connected(api: RunningApi) -> None:
-    """Wait until it has its connections to the broker, which it opens by itself."""
+    """Wait until the API has opened its connections to the broker."""
     broker = api.state.broker
     await eventually(lambda: broker.publisher.is_connected, what="the publisher's connection")
     await eventually(lambda: broker.pressure.is_known, what="the depths of the lanes")
 
 
 def client_of(api: RunningApi, key: str = "none") -> openai.AsyncOpenAI:
-    """Return OpenAI's own client, which repeats no request."""
+    """Return OpenAI's own client for the API, without retries."""
     return openai.AsyncOpenAI(
         base_url=f"{api.url}/v1",
         api_key=key,
@@ -92,7 +92,7 @@ def client_of(api: RunningApi, key: str = "none") -> openai.AsyncOpenAI:
 
 
 def problem(answer: httpx.Response, status: int, name: str) -> dict[str, Any]:
-    """Return the problem in an answer. Fails where the answer is no problem of that kind."""
+    """Return the problem in an answer. Fails if it is no problem of that kind and status."""
     assert answer.status_code == status, answer.text
     assert answer.headers["content-type"] == "application/problem+json"
     body: dict[str, Any] = answer.json()
@@ -124,7 +124,7 @@ class ApiProcess:
     url: str
 
     def kill(self) -> None:
-        """End it without a chance to do anything more."""
+        """Kill the process, which can do nothing more."""
         self.process.send_signal(signal.SIGKILL)
         self.process.wait(10)
 
@@ -133,17 +133,20 @@ class ApiProcess:
 async def api_process(
     settings: Settings, log: Path, *options: str, code: str | None = None, **environment: str
 ) -> AsyncIterator[ApiProcess]:
-    """Run `jobctl api`, or a program of the test's own that does so with a change."""
+    """Run `jobctl api`; with `code`, a program of the test that runs a changed one."""
     port = _free_port()
     arguments = ["api", "--port", str(port), *options]
-    told = environment_of(settings) | environment
+    variables = environment_of(settings) | environment
     process: Running | subprocess.Popen[bytes]
     with log.open("wb") as output:
         if code is None:
-            process = commands().start(arguments, env=told, cwd=ROOT, output=output.fileno())
+            process = commands().start(arguments, env=variables, cwd=ROOT, output=output.fileno())
         else:
             process = subprocess.Popen(
-                [sys.executable, "-c", code, *arguments], env=told, stdout=output, stderr=output
+                [sys.executable, "-c", code, *arguments],
+                env=variables,
+                stdout=output,
+                stderr=output,
             )
     url = f"http://127.0.0.1:{port}"
     with process:

@@ -1,5 +1,6 @@
-"""A process that prunes with an archive, by the settings of its environment, and is killed at the
-step that it is given: `python -m tests.support.archive_process STEP`; `none` lets it end."""
+"""A process that prunes jobs into an archive and kills itself at a step:
+`python -m tests.support.archive_process STEP`. Its settings are in its environment; with the step
+`none` it ends normally."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def dying_after(work: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+def die_after(work: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
     async def run(*arguments: Any, **options: Any) -> Any:
         result = await work(*arguments, **options)
         die()
@@ -35,7 +36,7 @@ def dying_after(work: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[
     return run
 
 
-def dying_before(_: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+def die_before(_: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
     async def run(*_arguments: Any, **_options: Any) -> Any:
         die()
 
@@ -56,17 +57,17 @@ async def main(step: str) -> None:
         pruner = Pruner(ledger, RetentionAges.of(settings), archiver=archiver)
         pruner._removing.size.rows = 10
         owners: dict[str, tuple[Any, str, Any]] = {
-            "written": (ledger.archive, "register", dying_before),
-            "registered": (ledger.archive, "register", dying_after),
-            "removing": (ledger.retention, "remove_jobs", dying_after),
-            "removed": (ledger.archive, "settle", dying_before),
-            "settled": (ledger.archive, "settle", dying_after),
+            "written": (ledger.archive, "register", die_before),
+            "registered": (ledger.archive, "register", die_after),
+            "removing": (ledger.retention, "remove_jobs", die_after),
+            "removed": (ledger.archive, "settle", die_before),
+            "settled": (ledger.archive, "settle", die_after),
         }
         if step == "uploading":
             archiver_module._read_parts = half_of
         elif step != "none":
-            owner, name, dying = owners[step]
-            setattr(owner, name, dying(getattr(owner, name)))
+            owner, name, make_dying = owners[step]
+            setattr(owner, name, make_dying(getattr(owner, name)))
         await pruner.prune()
 
 

@@ -1,9 +1,9 @@
 """A small HTTP server that answers like arXiv's API, from papers that a test makes, and can
 misbehave.
 
-It knows ids, categories (`cat:`), words of the title, ranges of dates, the orders by date, and
-pages; a malformed id is refused as arXiv does it. `server.next(throttled(7), cut())` is what the
-next two requests get. It keeps every request, with the time at which it came.
+It searches by id, category (`cat:`), words of the title and ranges of dates, sorts by date, and
+returns pages; it refuses a malformed id as arXiv does. `server.next(throttled(7), cut())` sets the
+answers to the next two requests. It records every request with its time.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tests.support.site import (
 __all__ = ["Behaviour", "answer_well", "cut", "cut_in_the_middle", "fails", "slow", "throttled"]
 
 ATOM = "application/atom+xml; charset=utf-8"
-_FIRST = datetime(2024, 3, 1, 12, tzinfo=UTC)
+_FIRST_SUBMITTED = datetime(2024, 3, 1, 12, tzinfo=UTC)
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Paper:
     title: str = "On the tides of a small harbour"
     abstract: str = "Tides in a small harbour are measured. They follow the moon."
     version: int = 1
-    published: datetime = _FIRST
+    published: datetime = _FIRST_SUBMITTED
     updated: datetime | None = None
     authors: tuple[str, ...] = ("Ada Tide", "Müller, J.")
     categories: tuple[str, ...] = ("physics.ao-ph",)
@@ -51,9 +51,9 @@ class Paper:
     journal_ref: str | None = None
     doi: str | None = None
     pdf_url: str | None = None
-    """Else the server's own, below /pdf/."""
+    """Address of the PDF; None: the server's own, below /pdf/."""
     damaged: bool = False
-    """Comes as little more than an id, as some of arXiv's records do."""
+    """Whether the entry holds little more than an id, as some of arXiv's do."""
 
 
 def says(body: bytes, content_type: str = ATOM) -> Behaviour:
@@ -80,8 +80,8 @@ class ArxivServer(Site):
         super().__init__()
         self.papers = list(papers)
         self.pdfs: dict[str, bytes] = {}
-        """By id with version."""
-        self.deepest: int | None = None
+        """PDFs by the paper's id with its version."""
+        self.max_start: int | None = None
         """Pages beyond this offset fail, as arXiv's do."""
 
     @property
@@ -110,7 +110,7 @@ class ArxivServer(Site):
             exchange.send(400, refusal(f"incorrect id format for {bad_id}"), content_type=ATOM)
             return
         start = int(parameters.get("start", 0))
-        if self.deepest is not None and start >= self.deepest:
+        if self.max_start is not None and start >= self.max_start:
             exchange.send(500, b"too deep", content_type="text/plain")
             return
         papers = self._by_ids(ids) if ids else self._search(parameters)
@@ -142,10 +142,10 @@ class ArxivServer(Site):
                 chosen_papers = [
                     each for each in chosen_papers if dates[1] <= _stamp(each, name) <= dates[2]
                 ]
-        by = parameters.get("sortBy", "relevance")
-        if by != "relevance":
+        sort_field = parameters.get("sortBy", "relevance")
+        if sort_field != "relevance":
             descending = parameters.get("sortOrder", "descending") == "descending"
-            chosen_papers.sort(key=lambda paper: _moment(paper, by), reverse=descending)
+            chosen_papers.sort(key=lambda paper: _moment(paper, sort_field), reverse=descending)
         return chosen_papers
 
     def entry(self, paper: Paper) -> str:
@@ -192,7 +192,9 @@ def refusal(message: str) -> bytes:
     return feed([entry], total=1, start=0)
 
 
-def many(count: int, *, first: datetime = _FIRST, apart: timedelta = timedelta(hours=1)) -> list:
+def make_papers(
+    count: int, *, first: datetime = _FIRST_SUBMITTED, apart: timedelta = timedelta(hours=1)
+) -> list:
     """Return that many papers, each submitted a while after the one before."""
     return [
         Paper(
@@ -209,12 +211,12 @@ def _optional(tag: str, text: str | None) -> str:
     return f"<{tag}>{escape(text)}</{tag}>" if text else ""
 
 
-def _moment(paper: Paper, by: str) -> datetime:
-    return paper.published if by == "submittedDate" else paper.updated or paper.published
+def _moment(paper: Paper, sort_field: str) -> datetime:
+    return paper.published if sort_field == "submittedDate" else paper.updated or paper.published
 
 
-def _stamp(paper: Paper, by: str) -> str:
-    return _moment(paper, by).strftime("%Y%m%d%H%M")
+def _stamp(paper: Paper, sort_field: str) -> str:
+    return _moment(paper, sort_field).strftime("%Y%m%d%H%M")
 
 
 def _iso(moment: datetime) -> str:

@@ -1,9 +1,9 @@
-"""Runs a backfill in processes that are killed at random, one after the other.
+"""Run a backfill in processes that are killed at random, one after the other.
 
     python -m tests.support.backfill_process BACKFILL KILLS SEED
 
-Prints how many it has killed while they ran the backfill. A process is forked from one that has
-imported everything, so fifty take seconds.
+Prints the number of processes that were killed while they ran the backfill. They are forked from
+one process that has imported everything, so fifty of them take seconds.
 """
 
 import asyncio
@@ -29,42 +29,42 @@ from switchyard.services.engine.records.bulk import BulkState
 from tests.support.system import lanes_with
 
 LEASE = 0.3
-LONGEST = 0.4
-"""Seconds that a process lives at most from what it told last."""
-EARLY, BEGUN = 0.2, 0.6
+MAX_LIFETIME = 0.4
+"""Seconds that a process lives at most after its last message through the pipe."""
+KILLED_EARLY, KILLED_AFTER_BEGIN = 0.2, 0.6
 """Of all processes, the share EARLY is killed at about the time when it gets the backfill; those
 from there to BEGUN, soon after they have it. All others are killed after their first checkpoint: on
 a busy machine connecting takes longer than any of them would live."""
 
 
-class TellingHandler(BackfillHandler):
-    """Tells through a pipe when it begins, and when it has noted how far it has come."""
+class ReportingHandler(BackfillHandler):
+    """Writes to a pipe when it begins, and after each recorded checkpoint."""
 
-    def __init__(self, pipe: int, *given: Any, **options: Any) -> None:
-        super().__init__(*given, **options)
+    def __init__(self, pipe: int, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
         self._pipe = pipe
 
     async def run(self, session: BulkSession) -> None:
         os.write(self._pipe, b"!")
-        record = session.save_progress
+        save = session.save_progress
 
-        async def record_and_tell(**noted: Any) -> None:
-            await record(**noted)
-            if noted.get("cursor") is not None:
+        async def save_and_report(**values: Any) -> None:
+            await save(**values)
+            if values.get("cursor") is not None:
                 os.write(self._pipe, b"!")
 
-        with patch.object(session, "save_progress", record_and_tell):
+        with patch.object(session, "save_progress", save_and_report):
             await super().run(session)
 
 
-async def run_on(backfill: str, pipe: int) -> BulkState:
-    """Go on with the backfill as soon as the hold of the process before has run out."""
+async def continue_backfill(backfill: str, pipe: int) -> BulkState:
+    """Continue the backfill as soon as the lease of the process before has expired."""
     settings = Settings()
     async with await Ledger.open(settings.ledger_url) as ledger:
         registry = Registry.load(settings.modules)
         lanes = lanes_with(max_length={"backfill": 100_000})
         sources = Sources.load()
-        handler = TellingHandler(pipe, settings, registry, ledger, sources, lanes=lanes)
+        handler = ReportingHandler(pipe, settings, registry, ledger, sources, lanes=lanes)
         while True:
             try:
                 return (await BulkRunner(ledger, [handler], lease=LEASE).run_one(backfill)).state
@@ -74,24 +74,26 @@ async def run_on(backfill: str, pipe: int) -> BulkState:
 
 def main(backfill: str, kills: int, seed: int) -> None:
     bulk_session.LEASE_RENEW_INTERVAL = 0.05
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     killed = 0
     while killed < kills:
-        told, pipe = os.pipe()
+        reports, pipe = os.pipe()
         child = os.fork()
         if child == 0:
             logs.configure("error")  # to stderr: stdout is for the count
-            os._exit(0 if asyncio.run(run_on(backfill, pipe)) is BulkState.COMPLETED else 1)
+            os._exit(
+                0 if asyncio.run(continue_backfill(backfill, pipe)) is BulkState.COMPLETED else 1
+            )
         os.close(pipe)
-        part = dice.random()
-        if part < EARLY:
-            time.sleep(dice.random() * LEASE)
+        chance = rng.random()
+        if chance < KILLED_EARLY:
+            time.sleep(rng.random() * LEASE)
         else:
-            for _ in range(1 if part < BEGUN else 2):
-                os.read(told, 1)
-            time.sleep(dice.random() * LONGEST)
+            for _ in range(1 if chance < KILLED_AFTER_BEGIN else 2):
+                os.read(reports, 1)
+            time.sleep(rng.random() * MAX_LIFETIME)
         os.kill(child, signal.SIGKILL)
-        os.close(told)  # not before: it may be telling
+        os.close(reports)  # only now, because the child may be writing to it
         _, status = os.waitpid(child, 0)
         if not os.WIFSIGNALED(status):
             break

@@ -38,11 +38,11 @@ QUEUE = "backfill.llm"
 class NumberOptions(BaseModel):
     to: int
     away_at: int | None = None
-    """The first reading breaks off there."""
+    """Number at which the first reading fails, as if the source were unreachable."""
     hangs_at: int | None = None
     broken_at: int | None = None
     keys: int | None = None
-    """So many different ones, again and again."""
+    """Number of different keys, which repeat; None: each item has its own."""
 
 
 class Numbers(Source):
@@ -70,7 +70,7 @@ class Numbers(Source):
 
 
 class BackfillUser:
-    """What people do to backfills, on a test's system."""
+    """Starts, runs and inspects backfills of a test's system."""
 
     def __init__(self, system: System) -> None:
         self.system = system
@@ -98,15 +98,16 @@ class BackfillUser:
         **spec: Any,
     ) -> BulkOperation:
         """Record a backfill; `spec` are further fields of its BackfillSpec."""
-        wanted = parse_spec({"source": source, "options": options, **spec})
+        backfill_spec = parse_spec({"source": source, "options": options, **spec})
         return await self.backfills.start(
-            wanted, created_by="test", rate=rate, max_open=max_open, budget=budget
+            backfill_spec, created_by="test", rate=rate, max_open=max_open, budget=budget
         )
 
     async def store(
         self, data: bytes | Iterable[object], file_format: FileFormat = FileFormat.JSONL
     ) -> dict[str, str]:
-        """Keep a file, given as bytes or as values of JSON Lines; the options of the source."""
+        """Store a file, given as bytes or as values of JSON Lines, and return the options of its
+        source."""
         if not isinstance(data, bytes):
             data = b"".join(json.dumps(value).encode() + b"\n" for value in data)
 
@@ -133,12 +134,12 @@ class BackfillUser:
         return await self.runner().run_one(operation.id)
 
     async def progress(self, operation: BulkOperation) -> BackfillProgress:
-        found = await require_bulk(self.system.ledger, operation.id)
-        return await progress_of(self.system.ledger, found)
+        operation_now = await require_bulk(self.system.ledger, operation.id)
+        return await progress_of(self.system.ledger, operation_now)
 
 
 @asynccontextmanager
-async def opened(
+async def open_backfills(
     broker: TestBroker, url: str, directory: Path, **options: Any
 ) -> AsyncIterator[tuple[System, BackfillUser]]:
     """Open a system with its files below the directory; `options` are those of `open_system`."""
@@ -147,9 +148,9 @@ async def opened(
         yield system, BackfillUser(system)
 
 
-async def numbers(ledger: Ledger) -> list[int]:
+async def read_numbers(ledger: Ledger) -> list[int]:
     """Return the numbers of all jobs of `noop`, sorted."""
-    found: list[int] = []
+    job_numbers: list[int] = []
     cursor: str | None = None
     while True:
         page = await ledger.job_reads.list_jobs(
@@ -158,7 +159,7 @@ async def numbers(ledger: Ledger) -> list[int]:
         for job in page.items:
             record = await ledger.job_reads.get(job.id)
             assert record is not None
-            found.append(record.payload["n"])
+            job_numbers.append(record.payload["n"])
         cursor = page.next_cursor
         if cursor is None:
-            return sorted(found)
+            return sorted(job_numbers)

@@ -32,11 +32,11 @@ def only_batch(llm: FakeLlmServer) -> RemoteBatch:
 
 
 async def collect(
-    ledger: Ledger, settings: Settings, number: int, first: int = 0, **metadata: Any
+    ledger: Ledger, settings: Settings, count: int, first: int = 0, **metadata: Any
 ) -> None:
-    """Record jobs with this metadata, whose questions then wait for a batch."""
+    """Record `count` jobs with this metadata, and add their questions to a batch."""
     async with ModelClient.open(settings, ledger) as client:
-        for n in range(first, first + number):
+        for n in range(first, first + count):
             await ledger.jobs.record(new_job(message(f"job-{n}", **metadata)))
             with pytest.raises(WaitingForBatch):
                 await answer(client, n)
@@ -61,7 +61,7 @@ async def end_fence(ledger: Ledger) -> None:
     await ledger.core.database.write(lambda connection: connection.execute(statement))
 
 
-async def killed_here(*_: Any, **__: Any) -> Any:
+async def raise_as_killed(*_: Any, **__: Any) -> Any:
     """Raise as if the caller were killed in this call."""
     raise asyncio.CancelledError
 

@@ -17,8 +17,8 @@ from tests.support.vhosts import Vhosts
 
 Profile = Literal["classic", "quorum"]
 
-# A dead letter that a full queue refused is tried again after three seconds instead of 180, and
-# figures are a second old at most, instead of five.
+# A dead letter that a full queue refused is sent again after three seconds instead of 180, and
+# statistics are at most one second old, instead of five.
 ADVANCED = (
     "[{rabbit, [{dead_letter_worker_publisher_confirm_timeout, 3000}, "
     "{quorum_tick_interval, 250}]}]."
@@ -27,16 +27,16 @@ CONFIG = {"collect_statistics_interval": "250"} | {
     f"management.sample_retention_policies.{kind}.minute": "1"
     for kind in ("global", "basic", "detailed")
 }
-SMALL = 64 * 1024
-"""Most bytes that the nodes named "…-small" take in one message."""
-SMALL_MESSAGES = {"extra_config": CONFIG | {"max_message_size": str(SMALL)}}
+SMALL_LIMIT = 64 * 1024
+"""Largest message in bytes that the nodes named "…-small" accept."""
+SMALL_MESSAGES = {"extra_config": CONFIG | {"max_message_size": str(SMALL_LIMIT)}}
 
 
 class TestBroker:
     """A vhost of its own on a broker that other tests may be using at the same time.
 
-    Without a name, it takes one from `vhosts` when it is first needed: an empty one, or one that
-    has the topology already, where `declare` is the first that is asked of it.
+    Without a name, it takes a vhost from `vhosts` at its first use: one that has the topology
+    already if the first call is `declare`, otherwise an empty one.
     """
 
     __test__ = False  # a name for pytest to leave alone
@@ -52,7 +52,8 @@ class TestBroker:
         self.version = version
         self.profile: Profile = profile
         self.node = node
-        """To ask (`rabbitmqctl`, URLs), never to stop: for that, take the fixture `own_node`."""
+        """For URLs and `rabbitmqctl`. Never stop it: other tests use it. See the fixture
+        `own_node`."""
         self._vhost = vhost
         self._vhosts = vhosts
 
@@ -64,7 +65,7 @@ class TestBroker:
         return self._vhost
 
     async def declare(self, topology: Topology) -> None:
-        """Make everything of it; what is there already stays as it is."""
+        """Declare all parts of a topology; existing ones stay unchanged."""
         if self._vhost is None and self._vhosts is not None:
             self._vhost = self._vhosts.with_topology(topology)
         else:

@@ -1,4 +1,4 @@
-"""A headless Chromium, as people look at the dashboard with.
+"""A headless Chromium in which tests open the dashboard.
 
 def test_it(browser): browser.open(f"{api.url}/dashboard")
 
@@ -48,7 +48,7 @@ class Browser:
         return self._wait(lambda driver: driver.find_element(By.CSS_SELECTOR, selector), selector)
 
     def click(self, selector: str) -> None:
-        """Click on it, again where the page is being replaced under the hand."""
+        """Click on an element, and repeat that if the page was replaced meanwhile."""
 
         def click(driver: Chrome) -> bool:
             driver.find_element(By.CSS_SELECTOR, selector).click()
@@ -63,14 +63,16 @@ class Browser:
         return self.find(selector).text
 
     def await_text(self, text: str, selector: str = "body") -> None:
-        """Wait until it is shown there."""
+        """Wait until the element shows the text."""
 
-        def shown(driver: Chrome) -> str:
-            if selector == "body":  # an element's `text` looks at all below it: seconds of a page
+        def visible_text(driver: Chrome) -> str:
+            if (
+                selector == "body"
+            ):  # an element's `text` visits all elements below: seconds for a page
                 return str(driver.execute_script("return document.body.innerText"))
             return driver.find_element(By.CSS_SELECTOR, selector).text
 
-        self._wait(lambda driver: text in shown(driver), f"{text!r} in {selector}")
+        self._wait(lambda driver: text in visible_text(driver), f"{text!r} in {selector}")
 
     def await_address(self, part: str) -> None:
         self._wait(lambda driver: part in driver.current_url, f"the address {part}")
@@ -90,10 +92,9 @@ class Browser:
         )
 
     def prefer(self, scheme: str) -> None:
-        """Have the system's colours be `light` or `dark`, at once: nothing moves from one to the
-        other."""
-        wanted = {"prefers-color-scheme": scheme, "prefers-reduced-motion": "reduce"}
-        features = [{"name": name, "value": value} for name, value in wanted.items()]
+        """Set the preferred colours to `light` or `dark`, without animations of the change."""
+        media_features = {"prefers-color-scheme": scheme, "prefers-reduced-motion": "reduce"}
+        features = [{"name": name, "value": value} for name, value in media_features.items()]
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
 
     def screenshot(self, path: Path) -> None:
@@ -104,8 +105,8 @@ class Browser:
         path.write_bytes(self.driver.get_screenshot_as_png())
 
     def complaints(self) -> list[str]:
-        """Return what the browser has complained of since the last call: scripts, policies,
-        files."""
+        """Return the messages of the browser's console since the last call: errors of scripts, of
+        policies and of missing files."""
         return [entry["message"] for entry in self.driver.get_log("browser")]
 
     def wait(self, condition: Callable[[], bool], what: str) -> None:
@@ -140,7 +141,7 @@ def opened_browser() -> Iterator[Browser]:
         chrome.quit()
 
 
-def cleared(browser: Browser) -> Browser:
+def clear(browser: Browser) -> Browser:
     """Return the browser without what the test before has left in it."""
     browser.open("about:blank")
     browser.driver.execute_cdp_cmd("Network.clearBrowserCookies", {})

@@ -1,9 +1,9 @@
-"""Which tests a change touches: `python -m tests.support.changed [BASE]`, one file a line.
+"""Which tests a change may affect: `python -m tests.support.changed [BASE]`, one file a line.
 
-A change is what differs from where this branch left BASE (origin/main, else main), committed or
-not. A test is touched by a module that it imports, or that is imported on the way, or whose dotted
-name is written anywhere on the way (as that of a program to run); and by any other file whose name
-it writes. A conftest.py touches all beside and below it.
+The change is the difference to the merge base with BASE (origin/main, else main), committed or not.
+A changed module affects the tests that import it, directly or through other modules; a dotted name
+in the text of a module (such as that of a program to run) counts as an import. Another changed file
+affects the tests that contain its name. A conftest.py affects all tests in and below its folder.
 """
 
 from __future__ import annotations
@@ -45,59 +45,62 @@ def _git(*arguments: str) -> list[str]:
 
 def modules() -> dict[str, Path]:
     """Return every module of ours, by its dotted name."""
-    found = {}
+    path_by_module = {}
     for folder in SOURCES:
         top = ROOT / folder if folder == "src" else ROOT
         for path in (ROOT / folder).rglob("*.py"):
             parts = path.relative_to(top).with_suffix("").parts
-            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return found
+            path_by_module[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return path_by_module
 
 
-def _named(text: str) -> set[str]:
+def _dotted_names(text: str) -> set[str]:
     """Return the dotted names in a file; `from a import b` may stand for the module a.b."""
-    named = set(DOTTED.findall(text))
+    names = set(DOTTED.findall(text))
     for node in statements(ast.parse(text).body):
-        if isinstance(node, ast.ImportFrom) and node.module in named | set(PACKAGES):
-            named |= {f"{node.module}.{each.name}" for each in node.names}
-    return named
+        if isinstance(node, ast.ImportFrom) and node.module in names | set(PACKAGES):
+            names |= {f"{node.module}.{each.name}" for each in node.names}
+    return names
 
 
 @cache
 def _imports() -> grimp.ImportGraph:
-    """Return who imports or names whom, as of the first call: it takes seconds."""
-    known = modules()
+    """Return the graph of imports and named modules, cached because it takes seconds."""
+    path_by_module = modules()
     graph = grimp.build_graph(*PACKAGES, cache_dir=None)
-    for importer, path in known.items():
+    for importer, path in path_by_module.items():
         graph.add_module(importer)  # grimp leaves out folders without an __init__.py
-        for named in _named(path.read_text()):
-            while named not in known and "." in named:
-                named = named.rpartition(".")[0]
-            if named in known and "." in named and named != importer:
-                graph.add_import(importer=importer, imported=named)
+        for dotted_name in _dotted_names(path.read_text()):
+            while dotted_name not in path_by_module and "." in dotted_name:
+                dotted_name = dotted_name.rpartition(".")[0]
+            if dotted_name in path_by_module and "." in dotted_name and dotted_name != importer:
+                graph.add_import(importer=importer, imported=dotted_name)
     return graph
 
 
-def touched(changed: Iterable[str]) -> list[Path]:
+def affected_tests(changed: Iterable[str]) -> list[Path]:
     """Return the test files that these paths touch, in order."""
-    known, graph = modules(), _imports()
-    names = {path: name for name, path in known.items()}
-    tests = {path for path in names if path.name.startswith("test_")}
-    found: set[Path] = set()
+    path_by_module, graph = modules(), _imports()
+    module_by_path = {path: name for name, path in path_by_module.items()}
+    tests = {path for path in module_by_path if path.name.startswith("test_")}
+    affected: set[Path] = set()
     for each in changed:
         path = ROOT / each
-        if path in names:
-            reached = {names[path], *graph.find_downstream_modules(names[path])}
-            found |= {test for test in tests if names[test] in reached}
+        if path in module_by_path:
+            dependents = {
+                module_by_path[path],
+                *graph.find_downstream_modules(module_by_path[path]),
+            }
+            affected |= {test for test in tests if module_by_path[test] in dependents}
         if path.name == "conftest.py":
-            found |= {test for test in tests if path.parent in test.parents}
-        elif path not in names:
-            found |= {test for test in tests if path.name in test.read_text()}
-    return sorted(found)
+            affected |= {test for test in tests if path.parent in test.parents}
+        elif path not in module_by_path:
+            affected |= {test for test in tests if path.name in test.read_text()}
+    return sorted(affected)
 
 
 def main() -> None:
-    for test in touched(changed_files(*sys.argv[1:2])):
+    for test in affected_tests(changed_files(*sys.argv[1:2])):
         print(test.relative_to(ROOT))
 
 

@@ -1,5 +1,5 @@
-"""Jobs that leave a trace of every run, and the one question that every chaos test ends with:
-is each accepted job accounted for?"""
+"""Jobs that leave a trace of every run, and the check at the end of every chaos test: each accepted
+job is accounted for."""
 
 import asyncio
 import os
@@ -42,7 +42,7 @@ BOTH_QUEUE_TYPES = pytest.mark.parametrize(
     ],
     indirect=True,
 )
-"""For the fixture `broker`, where a third would say nothing new."""
+"""Parameters of the fixture `broker`: one version for each queue type suffices."""
 
 
 # --- effects --------------------------------------------------------------------------------
@@ -50,7 +50,7 @@ BOTH_QUEUE_TYPES = pytest.mark.parametrize(
 
 @dataclass(frozen=True)
 class Effect:
-    """A handler began (`started`), failed (`failed`), or came to its good end (`done`)."""
+    """A step of a handler: `started`, `failed`, or `done` for success."""
 
     job_id: str
     what: str
@@ -61,7 +61,7 @@ class Effect:
 
 
 class Effects:
-    """What handlers in all processes did, in a file that survives any of them."""
+    """The effects of handlers in all processes, in a file that survives the processes."""
 
     def __init__(self, directory: Path) -> None:
         self._file = directory / "effects"
@@ -85,17 +85,17 @@ class Effects:
         ]
 
     def ids(self, what: str) -> list[str]:
-        """Return the job of each such effect, in order; as often as it happened."""
+        """Return the job ids of all effects of this kind, in order, with repetitions."""
         return [effect.job_id for effect in self.all() if effect.what == what]
 
     def under_way(self, worker_id: str) -> set[str]:
         """Return jobs that this worker has started and not ended."""
-        own = [effect for effect in self.all() if effect.worker_id == worker_id]
-        ended = {effect.job_id for effect in own if effect.what != "started"}
-        return {effect.job_id for effect in own} - ended
+        effects = [effect for effect in self.all() if effect.worker_id == worker_id]
+        ended = {effect.job_id for effect in effects if effect.what != "started"}
+        return {effect.job_id for effect in effects} - ended
 
     async def reach(self, what: str, count: int, timeout: float = MAX_WAIT) -> None:
-        """Wait until that many jobs have this effect; `timeout`: seconds in which none has it."""
+        """Wait until `count` jobs have this effect. `timeout`: seconds without a further one."""
         await eventually(
             lambda: len(set(self.ids(what))) >= count,
             timeout,
@@ -105,19 +105,19 @@ class Effects:
 
 
 class Work(BaseModel):
-    """What `effect` does."""
+    """The payload of `effect`: what the job does."""
 
     seconds: float = 0
     until: str = ""
-    """The name of a file: it does not end before that is in the data directory."""
+    """Name of a file in the data directory whose existence the job awaits before it ends."""
     fail_attempts: int = 0
-    """So many first attempts fail."""
+    """Number of first attempts that fail."""
     fail_redrives: int = 0
-    """Every attempt fails until it has been redriven so often."""
+    """Number of redrives until which every attempt fails."""
     fail_on: str = ""
-    """It fails for good on the worker of this id."""
+    """Id of the worker on which the job fails permanently."""
     then: bool = False
-    """One job more is done next."""
+    """Whether another job follows."""
 
 
 @job("effect", worker="llm", lanes=("hot", "backfill"), timeout=60)
@@ -148,7 +148,7 @@ async def poison(payload: Work, ctx: JobContext) -> Outcome:
     return Done()
 
 
-# --- what the ledger says, and ever said ------------------------------------------------------
+# --- states in the ledger, and their history --------------------------------------------------
 
 _HISTORY = {
     "sqlite": (
@@ -167,7 +167,7 @@ _HISTORY = {
 
 
 async def keep_history(database_url: str) -> None:
-    """Have the database itself write down every change of a job's state from now on."""
+    """Let a trigger of the database record every change of a job's state from now on."""
 
     def prepare(connection: Connection) -> None:
         for statement in _HISTORY[connection.dialect.name]:
@@ -179,11 +179,11 @@ async def keep_history(database_url: str) -> None:
 
 
 async def history_of(database_url: str) -> list[tuple[str, str, str]]:
-    """Return every change of state since then: job, old state, new state."""
+    """Return every change of state since `keep_history`: job, old state, new state."""
 
     def rows(connection: Connection) -> list[tuple[str, str, str]]:
-        found = connection.execute(text("SELECT job_id, old, new FROM history")).all()
-        return [(row.job_id, row.old, row.new) for row in found]
+        history_rows = connection.execute(text("SELECT job_id, old, new FROM history")).all()
+        return [(row.job_id, row.old, row.new) for row in history_rows]
 
     database = await connect(database_url)
     try:
@@ -225,21 +225,21 @@ async def assert_all_accounted_for(
 
 
 async def wait_until_lanes_are_empty(system: System, timeout: float = MAX_WAIT) -> None:
-    """Return when nothing is left on the broker but dead letters."""
-    left: dict[str, int] = {}
+    """Wait until only dead letters are left on the broker."""
+    message_counts: dict[str, int] = {}
 
-    async def empty() -> bool:
+    async def is_empty() -> bool:
         queues = await system.broker.management.get("/queues/{vhost}")
-        left.clear()
+        message_counts.clear()
         for queue in queues:
             if not queue["name"].startswith("jobs.dead") and queue.get("messages"):
-                left[queue["name"]] = queue["messages"]
-        return not left
+                message_counts[queue["name"]] = queue["messages"]
+        return not message_counts
 
     try:
-        await eventually(empty, timeout)
+        await eventually(is_empty, timeout)
     except AssertionError:
-        raise AssertionError(f"left in the queues after {timeout:g} s: {left}") from None
+        raise AssertionError(f"left in the queues after {timeout:g} s: {message_counts}") from None
 
 
 @asynccontextmanager
@@ -255,7 +255,7 @@ async def open_chaos(
 
 @asynccontextmanager
 async def outbox(system: System) -> AsyncIterator[None]:
-    """Run a scheduler that soon publishes what was left pending."""
+    """Run a scheduler that publishes pending jobs within a second."""
     scheduler = Scheduler(
         system.settings,
         system.registry,
@@ -281,19 +281,19 @@ async def publish_all(
     timeout: float = 60.0,
     accepted: list[str] | None = None,
 ) -> list[str]:
-    """Publish jobs as a careful program does: again, under the same id, what was not accepted.
+    """Publish jobs, and repeat those that are not accepted under the same id until all are.
 
-    What an earlier try has recorded is accepted as pending: run an `outbox` where a try may fail
-    half-way. Returns the ids of all of them: each was accepted in the end. `accepted` is that
-    list, for those who want to see it grow.
+    A repeated job that an earlier try has recorded counts as accepted, although it is pending: run
+    an `outbox` if a try may fail half-way. Returns the ids of all jobs. `accepted` is the list to
+    which they are appended, for callers that watch it grow.
     """
     accepted = [] if accepted is None else accepted
     async with asyncio.timeout(timeout):
         for start in range(0, len(requests), batch):
-            left = list(requests[start : start + batch])
-            while left:
-                left = await _publish(system, left, accepted)
-                if left:
+            remaining = list(requests[start : start + batch])
+            while remaining:
+                remaining = await _publish(system, remaining, accepted)
+                if remaining:
                     await asyncio.sleep(0.1)
     return accepted
 
@@ -306,21 +306,21 @@ async def _publish(
         outcomes = await system.jobs.publish_many(requests)
     except LedgerUnavailable:
         return list(requests)
-    left: list[JobRequest] = []
+    remaining: list[JobRequest] = []
     for request, outcome in zip(requests, outcomes, strict=True):
         if isinstance(outcome, Published):
             accepted.append(outcome.job_id)
         elif isinstance(outcome, PublishError):
-            left.append(request)
+            remaining.append(request)
         else:
             raise InvalidJob(str(outcome))
-    return left
+    return remaining
 
 
 def requests_of(
     count: int, routing_key: str = "backfill.effect", *, max_attempts: int = 3, **payload: Any
 ) -> list[JobRequest]:
-    """Return that many jobs, with ids of their own."""
+    """Return requests for that many jobs, with new ids."""
     prefix = os.urandom(4).hex()
     return [
         JobRequest(routing_key, payload, job_id=f"{prefix}-{number}", max_attempts=max_attempts)
@@ -332,7 +332,7 @@ def requests_of(
 
 
 class Pool:
-    """Keeps a number of workers alive, as a service manager does: who dies is started again."""
+    """Keeps a number of workers running: one that ends is started again."""
 
     def __init__(self, processes: Processes, size: int, **options: Any) -> None:
         self._processes = processes
@@ -360,7 +360,7 @@ class Pool:
 
 
 def write(directory: Path, name: str) -> None:
-    """Let the jobs go on that wait for this file."""
+    """Create the file for which jobs wait."""
     (directory / name).touch()
 
 

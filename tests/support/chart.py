@@ -1,4 +1,4 @@
-"""The Helm chart as Helm's own library renders it, and what Kubernetes makes of an environment."""
+"""The Helm chart, rendered by Helm's own library, and environments as Kubernetes resolves them."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -12,7 +12,7 @@ CHART = Path(__file__).parents[2] / "charts" / "switchyard"
 
 Manifest = dict[str, Any]
 Secrets = Mapping[str, Mapping[str, str]]
-"""By name, then by key."""
+"""Values by name of the secret, then by key."""
 
 
 def helm() -> Any:
@@ -23,18 +23,20 @@ def helm() -> Any:
     return helm_python
 
 
-def values(example: str) -> dict[str, Any]:
+def load_values(example: str) -> dict[str, Any]:
+    """Return the values of an example in the chart's folder."""
     loaded: dict[str, Any] = yaml.safe_load((CHART / "examples" / f"{example}.yaml").read_text())
     return loaded
 
 
 @cache
-def rendered(example: str) -> tuple[Manifest, ...]:
-    return render(values(example))
+def render_example(example: str) -> tuple[Manifest, ...]:
+    return render(load_values(example))
 
 
-def render(given: dict[str, Any]) -> tuple[Manifest, ...]:
-    manifests = helm().Chart.load(CHART).render(given, name="switchyard", namespace="jobs")
+def render(chart_values: dict[str, Any]) -> tuple[Manifest, ...]:
+    """Return the manifests of the chart with these values."""
+    manifests = helm().Chart.load(CHART).render(chart_values, name="switchyard", namespace="jobs")
     return tuple(
         document
         for path, text in sorted(manifests.items())
@@ -45,11 +47,15 @@ def render(given: dict[str, Any]) -> tuple[Manifest, ...]:
 
 
 def of_kind(example: str, kind: str) -> dict[str, Manifest]:
-    return {each["metadata"]["name"]: each for each in rendered(example) if each["kind"] == kind}
+    """Return an example's manifests of one kind, by name."""
+    return {
+        each["metadata"]["name"]: each for each in render_example(example) if each["kind"] == kind
+    }
 
 
 def pods(example: str) -> Iterator[tuple[str, Manifest]]:
-    for each in rendered(example):
+    """Yield the name and the pod's specification of each deployment and job."""
+    for each in render_example(example):
         if each["kind"] in ("Deployment", "Job"):
             yield each["metadata"]["name"], each["spec"]["template"]["spec"]
 
@@ -73,6 +79,6 @@ def environment_of(container: Manifest, secrets: Secrets) -> dict[str, str]:
             environment[each["name"]] = secrets[reference["name"]][reference["key"]]
         else:
             environment[each["name"]] = re.sub(
-                r"\$\((\w+)\)", lambda name: environment[name[1]], each["value"]
+                r"\$\((\w+)\)", lambda match: environment[match[1]], each["value"]
             )
     return environment

@@ -1,4 +1,4 @@
-"""Tables of chunks in an index of either kind, and their contents in tests."""
+"""Tables of chunks in an index of either store, and chunks and vectors to write to them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A process that claims jobs of a ledger, and prints the numbers of those that it got.
+"""A process that claims jobs of a ledger, and prints the numbers of those whose claims it got.
 
 Its arguments: the ledger's address, the name of a worker, and how many jobs to claim.
 """
@@ -15,12 +15,12 @@ async def claim_all(url: str, worker_id: str, jobs: int) -> list[int]:
     """Return those of the jobs `job-0`, `job-1` … that this worker was the first to claim."""
     async with await Ledger.open(url) as ledger:
 
-        async def got(n: int) -> bool:
+        async def is_claimed(n: int) -> bool:
             request = claim(f"job-{n}", f"{worker_id}-{n}", worker_id=worker_id)
             return isinstance(await ledger.jobs.claim(request), Claimed)
 
-        answers = await asyncio.gather(*(got(n) for n in range(jobs)))
-    return [n for n, mine in enumerate(answers) if mine]
+        results = await asyncio.gather(*(is_claimed(n) for n in range(jobs)))
+    return [n for n, is_own in enumerate(results) if is_own]
 
 
 def main() -> None:

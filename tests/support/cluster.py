@@ -34,11 +34,11 @@ from tests.support.brokers import CONFIG, TestBroker, fresh_vhost, new_node
 from tests.support.management import Management
 
 VERSION = "4.3"
-_EACH = "[begin %s end || N <- %s]."
+_FOR_EACH_NODE = "[begin %s end || N <- %s]."
 
 
 class ClusterBroker(TestBroker):
-    """A vhost whose clients know all nodes. What a test asks by itself, it asks of the first."""
+    """A vhost whose clients know all nodes; the test's own calls go to the first node."""
 
     def __init__(self, vhost: str, cluster: LocalCluster) -> None:
         super().__init__(VERSION, "quorum", vhost, cluster.nodes[0])
@@ -68,12 +68,12 @@ class LocalCluster:
         names = [f"rabbit{number}" for number in range(1, size + 1)]
         config = CONFIG | {
             "cluster_formation.peer_discovery_backend": "classic_config",
-            # Not all leaders on the node that somebody happened to be connected to.
+            # So the leaders of queues are not all on the node where they were declared.
             "queue_leader_locator": "balanced",
         }
         for number, name in enumerate(names, 1):
             config[f"cluster_formation.classic_config.nodes.{number}"] = f"{name}@localhost"
-        # As TestBroker's, and other nodes' deaths are noticed sooner than in a minute.
+        # The settings of new_node, and a short net_ticktime: a dead node is noticed within 5 s.
         self.nodes: list[LocalNode] = [
             new_node(
                 VERSION,
@@ -115,9 +115,9 @@ class LocalCluster:
                 start_new_session=True,
             )
             self._reaper = end_with_this_process(self._epmd)
-        away = [node for node in self.nodes if not node.is_running]
-        with ThreadPoolExecutor(len(away) or 1) as pool:
-            list(pool.map(LocalNode.start, away))
+        stopped = [node for node in self.nodes if not node.is_running]
+        with ThreadPoolExecutor(len(stopped) or 1) as pool:
+            list(pool.map(LocalNode.start, stopped))
         asyncio.run(self._until_all_know_each_other())
 
     def kill(self) -> None:
@@ -154,11 +154,11 @@ class LocalCluster:
         with fresh_vhost(self.nodes[0], VERSION, "quorum") as broker:
             yield ClusterBroker(broker.vhost, self)
 
-    # --- what a network does --------------------------------------------------------------------
+    # --- faults of nodes and network ------------------------------------------------------------
 
     @contextmanager
     def frozen(self, node: LocalNode) -> Iterator[None]:
-        """Freeze a node while the context is open: its connections stay, and it says nothing."""
+        """Freeze a node while the context is open: its connections stay, and it sends nothing."""
         os.kill(node.pid, signal.SIGSTOP)
         try:
             yield
@@ -166,22 +166,24 @@ class LocalCluster:
             os.kill(node.pid, signal.SIGCONT)
 
     def cut_off(self, node: LocalNode) -> None:
-        """Let the other nodes and this one reach each other no more; clients still reach all."""
-        # Erlang's own means: who does not know the secret that is expected of him is refused.
+        """Cut a node off from the other nodes; clients still reach all of them."""
+        # With another cookie, Erlang nodes refuse each other's connections.
         node.rabbitmqctl(
-            "eval", _EACH % ("erlang:set_cookie(N, cut_off), erlang:disconnect_node(N)", "nodes()")
+            "eval",
+            _FOR_EACH_NODE
+            % ("erlang:set_cookie(N, cut_off), erlang:disconnect_node(N)", "nodes()"),
         )
 
     def join_again(self, node: LocalNode) -> None:
         """Undo `cut_off`. Return when all nodes know each other."""
         others = ", ".join(f"'{each.name}@localhost'" for each in self.nodes if each is not node)
-        # In processes of the node: a node that the others are just connecting to, too, may answer
-        # only when the handshake's own time is over, and rabbitmqctl would wait for each of them.
-        again = (
+        # In processes of the node, because rabbitmqctl would wait for each of them: a node to which
+        # others are connecting, too, may answer only after the handshake's time-out.
+        reconnect = (
             "erlang:set_cookie(N, erlang:get_cookie()), "
             "spawn(fun() -> net_kernel:connect_node(N) end)"
         )
-        node.rabbitmqctl("eval", _EACH % (again, f"[{others}]"))
+        node.rabbitmqctl("eval", _FOR_EACH_NODE % (reconnect, f"[{others}]"))
         asyncio.run(self._until_all_know_each_other())
 
     async def _until_all_know_each_other(self) -> None:
@@ -205,7 +207,7 @@ async def _apply(cluster: LocalCluster) -> None:
 def main(arguments: list[str] | None = None) -> None:
     """Run a cluster until Ctrl-C, with the topology of the quorum profile."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--nodes", type=int, default=3, help="how many")
+    parser.add_argument("--nodes", type=int, default=3, help="number of nodes")
     parser.add_argument("--directory", type=Path, help="where their data stays; else it is removed")
     options: Any = parser.parse_args(arguments)
     for each in (signal.SIGINT, signal.SIGTERM):  # a shell's background job ignores the first

@@ -1,10 +1,10 @@
 """`jobctl` without the half second of its start: each command runs in a fork of one process.
 
-That process, the run's `Template`, has imported what commands need, made what they make when they
-first use it, and has not begun anything. A command gets its own environment, directory and standard
-streams, ends as it always does (`_end`), and has a process to itself, which ends with the one that
-asked for it. Another program of the tests runs so too: a module with a `main`.
-The start is for those to see who start `jobctl` itself:
+That process, the run's `Template`, has imported the modules that commands need and built what they
+build at first use, and does nothing else. Each command has a process of its own with its own
+environment, directory and standard streams; it ends as usual (`_end`), or with the process that
+started it. A module with a `main`, such as a program of the tests, can be run in the same way.
+The real start of `jobctl` is tested with
 `CommandLine.launched`, tests/acceptance/test_system.py and tests/unit/test_cli_start.py.
 """
 
@@ -35,7 +35,7 @@ from typing import Any
 from tests.support.loop_guard import REPORTS, guard_process
 
 ROOT = Path(__file__).parents[2]
-NEEDED = (
+PRELOADED_MODULES = (
     "aio_pika",
     "asyncpg",
     "anyio._backends._asyncio",
@@ -63,8 +63,8 @@ NEEDED = (
     "tests.support.llm_process",
     "tests.support.worker_process",
 )
-"""What the commands import when they run, beside the built-in job types. More would do no harm,
-less takes longer."""
+"""Modules that commands import when they run, beside the built-in job types. A missing one costs
+every command time."""
 JOBCTL = "switchyard.cli.main"
 LARGE_PAGE = 2 * 1024 * 1024
 _COLLAPSE = 25  # of madvise(2)
@@ -73,7 +73,7 @@ _SET_PARENT_DEATH_SIGNAL = 1  # of prctl(2)
 
 
 class Template:
-    """The process whose forks run commands: one for all that may connect to its socket. It ends
+    """The process whose forks run commands, for all processes that connect to its socket. It ends
     with the process that made it."""
 
     def __init__(self, path: Path) -> None:
@@ -98,14 +98,14 @@ class Template:
 
 
 class Commands:
-    """Runs commands; they end with this process."""
+    """Runs commands in forks of a template; they end with this process."""
 
     def __init__(self, template: Path) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.connect(str(template))
         self.template = template
         self.pid = int(self._socket.recv(32))
-        """Of the process whose children they are."""
+        """Id of the process whose children the commands are."""
 
     def run(
         self,
@@ -121,12 +121,12 @@ class Commands:
         """Run a command as `subprocess.run` would, capturing its output; or let it print to the
         terminal whose descriptor `screen` is."""
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-            given, to_write = os.pipe()
+            stdin_fd, to_write = os.pipe()
             try:
                 printed = (out.fileno(), err.fileno()) if screen is None else (screen, screen)
-                command = self._begin(module, arguments, env, cwd, (given, *printed))
+                command = self._begin(module, arguments, env, cwd, (stdin_fd, *printed))
             finally:
-                os.close(given)
+                os.close(stdin_fd)
             threading.Thread(target=_write, args=(to_write, stdin), daemon=True).start()
             with command:
                 try:
@@ -151,11 +151,11 @@ class Commands:
         stdin: int | None = None,
         module: str = JOBCTL,
     ) -> Running:
-        """Run on, in a process group of its own; it prints to the descriptor `output`, and its
-        errors to `errors` if that is another. It reads nothing unless there is a `stdin`."""
+        """Start a command in its own process group, and return at once. It prints to the descriptor
+        `output`, and errors to `errors` if given; without `stdin` its input is empty."""
         with open(os.devnull, "rb") as nothing:
-            reads = nothing.fileno() if stdin is None else stdin
-            streams = (reads, output, output if errors is None else errors)
+            input_fd = nothing.fileno() if stdin is None else stdin
+            streams = (input_fd, output, output if errors is None else errors)
             return self._begin(module, arguments, env, cwd, streams)
 
     def _begin(
@@ -166,9 +166,14 @@ class Commands:
         cwd: Path,
         streams: tuple[int, int, int],
     ) -> Running:
-        guarded = {REPORTS: os.environ[REPORTS]} if REPORTS in os.environ else {}
+        guard_environment = {REPORTS: os.environ[REPORTS]} if REPORTS in os.environ else {}
         request = json.dumps(
-            {"module": module, "arguments": arguments, "env": {**env, **guarded}, "cwd": str(cwd)}
+            {
+                "module": module,
+                "arguments": arguments,
+                "env": {**env, **guard_environment},
+                "cwd": str(cwd),
+            }
         )
         answer, to_answer = os.pipe()
         try:
@@ -198,25 +203,25 @@ class Running:
 
     def poll(self) -> int | None:
         if self.returncode is None and select.select([self._answer], [], [], 0)[0]:
-            return self._ended()
+            return self._read_exit_code()
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
         if self.returncode is None:
             if not select.select([self._answer], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired(self.arguments, timeout or 0)
-            return self._ended()
+            return self._read_exit_code()
         return self.returncode
 
-    def _ended(self) -> int:
-        with self._reading:  # several threads may wait for its end
+    def _read_exit_code(self) -> int:
+        with self._reading:  # several threads may wait for it
             if self.returncode is None:
                 self.returncode = int(self._answer.readline())
             return self.returncode
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
-            with suppress(ProcessLookupError):  # it has ended, which is about to be told
+            with suppress(ProcessLookupError):  # ended, but its exit code has not arrived
                 os.kill(self.pid, number)
 
     def terminate(self) -> None:
@@ -272,7 +277,7 @@ def _write(fd: int, text: str) -> None:
         with open(fd, "w", encoding="utf-8") as pipe:
             pipe.write(text)
     except BrokenPipeError:
-        pass  # it did not want to read it
+        pass  # the command does not read its input
 
 
 # --- what runs in the process ---------------------------------------------------------------
@@ -280,11 +285,11 @@ def _write(fd: int, text: str) -> None:
 
 def _serve_all(listener: socket.socket) -> str:
     """Return in each command's process only, with the name of the module to run."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that serve
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the serving processes are not waited for
     while True:
         ready, _, _ = select.select([listener, sys.stdin], [], [])
         if sys.stdin in ready:
-            os._exit(0)  # who started this has ended
+            os._exit(0)  # the process that started this one has ended
         connection, _ = listener.accept()
         if os.fork() == 0:
             listener.close()
@@ -296,21 +301,21 @@ def _serve_all(listener: socket.socket) -> str:
 def _serve(requests: socket.socket) -> str:
     """Return in each command's process only, with the name of the module to run."""
     answers: dict[int, int] = {}
-    """By the process that runs, where to tell how it ended."""
+    """By process id, the descriptor to which its exit code is written."""
 
     def reap(*_: object) -> None:
         with suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 pid, status = ended
-                _tell(answers[pid], os.waitstatus_to_exitcode(status))
+                _send_number(answers[pid], os.waitstatus_to_exitcode(status))
                 os.close(answers.pop(pid))
 
     signal.signal(signal.SIGCHLD, reap)
     while True:
         request, fds, _, _ = socket.recv_fds(requests, 1 << 20, _FDS)
         if not request:
-            os._exit(0)  # who asked has ended
-        # One that ends at once is not told of before it is known.
+            os._exit(0)  # the requesting process has ended
+        # Until its id is sent, so that the end of a short process is not reported before.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
         pid = os.fork()
         if pid == 0:
@@ -320,16 +325,16 @@ def _serve(requests: socket.socket) -> str:
             for answer in answers.values():
                 os.close(answer)
             return _begin(json.loads(request), *fds)
-        os.setpgid(pid, pid)  # before anybody kills the group
+        os.setpgid(pid, pid)  # before the caller can kill the group
         *streams, answers[pid] = fds
         for fd in streams:
             os.close(fd)
-        _tell(answers[pid], pid)
+        _send_number(answers[pid], pid)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
 
 
-def _tell(answer: int, number: int) -> None:
-    with suppress(BrokenPipeError):  # nobody wants to know any more
+def _send_number(answer: int, number: int) -> None:
+    with suppress(BrokenPipeError):  # nobody reads it any more
         os.write(answer, f"{number}\n".encode())
 
 
@@ -341,7 +346,7 @@ def _begin(request: dict[str, Any], stdin: int, stdout: int, stderr: int, answer
         os.dup2(fd, standard)
         os.close(fd)
     os.setpgid(0, 0)
-    # What a command starts by multiprocessing imports its program, as it does for users.
+    # Children by multiprocessing import the command's program, as they do for users.
     program = sys.modules["__main__"]
     program.__spec__, program.__file__ = None, str(Path(sys.executable).parent / "jobctl")
     os.chdir(request["cwd"])
@@ -357,7 +362,7 @@ def _begin(request: dict[str, Any], stdin: int, stdout: int, stderr: int, answer
 
 
 def _make_parameters(command: Any) -> None:
-    """Make what reads the parameters of a command, and of those in it."""
+    """Build the readers of parameters of a command and its subcommands."""
     command = getattr(command, "loaded", command)
     for parameter in command.params:
         parameter.get_runtime_param()
@@ -366,8 +371,8 @@ def _make_parameters(command: Any) -> None:
 
 
 def _end(main: Callable[[], object]) -> None:
-    """Run a command, and end as the interpreter does, but for taking all modules apart: that copies
-    each page of the process that this is a fork of, and took three quarters of a command's time."""
+    """Run a command, and end like the interpreter, but without tearing modules down: that would
+    copy every page of the template, and took three quarters of a command's time."""
     try:
         main()
         code = 0
@@ -381,13 +386,13 @@ def _end(main: Callable[[], object]) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
     except OSError:
-        sys.exit(code)  # the interpreter tells of what it can't write
+        sys.exit(code)  # the interpreter reports that it can't write
     os._exit(code)
 
 
 def _use_large_pages() -> None:
-    """Have this process's memory in pages of 2 MiB, where the kernel can: of others, each fork
-    copies the table."""
+    """Use pages of 2 MiB for this process's memory if the kernel can, because each fork copies the
+    page table."""
     advise = ctypes.CDLL(None, use_errno=True).madvise
     advise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     for line in Path("/proc/self/maps").read_text().splitlines():
@@ -395,8 +400,8 @@ def _use_large_pages() -> None:
         if rights == "rw-p" and inode == "0" and name in ([], ["[heap]"]):
             start, end = (int(each, 16) for each in addresses.split("-"))
             start, end = -(-start // LARGE_PAGE) * LARGE_PAGE, end // LARGE_PAGE * LARGE_PAGE
-            for at in range(start, end, LARGE_PAGE):
-                advise(at, LARGE_PAGE, _COLLAPSE)
+            for address in range(start, end, LARGE_PAGE):
+                advise(address, LARGE_PAGE, _COLLAPSE)
 
 
 def end_with_parent() -> None:
@@ -408,14 +413,14 @@ if __name__ == "__main__":
     from switchyard.cli.main import shared_commands
     from switchyard.cli.system.spawner import load_shared_modules
 
-    load_shared_modules(postgres=True)  # first: it leaves out what a real start leaves out
+    load_shared_modules(postgres=True)  # first: it skips the modules that a real start skips
     for module in pkgutil.walk_packages(cli.__path__, f"{cli.__name__}."):
         importlib.import_module(module.name)
-    for name in NEEDED:
+    for name in PRELOADED_MODULES:
         importlib.import_module(name)
     _make_parameters(shared_commands())
-    sys.path.pop(0)  # the directory, which `jobctl` does not have there
-    gc.freeze()  # a command that ends would go through all of it, and take a copy
+    sys.path.pop(0)  # the working directory, which is not in the path of `jobctl`
+    gc.freeze()  # otherwise the collector of a command would visit and so copy it all
     _use_large_pages()
     assert len(list(Path("/proc/self/task").iterdir())) == 1, "a fork has no threads"
     _end(importlib.import_module(_serve_all(socket.socket(fileno=int(sys.argv[1])))).main)

@@ -1,9 +1,9 @@
 """`make test-compose`: the whole system from compose.yml as it stands, in containers.
 
-Brings it up, sends a PDF through every stage, kills a worker's container in the midst of jobs,
-looks at what Prometheus sees, and takes it down. All has the name of this run and ports of its own.
-With --tls it is compose.yml with compose.tls.yml, and a shorter look: one document,
-and who is refused.
+It starts the system, sends a PDF through every stage, kills a worker's container while jobs run,
+checks what Prometheus scrapes, and removes everything. Containers have names and ports of this run.
+With --tls it adds compose.tls.yml and tests less: one document, and that plain connections are
+refused.
 
 podman 4.3 does not know `depends_on: service_healthy`, and runs health checks by systemd only. So
 the services are started here in the order that compose.yml says, and their checks run by hand.
@@ -33,7 +33,7 @@ ROOT = Path(__file__).parents[2]
 IMAGES = Path(__file__).parent / "images"
 COMPOSE = Path(sys.executable).parent / "podman-compose"
 LEFT_OUT = {"grafana"}
-"""No package has it."""
+"""Services that no package of the distribution provides."""
 SHIPPED = ("compose.yml", "compose.tls.yml", "Dockerfile", ".dockerignore", "pyproject.toml")
 TREES = ("requirements", "src", "deploy", "charts")
 CERTIFICATES = ("/etc/ssl/certs", "/usr/share/ca-certificates", "/usr/local/share/ca-certificates")
@@ -46,13 +46,14 @@ OVER_TLS = {
     ),
     "rabbitmq": ("rabbitmqctl", "-q", "list_connections", "--no-table-headers", "ssl"),
 }
-"""Asks whether each connection from another container is encrypted."""
+"""By service, the command that prints whether each connection from another container is
+encrypted."""
 START, WORK = 180.0, 180.0
 """Seconds at most for a start, and for jobs to end."""
 
 
 def run(*command: str, check: bool = True, quiet: bool = True, **options: Any) -> str:
-    ran = subprocess.run(
+    result = subprocess.run(
         command,
         env=ENVIRONMENT,
         check=False,
@@ -61,27 +62,27 @@ def run(*command: str, check: bool = True, quiet: bool = True, **options: Any) -
         stderr=subprocess.STDOUT if quiet else None,
         **options,
     )
-    if check and ran.returncode != 0:
-        raise SystemExit(f"{' '.join(command)} ended with {ran.returncode}:\n{ran.stdout}")
-    return ran.stdout
+    if check and result.returncode != 0:
+        raise SystemExit(f"{' '.join(command)} ended with {result.returncode}:\n{result.stdout}")
+    return result.stdout
 
 
-def until(what: str, holds: Callable[[], Any], seconds: float) -> Any:
+def await_result(description: str, probe: Callable[[], Any], seconds: float) -> Any:
     deadline = time.monotonic() + seconds
     while True:
         try:
-            found = holds()
+            value = probe()
         except httpx.TransportError:
-            found = None
-        if found:
-            print(f"  {what}", flush=True)
-            return found
+            value = None
+        if value:
+            print(f"  {description}", flush=True)
+            return value
         if time.monotonic() > deadline:
-            raise SystemExit(f"not within {seconds:g} s: {what}")
+            raise SystemExit(f"not within {seconds:g} s: {description}")
         time.sleep(0.5)
 
 
-class Composed:
+class ComposedSystem:
     """The services of compose.yml under a name of their own."""
 
     def __init__(self, directory: Path, tls: bool) -> None:
@@ -99,26 +100,26 @@ class Composed:
     def start_in_order(self) -> None:
         """Start the services as `depends_on` says: each once those that it needs are healthy, or
         have ended well."""
-        left = set(self.services) - LEFT_OUT
+        waiting = set(self.services) - LEFT_OUT
         started: set[str] = set()
-        while left:
-            able = {name for name in left if self._needs(name) <= started}
-            assert able, f"the services {left} wait for each other"
-            self.compose("up", "-d", "--no-build", "--no-deps", *sorted(able))
-            for name in sorted(able):
+        while waiting:
+            startable = {name for name in waiting if self._needs(name) <= started}
+            assert startable, f"the services {waiting} wait for each other"
+            self.compose("up", "-d", "--no-build", "--no-deps", *sorted(startable))
+            for name in sorted(startable):
                 for container in self.containers(name):
-                    self._settled(name, container)
-            started |= able
-            left -= able
+                    self._await_start(name, container)
+            started |= startable
+            waiting -= startable
 
     def _needs(self, name: str) -> set[str]:
         return set(self.services[name].get("depends_on", ()))
 
-    def _settled(self, name: str, container: str) -> None:
+    def _await_start(self, name: str, container: str) -> None:
         if self.services[name].get("restart") == "on-failure":
-            until(f"{container} has done its work", lambda: self._has_done(container), START)
+            await_result(f"{container} has done its work", lambda: self._has_done(container), START)
         elif "healthcheck" in self.services[name]:
-            until(f"{container} is healthy", lambda: self.is_healthy(container), START)
+            await_result(f"{container} is healthy", lambda: self.is_healthy(container), START)
 
     def _has_done(self, container: str) -> bool:
         state = run(
@@ -129,14 +130,22 @@ class Composed:
     def is_healthy(self, container: str) -> bool:
         """Return whether its health check passes now."""
         command = ("podman", "healthcheck", "run", container)
-        ran = subprocess.run(command, env=ENVIRONMENT, check=False, capture_output=True)
-        return ran.returncode == 0
+        result = subprocess.run(command, env=ENVIRONMENT, check=False, capture_output=True)
+        return result.returncode == 0
 
     def containers(self, service: str) -> list[str]:
         label = f"label=com.docker.compose.service={service}"
-        mine = f"label=com.docker.compose.project={self.project}"
+        project_label = f"label=com.docker.compose.project={self.project}"
         out = run(
-            "podman", "ps", "-a", "--filter", label, "--filter", mine, "--format", "{{.Names}}"
+            "podman",
+            "ps",
+            "-a",
+            "--filter",
+            label,
+            "--filter",
+            project_label,
+            "--format",
+            "{{.Names}}",
         )
         return sorted(out.split())
 
@@ -147,7 +156,7 @@ class Composed:
 
 
 @contextmanager
-def composed(tls: bool) -> Iterator[tuple[Composed, dict[str, str]]]:
+def composed(tls: bool) -> Iterator[tuple[ComposedSystem, dict[str, str]]]:
     """Prepare what compose.yml needs, in a directory of its own; take it all down at the end."""
     with tempfile.TemporaryDirectory(prefix="switchyard-compose-") as name:
         directory = Path(name)
@@ -160,7 +169,7 @@ def composed(tls: bool) -> Iterator[tuple[Composed, dict[str, str]]]:
         with (directory / ".env").open("a") as file:
             file.writelines(f"{key}={value}\n" for key, value in ports.items())
         lines = (directory / ".env").read_text().splitlines()
-        system = Composed(directory, tls)
+        system = ComposedSystem(directory, tls)
         if tls:
             make_certificates(system)
         try:
@@ -172,7 +181,7 @@ def composed(tls: bool) -> Iterator[tuple[Composed, dict[str, str]]]:
             assert not left, f"left behind: {left}"
 
 
-def make_certificates(system: Composed) -> None:
+def make_certificates(system: ComposedSystem) -> None:
     """Make certificates as docs/deploy.md says; but in the images that are made here the users have
     other ids."""
     run(str(system.directory / "deploy" / "make_certificates.sh"))
@@ -182,7 +191,7 @@ def make_certificates(system: Composed) -> None:
         os.chown(system.directory / ".secrets" / "tls" / f"{name}.key", int(user), -1)
 
 
-def build(system: Composed) -> None:
+def build(system: ComposedSystem) -> None:
     """Build the image of the Dockerfile, with the certificates by which this machine reaches
     PyPI."""
     mounts = [f"--volume={path}:{path}:ro" for path in CERTIFICATES if Path(path).is_dir()]
@@ -210,7 +219,7 @@ def is_done(api: httpx.Client, document: str) -> bool:
 
 
 @contextmanager
-def api_of(system: Composed, env: dict[str, str]) -> Iterator[httpx.Client]:
+def api_of(system: ComposedSystem, env: dict[str, str]) -> Iterator[httpx.Client]:
     """Open a client with the key, which with TLS trusts its own authority alone."""
     key = {"Authorization": f"Bearer {env['API_KEY']}"}
     url = f"{'https' if system.tls else 'http'}://127.0.0.1:{env['API_PORT']}"
@@ -222,22 +231,24 @@ def api_of(system: Composed, env: dict[str, str]) -> Iterator[httpx.Client]:
         yield client
 
 
-def trust_of(system: Composed) -> ssl.SSLContext:
+def trust_of(system: ComposedSystem) -> ssl.SSLContext:
     return ssl.create_default_context(cafile=system.directory / ".secrets" / "tls" / "ca.pem")
 
 
-def exercise(system: Composed, env: dict[str, str], pdfs: list[Path]) -> None:
+def exercise(system: ComposedSystem, env: dict[str, str], pdfs: list[Path]) -> None:
     with api_of(system, env) as api:
         document = send(api, pdfs[0])
-        until(f"{pdfs[0].name} went through every stage", lambda: is_done(api, document), WORK)
+        await_result(
+            f"{pdfs[0].name} went through every stage", lambda: is_done(api, document), WORK
+        )
 
         (made,) = generate(1, seed=3, kinds=["scan"], languages=["en"])
         scan = system.directory / made.filename
         scan.write_bytes(made.content)
         document = send(api, scan)
-        until(f"{scan.name} was read by OCR", lambda: is_done(api, document), WORK)
-        found = api.post("/search", json={"query": made.title}).json()["hits"]
-        assert found[0]["document_id"] == document, found
+        await_result(f"{scan.name} was read by OCR", lambda: is_done(api, document), WORK)
+        hits = api.post("/search", json={"query": made.title}).json()["hits"]
+        assert hits[0]["document_id"] == document, hits
 
         documents = [send(api, each) for each in pdfs]
         killed = system.containers("worker-llm")[0]
@@ -247,9 +258,9 @@ def exercise(system: Composed, env: dict[str, str], pdfs: list[Path]) -> None:
         def all_done() -> bool:
             return all(is_done(api, each) for each in documents)
 
-        until("every document went through every stage", all_done, WORK)
+        await_result("every document went through every stage", all_done, WORK)
         run("podman", "start", killed)
-        until(f"{killed} works again", lambda: system.is_healthy(killed), START)
+        await_result(f"{killed} works again", lambda: system.is_healthy(killed), START)
 
     print(system.jobctl("doctor"), flush=True)
     watched(system, env)
@@ -259,12 +270,12 @@ def exercise(system: Composed, env: dict[str, str], pdfs: list[Path]) -> None:
     assert "Read-only file system" in refused
 
 
-def exercise_tls(system: Composed, env: dict[str, str], pdf: Path) -> None:
+def exercise_tls(system: ComposedSystem, env: dict[str, str], pdf: Path) -> None:
     """Send a document through every process, and check that nothing but PostgreSQL answers without
     TLS."""
     with api_of(system, env) as api:
         document = send(api, pdf)
-        until(f"{pdf.name} went through every stage", lambda: is_done(api, document), WORK)
+        await_result(f"{pdf.name} went through every stage", lambda: is_done(api, document), WORK)
     print(system.jobctl("doctor"), flush=True)
     for name, password in (
         ("postgres", env["APPLICATION_PASSWORD"]),
@@ -288,7 +299,7 @@ def exercise_tls(system: Composed, env: dict[str, str], pdf: Path) -> None:
     watched(system, env)
 
 
-def watched(system: Composed, env: dict[str, str]) -> None:
+def watched(system: ComposedSystem, env: dict[str, str]) -> None:
     """Check that Prometheus scrapes every process, and that no alert fires."""
     prometheus = f"http://127.0.0.1:{env['PROMETHEUS_PORT']}/api/v1"
     wanted = 2 + sum(
@@ -301,7 +312,7 @@ def watched(system: Composed, env: dict[str, str]) -> None:
         ]
         return sum(each["health"] == "up" for each in targets) == wanted
 
-    until(f"Prometheus scrapes {wanted} processes", all_up, START)
+    await_result(f"Prometheus scrapes {wanted} processes", all_up, START)
     (group,) = httpx.get(f"{prometheus}/rules", trust_env=False).json()["data"]["groups"]
     assert not [each["lastError"] for each in group["rules"] if each.get("lastError")]
     firing = [each["name"] for each in group["rules"] if each["state"] == "firing"]

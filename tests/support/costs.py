@@ -1,8 +1,8 @@
-"""Where a run's processor time goes: `make test ARGS=--costs` ends with what costs most.
+"""The processor time of a run: `make test ARGS=--costs` ends with the most expensive tests.
 
-Tests wait for each other where they run side by side, so what one costs is not the time that it
-took. It is what its process and all that this has started have used meanwhile; the servers that a
-whole run shares are named by themselves.
+Tests that run side by side wait for each other, so the cost of a test is not its duration but the
+processor time that its process and all processes started by it used meanwhile. The servers that the
+whole run shares are listed apart.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pytest
 from tests.support.commands import commands
 
 COST = "processor_seconds"
-SHOWN = 25
+MAX_LINES = 25
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -31,7 +31,7 @@ def tasks_of(pid: int) -> list[str]:
 
 
 def descendants(pid: int) -> Iterator[int]:
-    """Return the processes that this one has started, and those that they have, which still run."""
+    """Yield the running children of a process, their children, and so on."""
     for task in tasks_of(pid):
         try:
             started = Path(f"/proc/{pid}/task/{task}/children").read_text().split()
@@ -45,14 +45,15 @@ def descendants(pid: int) -> Iterator[int]:
 def used_by(pid: int) -> float:
     """Return processor seconds of a process, and of those of its children that have ended."""
     try:
-        behind_the_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        fields_after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return 0.0
-    return sum(map(int, behind_the_name[11:15])) / _TICKS
+    return sum(map(int, fields_after_name[11:15])) / _TICKS
 
 
 def used() -> float:
-    """Return the same of this process, all that it has started, and the commands that it ran."""
+    """Return the processor seconds of this process, its descendants and the commands that it
+    ran."""
     roots = [os.getpid()]
     if commands.cache_info().currsize:
         roots.append(commands().pid)
@@ -60,7 +61,7 @@ def used() -> float:
 
 
 class Costs:
-    """A plugin that notes what each test costs, and lists it at the end of a run."""
+    """A plugin that records the cost of each test, and lists the highest at the end of a run."""
 
     def __init__(self) -> None:
         self._before = used()
@@ -87,7 +88,7 @@ class Costs:
             files[name.partition("::")[0]] += spent
         terminalreporter.section(f"processor time: {sum(tests.values()):.0f} s")
         for costs in (files, tests, servers()):
-            for name in sorted(costs, key=costs.__getitem__, reverse=True)[:SHOWN]:
+            for name in sorted(costs, key=costs.__getitem__, reverse=True)[:MAX_LINES]:
                 terminalreporter.write_line(f"{costs[name]:8.2f} s  {name}")
             terminalreporter.write_line("")
 
@@ -95,11 +96,11 @@ class Costs:
 def servers() -> dict[str, float]:
     """Return the processor seconds of the processes that this one has started, by the program's
     name."""
-    found: defaultdict[str, float] = defaultdict(float)
+    seconds_by_program: defaultdict[str, float] = defaultdict(float)
     for pid in descendants(os.getpid()):
         try:
             program = Path(f"/proc/{pid}/comm").read_text().strip()
         except OSError:
             continue
-        found[program] += used_by(pid)
-    return found
+        seconds_by_program[program] += used_by(pid)
+    return seconds_by_program

@@ -1,4 +1,4 @@
-"""The pages of the documentation, and what they quote."""
+"""The pages of the documentation, and the patterns of code in them."""
 
 import re
 from pathlib import Path

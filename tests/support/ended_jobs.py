@@ -38,8 +38,12 @@ async def record_old_job(
         if name in changes
     }
     await ledger.jobs.record(new_job(message(job_id), lane=lane, **changes))
-    at = ledger.clock.time() - days * DAY
-    times: dict[str, float | None] = {"created_at": at - 1, "updated_at": at, "finished_at": at}
+    ended_at = ledger.clock.time() - days * DAY
+    times: dict[str, float | None] = {
+        "created_at": ended_at - 1,
+        "updated_at": ended_at,
+        "finished_at": ended_at,
+    }
     if state not in ENDED:
         times["finished_at"] = None
     values: dict[str, Any] = {"state": state.value, **times, **columns}

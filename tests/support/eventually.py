@@ -1,4 +1,4 @@
-"""Waiting for what sends no signal."""
+"""Wait for conditions that send no signal."""
 
 import asyncio
 import time
@@ -8,7 +8,7 @@ from typing import Any
 
 INTERVAL = 0.03
 MAX_WAIT = 60.0
-"""Seconds for what must happen: only a test that fails waits so long, however busy the machine."""
+"""Seconds to wait for a condition that must become true: only a failing test waits so long."""
 
 
 async def eventually(
@@ -21,25 +21,25 @@ async def eventually(
     """Wait for a true value of `predicate`, plain or async, which is called every 30 ms, and return
     it.
 
-    With `progress`, plain or async, the time begins anew whenever that answers something else: for
-    what takes longer on a busy machine, and must only go on.
+    With `progress`, plain or async, the time starts again whenever its value changes: for work
+    that takes long on a busy machine, and only has to go on.
 
     Raises AssertionError with the last value after `timeout` seconds.
     """
-    deadline, at = time.monotonic() + timeout, None
+    deadline, last_progress = time.monotonic() + timeout, None
     while True:
-        value = await _answer(predicate)
+        value = await _call(predicate)
         if value:
             return value
-        if progress is not None and (now_at := await _answer(progress)) != at:
-            deadline, at = time.monotonic() + timeout, now_at
+        if progress is not None and (current_progress := await _call(progress)) != last_progress:
+            deadline, last_progress = time.monotonic() + timeout, current_progress
         elif time.monotonic() > deadline:
             if progress is not None:
-                what = f"{what or 'it'} (stands still at {at!r})"
+                what = f"{what or 'it'} (stands still at {last_progress!r})"
             raise AssertionError(f"{what or 'it'} did not happen in {timeout:g} s: {value!r}")
         await asyncio.sleep(INTERVAL)
 
 
-async def _answer(question: Callable[[], Any]) -> Any:
-    answer = question()
-    return await answer if isawaitable(answer) else answer
+async def _call(function: Callable[[], Any]) -> Any:
+    value = function()
+    return await value if isawaitable(value) else value

@@ -1,7 +1,7 @@
-"""LangChain's and Instructor's clients, asked what `test_foreign_clients.py` wants to know.
+"""Calls by LangChain's and Instructor's clients, for `test_foreign_clients.py`.
 
 It runs in an environment of its own (`make test-clients`), without our libraries:
-`python foreign_clients.py URL KEY MODEL` prints what each has got as JSON.
+`python foreign_clients.py URL KEY MODEL` prints the results of each client as JSON.
 """
 
 import asyncio
@@ -30,50 +30,57 @@ def tide_at(port: str) -> str:
     return f"high at {port}"
 
 
-def with_langchain(url: str, key: str, model: str) -> dict[str, Any]:
-    made: dict[str, Any] = {"base_url": url, "api_key": key, "model": model}
-    chat = ChatOpenAI(**made)
+def call_by_langchain(url: str, key: str, model: str) -> dict[str, Any]:
+    options: dict[str, Any] = {"base_url": url, "api_key": key, "model": model}
+    chat = ChatOpenAI(**options)
     prompt = ChatPromptTemplate.from_messages([("system", "Be short."), ("user", "{question}")])
     chain = prompt | chat | StrOutputParser()
-    told: dict[str, Any] = {"chain": chain.invoke({"question": "What is a tide?"})}
-    told["streamed"] = "".join(chain.stream({"question": "What is a tide, in pieces?"}))
-    told["batch"] = chain.batch([{"question": "one"}, {"question": "two"}])
+    results: dict[str, Any] = {"chain": chain.invoke({"question": "What is a tide?"})}
+    results["streamed"] = "".join(chain.stream({"question": "What is a tide, in pieces?"}))
+    results["batch"] = chain.batch([{"question": "one"}, {"question": "two"}])
 
     async def ask() -> str:
         return (await chat.ainvoke("And asynchronously?")).text
 
-    told["async"] = asyncio.run(ask())
+    results["async"] = asyncio.run(ask())
 
-    asked = HumanMessage("Use the tool.")
+    question = HumanMessage("Use the tool.")
     with_tools = chat.bind_tools([tide_at])
-    answer = with_tools.invoke([asked])
-    told["calls"] = [(each["name"], each["args"]) for each in answer.tool_calls]
-    results = [
+    answer = with_tools.invoke([question])
+    results["calls"] = [(each["name"], each["args"]) for each in answer.tool_calls]
+    tool_messages = [
         ToolMessage(tide_at.invoke(each["args"]), tool_call_id=each["id"])
         for each in answer.tool_calls
     ]
-    told["after"] = with_tools.invoke([asked, answer, *results]).text
+    results["after"] = with_tools.invoke([question, answer, *tool_messages]).text
 
-    fits = chat.with_structured_output(Tide).invoke("As an object.")
-    told["structured"] = fits.model_dump()
+    tide = chat.with_structured_output(Tide).invoke("As an object.")
+    results["structured"] = tide.model_dump()
 
-    vectors = OpenAIEmbeddings(**made, check_embedding_ctx_length=False)
-    told["vectors"] = [len(each) for each in vectors.embed_documents(["high", "low"])]
-    return told
+    vectors = OpenAIEmbeddings(**options, check_embedding_ctx_length=False)
+    results["vectors"] = [len(each) for each in vectors.embed_documents(["high", "low"])]
+    return results
 
 
-def with_instructor(url: str, key: str, model: str) -> dict[str, Any]:
-    told: dict[str, Any] = {}
+def call_by_instructor(url: str, key: str, model: str) -> dict[str, Any]:
+    results: dict[str, Any] = {}
     for mode in (instructor.Mode.TOOLS, instructor.Mode.JSON):
         client = instructor.from_openai(openai.OpenAI(base_url=url, api_key=key), mode=mode)
         messages: Any = [{"role": "user", "content": f"The tide at Brest, by {mode.value}."}]
-        fits = client.chat.completions.create(
+        tide = client.chat.completions.create(
             model=model, response_model=Tide, messages=messages, max_retries=1
         )
-        told[mode.name] = fits.model_dump()
-    return told
+        results[mode.name] = tide.model_dump()
+    return results
 
 
 if __name__ == "__main__":
-    given = sys.argv[1:4]
-    print(json.dumps({"langchain": with_langchain(*given), "instructor": with_instructor(*given)}))
+    arguments = sys.argv[1:4]
+    print(
+        json.dumps(
+            {
+                "langchain": call_by_langchain(*arguments),
+                "instructor": call_by_instructor(*arguments),
+            }
+        )
+    )

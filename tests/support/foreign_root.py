@@ -1,4 +1,4 @@
-"""RabbitMQ and Erlang out of another Debian's root directory, run where they lie.
+"""RabbitMQ and Erlang of another Debian's root directory, run in place.
 
 Neither chroot nor mounts are needed, so it works without special rights: inside a container, inside
 a chroot, for any user who may read the root. Each program of Erlang's is started by the dynamic
@@ -17,7 +17,7 @@ from switchyard.cli.system.rabbitmq_node import SCRIPTS, LocalNode
 
 ERLANG = Path("usr/lib/erlang")
 SHELL_SCRIPTS = frozenset({"erl", "start", "start_erl"})
-"""Erlang's own; they have the place of an installed Erlang written into them."""
+"""Scripts of Erlang that contain the path of an installed Erlang, so they are not linked."""
 
 
 class BrokenRootError(RuntimeError):
@@ -26,7 +26,7 @@ class BrokenRootError(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class ForeignRootSetup(NodeSetup):
-    """What a node out of another root is told: it has that root's Erlang in its own directory."""
+    """The setup of a node from another root, with links to that root's Erlang in its directory."""
 
     root: Path
 
@@ -35,8 +35,8 @@ class ForeignRootSetup(NodeSetup):
         link_erlang(self.root, self.base_dir / "erlang")
 
     def environment(self) -> dict[str, str]:
-        given = super().environment()
-        return given | {"PATH": f"{self.base_dir / 'erlang' / 'bin'}:{given['PATH']}"}
+        variables = super().environment()
+        return variables | {"PATH": f"{self.base_dir / 'erlang' / 'bin'}:{variables['PATH']}"}
 
 
 class ForeignRootNode(LocalNode):
@@ -64,7 +64,7 @@ def scripts_under(root: Path) -> Path:
 def link_erlang(root: Path, to: Path) -> Path:
     """Make `to` an Erlang that runs the one under `root`, and return its directory of programs.
 
-    Made anew each time: the root may have been built again since. Raises BrokenRootError.
+    It is made again each time, because the root may have been rebuilt. Raises BrokenRootError.
     """
     erlang = root / ERLANG
     loader = _first(root, "usr/lib64/ld-linux*.so.*", "usr/lib/ld-linux*.so.*")
@@ -78,11 +78,13 @@ def link_erlang(root: Path, to: Path) -> Path:
         _link(bin_dir / boot.name, boot)
     for program in programs.iterdir():
         if program.name not in SHELL_SCRIPTS:
-            loaded = shlex.join([str(loader), "--library-path", str(libraries)])
-            command = f'exec {loaded} --argv0 "$0" {shlex.quote(str(program))} "$@"'
+            loader_command = shlex.join([str(loader), "--library-path", str(libraries)])
+            command = f'exec {loader_command} --argv0 "$0" {shlex.quote(str(program))} "$@"'
             _script(bin_dir / program.name, command)
-    places = f"ROOTDIR={shlex.quote(str(to))} BINDIR={shlex.quote(str(bin_dir))}"
-    _script(bin_dir / "erl", f'export EMU=beam PROGNAME=erl {places}\nexec "$BINDIR/erlexec" "$@"')
+    erlang_paths = f"ROOTDIR={shlex.quote(str(to))} BINDIR={shlex.quote(str(bin_dir))}"
+    _script(
+        bin_dir / "erl", f'export EMU=beam PROGNAME=erl {erlang_paths}\nexec "$BINDIR/erlexec" "$@"'
+    )
     return bin_dir
 
 

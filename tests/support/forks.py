@@ -35,8 +35,8 @@ from _pytest.tmpdir import TempPathFactory
 
 from tests.support.commands import ROOT, end_with_parent
 
-START = "import json, sys; sys.path = json.loads(sys.argv[1])"
-"""The collector finds what the controller finds, in the same order."""
+SET_PATH = "import json, sys; sys.path = json.loads(sys.argv[1])"
+"""Code that gives the collector the import path of the controller."""
 CLIENT = Path(__file__).with_name("fork_client.py")
 READY = b"r"
 NO_THREADS = {"OPENBLAS_NUM_THREADS": "1"}
@@ -44,11 +44,11 @@ NO_THREADS = {"OPENBLAS_NUM_THREADS": "1"}
 
 
 class Hooks:
-    """What plugins may do beside pytest's own hooks."""
+    """Hooks for plugins beside pytest's own."""
 
     def pytest_forked(self, config: pytest.Config) -> None:
-        """Make anew, in a forked worker and before its first test, what belongs to one process and
-        was made by `pytest_configure` for another one."""
+        """Replace, in a forked worker before its first test, the objects of `pytest_configure` that
+        must belong to one process."""
 
 
 class Collector:
@@ -65,7 +65,7 @@ class Collector:
                 [
                     sys.executable,
                     "-c",
-                    f"{START}; from tests.support.forks import main; main()",
+                    f"{SET_PATH}; from tests.support.forks import main; main()",
                     *(json.dumps(each) for each in (paths, arguments)),
                     str(listener.fileno()),
                 ],
@@ -76,8 +76,8 @@ class Collector:
             )
 
     def lend(self, specs: Sequence[Any]) -> None:
-        """Have the workers of these be forks of it. Raises UsageError where the tests can't be
-        collected; why is on the standard error output."""
+        """Make the workers of these specs forks of the collector. Raises UsageError if the tests
+        can't be collected; the reason is on standard error."""
         assert self._process.stdout is not None
         if self._process.stdout.read(1) != READY:
             raise pytest.UsageError("the tests could not be collected")
@@ -99,10 +99,10 @@ def main() -> None:
     sys.argv = ["-c"]
     ready = os.fdopen(os.dup(1), "wb", 0)
     with open(os.devnull, "wb") as nothing:
-        os.dup2(nothing.fileno(), 1)  # a worker's report of its run is nobody's
+        os.dup2(nothing.fileno(), 1)  # the collector's own report of the run is not shown
     try:
         config = _prepareconfig(arguments)
-        from xdist import remote  # not earlier: pytest wants to import its plugins itself
+        from xdist import remote  # only now, because pytest must import its plugins itself
 
         remote.setup_config(config, None)
         vars(config).update(workerinput={}, workeroutput={})
@@ -143,7 +143,7 @@ class _Forking:
             sys.stderr.write("ERROR: a library that a module of tests imports starts threads\n")
             return True
         for name in NO_THREADS:
-            del os.environ[name]  # what tests start has its own
+            del os.environ[name]  # processes that tests start do not inherit them
         self._ready.write(READY)
         self._ready.close()
         while True:
@@ -161,8 +161,7 @@ class _Forking:
 
 
 def _wait_for_ended() -> None:
-    """Wait for ended forks, so that what they have used counts as used by the run. One that has not
-    ended is killed."""
+    """Wait for ended forks, so that their processor time counts for the run."""
     with suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
@@ -172,9 +171,9 @@ def _serve(streams: list[int]) -> None:
     """Do what is asked on a standard input and output, as a program that xdist starts, and end."""
     try:
         end_with_parent()
-        for standard, given in enumerate(streams):
-            os.dup2(given, standard)
-            os.close(given)
+        for standard_fd, fd in enumerate(streams):
+            os.dup2(fd, standard_fd)
+            os.close(fd)
         sys.stdin, sys.stdout = os.fdopen(0, closefd=False), os.fdopen(1, "w", closefd=False)
         exec(eval(sys.stdin.readline()), {"__name__": "__main__"})
     finally:

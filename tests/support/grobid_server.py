@@ -25,11 +25,11 @@ class GrobidServer(Site):
     def __init__(self) -> None:
         super().__init__()
         self.structures: dict[str, str] = {}
-        """What stands in a `biblStruct`, by the reference."""
+        """Contents of the `biblStruct`, by the reference's text."""
         self.in_pdf: list[tuple[str, str]] = []
-        """References of any PDF: the text, and `coords`."""
+        """References that any PDF has: text and `coords`."""
         self.citations: list[list[str]] = []
-        """What was asked for, request by request."""
+        """The citations of each request."""
 
     def answer(self, exchange: Exchange, request: Request) -> None:
         """Answer as GROBID 0.8 would."""

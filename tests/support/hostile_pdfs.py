@@ -1,7 +1,7 @@
 """PDFs that are made to do harm, the same ones for the same seed.
 
-Small PDFs, damaged in every way that files are damaged on their way and that people damage them,
-and a few that ask for more memory or time than there is.
+Small PDFs, damaged as by transmission or on purpose, and a few that would need more memory or time
+than there is.
 """
 
 from __future__ import annotations
@@ -21,56 +21,56 @@ from tests.support.pdfs import TEXT, encrypted, pdf, scanned
 Mutation = Callable[[bytes, random.Random], bytes]
 
 
-def _flipped(data: bytes, chance: random.Random) -> bytes:
+def _flipped(data: bytes, rng: random.Random) -> bytes:
     changed = bytearray(data)
-    for _ in range(chance.choice((1, 10, 100, 1000))):
-        changed[chance.randrange(len(changed))] = chance.randrange(256)
+    for _ in range(rng.choice((1, 10, 100, 1000))):
+        changed[rng.randrange(len(changed))] = rng.randrange(256)
     return bytes(changed)
 
 
-def _cut(data: bytes, chance: random.Random) -> bytes:
-    return data[: chance.randrange(10, len(data))]
+def _cut(data: bytes, rng: random.Random) -> bytes:
+    return data[: rng.randrange(10, len(data))]
 
 
-def _hollowed(data: bytes, chance: random.Random) -> bytes:
-    start = chance.randrange(len(data))
-    return data[:start] + data[start + chance.randrange(1, 2_000) :]
+def _hollowed(data: bytes, rng: random.Random) -> bytes:
+    start = rng.randrange(len(data))
+    return data[:start] + data[start + rng.randrange(1, 2_000) :]
 
 
-def _shuffled(data: bytes, chance: random.Random) -> bytes:
-    size = chance.randrange(16, 1_024)
+def _shuffled(data: bytes, rng: random.Random) -> bytes:
+    size = rng.randrange(16, 1_024)
     parts = [data[start : start + size] for start in range(0, len(data), size)]
-    chance.shuffle(parts)
+    rng.shuffle(parts)
     return b"%PDF-1.7\n" + b"".join(parts)
 
 
-def _doubled(data: bytes, chance: random.Random) -> bytes:
-    start = chance.randrange(len(data))
-    return data[:start] + data[start : start + 5_000] * chance.randrange(2, 200) + data[start:]
+def _doubled(data: bytes, rng: random.Random) -> bytes:
+    start = rng.randrange(len(data))
+    return data[:start] + data[start : start + 5_000] * rng.randrange(2, 200) + data[start:]
 
 
-def _renumbered(data: bytes, chance: random.Random) -> bytes:
-    """Replace some numbers by ones that nobody expects."""
-    strange = (b"0", b"-1", b"2147483648", b"99999999999999999999", b"1e400", b"4294967295")
+def _renumbered(data: bytes, rng: random.Random) -> bytes:
+    """Replace some numbers by unusual ones."""
+    unusual_numbers = (b"0", b"-1", b"2147483648", b"99999999999999999999", b"1e400", b"4294967295")
 
-    def other(match: re.Match[bytes]) -> bytes:
-        return chance.choice(strange) if chance.random() < 0.05 else match.group()
+    def replace_match(match: re.Match[bytes]) -> bytes:
+        return rng.choice(unusual_numbers) if rng.random() < 0.05 else match.group()
 
-    return re.sub(rb"\b\d+\b", other, data)
+    return re.sub(rb"\b\d+\b", replace_match, data)
 
 
-def _crossed(data: bytes, chance: random.Random) -> bytes:
+def _crossed(data: bytes, rng: random.Random) -> bytes:
     """Let references lead to other objects, and so in circles."""
 
-    def other(match: re.Match[bytes]) -> bytes:
-        return b"%d 0 R" % chance.randrange(1, 20) if chance.random() < 0.3 else match.group()
+    def replace_match(match: re.Match[bytes]) -> bytes:
+        return b"%d 0 R" % rng.randrange(1, 20) if rng.random() < 0.3 else match.group()
 
-    return re.sub(rb"\b\d+ 0 R\b", other, data)
+    return re.sub(rb"\b\d+ 0 R\b", replace_match, data)
 
 
-def _wrapped(data: bytes, chance: random.Random) -> bytes:
-    junk = chance.randbytes(chance.randrange(1, 900))
-    return junk + data + chance.randbytes(chance.randrange(1, 300_000))
+def _wrapped(data: bytes, rng: random.Random) -> bytes:
+    junk = rng.randbytes(rng.randrange(1, 900))
+    return junk + data + rng.randbytes(rng.randrange(1, 300_000))
 
 
 MUTATIONS: tuple[Mutation, ...] = (
@@ -102,7 +102,7 @@ def nested_forms(depth: int = 24, width: int = 4) -> bytes:
         b"/Type/XObject/Subtype/Form/BBox[0 0 600 800]/Resources<</Font<</H 3 0 R>>>>",
         b"BT /H 9 Tf (word) Tj ET",
     )
-    return _whole(b"4 0 R", [*forms, last])
+    return _whole_file(b"4 0 R", [*forms, last])
 
 
 def nested_fonts(depth: int = 15_000) -> bytes:
@@ -119,16 +119,16 @@ def nested_fonts(depth: int = 15_000) -> bytes:
         )
         fonts.append(_stream(xref + 1, b"", b"1 0 d0 BT /H 1 Tf (a) Tj ET"))
     form = b"/Type/XObject/Subtype/Form/BBox[0 0 600 800]/Resources<</Font<</H 1000 0 R>>>>"
-    return _whole(b"4 0 R", [_stream(4, form, b"BT /H 9 Tf (a) Tj ET"), *fonts])
+    return _whole_file(b"4 0 R", [_stream(4, form, b"BT /H 9 Tf (a) Tj ET"), *fonts])
 
 
 def with_a_costly_page(kind: str) -> bytes:
     """Make three pages of text, of which the second would be drawn for years: by forms, patterns or
     letters that are drawn with each other. See COSTLY_PAGES."""
     document = pymupdf.open(stream=pdf([f"{TEXT} Page {number}." for number in (1, 2, 3)]))
-    about, content, resources, use = COSTLY_PAGES[kind]
+    dictionary, content, resources, drawing = COSTLY_PAGES[kind]
     inner = b"0 0 10 10 re f"
-    own_resources = ""
+    level_resources = ""
     for _ in range(12):
         xref = document.get_new_xref()
         if kind == "fonts":
@@ -136,18 +136,19 @@ def with_a_costly_page(kind: str) -> bytes:
             document.update_stream(xref, b"1000 0 d0 " + inner)
             letter, xref = xref, document.get_new_xref()
             document.update_object(
-                xref, f"<<{about}/CharProcs<</a {letter} 0 R>>/Resources<<{own_resources}>>>>"
+                xref,
+                f"<<{dictionary}/CharProcs<</a {letter} 0 R>>/Resources<<{level_resources}>>>>",
             )
         else:
-            document.update_object(xref, f"<<{about}/Resources<<{own_resources}>>>>")
+            document.update_object(xref, f"<<{dictionary}/Resources<<{level_resources}>>>>")
             document.update_stream(xref, inner)
-        own_resources, inner = resources % xref, content
+        level_resources, inner = resources % xref, content
     page = document[1]
     own_font = document.xref_get_key(page.xref, "Resources/Font")[1]
     fonts = f"/Font{own_font}" if kind != "fonts" else ""
-    before = b"" if kind == "fonts" else page.read_contents()
-    document.xref_set_key(page.xref, "Resources", f"<<{fonts}{own_resources}>>")
-    document.update_stream(page.get_contents()[0], before + b" q " + use + b" Q")
+    text_content = b"" if kind == "fonts" else page.read_contents()
+    document.xref_set_key(page.xref, "Resources", f"<<{fonts}{level_resources}>>")
+    document.update_stream(page.get_contents()[0], text_content + b" q " + drawing + b" Q")
     return bytes(document.tobytes(no_new_id=True))
 
 
@@ -184,7 +185,7 @@ def bomb(megabytes: int = 300) -> bytes:
     packed = b"".join(packer.compress(part) for _ in range(megabytes)) + packer.flush()
     form = b"/Type/XObject/Subtype/Form/BBox[0 0 600 800]/Filter/FlateDecode"
     fonts = b"/Resources<</Font<</H 3 0 R>>>>"
-    return _whole(b"4 0 R", [_stream(4, form + fonts, packed)])
+    return _whole_file(b"4 0 R", [_stream(4, form + fonts, packed)])
 
 
 def deep_outline(depth: int = 100_000) -> bytes:
@@ -263,12 +264,12 @@ def _archive(files: dict[str, bytes]) -> bytes:
     return buffer.getvalue()
 
 
-def _stream(number: int, about: bytes, content: bytes) -> bytes:
-    head = b"%d 0 obj\n<<%s/Length %d>>\nstream\n" % (number, about, len(content))
+def _stream(number: int, dictionary: bytes, content: bytes) -> bytes:
+    head = b"%d 0 obj\n<<%s/Length %d>>\nstream\n" % (number, dictionary, len(content))
     return head + content + b"\nendstream\nendobj\n"
 
 
-def _whole(form: bytes, objects: list[bytes]) -> bytes:
+def _whole_file(form: bytes, objects: list[bytes]) -> bytes:
     page = (
         b"<</Type/Page/Parent 2 0 R/MediaBox[0 0 600 800]/Contents 999 0 R"
         b"/Resources<</XObject<</F %s>>>>>>" % form
@@ -298,7 +299,7 @@ def hostile_pdfs(count: int, seed: int = 1) -> Iterator[tuple[str, bytes]]:
     yield "bomb", bomb()
     yield "deep outline", deep_outline()
     for number in range(count - 3):
-        chance = random.Random(f"{seed}/{number}")
-        name = chance.choice(list(bases))
+        rng = random.Random(f"{seed}/{number}")
+        name = rng.choice(list(bases))
         mutation = MUTATIONS[number % len(MUTATIONS)]
-        yield f"{number} {mutation.__name__} {name}", mutation(bases[name], chance)
+        yield f"{number} {mutation.__name__} {name}", mutation(bases[name], rng)

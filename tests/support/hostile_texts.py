@@ -1,4 +1,4 @@
-"""Texts that are made to cost time, and what reading them costs.
+"""Texts made to be slow to read, and the processor time that reading them takes.
 
 `python -m tests.support.hostile_texts 250000,1000000` reads each shape at each of these numbers of
 characters, in a process that can be killed, and prints a JSON object of processor seconds by shape.
@@ -56,7 +56,7 @@ SHAPES = {
 }
 
 
-def of(shape: str, characters: int) -> str:
+def make_text(shape: str, characters: int) -> str:
     """Make a text of that shape and length."""
     unit = SHAPES[shape]
     return (unit * (characters // len(unit) + 1))[:characters]
@@ -87,5 +87,5 @@ def seconds(text: str) -> float:
 
 if __name__ == "__main__":
     sizes = [int(size) for size in sys.argv[1].split(",")]
-    texts = {shape: [of(shape, size) for size in sizes] for shape in sys.argv[2:] or SHAPES}
+    texts = {shape: [make_text(shape, size) for size in sizes] for shape in sys.argv[2:] or SHAPES}
     print(json.dumps({shape: [seconds(text) for text in each] for shape, each in texts.items()}))

@@ -71,18 +71,16 @@ class GithubSite(Site):
         **changes: Any,
     ) -> None:
         """Add or replace a repository."""
-        found = repository(name, **changes)
-        listed = [release("v2.32.0")] if releases is None else releases
-        below = f"/repos/{name}"
-        self.pages[below] = with_etag(found, f'W/"{hash(str(found))}"')
-        self.pages[f"{below}/releases"] = with_etag(listed, f'W/"{hash(str(listed))}"')
+        repository_answer = repository(name, **changes)
+        release_list = [release("v2.32.0")] if releases is None else releases
+        path = f"/repos/{name}"
+        self.pages[path] = with_etag(repository_answer, f'W/"{hash(str(repository_answer))}"')
+        self.pages[f"{path}/releases"] = with_etag(release_list, f'W/"{hash(str(release_list))}"')
         if readme is not None:
             kind = "application/vnd.github.raw+json; charset=utf-8"
-            self.pages[f"{below}/readme"] = with_etag(
-                readme, f'"{hash(readme)}"', content_type=kind
-            )
+            self.pages[f"{path}/readme"] = with_etag(readme, f'"{hash(readme)}"', content_type=kind)
         else:
-            self.pages.pop(f"{below}/readme", None)
+            self.pages.pop(f"{path}/readme", None)
 
 
 def model(name: str = "google-bert/bert-base-uncased", **changes: Any) -> dict[str, Any]:
@@ -111,11 +109,11 @@ def model(name: str = "google-bert/bert-base-uncased", **changes: Any) -> dict[s
 class HubSite(Site):
     """Answers for models and data sets that a test puts in."""
 
-    def put(self, about: dict[str, Any], card: str | None, kind: str = "model") -> None:
-        below = "" if kind == "model" else "/datasets"
-        self.pages[f"/api/{kind}s/{about['id']}"] = says(about)
+    def put(self, model_answer: dict[str, Any], card: str | None, kind: str = "model") -> None:
+        path = "" if kind == "model" else "/datasets"
+        self.pages[f"/api/{kind}s/{model_answer['id']}"] = says(model_answer)
         if card is not None:
-            path = f"{below}/{about['id']}/raw/main/README.md"
+            path = f"{path}/{model_answer['id']}/raw/main/README.md"
             self.pages[path] = with_etag(card, f'"{hash(card)}"')
 
 

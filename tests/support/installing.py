@@ -1,4 +1,4 @@
-"""Wheels of Switchyard, installed in environments of their own beside the libraries of ours."""
+"""Wheels of Switchyard, installed in new environments that share this one's libraries."""
 
 import io
 import json
@@ -15,11 +15,11 @@ from typing import Any
 from tests.support.missing import skip_or_fail
 
 ROOT = Path(__file__).parents[2]
-UNTIL_THE_FIRST_TAG = "a81a7152b1789b68d87e3266a150da5e4817a7c2"
+SUBSTITUTE_RELEASE = "a81a7152b1789b68d87e3266a150da5e4817a7c2"
 """The commit that stands for the last release while none is tagged: tables of version 0034, the
 first whose programs go on with newer ones."""
-NEEDED = ("pyproject.toml", "README.md", "LICENSE", "src")
-"""Of a commit, for its wheel."""
+WHEEL_SOURCES = ("pyproject.toml", "README.md", "LICENSE", "src")
+"""Files of a commit from which its wheel is built."""
 
 
 @dataclass
@@ -42,9 +42,9 @@ class Jobctl:
         )
 
     def ok(self, *arguments: str, stdin: str = "") -> str:
-        done = self.run(*arguments, stdin=stdin)
-        assert done.returncode == 0, f"{arguments}: {done.stdout}{done.stderr}"
-        return done.stdout
+        result = self.run(*arguments, stdin=stdin)
+        assert result.returncode == 0, f"{arguments}: {result.stdout}{result.stderr}"
+        return result.stdout
 
     def json(self, *arguments: str) -> Any:
         return json.loads(self.ok(*arguments, "--json"))
@@ -77,12 +77,12 @@ def pip(*arguments: str) -> None:
 def build_wheel(source: Path, target: Path) -> Path:
     """Build the wheel of a checkout into a folder, without anything from elsewhere."""
     pip("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(target), str(source))
-    (made,) = target.glob("switchyard-*.whl")
-    return made
+    (wheel,) = target.glob("switchyard-*.whl")
+    return wheel
 
 
 def make_environment(base: Path) -> tuple[Path, Path]:
-    """Make an environment; the folders of its programs and of its packages."""
+    """Make an environment; return the folders of its programs and of its packages."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", base / "env"], check=True)
     return base / "env/bin", site_of(base / "env")
 
@@ -92,22 +92,23 @@ def site_of(environment: Path) -> Path:
 
 
 def share_libraries(site: Path) -> None:
-    """Let an environment import what is installed in ours. A .pth file in a directory that a .pth
-    file names is not read: our clone is not in the path."""
+    """Let an environment import the libraries of this one. Python reads no .pth files in a
+    directory that another .pth file names, so this clone is not in its path."""
     (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
 
 
 def install_last_release(base: Path) -> Path:
     """Install the last release in an environment of its own, from its tag in this repository, or
-    from UNTIL_THE_FIRST_TAG; its `jobctl`. Skips, and fails in CI, where git has neither."""
+    from SUBSTITUTE_RELEASE, and return its `jobctl`. Skips, or fails in CI, if git has neither."""
     # A tag of HEAD itself is no release before this one.
     tag = _git("describe", "--tags", "--abbrev=0", "--match=v[0-9]*", "HEAD~1")
-    commit = tag.stdout.decode().strip() if tag.returncode == 0 else UNTIL_THE_FIRST_TAG
-    files = _git("archive", commit, *NEEDED)
+    commit = tag.stdout.decode().strip() if tag.returncode == 0 else SUBSTITUTE_RELEASE
+    files = _git("archive", commit, *WHEEL_SOURCES)
     if files.returncode != 0:
-        said = files.stderr.decode(errors="replace").strip().splitlines() or ["nothing"]
+        git_errors = files.stderr.decode(errors="replace").strip().splitlines() or ["nothing"]
         skip_or_fail(
-            f"git has no commit {commit[:12]} to build the last release of (it says: {said[-1]}): "
+            f"git has no commit {commit[:12]} to build the last release of (it says: "
+            f"{git_errors[-1]}): "
             "clone the whole history, or `git fetch --unshallow --tags`"
         )
     with tarfile.open(fileobj=io.BytesIO(files.stdout)) as archive:

@@ -1,14 +1,14 @@
-"""Job types that do what a test tells them, and say what they have done.
+"""Job types that do what a test tells them, and record what they have done.
 
-A handler that runs in the test's own process writes into `journal`, so a test waits for a signal
-and not for time:
+A handler in the test's own process records its steps in `journal`, so that a test waits for a
+signal instead of a time:
 
     job_id = await system.publish("hot.gated")
     await journal.started(job_id)       # its handler runs now, and waits
     journal.release(job_id)             # it ends with Done
 
-All are of the workers `llm` (in the lanes hot and backfill) and `embed` (the same), but for
-`tidied`, which is of `link` in hot and maintenance.
+All run on the workers `llm` and `embed`, in the lanes hot and backfill, except `tidied`: on `link`,
+in hot and maintenance.
 """
 
 import asyncio
@@ -61,17 +61,17 @@ class Start:
 
 
 class Signals:
-    """Lets tests wait for what is noted somewhere else in this process."""
+    """Wakes tests that wait for a record made elsewhere in this process."""
 
     def __init__(self) -> None:
         self._changed = asyncio.Event()
 
     def changed(self) -> None:
-        """Wake everybody who waits for something to be noted."""
+        """Wake all callers of `until`."""
         self._changed.set()
 
     async def until(self, true: Callable[[], bool], timeout: float = MAX_WAIT) -> None:
-        """Wait until `true()` is, asked after each change.
+        """Wait until `true()` returns True; it is called after each change.
 
         Raises AssertionError after `timeout` seconds.
         """
@@ -85,7 +85,7 @@ class Signals:
 
 
 class Journal(Signals):
-    """What the handlers in this process did, in order; and the gates that hold them."""
+    """The steps of handlers in this process, in order, and the gates at which handlers wait."""
 
     def __init__(self) -> None:
         self.clear()
@@ -94,13 +94,13 @@ class Journal(Signals):
         return f"<Journal: {self.starts}>"
 
     def clear(self) -> None:
-        """Forget everything; before each test, as signals belong to its event loop."""
+        """Clear all records. Called before each test, because signals belong to its event loop."""
         super().__init__()
         self.starts: list[Start] = []
         self.ends: list[str] = []
         """Job ids of handlers that have ended, in whatever way."""
         self.checkpoints: list[tuple[str, Any]] = []
-        """What jobs, by id, have found of an earlier attempt."""
+        """Job ids with the checkpoint that the job found of an earlier attempt."""
         self.cancelled: list[str] = []
         """Job ids of handlers that were cancelled while they ran."""
         self._released: set[str] = set()
@@ -125,7 +125,7 @@ class Journal(Signals):
         self.changed()
 
     def release(self, *job_ids: str) -> None:
-        """Open the gates of these jobs, whether they wait there already or not."""
+        """Open the gates of these jobs, also of those that do not wait there yet."""
         self._released |= set(job_ids)
         self.changed()
 
@@ -147,7 +147,7 @@ class Journal(Signals):
         return len(self.starts_of(job_id))
 
     async def started(self, *job_ids: str, times: int = 1) -> None:
-        """Wait until a handler of each of these jobs has begun, that often."""
+        """Wait until a handler of each of these jobs has begun `times` times."""
         await self.until(lambda: all(self.runs(job_id) >= times for job_id in job_ids))
 
 
@@ -155,7 +155,7 @@ journal = Journal()
 
 
 class Note(BaseModel):
-    """The payload of most of these: nothing is required."""
+    """The payload of most of these job types, without required fields."""
 
     n: int = 0
     text: str = ""
@@ -170,7 +170,7 @@ class Script(BaseModel):
 
 
 class Spread(BaseModel):
-    """What is to be done next."""
+    """The payload of `spread`: the jobs that follow."""
 
     count: int = 1
     job_type: str = "received"
@@ -181,20 +181,20 @@ class Spread(BaseModel):
 
 
 class Telling(BaseModel):
-    """What a job says of itself: as often as `reports` says, in all; then it does the last step of
-    a script."""
+    """The payload of `telling`: how often it reports progress, and how it ends."""
 
     reports: int = 3
     writes: list[str] = []
-    """What it writes before that, each piece after the test has released `<job id>/<number>`."""
+    """Pieces of output that it writes first, each after the test has released `<job
+    id>/<number>`."""
     keep: bool = False
-    """Each report, as a check-point."""
+    """Whether it stores each report as a checkpoint."""
     end: str = "done"
 
 
 class Crunch(BaseModel):
-    """What a process of its own does: `double`, `spin`, `allocate`, `hoard`, `limit`,
-    `die`, `pid`, `parent`, `unpicklable`, or a step of a script."""
+    """The payload of jobs in their own process. `do` is `double`, `spin`, `allocate`, `hoard`,
+    `limit`, `die`, `pid`, `parent`, `unpicklable`, or a step of a script."""
 
     do: str = "double"
     n: int = 0
@@ -217,7 +217,7 @@ async def telling(payload: Telling, ctx: JobContext) -> Outcome:
     for number, piece in enumerate(payload.writes):
         await journal.gate(f"{ctx.job_id}/{number}")
         ctx.output.write(piece)
-    tell(payload, ctx)
+    report(payload, ctx)
     if ctx.last_checkpoint is not None:
         return Done({"last": ctx.last_checkpoint})
     await journal.gate(ctx.job_id)
@@ -227,14 +227,14 @@ async def telling(payload: Telling, ctx: JobContext) -> Outcome:
 
 @job("telling_alone", worker="llm", lanes=("hot",), timeout=CPU_LIMIT, isolation="process")
 def telling_alone(payload: Telling, ctx: JobContext) -> Any:
-    """Do the same in a process of its own, without a gate."""
-    tell(payload, ctx)
+    """Do the same as `telling` in a process of its own, without a gate."""
+    report(payload, ctx)
     if ctx.attempt > 1:
         return Done({"last": ctx.last_checkpoint})
     return crunch(Crunch(do=payload.end))
 
 
-def tell(payload: Telling, ctx: JobContext) -> None:
+def report(payload: Telling, ctx: JobContext) -> None:
     begin = 0 if ctx.last_checkpoint is None else ctx.last_checkpoint["done"]
     for number in range(begin + 1, payload.reports + 1):
         ctx.progress(number / payload.reports, f"{number} of {payload.reports}")
@@ -329,7 +329,7 @@ def end_as(step: str, number: float | None) -> Any:
 
 @job("located", worker="llm", lanes=("hot",), timeout=30)
 async def located(payload: Note, ctx: JobContext) -> Outcome:
-    """Return in whose child process it runs, if in one, and what the ledger says of it."""
+    """Return the id of its parent process, if it runs in a child, and its state in the ledger."""
     assert ctx.ledger is not None
     child = multiprocessing.parent_process()
     states = await ctx.ledger.job_reads.states([ctx.job_id])
@@ -365,14 +365,14 @@ async def spread(payload: Spread, ctx: JobContext) -> Outcome:
 
 @job("received", worker="embed", lanes=("hot", "backfill"), timeout=30)
 async def received(payload: Note, ctx: JobContext) -> Outcome:
-    """Do what `spread` asks for."""
+    """End at once, as a job that `spread` publishes."""
     journal.note_start(ctx)
     return Done({"n": payload.n})
 
 
 @job("tidied", worker="link", lanes=("hot", "maintenance"), timeout=30)
 async def tidied(payload: Note, ctx: JobContext) -> Outcome:
-    """End at once, as a job of another worker in another lower lane."""
+    """End at once, as a job of the worker `link`, which also has the lane maintenance."""
     journal.note_start(ctx)
     return Done()
 
@@ -392,13 +392,13 @@ def crunched(payload: Crunch, ctx: JobContext) -> Any:
 
 @job("frugal", worker="llm", lanes=("hot",), timeout=30, isolation="process", cpu_limit=1)
 def frugal(payload: Crunch, ctx: JobContext) -> Any:
-    """Do the same with little processor time."""
+    """Do the same as `crunched` with a limit of processor time."""
     return crunch(payload)
 
 
 @job("unlimited", worker="llm", lanes=("hot",), timeout=CPU_LIMIT, isolation="process")
 def unlimited(payload: Crunch, ctx: JobContext) -> Any:
-    """Do the same without a memory limit."""
+    """Do the same as `crunched` without a memory limit."""
     return crunch(payload)
 
 
@@ -415,7 +415,7 @@ def crunch(payload: Crunch) -> Any:
             return Done({"size": len(bytearray(4 * MEMORY_LIMIT_MB * 1024 * 1024))})
         case "parent":
             return Done({"pid": os.getppid()})
-        case "hoard":  # what a library of C never gives back
+        case "hoard":  # memory that is never freed, as by a leak in a C library
             hoard = mmap.mmap(-1, MEMORY_LIMIT_MB * 1024 * 1024 * 3 // 5)
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(hoard))
             return Done({"pid": os.getpid()})

@@ -18,16 +18,16 @@ JOINING_MODULES = ("tests.support.joining",)
 class Fan(BaseModel):
     leaves: int = 3
     depth: int = 1
-    """How deep the joins are within each other."""
+    """Number of nested joins."""
     dead: int = 0
-    """So many of the leaves die until they are redriven."""
+    """Number of leaves that die until they are redriven."""
     follow: int = 0
-    """So many jobs follow from each leaf, one after the other."""
+    """Number of jobs that follow from each leaf, one after the other."""
     when_dead: WhenDead = "wait"
     lane: str | None = None
-    """Of the leaves."""
+    """Lane of the leaves."""
     answer: str = ""
-    """`nonsense`: it names no choice for the dead."""
+    """`nonsense`: the handler returns an invalid `when_dead`."""
 
 
 class Leaf(BaseModel):
@@ -72,11 +72,13 @@ async def leaf(payload: Leaf, ctx: JobContext) -> Outcome:
 
 @job("gather", worker="llm", lanes=("hot", "backfill"), timeout=60)
 async def gather(payload: Gather, ctx: JobContext) -> Outcome:
-    """Return what it finds at its start: of what has not ended by then, it was early."""
+    """Return the states of the joined jobs at its start: each must have ended by then."""
     Effects(ctx.settings.data_dir).note(ctx, "gathered")
-    found = [joined async for joined in ctx.joined()]
-    states = Counter(str(joined.state) for joined in found)
+    joined_jobs = [joined async for joined in ctx.joined()]
+    states = Counter(str(joined.state) for joined in joined_jobs)
     numbers = sorted(
-        joined.result["number"] for joined in found if joined.result and "number" in joined.result
+        joined.result["number"]
+        for joined in joined_jobs
+        if joined.result and "number" in joined.result
     )
     return Done({"depth": payload.depth, "states": dict(states), "numbers": numbers})

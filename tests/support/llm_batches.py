@@ -1,4 +1,5 @@
-"""The Batch API of the test server: files and batches, which a test sees on and lets misbehave."""
+"""The Batch API of the test server, whose files and batches a test can inspect and let
+misbehave."""
 
 from __future__ import annotations
 
@@ -28,8 +29,8 @@ class Batch:
     error_file_id: str | None = None
 
     def as_json(self) -> dict[str, Any]:
-        named = {"object": "batch", "endpoint": "/v1/chat/completions", "created_at": 1}
-        return vars(self) | named | {"completion_window": "24h"}
+        fixed_fields = {"object": "batch", "endpoint": "/v1/chat/completions", "created_at": 1}
+        return vars(self) | fixed_fields | {"completion_window": "24h"}
 
 
 @dataclass
@@ -39,12 +40,12 @@ class FakeBatchApi:
     files: dict[str, bytes] = field(default_factory=dict)
     batches: dict[str, Batch] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
-    """Of the files that were uploaded."""
+    """Names of the uploaded files, by id."""
     deleted: list[str] = field(default_factory=list)
     fail_next: list[Callable[[Exchange], None]] = field(default_factory=list)
-    """What requests get in the place of an answer, in order."""
+    """Misbehaviours of the next requests, in order."""
     after_creating: Callable[[Exchange], None] | None = None
-    """What a client gets once the batch is made, in the place of the batch."""
+    """Misbehaviour after the next batch is created, instead of the answer."""
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
@@ -64,21 +65,21 @@ class FakeBatchApi:
     ) -> None:
         """End a batch: an answer for each question but the last `unanswered`; an error with that
         status for those in `failed`; and `appended` behind them."""
-        fields = self.questions(batch)
+        questions = self.questions(batch)
         answered: list[dict[str, Any]] = []
         errors: list[dict[str, Any]] = []
-        for line in fields[: len(fields) - unanswered]:
+        for line in questions[: len(questions) - unanswered]:
             key = line["custom_id"]
             code = (failed or {}).get(key)
             response = {"status_code": code or 200, "body": _completion(line["body"])}
             if code:
                 response["body"] = {"error": {"message": "it went wrong"}}
             (errors if code else answered).append({"custom_id": key, "response": response})
-        batch.output_file_id = self._keep(answered, appended)
-        batch.error_file_id = self._keep(errors, b"") if errors else None
+        batch.output_file_id = self._store_lines(answered, appended)
+        batch.error_file_id = self._store_lines(errors, b"") if errors else None
         batch.status = status
 
-    def _keep(self, lines: list[dict[str, Any]], appended: bytes) -> str:
+    def _store_lines(self, lines: list[dict[str, Any]], appended: bytes) -> str:
         file_id = f"file-{len(self.files)}"
         self.files[file_id] = (
             b"".join(json.dumps(each).encode() + b"\n" for each in lines) + appended
@@ -154,8 +155,8 @@ def _completion(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_batches(url: str, directory: Path) -> dict[str, Any]:
-    """Return settings of who has batches sent to the server at `url`. A token costs 1, and half of
-    that in a batch: an answer costs 18, or 9."""
+    """Return settings to send batches to the server at `url`. A token costs 1, and 0.5 in a batch,
+    so an answer costs 18, or 9."""
     (directory / "prices.toml").write_text("[models.m]\ninput = 1000000\noutput = 1000000")
     return {
         "llm_base_url": url,

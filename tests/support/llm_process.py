@@ -1,8 +1,8 @@
 """A process that asks the LLM servers of its settings: `asking(…)` starts one, `asking_directly(…)`
 one that does it with an LLMQueue.
 
-It is a fork (commands.py), prints one line when it is ready, asks when it reads one, and prints
-what became of each question as JSON: the answers' first words, or the errors' class.
+It is a fork (commands.py). It prints a line when it is ready, asks when it reads a line, and prints
+the results as JSON: of each question the first word of the answer, or the class of the error.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ async def call_all(questions: list[str]) -> list[str]:
 
 
 class AskingProcess:
-    """A process that asks questions when it is let."""
+    """A process that asks questions after `go`."""
 
     def __init__(self, process: Running, commands_file: IO[str], output_file: IO[str]) -> None:
         self._process = process
@@ -65,11 +65,11 @@ class AskingProcess:
         self._output = output_file
 
     def go(self) -> None:
-        """Let it ask."""
+        """Let the process ask its questions."""
         print("go", file=self._commands, flush=True)
 
     async def answers(self) -> list[str]:
-        """Return what became of each question, once all have ended."""
+        """Wait for the result of each question, and return them."""
         answers: list[str] = json.loads(await asyncio.to_thread(self._output.readline))
         return answers
 
@@ -83,18 +83,18 @@ def asking(
     environment: dict[str, str], questions: list[str]
 ) -> AbstractContextManager[AskingProcess]:
     """Return the process, ready to begin; it is killed at the end."""
-    return _started(environment, questions)
+    return _start_process(environment, questions)
 
 
 def asking_directly(
     environment: dict[str, str], questions: list[str]
 ) -> AbstractContextManager[AskingProcess]:
     """Return the same with `call_all`."""
-    return _started(environment, questions, "queue")
+    return _start_process(environment, questions, "queue")
 
 
 @contextmanager
-def _started(
+def _start_process(
     environment: dict[str, str], questions: list[str], *modes: str
 ) -> Iterator[AskingProcess]:
     stdin_fd, commands_fd = os.pipe()
@@ -111,12 +111,12 @@ def _started(
                 module=__name__,
             )
         with process:
-            started = AskingProcess(process, commands_file, output_file)
+            asking_process = AskingProcess(process, commands_file, output_file)
             try:
                 assert output_file.readline() == "ready\n"
-                yield started
+                yield asking_process
             finally:
-                started.kill()
+                asking_process.kill()
 
 
 def main() -> None:

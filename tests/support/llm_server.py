@@ -115,8 +115,10 @@ def no_choices() -> Behaviour:
 
 def fails(status: int, message: str = "it went wrong", **headers: str) -> Behaviour:
     """Return an error in the API's form."""
-    named = {name.replace("_", "-"): value for name, value in headers.items()}
-    return lambda exchange, _: exchange.send_json(status, {"error": {"message": message}}, named)
+    http_headers = {name.replace("_", "-"): value for name, value in headers.items()}
+    return lambda exchange, _: exchange.send_json(
+        status, {"error": {"message": message}}, http_headers
+    )
 
 
 def rate_limited(seconds: int) -> Behaviour:
@@ -175,4 +177,4 @@ def _completion(request: Request, choices: list[Any]) -> dict[str, Any]:
 
 def _vector(text: str, dimensions: int) -> list[float]:
     digest = hashlib.sha256(text.encode()).digest()
-    return [digest[at % len(digest)] / 255 for at in range(dimensions)]
+    return [digest[index % len(digest)] / 255 for index in range(dimensions)]

@@ -1,4 +1,4 @@
-"""What the runs that somebody starts by hand have in common: a folder of logs, and an exit code."""
+"""The folder of logs and the exit code of runs that are started by hand."""
 
 import asyncio
 import logging
@@ -12,9 +12,9 @@ import structlog
 
 
 def exit_with(name: str, run: Callable[[Path], Coroutine[Any, Any, bool]]) -> NoReturn:
-    """Run it with a new folder for its logs, and exit: with 0 where all was as it must be."""
+    """Run with a new folder for logs, and exit with 0 if the run returns True."""
     directory = Path(tempfile.mkdtemp(prefix=f"switchyard-{name}-"))
-    # What this process itself has to say of those that are cut off or killed, beside its lines.
+    # Warnings and log lines of this process, apart from the report that it prints.
     with (directory / "driver.log").open("w") as log:
         logging.basicConfig(stream=log)
         logging.captureWarnings(True)

@@ -1,8 +1,8 @@
-"""What holds an event loop for too long: found in every test, with the place that does it.
+"""Find code that blocks an event loop for too long, in every test, and report its place.
 
 While a loop runs one callback, it does nothing else: no heartbeat is sent and no hot job starts. So
 each callback's processor time is measured, in the tests' own process and in those that they start
-(commands.py). Time on the wall would measure how busy the machine is.
+(commands.py). Wall time would measure how busy the machine is.
 
 A callback counts where the innermost `async def` on its stack that is no library's is one of the
 product. What a test or its job handlers do in a loop is theirs.
@@ -30,50 +30,50 @@ stack_of: Callable[[int], list[FrameType]] = runpy.run_path(
     f"{PRODUCT}/services/common/thread_stack.py"
 )["stack_of"]
 """That of the product, without loading its packages: not every process needs them."""
-STARTS = (
+EXEMPT_STARTS = (
     f"{PRODUCT}/cli/",
     f"{PRODUCT}/api/app.py",
     f"{PRODUCT}/api/server.py",
     f"{PRODUCT}/services/engine/testing/",
 )
-"""Code in whose task a process begins, when nothing else is in its loop yet, or which is a command
-or a user's test that has its loop for itself."""
-LOOP = "_run_once"
-"""What calls callbacks, in asyncio's loop."""
+"""Code whose tasks may block: at the start of a process its loop runs nothing else, and a command
+or a user's test has its loop for itself."""
+LOOP_FUNCTION = "_run_once"
+"""Name of the function that calls callbacks in asyncio's loop."""
 REPORTS = "SWITCHYARD_LOOP_REPORTS"
-"""Environment variable: the file to which processes write what has held their loop."""
+"""Environment variable: path of the file to which processes report blocked loops."""
 MAX_BLOCK = 0.1
-"""Seconds of processor time, at the speed of a processor that nobody else uses."""
+"""Seconds of processor time that a callback may take on an idle machine."""
 MAX_LOADING_BLOCK = 0.25
-"""The same in a callback that loads modules in the tests' own process: which test is the first to
-need them is chance, and users' processes load them in other places."""
+"""The same for a callback that loads modules in the tests' own process: it is chance which test is
+the first to need them, and users' processes load them elsewhere."""
 IMPORTS = "<frozen importlib"
 """Beginning of the file name of code that loads modules."""
 SAMPLE_INTERVAL = 0.02
-"""Seconds between looks at what a loop does."""
+"""Seconds between samples of a loop's stack."""
 REFERENCE_LOOPS, REFERENCE_SECONDS = 200_000, 0.008
-"""A piece of work, and the processor time that it takes on a machine that does nothing else."""
+"""Iterations of an empty loop, and the processor seconds that they take on an idle machine."""
 
 
 @dataclass
 class _Callback:
-    """What a loop runs at two looks or more."""
+    """A callback that was running at two samples or more."""
 
     run: object
-    """Stands for this run of it."""
+    """An object that identifies this run of the callback."""
     began: float
-    """Processor seconds of its thread at the first look."""
+    """Processor seconds of its thread at the first sample."""
     collected: float = 0.0
-    """Of these, what Python's collector took: that looks at what all tests have made."""
+    """Processor seconds of Python's garbage collector, which visits the objects of all tests."""
     samples: int = 0
     product_samples: int = 0
     loads_modules: bool = False
     stack: str = ""
-    """The latest sample that is the product's."""
+    """The latest sample within the product."""
 
     @property
     def is_mostly_product(self) -> bool:
-        """Whether most of its time is the product's: a test's callback may end in the product."""
+        """Whether most samples are the product's: a test's callback may end in the product."""
         return self.product_samples * 2 > self.samples
 
 
@@ -81,21 +81,21 @@ class _Callback:
 class LoopGuard:
     """Measure every callback of every loop in this process; call `report` with what took longer.
 
-    The time counts from the first look, so that a callback that is over before costs nothing."""
+    The time counts from the first sample, so shorter callbacks cost nothing."""
 
     report: Callable[[str], None]
     max_loading_block: float = MAX_BLOCK
     """Seconds that a callback may take in which modules are loaded."""
     _running: dict[int, object] = field(default_factory=dict)
-    """By thread, what stands for the callback that runs."""
-    _seen: dict[int, _Callback] = field(default_factory=dict)
-    """By thread, the callback that was looked at last."""
+    """By thread, the object that identifies its running callback."""
+    _sampled: dict[int, _Callback] = field(default_factory=dict)
+    """By thread, the callback that was sampled last."""
     _collecting: dict[int, float] = field(default_factory=dict)
 
     def install(self) -> None:
         """Guard this process's event loops from now on, until it ends."""
         original = asyncio.Handle._run
-        running, seen = self._running, self._seen
+        running, sampled = self._running, self._sampled
 
         def run(handle: asyncio.Handle) -> None:
             thread = threading.get_ident()
@@ -104,7 +104,7 @@ class LoopGuard:
                 original(handle)
             finally:
                 running.pop(thread, None)
-                if thread in seen and (callback := seen.pop(thread)).run is this_run:
+                if thread in sampled and (callback := sampled.pop(thread)).run is this_run:
                     self._end(callback)
 
         asyncio.Handle._run = run  # type: ignore[assignment,method-assign]
@@ -130,9 +130,9 @@ class LoopGuard:
                     now = time.clock_gettime(time.pthread_getcpuclockid(thread))
                 except OSError:  # it has ended
                     continue
-                callback = self._seen.get(thread)
+                callback = self._sampled.get(thread)
                 if callback is None or callback.run is not this_run:
-                    self._seen[thread] = _Callback(this_run, now)
+                    self._sampled[thread] = _Callback(this_run, now)
                     continue
                 if now - callback.began <= MAX_BLOCK / 2:
                     continue
@@ -142,16 +142,17 @@ class LoopGuard:
                     callback.loads_modules = True
                 if is_product(stack):
                     callback.product_samples += 1
-                    callback.stack = _shown(stack)
+                    callback.stack = _format_stack(stack)
 
     def _judge(self, used: float, stack: str, bound: float) -> None:
-        """Report it unless the machine is so busy that anything takes as much longer."""
+        """Report a callback, unless the machine is so slow now that any code takes as much
+        longer."""
         if used > bound * slowness():
             self.report(f"{used:.3f} s of processor time in one callback of the loop, at:\n{stack}")
 
     def _on_collection(self, phase: str, _: dict[str, int]) -> None:
         thread = threading.get_ident()
-        if (callback := self._seen.get(thread)) is None:
+        if (callback := self._sampled.get(thread)) is None:
             return
         if phase == "start":
             self._collecting[thread] = time.thread_time()
@@ -160,8 +161,8 @@ class LoopGuard:
 
 
 def slowness() -> float:
-    """Return how many times longer a piece of work takes now than on a machine that does nothing
-    else; at least 1. Processes that share a core's caches cost each other processor time, too."""
+    """Return how many times longer a loop takes now than on an idle machine; at least 1. Processes
+    that share a core's caches cost each other processor time, too."""
     before = time.thread_time()
     for _ in range(REFERENCE_LOOPS):
         pass
@@ -174,38 +175,39 @@ def is_product(frames: Sequence[FrameType]) -> bool:
 
     A stack that does not reach a loop says nothing."""
     stack = list(_callback_of(frames))
-    if not stack or stack.pop().f_code.co_name != LOOP:
+    if not stack or stack.pop().f_code.co_name != LOOP_FUNCTION:
         return False
-    last: FrameType | None = None
+    outermost: FrameType | None = None
     for number, each in enumerate(stack):
         if not each.f_code.co_filename.startswith((PRODUCT, TESTS)):
             continue
-        last = each
+        outermost = each
         if each.f_code.co_flags & (inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR):
-            begins = any(outer.f_code.co_filename.startswith(STARTS) for outer in stack[number:])
+            begins = any(
+                outer.f_code.co_filename.startswith(EXEMPT_STARTS) for outer in stack[number:]
+            )
             return each.f_code.co_filename.startswith(PRODUCT) and not begins
-    return last is not None and last.f_code.co_filename.startswith(PRODUCT)
+    return outermost is not None and outermost.f_code.co_filename.startswith(PRODUCT)
 
 
-def _shown(stack: Sequence[FrameType]) -> str:
-    """Return the product's part of a stack, and where it has come to."""
+def _format_stack(stack: Sequence[FrameType]) -> str:
+    """Return the product's last frames of a stack, and the innermost frames."""
     frames = traceback.StackSummary.extract((each, each.f_lineno) for each in reversed(stack))
     ours = [each for each in frames[:-3] if each.filename.startswith(PRODUCT)]
     return "".join(traceback.format_list([*ours[-8:], *frames[-3:]]))
 
 
 def _callback_of(stack: Sequence[FrameType]) -> Iterator[FrameType]:
-    """Return the frames of a callback outwards, and that of the loop which has called it: beyond
-    that is what has begun the process, a command of `jobctl` in any case."""
+    """Yield the frames of a callback outwards, up to that of the loop that called it."""
     for frame in stack:
         if frame.f_code.co_filename != GUARD:
             yield frame
-        if frame.f_code.co_name == LOOP:
+        if frame.f_code.co_name == LOOP_FUNCTION:
             return
 
 
 def guard_process(environment: dict[str, str]) -> None:
-    """Guard the loops of a process that a test has started, where it asked for that."""
+    """Guard the loops of a process that a test has started, if its environment has REPORTS."""
     if (path := environment.get(REPORTS)) is None:
         return
 

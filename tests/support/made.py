@@ -1,4 +1,4 @@
-"""Requests with everything that a test does not care about filled in."""
+"""Requests to the ledger, with default values for the fields that a test does not set."""
 
 from typing import Any
 
@@ -80,8 +80,8 @@ def letter(job_id: str | None = "job-1", reason: str = "exhausted", **changes: A
     return DeadLetterRecord(reason=reason, **{**fields, **changes})
 
 
-async def let_out(ledger: Ledger, redrives: int, job_id: str = "job-1") -> None:
-    """Note a redrive of that number, as whoever redrives does before the copy is sent."""
+async def record_redrive(ledger: Ledger, redrives: int, job_id: str = "job-1") -> None:
+    """Record that a redrive with this number sends a copy, as it does before it sends it."""
     planned = {"operation_id": f"redrive-{redrives}", "letter_id": job_id, "redrives": redrives}
 
     def work(connection: Connection) -> None:

@@ -1,4 +1,4 @@
-"""The management HTTP API of a test broker, as far as tests ask it."""
+"""A client of a test broker's management HTTP API."""
 
 from typing import Any
 from urllib.parse import quote
@@ -9,7 +9,7 @@ from tests.support.eventually import MAX_WAIT, eventually
 
 
 class Management:
-    """Asks about one vhost. Figures lag behind by about a second: wait for them."""
+    """Queries one vhost. Statistics are up to a second old: wait for them."""
 
     def __init__(self, url: str, vhost: str) -> None:
         self.url = url
@@ -43,30 +43,30 @@ class Management:
 
     async def wait_for(self, name: str, timeout: float = MAX_WAIT, **fields: Any) -> dict[str, Any]:
         """Return when the queue has these fields, as in `messages_unacknowledged=3`."""
-        seen: dict[str, Any] = {}
+        values: dict[str, Any] = {}
 
         async def matches() -> bool:
             queue = await self.queue(name)
-            seen.update({field: queue.get(field) for field in fields})
-            return seen == fields
+            values.update({field: queue.get(field) for field in fields})
+            return values == fields
 
         try:
             await eventually(matches, timeout)
         except AssertionError:
             raise AssertionError(
-                f"queue {name} has {seen} and not {fields} after {timeout:g} s"
+                f"queue {name} has {values} and not {fields} after {timeout:g} s"
             ) from None
         return await self.queue(name)
 
     async def close_connections(self) -> int:
-        """Close every connection to this vhost, as an operator would; how many there were."""
+        """Close every connection to this vhost, and return their number."""
         names = await self.connections()
         for name in names:
             await self.delete(f"/connections/{quote(name, safe='')}")
         return len(names)
 
     async def connections(self) -> list[str]:
-        """Return the names of those to this vhost."""
+        """Return the names of the connections to this vhost."""
         return [each["name"] for each in await self.get("/vhosts/{vhost}/connections")]
 
     async def _send(self, method: str, path: str, body: Any = None) -> httpx.Response:

@@ -4,7 +4,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 
 class Scrape:
-    """One scrape, to be asked: `scrape["switchyard_queue_ready", "queue"]`."""
+    """The samples of one scrape."""
 
     def __init__(self, text: str) -> None:
         self.samples = [
@@ -13,7 +13,7 @@ class Scrape:
         self.names = {sample.name for sample in self.samples}
 
     def value(self, name: str, **labels: str) -> float:
-        """Return the sum of what bears that name and these labels; 0 where nothing does."""
+        """Return the sum of the samples with this name and these labels; 0 without any."""
         return sum(
             sample.value
             for sample in self.samples

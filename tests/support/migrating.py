@@ -1,8 +1,8 @@
-"""Changes a test system's queues to another profile, in a process that may be killed.
+"""Migrate a test system's queues to another profile, in a process that may be killed.
 
     python -m tests.support.migrating PROFILE
 
-Prints each queue that is done.
+Prints the name of each migrated queue.
 """
 
 import asyncio
@@ -18,29 +18,35 @@ from switchyard.services.common.settings import Settings
 from switchyard.services.engine.jobs.registry import Registry
 from tests.support.system import lanes_with
 
-SETTLED = 0.8
-"""Seconds: the tests' brokers renew their figures four times a second."""
+SETTLE_SECONDS = 0.8
+"""Seconds to wait for statistics, which the tests' brokers renew four times a second."""
 
 
-async def migrate(settings: Settings, to: Profile, *, wait: float = 30.0) -> list[MigratedQueue]:
-    """Do it, as `jobctl topology migrate` does."""
+async def migrate(
+    settings: Settings, profile: Profile, *, wait: float = 30.0
+) -> list[MigratedQueue]:
+    """Migrate all queues, as `jobctl topology migrate` does."""
     routes = Registry.load(settings.modules).routes
-    wanted = build(to, routes, lanes=lanes_with(), retry_delays=settings.retry_delays)
-    ended: list[MigratedQueue] = []
+    target = build(profile, routes, lanes=lanes_with(), retry_delays=settings.retry_delays)
+    migrated: list[MigratedQueue] = []
     async with (
         ManagementClient(settings.require_management_url(), settings.vhost) as client,
         connected(settings.require_amqp_url(), "migration") as connection,
         exclusive_migration(underlying(connection)),
     ):
         migration = Migration(
-            client, underlying(connection), wanted, drain_timeout=wait, settle_seconds=SETTLED
+            client,
+            underlying(connection),
+            target,
+            drain_timeout=wait,
+            settle_seconds=SETTLE_SECONDS,
         )
-        steps = await plan(client, wanted)
+        steps = await plan(client, target)
         for _, of_lane in groupby(steps, key=lambda step: step.lane):
             async for each in migration.migrate_lane(list(of_lane)):
-                ended.append(each)
+                migrated.append(each)
                 print(each.name, flush=True)
-    return ended
+    return migrated
 
 
 if __name__ == "__main__":

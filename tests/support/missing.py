@@ -1,4 +1,4 @@
-"""What a test needs and this machine lacks: skipped at home, failed in CI."""
+"""Dependencies that are missing on this machine: the test is skipped, and fails in CI."""
 
 import os
 from typing import NoReturn
@@ -9,8 +9,7 @@ class MissingError(RuntimeError):
 
 
 def skip_or_fail(reason: str) -> NoReturn:
-    """Skip a test, but fail in CI: a run that skips what it is there to test would be green for
-    nothing."""
+    """Skip a test, but fail it in CI, where a skipped test would go unnoticed."""
     import pytest  # the benchmarks start the same servers, and have no pytest
 
     if os.environ.get("CI", "").lower() in ("true", "1"):

@@ -40,7 +40,7 @@ class _AnsweringServer(FakeLlmServer):
 
 
 @contextmanager
-def answering(port: int, log: Path) -> Iterator[Running]:
+def start_model_process(port: int, log: Path) -> Iterator[Running]:
     """Run the process; it is killed at the end."""
     with log.with_suffix(".out").open("ab") as output:
         process = commands().start(

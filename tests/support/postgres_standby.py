@@ -18,26 +18,26 @@ Pair = tuple[PostgresServer, "StandbyServer"]
 
 
 class StandbyServer(PostgresServer):
-    """Made from a running primary at its first start. `promote` makes it the primary."""
+    """A copy of a running primary, made at its first start. `promote` makes it the primary."""
 
     def __init__(self, base_dir: Path, primary: PostgresServer) -> None:
         super().__init__(base_dir, password=primary.password, with_vectors=primary.with_vectors)
         self._primary = primary
 
     def follow(self) -> None:
-        """Start, and have the primary wait for us with every commit from now on."""
+        """Start, and make the primary wait for this standby at every commit from now on."""
         self.start()
         self._primary.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
         self._primary.execute("SELECT pg_reload_conf()")
         deadline = time.monotonic() + 20
-        question = "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'"
-        while self._primary.execute(question).strip() != "1":
+        query = "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'"
+        while self._primary.execute(query).strip() != "1":
             if time.monotonic() > deadline:
                 raise RuntimeError("the standby does not follow")
             time.sleep(0.05)
 
     def promote(self) -> None:
-        """Take writes from now on."""
+        """Accept writes from now on."""
         self.execute("SELECT pg_promote()")
 
     def _initialise(self, data: Path) -> None:
@@ -65,11 +65,11 @@ def running_pair(*, with_vectors: bool = False) -> Iterator[Pair]:
     with TemporaryDirectory(prefix="switchyard-pair-") as directory:
         Path(directory).chmod(0o755)
         try:
-            place = Path(directory) / "primary"
+            base_dir = Path(directory) / "primary"
             if with_vectors:
-                primary = PostgresServer(place, with_vectors=True)
+                primary = PostgresServer(base_dir, with_vectors=True)
             else:
-                primary = own_postgres(place)
+                primary = own_postgres(base_dir)
         except MissingError as error:
             skip_or_fail(str(error))
         primary.base_dir.mkdir()
@@ -85,7 +85,7 @@ def running_pair(*, with_vectors: bool = False) -> Iterator[Pair]:
 
 
 def url_of(pair: Pair) -> str:
-    """Return the address of both, as SQLAlchemy takes it."""
+    """Return the address of both servers, in SQLAlchemy's form."""
     primary, standby = pair
     hosts = f"{LOOPBACK}:{primary.port},{LOOPBACK}:{standby.port}"
     return f"postgresql+asyncpg://test:{primary.password}@{hosts}/postgres"

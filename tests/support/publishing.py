@@ -1,4 +1,4 @@
-"""Lanes on a test's broker, jobs to publish to them, and a look at what arrived."""
+"""Lanes on a test's broker, jobs to publish to them, and reads of their queues."""
 
 import asyncio
 from collections.abc import Iterable, Sequence
@@ -28,14 +28,14 @@ ROUTES = tuple(
 )
 HOT, MAINTENANCE, BACKFILL = "hot.crawl", "maintenance.crawl", "backfill.crawl"
 HOT_QUEUE, MAINTENANCE_QUEUE, BACKFILL_QUEUE = (route.queue for route in ROUTES)
-SHORT = 3
+SHORT_LENGTH = 3
 MAX_OVERSHOOT = 50
 """Messages that a full quorum queue may take before it refuses."""
 
 
 def short_lanes() -> tuple[Lane, ...]:
     """Return lanes that are soon full."""
-    return tuple(replace(lane, max_length=SHORT) for lane in LANES)
+    return tuple(replace(lane, max_length=SHORT_LENGTH) for lane in LANES)
 
 
 async def declare(broker: TestBroker, lanes: Sequence[Lane] = LANES) -> None:
@@ -53,15 +53,15 @@ def broker_settings(broker: TestBroker, **options: Any) -> BrokerSettings:
 
 
 def job(job_id: str | None = None, **payload: Any) -> JobMessage:
-    named = {} if job_id is None else {"job_id": job_id}
-    return JobMessage(job_type="crawl", priority=3, payload=payload, **named)
+    id_field = {} if job_id is None else {"job_id": job_id}
+    return JobMessage(job_type="crawl", priority=3, payload=payload, **id_field)
 
 
 def jobs(count: int, routing_key: str) -> list[Outgoing]:
     return [Outgoing(job(), routing_key) for _ in range(count)]
 
 
-class InThread(AsyncCloseable):
+class ThreadedPublisher(AsyncCloseable):
     """A blocking publisher with the methods of the asyncio one, so that a test can run with either.
     It runs in a thread, because the proxies of tests need their loop."""
 
@@ -78,17 +78,17 @@ class InThread(AsyncCloseable):
         await asyncio.to_thread(self._publisher.close)
 
 
-PublisherType = type[Publisher] | type[InThread]
+PublisherType = type[Publisher] | type[ThreadedPublisher]
 
 
-async def accepted(publisher: Publisher | InThread, routing_key: str) -> bool:
+async def try_publish(publisher: Publisher | ThreadedPublisher, routing_key: str) -> bool:
     """Publish a job, and return whether it is accepted; a refusal is not raised."""
     (result,) = await publisher.publish_many([Outgoing(job(), routing_key)])
     return isinstance(result, Accepted)
 
 
-def accepted_blocking(publisher: BlockingPublisher, routing_key: str) -> bool:
-    """Do the same with the blocking publisher."""
+def try_publish_blocking(publisher: BlockingPublisher, routing_key: str) -> bool:
+    """Publish a job with the blocking publisher, and return whether it is accepted."""
     (result,) = publisher.publish_many([Outgoing(job(), routing_key)])
     return isinstance(result, Accepted)
 
@@ -96,7 +96,7 @@ def accepted_blocking(publisher: BlockingPublisher, routing_key: str) -> bool:
 async def fill(publisher: Publisher, routing_key: str) -> None:
     """Publish until the lane refuses."""
     for _ in range(MAX_OVERSHOOT):
-        if not await accepted(publisher, routing_key):
+        if not await try_publish(publisher, routing_key):
             return
     raise AssertionError(f"{routing_key} was never full")
 
@@ -127,13 +127,13 @@ async def depth(url: str, queue_name: str) -> int:
 
 
 async def is_depth(url: str, queue_name: str, count: int) -> bool:
-    """Tell whether so many messages wait there now."""
+    """Return whether so many messages wait in a queue now."""
     return await depth(url, queue_name) == count
 
 
 @dataclass
 class SlowPublisher(Publisher):
-    """Passes jobs to the real publisher, and its results back when the test says so."""
+    """Passes jobs to the real publisher at once, and returns its results after `go_on`."""
 
     behind: Publisher
     answered: asyncio.Event = field(default_factory=asyncio.Event)

@@ -1,4 +1,4 @@
-"""Exceptions of every class there is, and job types that raise them, each in another isolation.
+"""Exceptions of every class, and job types that raise them in each kind of isolation.
 
 Processes of jobs import this module: it imports a library only when its exceptions are asked for.
 """
@@ -40,7 +40,7 @@ LIBRARIES = (
 )
 
 
-# --- exceptions with a mind of their own ---------------------------------------------------------
+# --- hostile exceptions --------------------------------------------------------------------------
 
 
 class Unsayable(Exception):
@@ -56,7 +56,7 @@ class Unpicklable(Exception):
 
 
 class NotMadeAgain(Exception):
-    """It can be pickled, and not be read again."""
+    """It can be pickled, but not unpickled."""
 
     def __init__(self, one: str, two: str) -> None:
         super().__init__(one)
@@ -87,7 +87,7 @@ class Nameless(Exception, metaclass=NamelessType):
 
 
 PanicException = type("PanicException", (BaseException,), {"__module__": "pyo3_runtime"})
-"""As libraries of Rust raise it: no Exception, and nobody can import its class."""
+"""The class that libraries in Rust raise: no subclass of Exception, and not importable."""
 
 
 def _local() -> BaseException:
@@ -139,7 +139,7 @@ def _make_exception(kind: type[BaseException]) -> BaseException:
 
 def _exceptions_in(name: str) -> Iterator[tuple[str, type[BaseException]]]:
     module = importlib.import_module(name)
-    for each in list(vars(module).values()):  # some are loaded when they are looked at
+    for each in list(vars(module).values()):  # a list, because lazy attributes change the module
         if isinstance(each, type) and issubclass(each, BaseException):
             yield f"{each.__module__}.{each.__qualname__}", each
 
@@ -147,10 +147,10 @@ def _exceptions_in(name: str) -> Iterator[tuple[str, type[BaseException]]]:
 @cache
 def classes() -> Mapping[str, type[BaseException]]:
     """Return every exception class of the language and of the libraries in use, by name."""
-    found = dict(_exceptions_in("builtins"))
+    class_by_name = dict(_exceptions_in("builtins"))
     for library in LIBRARIES:
-        found |= _exceptions_in(library)
-    return found
+        class_by_name |= _exceptions_in(library)
+    return class_by_name
 
 
 def exception(name: str) -> BaseException:
@@ -168,11 +168,11 @@ def fail(name: str) -> None:
 # --- job types -----------------------------------------------------------------------------------
 
 
-class What(BaseModel):
+class ExceptionName(BaseModel):
     name: str
 
 
-class RaisingPayload(What):
+class RaisingPayload(ExceptionName):
     @field_validator("name")
     @classmethod
     def refuse(cls, name: str) -> str:
@@ -202,29 +202,29 @@ class HostileText:
 
 
 @job("raise_here", worker="llm", lanes=("hot",), timeout=60, max_attempts=2)
-async def raise_here(payload: What, ctx: JobContext) -> Outcome:
+async def raise_here(payload: ExceptionName, ctx: JobContext) -> Outcome:
     raise exception(payload.name)
 
 
 @job("raise_in_thread", worker="llm", lanes=("hot",), timeout=60, max_attempts=2)
-async def raise_in_thread(payload: What, ctx: JobContext) -> Outcome:
+async def raise_in_thread(payload: ExceptionName, ctx: JobContext) -> Outcome:
     await ctx.compute(fail, payload.name, characters=1)
     return Done()
 
 
 @job("raise_in_part", worker="llm", lanes=("hot",), timeout=60, max_attempts=2)
-async def raise_in_part(payload: What, ctx: JobContext) -> Outcome:
+async def raise_in_part(payload: ExceptionName, ctx: JobContext) -> Outcome:
     await ctx.in_process(fail, payload.name, timeout=60, memory_limit_mb=4096)
     return Done()
 
 
 @job("raise_alone", worker="llm", lanes=("hot",), timeout=60, max_attempts=2, isolation="process")
-def raise_alone(payload: What, ctx: JobContext) -> Outcome:
+def raise_alone(payload: ExceptionName, ctx: JobContext) -> Outcome:
     raise exception(payload.name)
 
 
 @job("raise_in_task", worker="llm", lanes=("hot",), timeout=60, max_attempts=2)
-async def raise_in_task(payload: What, ctx: JobContext) -> Outcome:
+async def raise_in_task(payload: ExceptionName, ctx: JobContext) -> Outcome:
     async def part() -> None:
         raise exception(payload.name)
 
@@ -234,7 +234,7 @@ async def raise_in_task(payload: What, ctx: JobContext) -> Outcome:
 
 
 @job("cancel_itself", worker="llm", lanes=("hot",), timeout=60, max_attempts=2)
-async def cancel_itself(payload: What, ctx: JobContext) -> Outcome:
+async def cancel_itself(payload: ExceptionName, ctx: JobContext) -> Outcome:
     task = asyncio.current_task()
     assert task is not None
     task.cancel()
@@ -258,21 +258,21 @@ def _raising_key(payload: Any) -> str:
     max_attempts=2,
     limits=[Limit("raising", concurrency=1, key=_raising_key)],
 )
-async def raise_in_limit(payload: What, ctx: JobContext) -> Outcome:
+async def raise_in_limit(payload: ExceptionName, ctx: JobContext) -> Outcome:
     return Done()
 
 
 @job("answer_badly", worker="llm", lanes=("hot",), timeout=60, max_attempts=2)
-async def answer_badly(payload: What, ctx: JobContext) -> Outcome:
+async def answer_badly(payload: ExceptionName, ctx: JobContext) -> Outcome:
     return Retry(HostileText(payload.name))  # type: ignore[arg-type]
 
 
 @job("follow_badly", worker="llm", lanes=("hot",), timeout=60, max_attempts=2)
-async def follow_badly(payload: What, ctx: JobContext) -> Outcome:
+async def follow_badly(payload: ExceptionName, ctx: JobContext) -> Outcome:
     return Next([Job("raise_here", HostileMapping(payload.name))])
 
 
-APART = ("raise_in_part", "raise_alone")
+IN_OWN_PROCESS = ("raise_in_part", "raise_alone")
 """Job types whose work is done in a process of its own."""
-ISOLATIONS = ("raise_here", "raise_in_thread", *APART)
+ISOLATIONS = ("raise_here", "raise_in_thread", *IN_OWN_PROCESS)
 STEPS = ("refuse_payload", "raise_in_limit", "answer_badly", "follow_badly")

@@ -4,7 +4,7 @@ program does, and the emptying of queues in one go.
     with RawPublisher(broker.amqp_url) as raw:
         raw.publish("", "hot.llm", b"{}", HOSTILE["key"])
 
-The broker looks at the form of properties and not at what is in them: all of these it passes on.
+The broker checks the form of properties and not their content, so it passes all of these on.
 """
 
 import socket
@@ -30,8 +30,8 @@ def short(data: bytes) -> bytes:
 
 def table(*entries: tuple[bytes, bytes]) -> bytes:
     """Encode a table of names and values, each value with its type before it."""
-    inner = b"".join(short(name) + value for name, value in entries)
-    return struct.pack(">I", len(inner)) + inner
+    content = b"".join(short(name) + value for name, value in entries)
+    return struct.pack(">I", len(content)) + content
 
 
 def with_headers(*entries: tuple[bytes, bytes]) -> bytes:
@@ -41,10 +41,10 @@ def with_headers(*entries: tuple[bytes, bytes]) -> bytes:
 
 def nested(depth: int) -> bytes:
     """Encode a table in a table, and so on."""
-    inner = table()
+    content = table()
     for _ in range(depth):
-        inner = table((b"a", b"F" + inner))
-    return b"F" + inner
+        content = table((b"a", b"F" + content))
+    return b"F" + content
 
 
 HOSTILE = {
@@ -54,7 +54,7 @@ HOSTILE = {
 }
 """Properties that can't be read, by what is wrong with them."""
 BAD_ID = struct.pack(">H", MESSAGE_ID) + short(b"\xff" * 255)
-"""A message id that is no text, as long as there can be."""
+"""Properties with the longest possible message id, which is not UTF-8."""
 
 
 class RawChannel:
@@ -65,9 +65,9 @@ class RawChannel:
         self._socket = socket.create_connection(
             (parts.hostname or "localhost", parts.port or 5672), TIMEOUT
         )
-        # Else each small frame waits 40 ms for the broker's word that the one before it has come.
+        # Otherwise each small frame waits 40 ms for the acknowledgement of the one before it.
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._arrived = b""
+        self._received = b""
         self._socket.sendall(ProtocolHeader().marshal())
         self._expect(spec.Connection.Start)
         login = f"\0{unquote(parts.username or 'guest')}\0{unquote(parts.password or 'guest')}"
@@ -91,38 +91,38 @@ class RawChannel:
         self._socket.close()
 
     def purge(self, queues: Iterable[str]) -> int:
-        """Return how many messages were in them, asked in this order; then the connection is
-        closed, in good order. Raises ConnectionError for a queue that is not there."""
+        """Purge queues in this order, close the connection, and return the number of their
+        messages. Raises ConnectionError for a missing queue."""
         names = list(queues)
-        for name in names:  # to ask costs the broker a fifth of a purge
+        for name in names:  # a passive declare costs the broker a fifth of a purge
             self._send(1, spec.Queue.Declare(0, name, True))
-        found = {name: self._expect(spec.Queue.DeclareOk).message_count for name in names}
-        full = [name for name, count in found.items() if count]
-        for name in full:
+        message_counts = {name: self._expect(spec.Queue.DeclareOk).message_count for name in names}
+        nonempty = [name for name, count in message_counts.items() if count]
+        for name in nonempty:
             self._send(1, spec.Queue.Purge(0, name))
-        for _ in full:
+        for _ in nonempty:
             self._expect(spec.Queue.PurgeOk)
         self._send(0, spec.Connection.Close(200, "", 0, 0))
         self._expect(spec.Connection.CloseOk)
-        return sum(found.values())
+        return sum(message_counts.values())
 
     def _send(self, channel: int, frame: Any) -> None:
         self._socket.sendall(pamqp.frame.marshal(frame, channel))
 
     def _expect(self, kind: type) -> Any:
         while True:
-            if len(self._arrived) >= 7:
-                size = struct.unpack_from(">I", self._arrived, 3)[0] + 8
-                if len(self._arrived) >= size:
-                    frame = pamqp.frame.unmarshal(self._arrived[:size])[2]
-                    self._arrived = self._arrived[size:]
+            if len(self._received) >= 7:
+                size = struct.unpack_from(">I", self._received, 3)[0] + 8
+                if len(self._received) >= size:
+                    frame = pamqp.frame.unmarshal(self._received[:size])[2]
+                    self._received = self._received[size:]
                     if not isinstance(frame, kind):
                         raise ConnectionError(f"{frame!r} and no {kind.__name__}")
                     return frame
             data = self._socket.recv(65536)
             if not data:
                 raise ConnectionError("the broker closed the connection")
-            self._arrived += data
+            self._received += data
 
 
 class RawPublisher(RawChannel):

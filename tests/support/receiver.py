@@ -14,14 +14,14 @@ SECRET = "between you and me"  # 16 characters or more
 
 
 class Receiver:
-    """`tricks` are played in order, one for each request; behind the last all is taken."""
+    """Misbehaves as `tricks` say, one for each request in order; then it accepts all notices."""
 
     def __init__(self) -> None:
         self.tricks: list[str] = []
         """A status, or `slow`, `cut`, `endless`, `packed`, or `to:URL` for a redirect."""
         self.taken: list[dict[str, Any]] = []
         self.refused: list[dict[str, Any]] = []
-        """Came, signed, and was answered otherwise."""
+        """Signed notices that were answered with a trick."""
         self.paths: list[str] = []
         self.place = ""
         """HOST:PORT."""
@@ -54,8 +54,8 @@ class Receiver:
         assert fields["x-switchyard-signature"] == f"sha256={expected}"
         self.paths.append(head[0].split()[1])
         trick = self.tricks.pop(0) if self.tricks else "204"
-        is_taken = trick in ("204", "endless")
-        (self.taken if is_taken else self.refused).append(json.loads(body))
+        is_accepted = trick in ("204", "endless")
+        (self.taken if is_accepted else self.refused).append(json.loads(body))
         if trick == "slow":
             await reader.read()  # until the other side has had enough
         elif trick == "cut":
@@ -73,7 +73,7 @@ class Receiver:
 
 
 @asynccontextmanager
-async def receiving(at: str = "127.0.0.1") -> AsyncIterator[Receiver]:
+async def serve_receiver(at: str = "127.0.0.1") -> AsyncIterator[Receiver]:
     receiver = Receiver()
     server = await asyncio.start_server(receiver.serve, at, 0)
     host, port = server.sockets[0].getsockname()

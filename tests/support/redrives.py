@@ -33,19 +33,25 @@ AS_IT_IS = Change()
 
 
 async def redrive(
-    system: System, which: LetterFilter = EVERYTHING, change: Change = AS_IT_IS, **options: Any
+    system: System,
+    letter_filter: LetterFilter = EVERYTHING,
+    change: Change = AS_IT_IS,
+    **options: Any,
 ) -> RedriveProgress:
-    """Send back what fits, as `jobctl dead redrive` does; what has become of it."""
-    spec = RedriveSpec(which, change, remote=False, **options)
+    """Send back the matching letters, as `jobctl dead redrive` does, and return the progress."""
+    spec = RedriveSpec(letter_filter, change, remote=False, **options)
     operation = await start_redrive(system.ledger, spec, created_by="test")
     return RedriveProgress.from_operation(await runner_of(system).run_one(operation.id))
 
 
 async def plan(
-    system: System, which: LetterFilter = EVERYTHING, change: Change = AS_IT_IS, **options: Any
+    system: System,
+    letter_filter: LetterFilter = EVERYTHING,
+    change: Change = AS_IT_IS,
+    **options: Any,
 ) -> RedriveCounts:
-    """Return what `jobctl dead redrive --dry-run` tells."""
-    spec = RedriveSpec(which, change, remote=False, **options)
+    """Return the counts that `jobctl dead redrive --dry-run` prints."""
+    spec = RedriveSpec(letter_filter, change, remote=False, **options)
     return await plan_redrive(
         system.settings, system.registry, system.ledger, spec, lanes=system.lanes
     )
@@ -62,7 +68,7 @@ async def bury(
     died: datetime | None = None,
     **metadata: Any,
 ) -> str:
-    """Make a recorded job dead, as a worker does; its letter waits, indexed."""
+    """Make a recorded job dead, as a worker does, and index its letter."""
     lane, _, job_type = routing_key.partition(".")
     message = JobMessage(
         job_id=job_id,
@@ -163,13 +169,13 @@ def runner_of(system: System, **options: Any) -> BulkRunner:
 
 async def start(
     system: System,
-    which: LetterFilter = EVERYTHING,
+    letter_filter: LetterFilter = EVERYTHING,
     *,
     rate: float | None = None,
     **spec: Any,
 ) -> BulkOperation:
     return await start_redrive(
-        system.ledger, RedriveSpec(which, **spec), created_by="test", rate=rate
+        system.ledger, RedriveSpec(letter_filter, **spec), created_by="test", rate=rate
     )
 
 

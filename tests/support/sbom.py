@@ -1,7 +1,7 @@
 """The bill of materials: `python -m tests.support.sbom FILE` writes CycloneDX JSON.
 
-What runs is what requirements/runtime.txt locks; this environment has the same versions, and the
-tools of development besides, which are left out. `cyclonedx-py` reads the packages' own metadata.
+It lists the packages that requirements/runtime.txt locks. This environment has the same versions,
+and tools for development, which are left out. `cyclonedx-py` reads the packages' metadata.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-LOCKED = re.compile(r"^([\w.-]+)==", re.MULTILINE)
+LOCKED_NAME = re.compile(r"^([\w.-]+)==", re.MULTILINE)
 COPYLEFT = re.compile(r"GPL|MPL|EPL|EUPL|CDDL|General Public|Mozilla Public", re.IGNORECASE)
 
 
@@ -24,17 +24,16 @@ def name_of(text: str) -> str:
     return re.sub(r"[-_.]+", "-", text).lower()
 
 
-def locked() -> list[str]:
-    """Return the names in requirements/runtime.txt: all that runs, whatever needs it, on any
-    system."""
+def locked_names() -> list[str]:
+    """Return the names of the packages in requirements/runtime.txt, for all systems."""
     text = (ROOT / "requirements" / "runtime.txt").read_text()
-    return sorted({name_of(name) for name in LOCKED.findall(text)})
+    return sorted({name_of(name) for name in LOCKED_NAME.findall(text)})
 
 
-def installed() -> dict[str, PackageMetadata]:
-    """Return metadata of those that are locked, but for those of other systems."""
+def read_installed_metadata() -> dict[str, PackageMetadata]:
+    """Return the metadata of the locked packages, except those for other systems."""
     found = {}
-    for name in locked():
+    for name in locked_names():
         try:
             found[name] = metadata(name)
         except PackageNotFoundError:
@@ -43,12 +42,12 @@ def installed() -> dict[str, PackageMetadata]:
 
 
 def licences_of(about: PackageMetadata) -> str:
-    """Return all that a package says of its licence, but for whole texts."""
-    said = about.get_all("License-Expression") or []
-    said += [line for text in about.get_all("License") or [] for line in text.splitlines()[:1]]
+    """Return the licences that a package's metadata names, without whole licence texts."""
+    licences = about.get_all("License-Expression") or []
+    licences += [line for text in about.get_all("License") or [] for line in text.splitlines()[:1]]
     classifiers = about.get_all("Classifier") or []
-    said += [each for each in classifiers if each.startswith("License ::")]
-    return "; ".join(each for each in said if each)
+    licences += [each for each in classifiers if each.startswith("License ::")]
+    return "; ".join(each for each in licences if each)
 
 
 def bill_of_materials() -> dict[str, Any]:
@@ -58,23 +57,27 @@ def bill_of_materials() -> dict[str, Any]:
     arguments = ["environment", "--pyproject", "pyproject.toml", "--output-reproducible"]
     arguments.append("--no-validate")
     command = [tool, *arguments, "--output-format", "JSON", "--output-file", "-", sys.executable]
-    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
-    bill: dict[str, Any] = json.loads(done.stdout)
-    runs = set(locked())
-    bill["components"] = [each for each in bill["components"] if name_of(each["name"]) in runs]
-    about = installed()
+    result = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    bill: dict[str, Any] = json.loads(result.stdout)
+    runtime_names = set(locked_names())
+    bill["components"] = [
+        each for each in bill["components"] if name_of(each["name"]) in runtime_names
+    ]
+    about = read_installed_metadata()
     for each in bill["components"]:
-        if not each.get("licenses"):  # said in words of their own
-            said = licences_of(about[name_of(each["name"])])
-            each["licenses"] = [{"license": {"name": said}}]
+        if not each.get("licenses"):  # the package names its licence in free text
+            licences = licences_of(about[name_of(each["name"])])
+            each["licenses"] = [{"license": {"name": licences}}]
     root = bill["metadata"]["component"]["bom-ref"]
     refs = {each["bom-ref"] for each in bill["components"]} | {root}
-    kept = []
+    dependencies = []
     for each in bill["dependencies"]:
         if each["ref"] in refs:
-            needs = [ref for ref in each.get("dependsOn", ()) if ref in refs]
-            kept.append({"ref": each["ref"]} | ({"dependsOn": needs} if needs else {}))
-    bill["dependencies"] = kept
+            required = [ref for ref in each.get("dependsOn", ()) if ref in refs]
+            dependencies.append(
+                {"ref": each["ref"]} | ({"dependsOn": required} if required else {})
+            )
+    bill["dependencies"] = dependencies
     return bill
 
 

@@ -12,7 +12,7 @@ START = datetime(2026, 3, 10, 12, 0, 30, tzinfo=UTC).timestamp()
 
 
 class Time:
-    """What the ledger's database says of the time, for schedules."""
+    """The time of the ledger's database for schedules, as the test sets it."""
 
     def __init__(self) -> None:
         self.now = START
@@ -22,8 +22,10 @@ class Time:
 
 
 def runner(system: System, **settings: Any) -> ScheduleRunner:
-    own = system.settings.model_copy(update=settings)
-    return ScheduleRunner(own, system.registry, system.ledger, system.wire, interval=0.05)
+    runner_settings = system.settings.model_copy(update=settings)
+    return ScheduleRunner(
+        runner_settings, system.registry, system.ledger, system.wire, interval=0.05
+    )
 
 
 def book(system: System) -> Schedules:

@@ -29,17 +29,16 @@ NAMES = (
 Server = LocalNode | PostgresServer | Template
 
 MEMORY = Path("/dev/shm")
-ROOM = 4 * 1024**3
-"""Bytes that must be free there."""
+MIN_FREE_BYTES = 4 * 1024**3
+"""Bytes that must be free in MEMORY to be used."""
 
 
 def _in_memory() -> Path | None:
-    """Return where files need no disk; None where there is no such place, or too little room in it.
-    A queue with ten priorities is two dozen files and folders, and a thousand tests make ten
-    each."""
+    """Return a directory in memory; None if there is none, or too little free space. It saves disk
+    writes: a queue with ten priorities has two dozen files, and a thousand tests make ten each."""
     if not MEMORY.is_dir() or os.statvfs(MEMORY).f_flag & os.ST_NOEXEC:
         return None
-    if not os.access(MEMORY, os.W_OK) or shutil.disk_usage(MEMORY).free < ROOM:
+    if not os.access(MEMORY, os.W_OK) or shutil.disk_usage(MEMORY).free < MIN_FREE_BYTES:
         return None
     return MEMORY
 
@@ -63,7 +62,7 @@ class Servers:
         """Kill what was started, and remove all that it wrote."""
         self._listener.close()
         for name, lock in self._locks.items():
-            with lock:  # one that is starting is waited for
+            with lock:  # waits for a server that is starting
                 self._failed[name] = RuntimeError("the run has ended")
                 server = self._started.pop(name, None)
             if isinstance(server, LocalNode):
@@ -85,7 +84,7 @@ class Servers:
     def _answer(self, connection: Connection) -> None:
         with connection:
             try:
-                answer: Any = self._told(self._get(connection.recv()))
+                answer: Any = self._connection_details(self._get(connection.recv()))
             except Exception as error:  # raised again where it was asked
                 answer = error
             connection.send(answer)
@@ -102,15 +101,15 @@ class Servers:
                     raise
             return self._started[name]
 
-    def _told(self, server: Server) -> dict[str, Any]:
+    def _connection_details(self, server: Server) -> dict[str, Any]:
         if isinstance(server, Template):
             return {"path": server.path}
         if isinstance(server, PostgresServer):
             names = ("base_dir", "port", "password", "with_vectors")
             return {name: getattr(server, name) for name in names}
         ports = ("amqp_port", "management_port", "dist_port", "epmd_port")
-        known = ("base_dir", "password", *ports)
-        return {name: getattr(server, name) for name in known} | {"version": server.version}
+        field_names = ("base_dir", "password", *ports)
+        return {name: getattr(server, name) for name in field_names} | {"version": server.version}
 
     def _start(self, name: str) -> Server:
         base_dir = self._dir / name
@@ -150,15 +149,15 @@ def ask_for(name: str) -> dict[str, Any]:
 
 def shared_node(version: str) -> tuple[LocalNode, str]:
     """Return the run's node of that version, and its full version."""
-    known = ask_for(version)
-    full_version = known.pop("version")
-    return new_node(version.partition("-")[0], **known), full_version
+    details = ask_for(version)
+    full_version = details.pop("version")
+    return new_node(version.partition("-")[0], **details), full_version
 
 
 @cache
 def shared_postgres(name: str = "postgres") -> PostgresServer:
-    """Return the run's server, for its databases alone: never stop or pause it. That named
-    "pgvector" has pgvector; "postgres-initial" never runs, and is what others begin like."""
+    """Return the run's server. Only use its databases; never stop or pause it. "pgvector" has
+    pgvector; "postgres-initial" never runs, and its data directory is copied for others."""
     return PostgresServer(**ask_for(name))
 
 

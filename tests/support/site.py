@@ -1,8 +1,7 @@
-"""A small real HTTP server that answers and can misbehave: what the servers of sources are in
-tests.
+"""A small real HTTP server that can misbehave, in place of the servers of sources.
 
-`site.next(throttled(7), cut())` is what the next two requests get; `answer` of a subclass, or a
-page put into `pages`, what the others do. It keeps every request, with the time at which it came.
+`site.next(throttled(7), cut())` sets the answers to the next two requests; the others are answered
+by a page in `pages` or a subclass's `answer`. It records every request with its time.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from urllib.parse import parse_qs, urlsplit
 
 @dataclass(frozen=True)
 class Request:
-    """What a client asked for."""
+    """A recorded request."""
 
     path: str
     parameters: dict[str, str]
@@ -33,16 +32,16 @@ class Request:
     headers: Mapping[str, str] = field(default_factory=dict, compare=False)
     """Names in lower case."""
     body: bytes = field(default=b"", compare=False)
-    """Of a POST."""
+    """The body of a POST."""
 
     @property
     def json(self) -> Any:
-        """What the body says."""
+        """The decoded JSON of the body."""
         return json.loads(self.body)
 
 
 class Exchange(BaseHTTPRequestHandler):
-    """One request and what is done about it; behaviours are functions of this."""
+    """One request and its answer; a Behaviour is a function of it."""
 
     protocol_version = "HTTP/1.1"
     server: _Http
@@ -117,19 +116,19 @@ def says(
     kind = content_type or ("text/plain" if isinstance(body, bytes | str) else "application/json")
     if not isinstance(body, bytes):
         body = (body if isinstance(body, str) else json.dumps(body)).encode()
-    whole = body
-    return lambda exchange, _: exchange.send(status, whole, content_type=kind, headers=headers)
+    content = body
+    return lambda exchange, _: exchange.send(status, content, content_type=kind, headers=headers)
 
 
-def with_etag(body: bytes | str | dict | list, etag: str, **told: Any) -> Behaviour:
-    """Answer with a body and an ETag: 304 for those who have it."""
-    told["headers"] = {"ETag": etag, **told.get("headers", {})}
+def with_etag(body: bytes | str | dict | list, etag: str, **answer_options: Any) -> Behaviour:
+    """Answer with a body and an ETag, or with 304 if the client has that ETag."""
+    answer_options["headers"] = {"ETag": etag, **answer_options.get("headers", {})}
 
     def behave(exchange: Exchange, request: Request) -> None:
         if request.headers.get("if-none-match") == etag:
-            exchange.send(304, b"", headers=told["headers"])
+            exchange.send(304, b"", headers=answer_options["headers"])
         else:
-            says(body, **told)(exchange, request)
+            says(body, **answer_options)(exchange, request)
 
     return behave
 
@@ -165,7 +164,7 @@ def cut_in_the_middle() -> Behaviour:
 def endless(
     status: int = 200, kind: str = "text/html", part: bytes = b"<p>and so on</p>" * 4096
 ) -> Behaviour:
-    """Send a body that does not end while somebody listens."""
+    """Send a body that does not end while the client reads."""
 
     def behave(exchange: Exchange, request: Request) -> None:
         exchange.send_response(status)
@@ -182,7 +181,7 @@ def endless(
 
 
 def packed(layers: int = 3) -> Behaviour:
-    """Send a JSON text of 64 MB, packed that often when it is asked for: a few hundred bytes."""
+    """Send a JSON text of 64 MB, compressed `layers` times to a few hundred bytes."""
 
     def behave(exchange: Exchange, request: Request) -> None:
         body = b'"' + b"x" * (64 * 1024 * 1024) + b'"'
@@ -195,7 +194,7 @@ def packed(layers: int = 3) -> Behaviour:
 
 
 def slow(seconds: float) -> Behaviour:
-    """Give the right answer, late; ends early when the server stops."""
+    """Give the right answer after a delay, which ends early when the server stops."""
 
     def behave(exchange: Exchange, request: Request) -> None:
         exchange.server.owner.stopped.wait(seconds)
@@ -205,7 +204,7 @@ def slow(seconds: float) -> Behaviour:
 
 
 def held(until: threading.Event, then: Behaviour) -> Behaviour:
-    """Give an answer that waits for a test."""
+    """Answer with `then` once the test has set `until`."""
 
     def behave(exchange: Exchange, request: Request) -> None:
         until.wait()
@@ -228,7 +227,7 @@ class Site:
     def __init__(self, port: int = 0) -> None:
         """Listen on `port`; 0: any free one."""
         self.pages: dict[str, Behaviour] = {}
-        """By path."""
+        """Answers by path."""
         self.requests: list[Request] = []
         self.most_at_once = 0
         """Requests that were under way at the same time."""
@@ -247,16 +246,16 @@ class Site:
 
     @property
     def paths(self) -> list[str]:
-        """What was asked for, in order."""
+        """The paths of all requests, in order."""
         return [request.path for request in self.requests]
 
     def next(self, *behaviours: Behaviour) -> None:
-        """Say what the next requests get, in order; those after them are answered well."""
+        """Set the answers to the next requests, in order; later ones are answered well."""
         with self._lock:
             self._next.extend(behaviours)
 
     def always(self, behaviour: Behaviour | None) -> None:
-        """Say what every request gets from now on; None for good answers again."""
+        """Set the answer to every request from now on; None for good answers again."""
         with self._lock:
             self._always = behaviour
 

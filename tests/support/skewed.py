@@ -1,7 +1,6 @@
 """`jobctl` on a host whose clock is wrong: `python -m tests.support.skewed SECONDS COMMAND…`.
 
-Only what Python asks of its host is wrong. What the database says of the time is not, nor how long
-anything takes.
+Only Python's time of day is wrong; the database's time and measured durations are right.
 """
 
 import datetime as dt
@@ -14,12 +13,12 @@ _RightDatetime = dt.datetime
 
 def set_clock(ahead: float) -> None:
     """Set this process's clock ahead by so many seconds; call it before the product is imported."""
-    by = dt.timedelta(seconds=ahead)
+    offset = dt.timedelta(seconds=ahead)
 
     class Skewed(_RightDatetime):
         @classmethod
         def now(cls, tz: dt.tzinfo | None = None) -> _RightDatetime:  # type: ignore[override]
-            return _RightDatetime.now(tz) + by
+            return _RightDatetime.now(tz) + offset
 
     time.time = lambda: _right_time() + ahead
     dt.datetime = Skewed  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""What is said to a database, to count it."""
+"""Record the statements that are sent to a database."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,16 +8,17 @@ from sqlalchemy import Engine, event
 
 
 @contextmanager
-def statements() -> Iterator[list[str]]:
-    """What is said to the database meanwhile, but for the beginning and end of transactions."""
-    said: list[str] = []
+def record_statements() -> Iterator[list[str]]:
+    """Yield a list to which each statement is added while the context is open, except those that
+    begin and end transactions."""
+    executed: list[str] = []
 
-    def note(_c: Any, _cursor: Any, statement: str, *_rest: Any) -> None:
+    def record(_c: Any, _cursor: Any, statement: str, *_rest: Any) -> None:
         if statement.split()[0] not in ("BEGIN", "PRAGMA", "SHOW", "COMMIT"):
-            said.append(statement)
+            executed.append(statement)
 
-    event.listen(Engine, "before_cursor_execute", note)
+    event.listen(Engine, "before_cursor_execute", record)
     try:
-        yield said
+        yield executed
     finally:
-        event.remove(Engine, "before_cursor_execute", note)
+        event.remove(Engine, "before_cursor_execute", record)

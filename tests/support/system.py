@@ -86,11 +86,11 @@ class RunningWorker:
         await asyncio.wait_for(self.task, MAX_WAIT)
 
     async def publishing(self) -> None:
-        """Wait until what it publishes can leave at once."""
+        """Wait until the worker's publisher has a free channel."""
         await eventually(self.worker._publisher._free_channel, what="the publisher's channel")
 
     async def consuming(self, *queues: str) -> None:
-        """Wait until it consumes these queues, or all that it has."""
+        """Wait until the worker consumes these queues, by default all of its queues."""
         await eventually(
             lambda: self.task.done() or self._consumes(queues), what=f"consuming {queues or 'all'}"
         )
@@ -120,7 +120,7 @@ class System:
         self.ledger = ledger
         self.lanes = lanes
         self.wire = Publisher(settings, name="test")
-        """Publishes to the broker alone: the ledger does not know of it."""
+        """Publishes to the broker without recording in the ledger."""
         self.jobs = JobPublisher(registry, ledger, self.wire)
         self.workers: list[RunningWorker] = []
 
@@ -144,7 +144,7 @@ class System:
         the system's for this worker alone, as in
         `amqp_url=SecretStr(proxy.url(broker.amqp_url))` or `shutdown_grace=0.1`.
         """
-        shares = [
+        worker_plans = [
             plan_for(self.registry, kind, lanes=lanes, slots=slots, reserve=reserve)
             for kind in kinds or ("llm",)
         ]
@@ -152,7 +152,7 @@ class System:
             self.settings.model_copy(update=settings),
             registry or self.registry,
             ledger or self.ledger,
-            shares,
+            worker_plans,
             lanes=self.lanes,
             metrics=metrics,
         )
@@ -182,28 +182,30 @@ class System:
     async def publish_foreign(
         self, routing_key: str, payload: Mapping[str, Any] | None = None, **fields: Any
     ) -> JobMessage:
-        """Publish a job as a program does that knows nothing of the ledger.
+        """Publish a job without recording it, as a program that does not know the ledger does.
 
         `job_id` and `priority` are the message's, all other fields its metadata's.
         """
-        own = {name: fields.pop(name) for name in ("job_id", "priority") if name in fields}
+        message_fields = {
+            name: fields.pop(name) for name in ("job_id", "priority") if name in fields
+        }
         message = JobMessage(
             job_type=routing_key.partition(".")[2],
             payload=dict(payload or {}),
             metadata=Metadata(**fields),
-            **own,
+            **message_fields,
         )
         await self.wire.publish(message, routing_key)
         return message
 
     async def fill(self, routing_key: str) -> list[str]:
-        """Publish foreign jobs until the lane refuses; the ids of what it took."""
-        taken: list[str] = []
+        """Publish foreign jobs until the lane refuses; and return the ids of the accepted ones."""
+        accepted: list[str] = []
         for _ in range(MAX_OVERSHOOT):
             try:
-                taken.append((await self.publish_foreign(routing_key)).job_id)
+                accepted.append((await self.publish_foreign(routing_key)).job_id)
             except LaneFull:
-                return taken
+                return accepted
         raise AssertionError("the lane never refused")
 
     async def publish_raw(self, routing_key: str, body: bytes, **properties: Any) -> None:
@@ -255,27 +257,28 @@ class System:
         self, job_ids: Iterable[str], *states: State, timeout: float = MAX_WAIT
     ) -> None:
         """Return when each of the jobs is in one of these states."""
-        wanted = list(job_ids)
-        left: list[str] = []
+        awaited = list(job_ids)
+        not_reached: list[str] = []
 
         async def reached() -> bool:
-            known = await self.ledger.job_reads.states(wanted)
-            left[:] = [
-                f"{job_id}: {known.get(job_id)}"
-                for job_id in wanted
-                if known.get(job_id) not in states
+            state_by_id = await self.ledger.job_reads.states(awaited)
+            not_reached[:] = [
+                f"{job_id}: {state_by_id.get(job_id)}"
+                for job_id in awaited
+                if state_by_id.get(job_id) not in states
             ]
-            return not left
+            return not not_reached
 
         try:
             await eventually(reached, timeout)
         except AssertionError:
             raise AssertionError(
-                f"{len(left)} of {len(wanted)} are not {states} after {timeout:g} s: {left[:10]}"
+                f"{len(not_reached)} of {len(awaited)} are not {states} after {timeout:g} s: "
+                f"{not_reached[:10]}"
             ) from None
 
     async def letters(self) -> list[QueuedDeadLetter]:
-        """Return what waits in `jobs.dead` now, oldest first; it stays there."""
+        """Return the letters in `jobs.dead`, oldest first; they stay there."""
         async with scanning(self.settings.require_amqp_url()) as scan:
             return [letter async for letter in scan.letters()]
 
@@ -308,9 +311,9 @@ class System:
     async def take(self, queue: str, timeout: float = MAX_WAIT) -> AbstractIncomingMessage:
         """Wait for the next message of a queue, acknowledge and return it."""
         async with self.channel() as channel:
-            found = await channel.get_queue(queue, ensure=False)
+            source = await channel.get_queue(queue, ensure=False)
             message: AbstractIncomingMessage = await eventually(
-                lambda: found.get(fail=False), timeout, f"a message in {queue}"
+                lambda: source.get(fail=False), timeout, f"a message in {queue}"
             )
             await message.ack()
             return message
@@ -324,13 +327,15 @@ class System:
 
 
 def workers_publish_by(proxy: TcpProxy, broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let all that workers publish go through the proxy, and nothing else that they do."""
+    """Make workers publish through the proxy; their other connections stay direct."""
     url = SecretStr(proxy.url(broker.amqp_url))
 
-    def by_proxy(settings: Settings, **options: Any) -> Publisher:
+    def publisher_through_proxy(settings: Settings, **options: Any) -> Publisher:
         return Publisher(settings.model_copy(update={"amqp_url": url}), **options)
 
-    monkeypatch.setattr("switchyard.services.engine.runtime.worker.Publisher", by_proxy)
+    monkeypatch.setattr(
+        "switchyard.services.engine.runtime.worker.Publisher", publisher_through_proxy
+    )
 
 
 async def declare(
@@ -340,7 +345,7 @@ async def declare(
     lanes: tuple[Lane, ...] = LANES,
     retry_delays: Sequence[float] = RETRY_DELAYS,
 ) -> None:
-    """Make everything on the broker that the job types of the registry need."""
+    """Declare the topology that the job types of the registry need."""
     topology = build(broker.profile, registry.routes, lanes=lanes, retry_delays=retry_delays)
     await broker.declare(topology)
 
@@ -365,11 +370,11 @@ async def open_system(
     journal.clear()
     lanes = lanes or lanes_with()
     registry = Registry.load(modules)
-    # First of all: a broker that has been asked for its address has an empty vhost.
+    # First, because `declare` chooses the vhost only before the broker's address is used.
     await declare(broker, registry, lanes=lanes, retry_delays=retry_delays)
-    # Files and index are one system's alone, as the ledger is.
+    # Each system has its own files and index, as it has its own ledger.
     with TemporaryDirectory(prefix="system-", ignore_cleanup_errors=True) as directory:
-        own = Settings(
+        system_settings = Settings(
             amqp_url=broker.amqp_url,
             management_url=broker.management_url,
             profile=broker.profile,
@@ -379,7 +384,7 @@ async def open_system(
             **{
                 "shutdown_grace": 5.0,
                 "data_dir": Path(directory),
-                # Their llm queues stand for any: they are full where the broker says so.
+                # Tests use llm queues as any others: they are full only if the broker says so.
                 "llm_full_at": 1_000_000,
                 "llm_slow_at": 1_000_000,
                 **settings,
@@ -387,7 +392,7 @@ async def open_system(
         )
         await make_ledger(database_url)
         async with await Ledger.open(database_url) as ledger:
-            system = System(broker, own, registry, ledger, lanes)
+            system = System(broker, system_settings, registry, ledger, lanes)
             try:
                 yield system
             finally:

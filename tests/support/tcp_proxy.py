@@ -13,7 +13,7 @@ RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 
 class TcpProxy:
-    """Forwards `127.0.0.1:port` to `host:target_port`, as long as nothing else is said.
+    """Forwards `127.0.0.1:port` to `host:target_port`, until a method breaks that.
 
     async with TcpProxy("127.0.0.1", 5672) as proxy:
         done = proxy.cut_when(lambda seen: b"secret" in seen)
@@ -26,7 +26,7 @@ class TcpProxy:
         self.target_port = target_port
         self.port = 0
         self.connections = 0
-        """How many were accepted since the start."""
+        """Number of connections accepted since the start."""
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -51,17 +51,17 @@ class TcpProxy:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def url(self, url: str) -> str:
-        """Return the same URL, by way of this proxy."""
+        """Return the URL with this proxy's address in place of the server's."""
         return url.replace(f"{self.host}:{self.target_port}", f"127.0.0.1:{self.port}")
 
     async def accept(self) -> None:
-        """Take connections, again after `refuse` and on the same port."""
+        """Accept connections; after `refuse`, again on the same port."""
         if self._server is None:
             self._server = await asyncio.start_server(self._connect, "127.0.0.1", self.port)
             self.port = self._server.sockets[0].getsockname()[1]
 
     def refuse(self) -> None:
-        """Take no new connections: they get "connection refused". Those that are there stay."""
+        """Refuse new connections ("connection refused"); open ones stay."""
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -73,7 +73,7 @@ class TcpProxy:
             _reset(writer)
 
     def pause(self, *directions: Direction) -> None:
-        """Hold back what comes in these directions, by default both; nothing is lost."""
+        """Hold back bytes in these directions, by default both; nothing is lost."""
         for direction in directions or DIRECTIONS:
             self._open[direction].clear()
 

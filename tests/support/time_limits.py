@@ -1,4 +1,4 @@
-"""A test's time limit that holds: signalled again where it came to nothing, and for the test's end.
+"""A time limit that ends every test: its signal is repeated, and also covers the test's teardown.
 
 pytest-timeout's signal raises in whatever runs just then. Within an event loop that may be a
 callback, in which asyncio only logs it, or the moment before a task is woken, which then waits for
@@ -15,15 +15,16 @@ from typing import Any
 
 import pytest
 
-AGAIN = 30.0
-"""Seconds after which a test, or its end, that has outlived the signal gets another one."""
+REPEAT_INTERVAL = 30.0
+"""Seconds after which a test that still runs after the signal gets another one."""
 LIMIT = pytest.StashKey[Any]()
 PHASE = pytest.StashKey[bool]()
 """Whether the test is being set up, called or torn down now."""
 
 
 class TimeIsUp(KeyboardInterrupt):
-    """The test's time is up. Of this kind alone, an error leaves an event loop by its callbacks."""
+    """The test's time is up. A KeyboardInterrupt, because asyncio does not catch it in
+    callbacks."""
 
     def __init__(self, failure: BaseException) -> None:
         super().__init__()
@@ -39,7 +40,9 @@ def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> Generator[None
         fail = signal.getsignal(signal.SIGALRM)
         if callable(fail):
             signal.signal(signal.SIGALRM, _ending(item, fail))
-        signal.setitimer(signal.ITIMER_REAL, settings.timeout, min(settings.timeout, AGAIN))
+        signal.setitimer(
+            signal.ITIMER_REAL, settings.timeout, min(settings.timeout, REPEAT_INTERVAL)
+        )
     return is_set
 
 
@@ -61,8 +64,8 @@ def _phase(item: pytest.Item) -> Generator[None, object, object]:
     item.stash[PHASE] = True
     try:
         return (yield)
-    except TimeIsUp as up:
-        raise up.failure from None
+    except TimeIsUp as error:
+        raise error.failure from None
     finally:
         item.stash[PHASE] = False
 

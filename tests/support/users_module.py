@@ -1,4 +1,4 @@
-"""A user's module, of public names alone: mypy checks what they are to a type checker."""
+"""A user's module that imports public names alone, so that mypy checks their types."""
 
 # mypy: disallow-any-generics, disallow-untyped-calls, disallow-untyped-decorators
 # mypy: disallow-untyped-defs, warn-return-any, disallow-any-unimported
@@ -54,7 +54,7 @@ def publish(publisher: BlockingPublisher) -> str:
     return assert_type(publisher.publish(message, "hot.count_up").job_id, str)
 
 
-async def publish_soon() -> None:
+async def publish_async() -> None:
     async with JobPublisher.opened() as jobs:
         assert_type(await jobs.publish(JobRequest("hot.count_up", {"n": 1})), Published)
 
@@ -64,6 +64,6 @@ def ask(client: Client) -> None:
     assert_type(client.jobs(lane="hot"), Generator[JobView, None, None])
 
 
-async def ask_soon(client: AsyncClient) -> None:
+async def ask_async(client: AsyncClient) -> None:
     assert_type(await client.job("1"), JobDetails)
     assert_type(client.jobs(lane="hot"), AsyncGenerator[JobView, None])

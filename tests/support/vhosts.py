@@ -1,9 +1,9 @@
-"""Virtual hosts for tests, one at a time each; those with a topology are used more than once.
+"""Virtual hosts for tests, one at a time each; those with a topology are reused.
 
-To make and delete a topology costs a node a sixth of a second of processor time, which was a
-quarter of all that a run cost. So a vhost is kept for the next test that wants its topology.
-No test may see anything of another: before it is handed out again, it is emptied until a look finds
-nobody connected to it, nothing in its queues, and declared what was there at first alone.
+Making and deleting a topology costs a node a sixth of a second of processor time, which was a
+quarter of a whole run's. So a vhost is kept for the next test that needs its topology. No test may
+see anything of another: before a vhost is handed out again, it is cleaned until a check finds no
+connection, no message, and only the original declarations.
 """
 
 from __future__ import annotations
@@ -22,31 +22,32 @@ from switchyard.cli.system.free_ports import LOOPBACK
 from switchyard.cli.system.rabbitmq_node import LocalNode
 from tests.support.raw_amqp import RawChannel
 
-MOST_KEPT = 4
-"""Vhosts that wait for their next test, of one process on one node."""
+MAX_KEPT = 4
+"""Vhosts that one process keeps on one node for later tests."""
 
-LONGEST_KEPT = 5.0
+MAX_KEPT_SECONDS = 5.0
 """Seconds. Tests that want the same topology are neighbours: 19 of 20 come within this time, most
 within one second. Each second in which its queues idle costs a node 5 ms of processor time."""
 
-MOST_LOOKS = 4
-"""Until one finds nothing: messages and connections, then what was declared, then neither."""
+MAX_CHECKS = 4
+"""Checks until one must find a vhost clean: the first removes messages and connections, the next
+added declarations, and then nothing may be left."""
 
 EVERYTHING = {"configure": ".*", "write": ".*", "read": ".*"}
 DECLARED = ("queues", "exchanges", "bindings", "policies", "parameters")
-BESIDE = ("permissions", "topic-permissions")
+SEPARATELY_READ = ("permissions", "topic-permissions")
 
 
 class Refused(RuntimeError):
-    """The management API did not do as it was told; the message has its answer."""
+    """The management API refused a request; the message has its answer."""
 
 
 NOT_CLEAN = (Refused, OSError, HTTPException)
-"""A vhost that can't be emptied or looked through is not used again."""
+"""Errors after which a vhost is not reused, because it can't be cleaned or checked."""
 
 
 class Vhosts:
-    """Those of one node that this process has made."""
+    """The vhosts that this process has made on one node."""
 
     def __init__(self, node: LocalNode) -> None:
         self.node = node
@@ -54,52 +55,52 @@ class Vhosts:
         self._http = HTTPConnection(LOOPBACK, node.management_port, timeout=30)
         login = b64encode(f"{node.user}:{node.password}".encode()).decode()
         self._headers = {"Authorization": f"Basic {login}", "Content-Type": "application/json"}
-        self._at_first: dict[str, Any] = {}
-        """What was declared in each that may be used again, once it had its topology."""
+        self._original: dict[str, Any] = {}
+        """The original declarations of each vhost with a topology."""
         self._topologies: dict[str, str] = {}
         self._kept: dict[str, float] = {}
-        """Since when each waits, the one that waits longest first."""
+        """When each kept vhost was given back, oldest first."""
 
     def make(self) -> str:
-        """Return one with nothing in it."""
+        """Make an empty vhost, and return its name."""
         vhost = f"test-{secrets.token_hex(6)}"
         self._send("PUT", f"/vhosts/{vhost}")
         self._send("PUT", f"/permissions/{vhost}/{self.node.user}", EVERYTHING)
         return vhost
 
     def with_topology(self, topology: Topology) -> str:
-        """Return one with this topology and nothing else in it."""
-        wanted = json.dumps(render(topology, vhost=""), sort_keys=True)
-        for vhost in [each for each in self._kept if self._topologies[each] == wanted]:
+        """Return the name of a vhost with this topology and nothing else."""
+        topology_json = json.dumps(render(topology, vhost=""), sort_keys=True)
+        for vhost in [each for each in self._kept if self._topologies[each] == topology_json]:
             del self._kept[vhost]
-            if self._is_as_at_first(vhost):
+            if self._is_clean(vhost):
                 return vhost
             self._delete(vhost)
         vhost = self.make()
         parts = render(topology, vhost=vhost)
-        del parts["vhosts"]  # it is there, and so are its permissions
+        del parts["vhosts"]  # the vhost and its permissions exist
         self._send("POST", f"/definitions/{vhost}", parts)
-        self._at_first[vhost] = self._declared_in(vhost)
-        self._topologies[vhost] = wanted
+        self._original[vhost] = self._declared_in(vhost)
+        self._topologies[vhost] = topology_json
         return vhost
 
     def give_back(self, vhost: str) -> None:
-        """Keep it for another test, or delete it with all that is in it."""
-        if vhost not in self._at_first:
+        """Keep a vhost for another test, or delete it with its contents."""
+        if vhost not in self._original:
             self._delete(vhost)
             return
         self._kept[vhost] = time.monotonic()
-        if len(self._kept) > MOST_KEPT:
+        if len(self._kept) > MAX_KEPT:
             self._forget(next(iter(self._kept)))
 
     def forget_idle(self) -> None:
-        """Delete those that nobody has wanted for long."""
+        """Delete the vhosts that no test has needed for long."""
         for vhost, since in list(self._kept.items()):
-            if time.monotonic() - since > LONGEST_KEPT:
+            if time.monotonic() - since > MAX_KEPT_SECONDS:
                 self._forget(vhost)
 
     def close(self) -> None:
-        """Delete those that are kept."""
+        """Delete all kept vhosts."""
         for vhost in list(self._kept):
             self._forget(vhost)
         self._http.close()
@@ -109,51 +110,52 @@ class Vhosts:
         self._delete(vhost)
 
     def _delete(self, vhost: str) -> None:
-        self._at_first.pop(vhost, None)
+        self._original.pop(vhost, None)
         self._topologies.pop(vhost, None)
         self._send("DELETE", f"/vhosts/{vhost}")
 
-    def _is_as_at_first(self, vhost: str) -> bool:
-        """Return whether it is, or could be made so; False where it can't be emptied or looked
-        through, and where a test has changed what was there."""
+    def _is_clean(self, vhost: str) -> bool:
+        """Clean a vhost, and return whether that succeeded; False if a test has changed the
+        original declarations, or the vhost can't be cleaned or checked."""
         try:
-            return any(self._found_clean(vhost) for _ in range(MOST_LOOKS))
+            return any(self._clean_once(vhost) for _ in range(MAX_CHECKS))
         except NOT_CLEAN:
             return False
 
-    def _found_clean(self, vhost: str) -> bool:
-        """Take away all that a test has added; True where there was nothing."""
-        found = 0
+    def _clean_once(self, vhost: str) -> bool:
+        """Remove all that a test has added; return whether there was nothing to remove."""
+        removed = 0
         for connection in self._get(f"/vhosts/{vhost}/connections"):
             self._send("DELETE", f"/connections/{quote(connection['name'], safe='')}")
-            found += 1
-        # What has died in a quorum queue and is on its way to another one.
+            removed += 1
+        # Messages that a quorum queue is dead-lettering to another queue.
         queues = self._get(f"/queues/{vhost}?columns=name,messages_dlx")
-        found += sum(each.get("messages_dlx", 0) for each in queues)
-        # Last, because whoever held messages has given them back. The queues themselves know what
-        # they have; the figures of the management API are late.
-        found += self._purge(vhost)
-        if found:
-            return False  # what is declared is asked once all is quiet
-        at_first, now = self._at_first[vhost], self._declared_in(vhost)
+        removed += sum(each.get("messages_dlx", 0) for each in queues)
+        # Last, after unacknowledged messages were requeued. The queues' own counts are used,
+        # because the
+        # management API's are late.
+        removed += self._purge(vhost)
+        if removed:
+            return False  # declarations are checked once no messages were left
+        original, now = self._original[vhost], self._declared_in(vhost)
         for kind in ("queues", "exchanges"):
-            for name in _names(now[kind]) - _names(at_first[kind]):
+            for name in _names(now[kind]) - _names(original[kind]):
                 self._send("DELETE", f"/{kind}/{vhost}/{quote(name, safe='')}")
-        return now == at_first
+        return now == original
 
     def _purge(self, vhost: str) -> int:
-        """Return how many messages were there. First those that go on to another queue by
-        themselves."""
+        """Purge all queues, and return the number of messages. Retry queues are first, because
+        their messages move on by themselves."""
         names = sorted(
-            _names(self._at_first[vhost]["queues"]), key=lambda name: ".retry." not in name
+            _names(self._original[vhost]["queues"]), key=lambda name: ".retry." not in name
         )
         with RawChannel(self.node.amqp_url_of(vhost)) as channel:
             return channel.purge(names)
 
     def _declared_in(self, vhost: str) -> dict[str, list[str]]:
-        found = self._get(f"/definitions/{vhost}")
-        declared = {kind: found.get(kind, []) for kind in DECLARED}
-        declared |= {kind: self._get(f"/vhosts/{vhost}/{kind}") for kind in BESIDE}
+        definitions = self._get(f"/definitions/{vhost}")
+        declared = {kind: definitions.get(kind, []) for kind in DECLARED}
+        declared |= {kind: self._get(f"/vhosts/{vhost}/{kind}") for kind in SEPARATELY_READ}
         declared["operator-policies"] = self._get(f"/operator-policies/{vhost}")
         return {
             kind: sorted(json.dumps(each, sort_keys=True) for each in parts)
@@ -166,7 +168,7 @@ class Vhosts:
     def _send(self, method: str, path: str, body: Any = None) -> bytes:
         try:
             status, answer = self._answer(method, path, body)
-        except ConnectionError:  # the node closes what was idle for a minute
+        except ConnectionError:  # the node closes connections that were idle for a minute
             status, answer = self._answer(method, path, body)
         if status >= 400 and not (method == "DELETE" and status == 404):
             raise Refused(f"{method} {path}: {status}: {answer[:300]!r}")

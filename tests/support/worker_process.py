@@ -43,18 +43,18 @@ ROOT = Path(__file__).parents[2]
 
 
 class Process:
-    """One of them, seen from the test."""
+    """A started process, as the test controls it."""
 
-    def __init__(self, process: Running, log: Path, said: str) -> None:
+    def __init__(self, process: Running, log: Path, ready_text: str) -> None:
         self._process = process
         self.log = log
         self.pid = process.pid
-        self.said = said
-        """What it said after `ready`: a worker's id, a scheduler's holder."""
+        self.ready_text = ready_text
+        """The text after `ready`: a worker's id, a scheduler's holder."""
 
     @property
     def worker_id(self) -> str:
-        return self.said
+        return self.ready_text
 
     @property
     def is_running(self) -> bool:
@@ -65,7 +65,7 @@ class Process:
         self._signal(signal.SIGKILL)
 
     def terminate(self) -> None:
-        """Stop it in order."""
+        """Send SIGTERM, so that it stops in order."""
         self._signal(signal.SIGTERM)
 
     def pause(self) -> None:
@@ -114,16 +114,16 @@ class Processes(AsyncCloseable):
         log: Path | None = None,
         **options: Any,
     ) -> Process:
-        """Start one and wait until it says that it is ready.
+        """Start a process, and wait until it is ready.
 
         `role` is a function of this module, `options` are what it takes; `settings` change those
         of the system for this process alone. `log` is where it writes its log to.
         """
         log = log or self._directory / f"{role}-{len(self.all)}.log"
-        printed, prints = os.pipe()
-        said = self._open.enter_context(os.fdopen(printed))
+        read_fd, write_fd = os.pipe()
+        ready_text = self._open.enter_context(os.fdopen(read_fd))
         runner = commands()
-        with log.open("wb") as errors, os.fdopen(prints, "wb") as output:
+        with log.open("wb") as errors, os.fdopen(write_fd, "wb") as output:
             process = await asyncio.to_thread(
                 runner.start,
                 [role, json.dumps(options)],
@@ -135,20 +135,20 @@ class Processes(AsyncCloseable):
             )
         started = Process(self._open.enter_context(process), log, "")
         self.all.append(started)
-        line = await asyncio.wait_for(asyncio.to_thread(said.readline), MAX_WAIT)
-        ready, _, started.said = line.strip().partition(" ")
+        line = await asyncio.wait_for(asyncio.to_thread(ready_text.readline), MAX_WAIT)
+        ready, _, started.ready_text = line.strip().partition(" ")
         assert ready == "ready", f"{role} did not start:\n{started.tail()}"
         return started
 
 
 def environment_of(settings: Settings) -> dict[str, str]:
     """Return the environment variables that stand for these settings."""
-    others = {name: value for name, value in os.environ.items() if not name.startswith("JOBS_")}
-    own = {
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("JOBS_")}
+    variables = {
         f"JOBS_{name.upper()}": _as_text(getattr(settings, name))
         for name in settings.model_fields_set
     }
-    return others | own
+    return inherited | variables
 
 
 def _as_text(value: object) -> str:
@@ -214,26 +214,26 @@ async def actions(
 async def record(
     settings: Settings, registry: Registry, ledger: Ledger, *, routing_key: str, job_id: str
 ) -> None:
-    """Record a job as a publisher does, and never get to publish it."""
+    """Record a job as a publisher does, and never publish it."""
     await ledger.jobs.record(prepare(registry, JobRequest(routing_key, {}, job_id=job_id)))
     _say_ready(job_id)
     await asyncio.Event().wait()
 
 
-def _say_ready(what: str) -> None:
-    print("ready", what, flush=True)
+def _say_ready(text: str) -> None:
+    print("ready", text, flush=True)
 
 
 async def _run(role: str, options: Mapping[str, Any]) -> None:
-    own = dict(options)
+    role_options = dict(options)
     # `ahead`: seconds by which the clock of this process is fast.
-    ahead, real_time = own.pop("ahead", 0.0), time.time
+    ahead, real_time = role_options.pop("ahead", 0.0), time.time
     time.time = lambda: real_time() + ahead
-    database.BUSY_TIMEOUT = own.pop("busy_timeout", database.BUSY_TIMEOUT)
+    database.BUSY_TIMEOUT = role_options.pop("busy_timeout", database.BUSY_TIMEOUT)
     settings = Settings()
     configure(settings.log_level, "json")
     async with await Ledger.open(settings.ledger_url) as ledger:
-        await _ROLES[role](settings, Registry.load(settings.modules), ledger, **own)
+        await _ROLES[role](settings, Registry.load(settings.modules), ledger, **role_options)
 
 
 _ROLES: Mapping[str, Any] = {

@@ -12,7 +12,7 @@ from benchmarks.llm_batch import Batch, Full, Machine
 from benchmarks.llm_server import serving
 from tests.support.eventually import eventually
 
-QUICK = Machine(at_once=2, queued=1, tokens=20, scale=50)
+QUICK_MACHINE = Machine(at_once=2, queued=1, tokens=20, scale=50)
 
 
 def chat(text: str, **parameters: object) -> dict[str, object]:
@@ -27,12 +27,14 @@ async def test_running_requests_share_the_machine() -> None:
         await batch.enter()
         paces.append(batch._pace())
     assert paces[0] == pytest.approx(1.0, abs=0.01)
-    assert paces[39] == pytest.approx(1 / 4, rel=0.01), "beyond the knee by their number"
+    assert paces[39] == pytest.approx(1 / 4, rel=0.01), (
+        "beyond the knee, the pace falls with their number"
+    )
     assert all(slower <= quicker for quicker, slower in pairwise(paces))
 
 
 async def test_a_full_machine_queues_and_then_refuses() -> None:
-    batch = Batch(QUICK, asyncio.get_running_loop().time)
+    batch = Batch(QUICK_MACHINE, asyncio.get_running_loop().time)
     await batch.enter()
     await batch.enter()
     third = asyncio.create_task(batch.enter())
@@ -52,8 +54,8 @@ async def test_waiting_too_long_times_out() -> None:
     assert batch.waiting == 0
 
 
-async def test_the_server_answers_streams_counts_and_refuses() -> None:
-    with serving(QUICK) as (url, app):
+async def test_the_server_answers_whole_or_streamed_and_counts_refusals() -> None:
+    with serving(QUICK_MACHINE) as (url, app):
         async with httpx.AsyncClient(base_url=url) as client:
             whole = await client.post("/chat/completions", json=chat("a"))
             streamed = await client.post(
@@ -71,7 +73,7 @@ async def test_the_server_answers_streams_counts_and_refuses() -> None:
             assert refused
             assert all(each.headers["retry-after"] == "1" for each in refused)
             stats = (await client.get(url.replace("/v1", "/stats"))).json()
-            assert stats["most"] > 3, "the refused ones, too"
+            assert stats["most"] > 3, "refused requests count, too"
             assert stats["answered"] + stats["refused"] == 10
             assert max(stats["by_question"].values()) == 2
             assert 0 < stats["use"] <= 1
@@ -95,7 +97,7 @@ async def test_cut_answers_end_in_the_middle(stream: bool) -> None:
     assert app.counts.cut == 1
 
 
-async def test_a_limit_by_the_minute_says_what_is_left() -> None:
+async def test_a_limit_per_minute_has_headers_with_the_remaining_requests() -> None:
     with serving(Machine(per_minute=2, scale=50)) as (url, _):
         async with httpx.AsyncClient(base_url=url) as client:
             answers = [await client.post("/chat/completions", json=chat("a")) for _ in range(3)]

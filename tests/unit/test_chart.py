@@ -16,7 +16,7 @@ from switchyard.cli.system.local_system import PROCESSES, worker_kinds
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger.sql.database_users import DATABASE_ROLES
 from switchyard.services.engine.wings import job_modules
-from tests.support.chart import CHART, helm, of_kind, pods, render, rendered, values
+from tests.support.chart import CHART, helm, load_values, of_kind, pods, render, render_example
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ("small", "production", "external-broker")
@@ -31,7 +31,7 @@ every_example = pytest.mark.parametrize("example", EXAMPLES)
 
 @every_example
 def test_lint_finds_nothing(example: str) -> None:
-    report = helm().lint(CHART, values=values(example), strict=True)
+    report = helm().lint(CHART, values=load_values(example), strict=True)
     assert (report["messages"], report["errors"]) == ([], [])
 
 
@@ -43,14 +43,14 @@ def test_lint_finds_nothing(example: str) -> None:
 def test_every_manifest_is_valid_in_kubernetes(example: str, version: str) -> None:
     import kubernetes_validate  # costs a second of processor time, so only this test imports it
 
-    for manifest in rendered(example):
+    for manifest in render_example(example):
         if not manifest["apiVersion"].startswith(FOREIGN_API_GROUPS):
             kubernetes_validate.validate(manifest, version, strict=True)
 
 
 @every_example
 def test_no_two_manifests_have_the_same_name(example: str) -> None:
-    names = [(each["kind"], each["metadata"]["name"]) for each in rendered(example)]
+    names = [(each["kind"], each["metadata"]["name"]) for each in render_example(example)]
     assert sorted(set(names)) == sorted(names)
 
 
@@ -244,7 +244,7 @@ def test_every_deployment_has_a_disruption_budget_and_a_network_policy() -> None
 
 def egress_rules(example: str, **changes: Any) -> list[dict[str, Any]]:
     """Return the egress rules of the default network policy after changes of the values."""
-    chart_values = values(example)
+    chart_values = load_values(example)
     chart_values.setdefault("networkPolicies", {}).update(changes)
     policies = [each for each in render(chart_values) if each["kind"] == "NetworkPolicy"]
     (default,) = (each for each in policies if each["metadata"]["name"].endswith("-default"))
@@ -309,7 +309,7 @@ def test_broker_database_and_named_servers_are_reachable_at_their_ports_only() -
 
 def test_images_are_pinned_by_the_configured_digests() -> None:
     digest = "sha256:" + "0123456789abcdef" * 4
-    chart_values = values("production")
+    chart_values = load_values("production")
     chart_values["image"]["digest"] = digest
     chart_values["broker"]["operator"]["image"] = f"registry.example.org/rabbitmq@{digest}"
     manifests = render(chart_values)
@@ -346,7 +346,7 @@ def test_alert_rules_and_dashboards_are_shipped_as_they_are() -> None:
     ],
 )
 def test_an_invalid_value_is_refused_by_name(path: str, value: Any) -> None:
-    chart_values = values("external-broker")
+    chart_values = load_values("external-broker")
     section = chart_values
     *parents, last = path.split(".")
     for parent in parents:
@@ -455,7 +455,7 @@ def secrets_of(container: Any) -> dict[str, set[str]]:
 
 
 def test_a_broker_of_the_operator_requires_the_secret_of_its_users() -> None:
-    chart_values = values("small")
+    chart_values = load_values("small")
     del chart_values["broker"]["operator"]["usersSecret"]
     with pytest.raises(helm().HelmError, match=r"broker\.operator\.usersSecret"):
         render(chart_values)
@@ -463,7 +463,7 @@ def test_a_broker_of_the_operator_requires_the_secret_of_its_users() -> None:
 
 @pytest.mark.parametrize("missing", ["broker", "ledger", "api"])
 def test_a_missing_secret_is_refused_by_name(missing: str) -> None:
-    chart_values = values("external-broker")
+    chart_values = load_values("external-broker")
     del chart_values[missing]
     with pytest.raises(helm().HelmError, match=rf"{missing}\.existingSecret"):
         render(chart_values)

@@ -5,13 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from switchyard.cli.system.settings_page import page
+from switchyard.cli.system.settings_page import page as settings_page
 from tests.support.command_tree import command_tree
 
 DOCS = Path(__file__).parents[2] / "docs"
 
 
 def _leaves(command, path=("jobctl",)):
+    """Yield the name and the command of each command that is no group."""
     subcommands = getattr(command, "commands", None)
     if subcommands is None:
         yield " ".join(path), command
@@ -61,6 +62,6 @@ def test_every_documented_command_exists() -> None:
 
 
 def test_the_settings_page_is_up_to_date() -> None:
-    assert (DOCS / "settings.md").read_text() == page(), (
-        "make it anew: python -m switchyard.cli.system.settings_page > docs/settings.md"
+    assert (DOCS / "settings.md").read_text() == settings_page(), (
+        "write it again: python -m switchyard.cli.system.settings_page > docs/settings.md"
     )

@@ -7,14 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.sbom import COPYLEFT, ROOT, installed, licences_of, name_of
+from tests.support.sbom import COPYLEFT, ROOT, licences_of, name_of, read_installed_metadata
 
 NOTE = (ROOT / "README.md").read_text().partition("## Licence note")[2].partition("\n## ")[0]
 
 
 def test_the_licence_note_names_every_distribution_with_a_copyleft_licence() -> None:
     copyleft = {
-        name for name, metadata in installed().items() if COPYLEFT.search(licences_of(metadata))
+        name
+        for name, metadata in read_installed_metadata().items()
+        if COPYLEFT.search(licences_of(metadata))
     }
     assert {"pymupdf", "certifi"} <= copyleft  # otherwise the metadata was not read
     named_in_note = {name_of(word.strip(".,()`[]")) for word in NOTE.split()}
@@ -22,7 +24,9 @@ def test_the_licence_note_names_every_distribution_with_a_copyleft_licence() -> 
 
 
 def test_every_distribution_states_its_licence() -> None:
-    assert [name for name, metadata in installed().items() if not licences_of(metadata)] == []
+    assert [
+        name for name, metadata in read_installed_metadata().items() if not licences_of(metadata)
+    ] == []
 
 
 @pytest.mark.long
@@ -36,7 +40,7 @@ def test_the_bill_of_materials_lists_the_installed_distributions(tmp_path: Path)
     assert (bill["bomFormat"], bill["specVersion"]) == ("CycloneDX", "1.6")
     assert bill["metadata"]["component"]["name"] == "switchyard"
     components = {name_of(each["name"]): each for each in bill["components"]}
-    assert components.keys() == installed().keys()
+    assert components.keys() == read_installed_metadata().keys()
     assert "pytest" not in components
     assert all(each["version"] and each.get("licenses") for each in components.values())
     assert "AFFERO" in str(components["pymupdf"]["licenses"])

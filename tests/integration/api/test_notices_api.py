@@ -7,7 +7,7 @@ from pydantic import SecretStr
 from switchyard.services.engine.wings import job_modules
 from tests.integration.api.document_server import WORKERS, send, serving, wait_until_ended
 from tests.support.brokers import TestBroker
-from tests.support.receiver import SECRET, receiving
+from tests.support.receiver import SECRET, serve_receiver
 from tests.support.system import open_system
 
 MARKDOWN = b"# Tides\n\nThe tide rises because the moon pulls at the sea, twice in a day.\n"
@@ -17,7 +17,7 @@ async def test_each_sender_of_a_document_is_notified_of_its_end(
     broker310: TestBroker, sqlite_url: str, tmp_path: Path
 ) -> None:
     async with (
-        receiving() as receiver,
+        serve_receiver() as receiver,
         open_system(
             broker310,
             sqlite_url,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.backfills import BackfillUser, opened
+from tests.support.backfills import BackfillUser, open_backfills
 from tests.support.brokers import TestBroker
 
 
@@ -13,5 +13,5 @@ from tests.support.brokers import TestBroker
 async def user(
     broker310: TestBroker, sqlite_url: str, tmp_path: Path
 ) -> AsyncIterator[BackfillUser]:
-    async with opened(broker310, sqlite_url, tmp_path) as (_, user):
+    async with open_backfills(broker310, sqlite_url, tmp_path) as (_, user):
         yield user

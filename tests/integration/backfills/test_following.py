@@ -11,7 +11,7 @@ from switchyard.services.engine.bulk import control as bulk_control
 from switchyard.services.engine.bulk.session import BulkFailed
 from switchyard.services.engine.records.bulk import BulkOperation, BulkState
 from switchyard.services.engine.records.states import State
-from tests.support.backfills import QUEUE, BackfillUser, opened
+from tests.support.backfills import QUEUE, BackfillUser, open_backfills
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.jobs import journal
@@ -56,7 +56,7 @@ async def test_a_backfill_waits_for_following_jobs_and_reports_dead_ones(
 async def test_the_then_job_runs_when_the_last_job_of_the_backfill_has_ended(
     broker310: TestBroker, database_url: str, tmp_path: Path
 ) -> None:
-    async with opened(broker310, database_url, tmp_path) as (system, user):
+    async with open_backfills(broker310, database_url, tmp_path) as (system, user):
         operation = await user.start("numbers", {"to": 560, "keys": 520}, **THEN_NOOP)
         then_id = await then_id_of(user, operation)
         async with user.running():

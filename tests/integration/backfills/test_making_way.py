@@ -10,7 +10,7 @@ from switchyard.services.engine.backfill import backfill_run, gate
 from switchyard.services.engine.backfill import progress as progress_module
 from switchyard.services.engine.bulk import control as bulk_control
 from switchyard.services.engine.records.states import State
-from tests.support.backfills import QUEUE, BackfillUser, numbers, opened
+from tests.support.backfills import QUEUE, BackfillUser, open_backfills, read_numbers
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.jobs import journal
@@ -106,7 +106,7 @@ async def test_a_backfill_into_a_full_lane_loses_nothing(
 ) -> None:
     monkeypatch.setattr(backfill_run, "REFUSED_PAUSE", 0.05)
     lanes = lanes_with(max_length={"backfill": 50})
-    async with opened(broker, sqlite_url, tmp_path, lanes=lanes) as (system, user):
+    async with open_backfills(broker, sqlite_url, tmp_path, lanes=lanes) as (system, user):
         operation = await user.start("numbers", {"to": 300}, high=100_000)
         async with user.running():
             await eventually(lambda: system.ready(QUEUE))
@@ -116,7 +116,7 @@ async def test_a_backfill_into_a_full_lane_loses_nothing(
                 return (await user.progress(operation)).is_over
 
             await eventually(is_over, timeout=60)
-        assert await numbers(system.ledger) == list(range(300))
+        assert await read_numbers(system.ledger) == list(range(300))
         assert (await user.progress(operation)).jobs == {State.SUCCEEDED: 300}
 
 
@@ -154,7 +154,7 @@ async def test_a_backfill_slows_down_while_hot_jobs_wait(user: BackfillUser) -> 
 async def test_hot_jobs_overtake_a_backfill_that_fills_every_slot(
     broker: TestBroker, sqlite_url: str, tmp_path: Path
 ) -> None:
-    async with opened(broker, sqlite_url, tmp_path) as (system, user):
+    async with open_backfills(broker, sqlite_url, tmp_path) as (system, user):
         await system.start_worker(slots=4)
         operation = await user.start("numbers", {"to": 100_000})
         async with user.running():

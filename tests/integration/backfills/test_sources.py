@@ -19,7 +19,7 @@ from switchyard.services.engine.records.states import State
 from switchyard.services.pipeline.ledger import PipelineLedger
 from switchyard.services.pipeline.sources import backfill_arxiv
 from tests.support.arxiv_server import ArxivServer, Paper, answer_well, fails
-from tests.support.backfills import BackfillUser, numbers, opened
+from tests.support.backfills import BackfillUser, open_backfills, read_numbers
 from tests.support.brokers import TestBroker
 from tests.support.jobs import journal
 from tests.support.system import JOB_MODULES
@@ -31,7 +31,7 @@ MANY = BATCH + 10
 async def test_each_item_becomes_one_job_and_is_done(
     broker: TestBroker, database_url: str, tmp_path: Path
 ) -> None:
-    async with opened(broker, database_url, tmp_path) as (system, user):
+    async with open_backfills(broker, database_url, tmp_path) as (system, user):
         options = await user.store({"n": n} for n in range(MANY))
         operation = await user.start("file", options, job_type="noop")
         await system.start_worker(slots=8)
@@ -41,7 +41,7 @@ async def test_each_item_becomes_one_job_and_is_done(
         assert (progress.total, progress.read, progress.published) == (MANY, MANY, MANY)
         assert progress.jobs == {State.SUCCEEDED: MANY}
         assert progress.succeeded
-        assert await numbers(system.ledger) == list(range(MANY))
+        assert await read_numbers(system.ledger) == list(range(MANY))
         assert len(journal.starts) == MANY
 
 
@@ -93,7 +93,7 @@ async def test_unusable_lines_are_skipped_and_reported(user: BackfillUser) -> No
     assert (progress.total, progress.read, progress.published) == (5, 5, 2)
     assert progress.skipped == 3
     assert [note.partition(":")[0] for note in progress.notes] == ["line 3", "4", "line 5"]
-    assert await numbers(user.system.ledger) == [0, 5]
+    assert await read_numbers(user.system.ledger) == [0, 5]
     assert not progress.succeeded
 
 
@@ -119,7 +119,7 @@ async def test_reading_a_source_goes_on_after_it_was_unavailable(
     operation = await user.start("numbers", {"to": 560, "away_at": 520})
     operation_at_end = await user.run(operation)
     assert operation_at_end.state is BulkState.COMPLETED
-    assert await numbers(user.system.ledger) == list(range(560))
+    assert await read_numbers(user.system.ledger) == list(range(560))
 
 
 async def test_items_with_the_same_key_are_one_job(user: BackfillUser) -> None:
@@ -173,7 +173,9 @@ async def test_papers_of_arxiv_are_published_page_by_page(
     modules = (*JOB_MODULES, "switchyard.services.pipeline.workers.ingest.arxiv")
     with ArxivServer([*papers, Paper("2403.99999", categories=("math.CO",))]) as server:
         arxiv_settings = {"arxiv_base_url": server.url, "arxiv_interval": 0.001}
-        async with opened(broker310, sqlite_url, tmp_path, modules=modules, **arxiv_settings) as (
+        async with open_backfills(
+            broker310, sqlite_url, tmp_path, modules=modules, **arxiv_settings
+        ) as (
             system,
             user,
         ):

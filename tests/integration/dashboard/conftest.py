@@ -6,7 +6,7 @@ import pytest
 from tests.integration.api.background_api import MODULES
 from tests.support.api_server import RunningApi, serving, until_connected
 from tests.support.brokers import TestBroker
-from tests.support.browser import Browser, cleared, opened_browser
+from tests.support.browser import Browser, clear, opened_browser
 from tests.support.system import System, open_system
 
 
@@ -23,7 +23,7 @@ def _chromium() -> Iterator[Browser]:
 @pytest.fixture
 def browser(_chromium: Browser) -> Browser:
     """Return the browser without pages, cookies and other state of earlier tests."""
-    return cleared(_chromium)
+    return clear(_chromium)
 
 
 @pytest.fixture

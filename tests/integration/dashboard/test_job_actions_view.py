@@ -10,7 +10,7 @@ from tests.integration.dashboard.test_signing_in import sign_in
 from tests.support.api_server import RunningApi
 from tests.support.eventually import eventually
 from tests.support.jobs import journal
-from tests.support.statements import statements
+from tests.support.statements import record_statements
 from tests.support.system import System
 
 JOBS = "/dashboard/jobs"
@@ -62,7 +62,7 @@ async def test_jobs_are_counted_once_before_somebody_acts_on_them(
     old = await system.publish("hot.noop", tags={"team": "red"})
     await system.ledger.jobs.cancel(old, system.ledger.clock.time())
     await system.publish("hot.noop", tags={"team": "red"})
-    with statements() as executed:
+    with record_statements() as executed:
         page = (await api.client.get(f"{JOBS}/act", params={"tag": "team=red"})).text
     assert "2 jobs match" in page
     assert re.findall(r"> (Cancel|Rerun|Move) 1<", page) == ["Cancel", "Rerun", "Move"]

@@ -25,7 +25,7 @@ from switchyard.services.engine.records.results import (
     Running,
 )
 from switchyard.services.engine.records.states import TRANSITIONS, AttemptOutcome, State
-from tests.support.made import NOW, claim, finish, let_out, letter, message, new_job
+from tests.support.made import NOW, claim, finish, letter, message, new_job, record_redrive
 
 WORKERS = st.sampled_from(["worker-1", "worker-2", "worker-3"])
 # Seldom SUCCEEDED: most of what can go wrong goes wrong before a job has ended for good.
@@ -120,7 +120,7 @@ class ClaimMachine(RuleBasedStateMachine):
         record = self.run(self.ledger.job_reads.get(self.job_id))
         if record is not None and record.state is State.DEAD:
             self.copies.append(Copy(record.redrives + 1, 0))
-            self.run(let_out(self.ledger, record.redrives + 1, self.job_id))
+            self.run(record_redrive(self.ledger, record.redrives + 1, self.job_id))
             if is_recorded:
                 copy = RedrivenCopy(self.job_id, record.redrives + 1)
                 self.run(self.ledger.redrives.record_redriven([copy], NOW))

@@ -17,7 +17,7 @@ from switchyard.services.engine.records.results import (
     Suspect,
 )
 from switchyard.services.engine.records.states import AttemptOutcome, State
-from tests.support.made import NOW, claim, finish, let_out, letter, message, new_job
+from tests.support.made import NOW, claim, finish, letter, message, new_job, record_redrive
 
 
 async def test_a_job_without_a_record_gets_one_when_it_is_claimed(ledger: Ledger) -> None:
@@ -76,7 +76,7 @@ async def test_a_dead_job_is_run_only_when_it_was_redriven(ledger: Ledger) -> No
     assert await ledger.jobs.claim(claim(claim_id="c2", attempts=9)) == Finished(State.DEAD)
     # No redrive is recorded:
     assert await ledger.jobs.claim(claim(claim_id="c2", redrives=1)) == IdCollision()
-    await let_out(ledger, 1)
+    await record_redrive(ledger, 1)
     assert await ledger.jobs.claim(claim(claim_id="c2", redrives=2)) == IdCollision()
     assert await ledger.jobs.claim(claim(claim_id="c3", redrives=1)) == Claimed(crashes=0)
     record = await ledger.job_reads.get("job-1")
@@ -161,7 +161,7 @@ async def test_crashes_add_up_over_retries_and_are_forgotten_by_a_redrive(ledger
         crashes=2, unended=2
     )
     await ledger.jobs.finish(finish(State.DEAD, "c3", reason="crashed"))
-    await let_out(ledger, 1)
+    await record_redrive(ledger, 1)
     assert await ledger.jobs.claim(claim(claim_id="c4", redrives=1)) == Claimed(crashes=0)
 
 

@@ -22,7 +22,7 @@ from switchyard.services.engine.records.results import (
     StillJoining,
 )
 from switchyard.services.engine.records.states import State
-from tests.support.made import NOW, claim, finish, let_out, letter, new_job
+from tests.support.made import NOW, claim, finish, letter, new_job, record_redrive
 from tests.support.turns import turns_during
 
 WAITING = "then"
@@ -44,7 +44,7 @@ async def run_job(
     redrives = changes.pop("redrives", 0)
     claim_id = f"{job_id}/{redrives}"
     if redrives:
-        await let_out(ledger, redrives, job_id)
+        await record_redrive(ledger, redrives, job_id)
     claimed = await ledger.jobs.claim(claim(job_id, claim_id, redrives=redrives))
     assert isinstance(claimed, Claimed), claimed
     answer = await ledger.jobs.finish(finish(state, claim_id, job_id=job_id, **changes))
@@ -261,7 +261,7 @@ async def test_a_join_with_fail_dies_with_its_job_and_runs_once_both_are_redrive
     assert await read_counts(ledger) == (1, 0, 1, 0)  # so its worker makes it dead, too
     await ledger.jobs.finish(finish(State.DEAD, "c", job_id=WAITING))
     assert await run_job(ledger, "then-0", redrives=1) == []
-    await let_out(ledger, 1, WAITING)
+    await record_redrive(ledger, 1, WAITING)
     assert await ledger.jobs.claim(claim(WAITING, "d", redrives=1)) == Claimed(0, joins=True)
     assert await read_counts(ledger) == (1, 0, 0, 0)
 

@@ -27,7 +27,7 @@ from switchyard.services.engine.records.limits import (
 from switchyard.services.engine.records.states import State
 from tests.support.made import claim, finish, new_job
 from tests.support.small_steps import remove_in_steps
-from tests.support.statements import statements
+from tests.support.statements import record_statements
 
 HOLD_NUMBERS = count(1)
 HOLD_SECONDS = 15.0
@@ -373,7 +373,7 @@ def make_account_requests(number: int, prefix: str) -> list[PermitRequest]:
 
 async def test_refusing_many_jobs_costs_three_statements(ledger: Ledger) -> None:
     await apply_together(ledger, make_account_requests(1, "first"))
-    with statements() as executed:
+    with record_statements() as executed:
         answers = await apply_together(ledger, make_account_requests(13, "more"))
     assert {type(answer) for answer in answers} == {PermitRefused}
     # Lock, read, insert the waits. The limits themselves do not change.
@@ -387,7 +387,7 @@ async def test_jobs_that_end_and_wake_others_cost_four_statements_on_postgresql(
     first = make_account_requests(1, "first")
     await apply_together(ledger, first)
     await apply_together(ledger, make_account_requests(5, "more"))
-    with statements() as executed:
+    with record_statements() as executed:
         answers = await apply_together(
             ledger, [PermitReturn(request.hold, request.needs, None) for request in first]
         )
@@ -395,7 +395,7 @@ async def test_jobs_that_end_and_wake_others_cost_four_statements_on_postgresql(
     # Lock, read, read the waits of all accounts, write the changes.
     if ledger.core.database.dialect == "postgresql":
         assert len(executed) == 4, executed
-    with statements() as executed:
+    with record_statements() as executed:
         answers = await apply_together(ledger, make_account_requests(1, "more"))
     assert {type(answer) for answer in answers} == {PermitGranted}
     if ledger.core.database.dialect == "postgresql":

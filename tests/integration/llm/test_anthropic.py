@@ -32,7 +32,7 @@ from tests.support.anthropic_server import (
     api_error,
     events_of,
     streams,
-    text,
+    text_block,
     thinking,
     tool_use,
 )
@@ -70,7 +70,7 @@ async def ask(
 
 @pytest.mark.parametrize("streamed", [True, False])
 async def test_an_answer_is_read(claude: AnthropicServer, streamed: bool) -> None:
-    claude.next(answers(thinking("The moon."), text("The tide "), text("rises.")))
+    claude.next(answers(thinking("The moon."), text_block("The tide "), text_block("rises.")))
     answer = await ask(claude, streams=streamed)
     assert (answer.text, answer.model, answer.finish_reason) == (ANSWER, "claude-1", "stop")
     assert answer.usage == {"prompt_tokens": 47, "completion_tokens": 7, "cached_tokens": 40}
@@ -117,13 +117,13 @@ async def test_text_is_streamed_while_it_is_written(claude: AnthropicServer) -> 
 async def test_an_answer_cut_at_its_limit_is_marked_as_incomplete(
     claude: AnthropicServer, reason: str
 ) -> None:
-    claude.next(answers(text("The"), stop_reason=reason))
+    claude.next(answers(text_block("The"), stop_reason=reason))
     assert not (await ask(claude)).is_complete
 
 
 OVERLOADED = {"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}}
 BROKEN = {"type": "error", "error": {"type": "api_error", "message": "Internal server error"}}
-BEGINNING = events_of(text(ANSWER))[:5]
+BEGINNING = events_of(text_block(ANSWER))[:5]
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ BEGINNING = events_of(text(ANSWER))[:5]
         ([streams(*BEGINNING)] * 2, LlmCut, "ends in the middle"),
         ([streams(*BEGINNING, claimed_length=9_999)] * 2 + [cut_in_the_middle()] * 3, LlmCut, ""),
         ([answers(stop_reason="end_turn")] * 2, InvalidLlmResponse, "is empty"),
-        ([answers(text("No"), stop_reason="refusal")], LlmDeclined, "declines"),
+        ([answers(text_block("No"), stop_reason="refusal")], LlmDeclined, "declines"),
         ([says({"content": "x"})], InvalidLlmResponse, 'it answered "{"content": "x"}"'),
         (
             [says("data: [1]\n\n", "text/event-stream")],
@@ -227,7 +227,9 @@ async def test_unchanged_programs_of_openais_client_are_answered(
     system.settings = system.settings.model_copy(update=servers)
     await system.start_worker("llm")
     claude.always(
-        answers(text("Look: "), tool_use("t1", "tide_at", port="Brest"), stop_reason="tool_use")
+        answers(
+            text_block("Look: "), tool_use("t1", "tide_at", port="Brest"), stop_reason="tool_use"
+        )
     )
     async with serving(system.settings) as api, client_of(api) as client:
         await until_connected(api)

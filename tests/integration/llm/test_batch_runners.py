@@ -17,9 +17,9 @@ from tests.support.batching import (
     answer,
     collect,
     end_fence,
-    killed_here,
     new_batch_runner,
     only_batch,
+    raise_as_killed,
     refusal,
     send_empty_list,
 )
@@ -51,7 +51,7 @@ async def test_another_sender_completes_what_a_killed_one_was_sending(
     await collect(ledger, settings, 2)
     killed_runner = new_batch_runner(ledger, settings)
     if killed_at == "before":
-        monkeypatch.setattr(killed_runner, "_send", killed_here)
+        monkeypatch.setattr(killed_runner, "_send", raise_as_killed)
     elif killed_at == "upload":
         llm.batches.fail_next = [
             send_empty_list,
@@ -61,7 +61,7 @@ async def test_another_sender_completes_what_a_killed_one_was_sending(
     elif killed_at == "create":
         llm.batches.after_creating = lambda exchange: exchange.reset()
     else:
-        monkeypatch.setattr(LlmBatchRepository, "update_llm_batch_state", killed_here)
+        monkeypatch.setattr(LlmBatchRepository, "update_llm_batch_state", raise_as_killed)
     try:
         await killed_runner.turn()
     except asyncio.CancelledError:
@@ -163,7 +163,7 @@ async def test_a_sender_that_is_killed_while_it_concludes_pays_and_answers_once(
     async def finish_once(*args: Any) -> bool:
         nonlocal finished
         finished += 1
-        return await finish(*args) if finished == 1 else await killed_here()
+        return await finish(*args) if finished == 1 else await raise_as_killed()
 
     monkeypatch.setattr(LlmBatchRepository, "finish_llm_question", finish_once)
     with pytest.raises(asyncio.CancelledError):

@@ -41,7 +41,7 @@ from tests.integration.api.document_server import serving
 from tests.integration.pipeline.conftest import Pipeline
 from tests.support.missing import MissingError, skip_or_fail
 from tests.support.object_stores import s3_server
-from tests.support.peers import silence
+from tests.support.peers import serve_silence
 
 INDEX_URL = "s3://switchyard/index"
 
@@ -89,7 +89,7 @@ async def test_a_silent_store_is_given_up_soon_where_a_caller_waits(
     monkeypatch.setattr(storage_module, "FAIL_FAST_TIMEOUT", 1.0)
     settings = Settings(data_dir=tmp_path, amqp_url=None, storage_url="s3://switchyard/files")
 
-    async with silence() as url:
+    async with serve_silence() as url:
         monkeypatch.setenv("AWS_ENDPOINT_URL", url)
         async with serving(settings) as client:
             began = time.monotonic()
@@ -111,7 +111,7 @@ async def test_an_upload_to_a_silent_store_is_refused_soon(
         storage_quota=quota,
     )
 
-    async with silence() as url:
+    async with serve_silence() as url:
         monkeypatch.setenv("AWS_ENDPOINT_URL", url)
         async with serving(settings) as client:
             began = time.monotonic()
@@ -127,7 +127,7 @@ async def test_uploads_to_a_silent_store_do_not_wait_for_one_another(
     monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.setattr(storage_module, "FAIL_FAST_TIMEOUT", 1.0)
-    async with silence() as url:
+    async with serve_silence() as url:
         monkeypatch.setenv("AWS_ENDPOINT_URL", url)
         quota = Quota(Storage("s3://switchyard/files", fail_fast=True), 1_000)
         began = time.monotonic()

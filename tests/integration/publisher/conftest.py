@@ -13,8 +13,8 @@ from tests.support.brokers import TestBroker
 from tests.support.publishing import (
     HOT,
     MAINTENANCE,
-    InThread,
     PublisherType,
+    ThreadedPublisher,
     broker_settings,
     declare,
     fill,
@@ -24,7 +24,7 @@ from tests.support.publishing import (
 from tests.support.tcp_proxy import TcpProxy
 
 
-@pytest.fixture(params=[Publisher, InThread], ids=["asyncio", "blocking"])
+@pytest.fixture(params=[Publisher, ThreadedPublisher], ids=["asyncio", "blocking"])
 def publisher_type(request: pytest.FixtureRequest) -> PublisherType:
     """The asyncio publisher, then the blocking one."""
     return cast("PublisherType", request.param)

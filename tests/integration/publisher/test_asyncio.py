@@ -21,13 +21,13 @@ from tests.support.publishing import (
     BACKFILL,
     BACKFILL_QUEUE,
     HOT,
-    accepted,
     broker_settings,
     declare,
     depth,
     job,
     jobs,
     settings_of,
+    try_publish,
 )
 from tests.support.tcp_proxy import TcpProxy
 
@@ -151,7 +151,7 @@ async def test_a_cancelled_publish_does_not_break_the_others(
         assert isinstance(second, asyncio.CancelledError)
         assert third == Accepted("job-2", HOT)
         assert channel.unconfirmed == 0
-        assert await accepted(publisher, HOT)
+        assert await try_publish(publisher, HOT)
         assert publisher._channel is channel
 
 
@@ -189,4 +189,4 @@ async def test_an_event_is_dropped_rather_than_waiting_for_a_connection_or_the_w
         assert channel.unconfirmed == 5
         proxy.resume()
         await eventually(lambda: channel.unconfirmed == 0)
-        assert await accepted(publisher, HOT)
+        assert await try_publish(publisher, HOT)

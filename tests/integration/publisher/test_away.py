@@ -17,13 +17,13 @@ from tests.support.publishing import (
     HOT,
     HOT_QUEUE,
     PublisherType,
-    accepted,
     broker_settings,
     depth,
     is_depth,
     job,
     jobs,
     take,
+    try_publish,
 )
 from tests.support.tcp_proxy import TcpProxy
 
@@ -38,7 +38,7 @@ async def test_a_broker_that_refuses_connections_is_unavailable_at_once(
             await publisher.publish(job(), HOT)
         assert not unavailable.value.maybe_accepted
         await proxy.accept()
-        assert await accepted(publisher, HOT)
+        assert await try_publish(publisher, HOT)
 
 
 async def test_a_silent_broker_is_unavailable_after_two_seconds(
@@ -52,7 +52,7 @@ async def test_a_silent_broker_is_unavailable_after_two_seconds(
                 await publisher.publish(job(), HOT)
         assert not unavailable.value.maybe_accepted
         proxy.resume()
-        assert await accepted(publisher, HOT)
+        assert await try_publish(publisher, HOT)
 
 
 async def test_a_job_whose_confirm_got_lost_may_have_been_accepted(
@@ -135,7 +135,7 @@ async def test_a_connection_that_was_closed_between_two_publishes_is_opened_agai
         await publisher.publish(job(), HOT)
         assert await eventually(lanes.management.close_connections)
         await eventually(are_all_closed)
-        assert await accepted(publisher, HOT)
+        assert await try_publish(publisher, HOT)
 
 
 async def test_missing_confirms_of_a_batch_time_out_together(
@@ -157,4 +157,4 @@ async def test_missing_confirms_of_a_batch_time_out_together(
             await publisher.publish(job(), BACKFILL)
 
         proxy.resume()
-        assert await eventually(partial(accepted, publisher, BACKFILL))
+        assert await eventually(partial(try_publish, publisher, BACKFILL))

@@ -21,13 +21,13 @@ from tests.support.publishing import (
     BACKFILL_QUEUE,
     HOT,
     HOT_QUEUE,
-    accepted_blocking,
     broker_settings,
     declare,
     depth,
     job,
     jobs,
     take,
+    try_publish_blocking,
 )
 from tests.support.tcp_proxy import TcpProxy
 
@@ -92,7 +92,7 @@ async def test_unconfirmed_messages_never_exceed_the_window(
     def publish_two_streams() -> list[Any]:
         update = {"publish_window": window}
         with BlockingPublisher(settings.model_copy(update=update)) as publisher:
-            assert accepted_blocking(publisher, BACKFILL)
+            assert try_publish_blocking(publisher, BACKFILL)
             monkeypatch.setattr(Session, "publish", count_unconfirmed)
             asyncio.run_coroutine_threadsafe(hold_confirms(), loop).result()
             abandoned = publisher.publish_stream(jobs(count, BACKFILL))
@@ -138,7 +138,7 @@ async def test_an_error_of_the_iterable_is_raised_to_the_caller(lanes: TestBroke
     with BlockingPublisher(broker_settings(lanes)) as publisher:
         with pytest.raises(ArithmeticError, match="of the caller"):
             publisher.publish_many(generate_and_fail())
-        assert accepted_blocking(publisher, HOT)
+        assert try_publish_blocking(publisher, HOT)
 
 
 async def test_a_publisher_leaves_no_open_files_behind(broker310: TestBroker) -> None:

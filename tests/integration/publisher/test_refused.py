@@ -26,7 +26,7 @@ from switchyard.broker.publish.outcome import BLOCKED_CONFIRM_TIMEOUT, Accepted,
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.wire.envelope import Envelope, Forwarded
 from switchyard.cli.system.rabbitmq_node import LocalNode
-from tests.support.brokers import SMALL, TestBroker
+from tests.support.brokers import SMALL_LIMIT, TestBroker
 from tests.support.eventually import eventually
 from tests.support.publishing import (
     BACKFILL,
@@ -35,9 +35,8 @@ from tests.support.publishing import (
     HOT_QUEUE,
     MAINTENANCE,
     MAINTENANCE_QUEUE,
-    SHORT,
+    SHORT_LENGTH,
     PublisherType,
-    accepted,
     broker_settings,
     declare,
     depth,
@@ -45,6 +44,7 @@ from tests.support.publishing import (
     jobs,
     settings_of,
     take,
+    try_publish,
 )
 from tests.support.vhosts import EVERYTHING
 
@@ -97,7 +97,7 @@ async def test_results_are_in_the_order_of_the_jobs(
     ]
     expected = {HOT: LaneFull, BACKFILL: Accepted, MAINTENANCE: LaneFull}
     assert outcomes == [(expected[key], key) for key in keys]
-    assert await depth(full_lanes.amqp_url, BACKFILL_QUEUE) == SHORT
+    assert await depth(full_lanes.amqp_url, BACKFILL_QUEUE) == SHORT_LENGTH
     assert len(await take(full_lanes.amqp_url, DEAD_QUEUE, 2)) == 2
 
 
@@ -107,8 +107,8 @@ async def test_a_lane_takes_jobs_again_when_there_is_room(
     async with publisher_type(broker_settings(full_lanes)) as publisher:
         with pytest.raises(LaneFull):
             await publisher.publish(job(), MAINTENANCE)
-        await take(full_lanes.amqp_url, MAINTENANCE_QUEUE, SHORT)
-        assert await eventually(partial(accepted, publisher, MAINTENANCE))
+        await take(full_lanes.amqp_url, MAINTENANCE_QUEUE, SHORT_LENGTH)
+        assert await eventually(partial(try_publish, publisher, MAINTENANCE))
 
 
 async def test_a_job_that_no_queue_takes_is_unroutable(
@@ -180,20 +180,24 @@ async def test_a_message_larger_than_the_broker_takes_blocks_no_other_of_its_bat
     publisher_type: PublisherType, small_broker: TestBroker
 ) -> None:
     await declare(small_broker)
-    sizes = [100, SMALL, SMALL + 1, 200, 2 * SMALL, 300, SMALL + 1] + [150] * 40
+    sizes = [100, SMALL_LIMIT, SMALL_LIMIT + 1, 200, 2 * SMALL_LIMIT, 300, SMALL_LIMIT + 1] + [
+        150
+    ] * 40
     batch = [_of_size(f"job-{index}", max(size, 260)) for index, size in enumerate(sizes)]
-    large = {index for index, size in enumerate(sizes) if size > SMALL}
+    large = {index for index, size in enumerate(sizes) if size > SMALL_LIMIT}
     async with publisher_type(broker_settings(small_broker)) as publisher:
         results = await publisher.publish_many(batch)
         for index, result in enumerate(results):
             if index in large:
                 assert isinstance(result, MessageTooLarge), result
-                assert (result.size, result.limit) == (sizes[index], SMALL)
+                assert (result.size, result.limit) == (sizes[index], SMALL_LIMIT)
                 assert "storage" in str(result)
             else:
                 assert result == Accepted(f"job-{index}", HOT)
         # The limit is known now: refused unsent, so the channel stays open for the others.
-        later_results = await publisher.publish_many([_of_size("again", SMALL + 1), *jobs(20, HOT)])
+        later_results = await publisher.publish_many(
+            [_of_size("again", SMALL_LIMIT + 1), *jobs(20, HOT)]
+        )
     assert isinstance(later_results[0], MessageTooLarge)
     assert all(isinstance(result, Accepted) for result in later_results[1:])
 
@@ -202,7 +206,7 @@ async def test_jobs_published_together_with_a_too_large_message_are_accepted(
     small_broker: TestBroker,
 ) -> None:
     await declare(small_broker)
-    large = Envelope(b"x" * (SMALL + 1), "large")
+    large = Envelope(b"x" * (SMALL_LIMIT + 1), "large")
     async with Publisher(broker_settings(small_broker)) as publisher:
         results = await asyncio.gather(
             *(publisher.publish(job(f"a-{number}"), HOT) for number in range(20)),
@@ -222,7 +226,9 @@ async def test_an_event_that_is_too_large_is_dropped_and_disturbs_no_job(
         await publisher.publish(job(), HOT)
         for _ in range(3):
             publisher.send_soon(
-                EVENTS_EXCHANGE, "wrote.hot.crawl", lambda: Envelope(b"x" * 2 * SMALL, "event")
+                EVENTS_EXCHANGE,
+                "wrote.hot.crawl",
+                lambda: Envelope(b"x" * 2 * SMALL_LIMIT, "event"),
             )
             results = await publisher.publish_many(jobs(10, HOT))
             assert all(isinstance(result, Accepted) for result in results)
@@ -334,7 +340,7 @@ async def test_a_broker_with_an_alarm_blocks_publishers_and_they_say_so(
         assert time.monotonic() - began < BLOCKED_CONFIRM_TIMEOUT
 
         await set_memory_watermark("0.8")
-        await eventually(partial(accepted, publisher, HOT), what="the end of the alarm")
+        await eventually(partial(try_publish, publisher, HOT), what="the end of the alarm")
     arrived_ids = {message.message_id for message in await take(node.amqp_url, HOT_QUEUE, 3)}
     assert {"before", "held"} < arrived_ids
     assert "never-sent" not in arrived_ids

@@ -1,8 +1,9 @@
-"""Stands in the place of the package `rapidocr` in workers that a test starts, and in their
-processes: it takes no time. All around it (drawing, order, processes, limits) is the real thing.
-What it reads of a page of `heap` is the number in its colour.
+"""A quick replacement of the package `rapidocr` for workers of tests, and their processes.
 
-    monkeypatch.setenv("PYTHONPATH", str(installed(tmp_path / "quick")))
+All code around it (drawing, order, processes, limits) is real. On a page of `make_numbered_pages`
+it reads the number that the page's colour encodes.
+
+    monkeypatch.setenv("PYTHONPATH", str(install(tmp_path / "quick")))
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ def text_of(number: int) -> str:
     return f"This is slip number {number} of the heap"
 
 
-def heap(pages: int) -> bytes:
+def make_numbered_pages(pages: int) -> bytes:
     """Make a PDF whose pages are pictures, each in the colour of its number, with a white corner: a
     page of one colour is not read."""
     import pymupdf
@@ -37,8 +38,9 @@ def heap(pages: int) -> bytes:
     return bytes(document.tobytes(no_new_id=True))
 
 
-def installed(directory: Path) -> Path:
-    """Put it into that directory, under the name of the real one."""
+def install(directory: Path) -> Path:
+    """Copy this package into a directory under the name of the real one, and return the
+    directory."""
     package = directory / "rapidocr"
     shutil.copytree(Path(__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
     (package / "models").mkdir()
@@ -48,7 +50,7 @@ def installed(directory: Path) -> Path:
 
 
 class RapidOCR:
-    """As far as `services/pipeline/text/ocr.py` and `turning.py` ask of it."""
+    """The methods that `services/pipeline/text/ocr.py` calls."""
 
     def __init__(self, params: Any) -> None:
         return

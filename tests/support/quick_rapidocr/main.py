@@ -1,5 +1,5 @@
-"""As far as `services/pipeline/text/ocr.py` asks of it."""
+"""The error class that `services/pipeline/text/ocr.py` imports."""
 
 
 class RapidOCRError(Exception):
-    """Nothing here raises it."""
+    """The real package's error; this replacement never raises it."""

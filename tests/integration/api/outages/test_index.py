@@ -15,7 +15,7 @@ from switchyard.services.pipeline.index import document_search
 from tests.integration.api.document_server import send, serving
 from tests.support.api_server import problem
 from tests.support.eventually import eventually
-from tests.support.peers import silence
+from tests.support.peers import serve_silence
 from tests.support.tcp_proxy import TcpProxy
 
 SHORT_TIMEOUT = 1.0
@@ -65,7 +65,7 @@ async def test_a_search_does_not_wait_for_a_database_that_is_frozen(
 async def test_a_search_does_not_wait_for_an_embedding_server_that_says_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with silence() as url:
+    async with serve_silence() as url:
         settings = Settings(data_dir=tmp_path, amqp_url=None, embed_base_url=f"{url}/v1")
         async with serving(settings) as client:
             keyword_search = {"query": "tide", "mode": "keyword"}

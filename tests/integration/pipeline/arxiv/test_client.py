@@ -28,14 +28,14 @@ from switchyard.services.pipeline.sources.source_errors import (
     SourceUnavailable,
 )
 from tests.support import arxiv_server as server
-from tests.support.arxiv_server import ArxivServer, Paper, many
+from tests.support.arxiv_server import ArxivServer, Paper, make_papers
 
 MARCH = datetime(2024, 3, 1, 12, tzinfo=UTC)
 
 
 @pytest.fixture
 def site() -> Iterator[ArxivServer]:
-    with ArxivServer(many(7)) as site:
+    with ArxivServer(make_papers(7)) as site:
         yield site
 
 
@@ -156,8 +156,8 @@ async def test_a_listing_continues_from_the_cursor_of_any_page(client: ArxivClie
 async def test_a_range_with_too_many_papers_is_listed_in_windows(
     client: ArxivClient, site: ArxivServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    site.papers = many(60, apart=timedelta(minutes=7))
-    site.deepest = 10
+    site.papers = make_papers(60, apart=timedelta(minutes=7))
+    site.max_start = 10
     monkeypatch.setattr(arxiv_client, "MAX_SEARCH_RESULTS", 10)
     end = MARCH + timedelta(days=30)
     pages = await list_pages(client, from_date=MARCH, to_date=end, page_size=4)

@@ -9,7 +9,7 @@ import pytest
 from switchyard.services.engine.jobs.outcomes import Next
 from tests.integration.pipeline.arxiv.papers import JOB
 from tests.integration.pipeline.conftest import Pipeline
-from tests.support.arxiv_server import ArxivServer, many
+from tests.support.arxiv_server import ArxivServer, make_papers
 
 MARCH = datetime(2024, 3, 1, 12, tzinfo=UTC)
 
@@ -18,7 +18,7 @@ async def test_a_query_is_followed_page_by_page(
     arxiv_pipeline: Pipeline, site: ArxivServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("switchyard.services.pipeline.workers.ingest.arxiv.PAGE_SIZE", 4)
-    site.papers = many(15)
+    site.papers = make_papers(15)
     payload = {"query": "cat:physics.ao-ph", "start": 1, "max_results": 10, "force": True}
     ids, sizes, starts = [], [], []
     while payload:
@@ -38,7 +38,7 @@ async def test_a_query_is_followed_page_by_page(
 async def test_since_finds_newer_papers_oldest_first(
     arxiv_pipeline: Pipeline, site: ArxivServer
 ) -> None:
-    site.papers = many(5)
+    site.papers = make_papers(5)
     site.replace("2403.00000", updated=MARCH + timedelta(days=9), version=2)
     since = (MARCH + timedelta(hours=3)).isoformat()
     outcome = await arxiv_pipeline.run_job(JOB, {"query": "ti:number", "since": since})

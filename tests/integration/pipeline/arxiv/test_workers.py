@@ -17,7 +17,7 @@ from switchyard.services.engine.wings import job_modules
 from switchyard.services.pipeline.ledger import PipelineLedger
 from tests.integration.pipeline.arxiv.papers import ID, STAGES
 from tests.support import arxiv_server as server
-from tests.support.arxiv_server import ArxivServer, many
+from tests.support.arxiv_server import ArxivServer, make_papers
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.system import System, open_system
@@ -76,7 +76,7 @@ async def test_the_papers_of_a_query_go_through_every_stage(
     system: System, site: ArxivServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("switchyard.services.pipeline.workers.ingest.arxiv.PAGE_SIZE", 2)
-    site.papers = many(3)
+    site.papers = make_papers(3)
     await system.start_worker("ingest", "llm", "embed", "link")
     query_id = await system.publish("hot.ingest_arxiv", {"query": "cat:physics.ao-ph"})
     await wait_until_completed(system, *(paper.id for paper in site.papers))
@@ -128,7 +128,7 @@ async def test_temporary_failures_are_retried(system: System, site: ArxivServer)
 async def test_a_429_pauses_all_workers_and_uses_up_no_attempt(
     system: System, site: ArxivServer
 ) -> None:
-    site.papers = many(6)
+    site.papers = make_papers(6)
     site.next(server.throttled(2))
     for _ in range(2):  # two workers, as on two machines
         await system.start_worker("ingest")
