@@ -393,7 +393,7 @@ class AdaptivePolicy:
     def _lower_or_accept_slowness(
         self, limit: float, slowness: float, window: Window, memory: dict[str, float]
     ) -> tuple[float, Mapping[str, float]]:
-        """Lower the limit; if that has not helped max_steps_down times, keep it, and take the
+        """Lower the limit; if that has not helped `max_steps_down` times, keep it, and take the
         present times for the reference."""
         self._end_trial(memory)
         memory["found"] = 1.0

@@ -32,7 +32,7 @@ more, other languages in Latin and Cyrillic letters 2 and more. Other scripts, o
 vocabulary has only characters or bytes, and text in no language have fewer: the mean of such pieces
 means nothing."""
 WORD_BEGINS = "\u2581"
-"""First character of a token that begins_word a word."""
+"""First character of a token that begins a word."""
 _BYTE = re.compile("<0x..>")
 _BYTES_OF_A_LETTER = 3
 """Bytes that a letter of another script has in most cases."""
@@ -78,7 +78,7 @@ class _Model:
     letters: Any
     """Array: the number of letters or digits of each token."""
     begins_word: Any
-    """Array: whether each token begins_word a word."""
+    """Array: whether each token begins a word."""
 
     def vector(self, text: str, dimensions: int) -> list[float]:
         import numpy as np
