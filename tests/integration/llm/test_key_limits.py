@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import openai
 import pytest
 
+from switchyard.api.llm.key_limits import AdmittedRequest
+from switchyard.api.llm.openai_requests import answer_headers
+from switchyard.services.common.settings import Settings
 from switchyard.services.engine.access.api_keys import Scope, create_key
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.system import KeyLimits
 from switchyard.services.llm.ledger import LlmLedger
+from switchyard.services.llm.llm_queue import LlmResult, LlmStatus
 from switchyard.services.llm.openai_batch_service import OpenAiBatchService
 from switchyard.services.llm.records.llm_spend import CallState, LlmCall, NoBudgetLeft, Requester
 from tests.support.api_server import RunningApi, client_of, problem, serving, until_connected
@@ -221,6 +227,35 @@ async def test_calls_reserve_their_cost_in_both_budgets_of_their_key(
     assert created.id in month.name
     # The sum of the day is that of all, whatever accounts there are.
     assert (await spending.llm_spent_today())[""].cost == 0.5
+
+
+async def test_of_a_server_that_does_not_count_tokens_the_estimate_stays(ledger: Ledger) -> None:
+    state: Any = SimpleNamespace(ledger=ledger)
+    limits = KeyLimits(tokens_per_minute=1000)
+    results: list[tuple[dict[str, Any], int]] = [
+        ({"usage": {}}, 100),
+        ({"usage": {"prompt_tokens": 18}}, 982),
+        ({"usage": {}, "answer_reused": True}, 1000),
+    ]
+    for key, (result, remaining) in enumerate(results):
+        await ledger.api_keys.take_allowance(str(key), limits, 900)
+        await AdmittedRequest(state, str(key), 900).settle(result)
+        allowance = await ledger.api_keys.take_allowance(str(key), limits, 0)
+        assert allowance.tokens is not None
+        assert remaining <= allowance.tokens <= remaining + 90  # 17 come back each second
+
+
+def test_of_a_server_that_does_not_count_tokens_no_cost_is_said(tmp_path: Path) -> None:
+    prices = tmp_path / "prices.toml"
+    prices.write_text("[models.m]\ninput = 1\noutput = 1\n")
+
+    def cost_of(**result: Any) -> str | None:
+        answer = LlmResult("job", LlmStatus.COMPLETED, {"model": "m", **result})
+        return answer_headers(answer, Settings(llm_prices=prices)).get("X-Job-Cost")
+
+    assert cost_of(usage={}) is None
+    assert cost_of(usage={}, answer_reused=True) == "0.00000000 USD"
+    assert cost_of(usage={"prompt_tokens": 11, "completion_tokens": 7}) == "0.00001800 USD"
 
 
 async def test_a_refusal_for_tokens_says_when_they_are_available(ledger: Ledger) -> None:

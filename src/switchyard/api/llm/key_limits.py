@@ -38,13 +38,15 @@ class AdmittedRequest:
 
     async def settle(self, result: Mapping[str, Any] | None) -> None:
         """Replace the estimated tokens by those that the request has used; a stored answer uses
-        none. A failure is only logged."""
+        none. The estimate stays if the server has not counted them. A failure is only logged."""
         if not self.taken_tokens or result is None:
             return
-        usage = {} if result.get("answer_reused") else result.get("usage") or {}
-        await self._replace(
-            sum(usage.get(name, 0) for name in ("prompt_tokens", "completion_tokens"))
-        )
+        is_reused, usage = result.get("answer_reused"), result.get("usage")
+        if is_reused:
+            await self._replace(0)
+        elif usage:
+            counts = (usage.get(name, 0) for name in ("prompt_tokens", "completion_tokens"))
+            await self._replace(sum(counts))
 
     @asynccontextmanager
     async def returned_on_error(self) -> AsyncIterator[None]:

@@ -339,9 +339,9 @@ def answer_headers(result: LlmResult, settings: Settings) -> dict[str, str]:
     is_reused = bool(completion.get("answer_reused"))
     headers = {"X-Job-Id": result.job_id, "X-Cache": "HIT" if is_reused else "MISS"}
     prices = settings.prices
-    price = prices.of(completion.get("model", ""))
-    if price is not None:
-        cost = 0.0 if is_reused else price.cost(completion.get("usage", {}))
+    price, usage = prices.of(completion.get("model", "")), completion.get("usage", {})
+    if price is not None and (is_reused or usage):  # else the server has not counted its tokens
+        cost = 0.0 if is_reused else price.cost(usage)
         headers["X-Job-Cost"] = f"{cost:.8f} {prices.currency}".rstrip()
     return headers
 
