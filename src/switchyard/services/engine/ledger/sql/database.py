@@ -42,6 +42,7 @@ from switchyard.services.engine.ledger.sql.postgres_servers import (
 )
 from switchyard.services.engine.records.errors import (
     LedgerConnectionLimit,
+    LedgerError,
     LedgerForked,
     LedgerMisconfigured,
     LedgerMissing,
@@ -330,8 +331,11 @@ class PostgresDatabase:
             async with asyncio.timeout(FAIL_FAST_TIMEOUT):
                 await self._run_once(select_one, engine=self._probe_engine)
         except Exception as error:
+            translated = translate(error)
+            if not isinstance(translated, LedgerError):
+                raise
             # A server that refuses a further connection is there, and those of the pool go on.
-            return isinstance(translate(error), LedgerConnectionLimit)
+            return isinstance(translated, LedgerConnectionLimit)
         return True
 
     def _forget_abandoned(self, task: asyncio.Task[Any]) -> None:
