@@ -27,7 +27,7 @@ from switchyard.api.models.documents import (
     FigureView,
     PageView,
 )
-from switchyard.api.pipeline.reference_formats import FORMATS, FormatOf, in_format
+from switchyard.api.pipeline.reference_formats import FORMATS_RESPONSE, FormatOf, in_format
 from switchyard.api.state import Shared, state_of
 from switchyard.broker import patterns
 from switchyard.services.common.files.uploads import Upload
@@ -221,7 +221,7 @@ async def document_result(
 @router.get(
     "/documents/{document_id}/references",
     dependencies=[needs(Scope.READ)],
-    responses={200: FORMATS, **RESULT_PROBLEMS},
+    responses={200: FORMATS_RESPONSE, **RESULT_PROBLEMS},
     response_model=dict[str, Any],
 )
 async def document_references(

@@ -14,7 +14,7 @@ from switchyard.services.pipeline.citations.formats.export import (
     export_references,
 )
 
-FORMATS: dict[str, Any] = {
+FORMATS_RESPONSE: dict[str, Any] = {
     "description": "In the format that was asked for.",
     "content": {
         media_type: {"schema": {"type": "string"}}
@@ -22,6 +22,7 @@ FORMATS: dict[str, Any] = {
         if name is not ReferenceFormat.JSON
     },
 }
+"""OpenAPI's response object of an endpoint that answers in the format that is asked for."""
 
 
 async def _format_of(

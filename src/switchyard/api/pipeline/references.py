@@ -23,7 +23,7 @@ from switchyard.api.models.references import (
     TextWithReferences,
 )
 from switchyard.api.pipeline.documents import FORM, receive_upload
-from switchyard.api.pipeline.reference_formats import FORMATS, FormatOf, in_format
+from switchyard.api.pipeline.reference_formats import FORMATS_RESPONSE, FormatOf, in_format
 from switchyard.broker.validation import list_errors
 from switchyard.services.common.files.charsets import charset_of
 from switchyard.services.engine.access.api_keys import Scope
@@ -112,7 +112,7 @@ class ReferenceSubmission:
 @results_router.get(
     "/{job_id}/references",
     dependencies=[needs(Scope.READ)],
-    responses={200: FORMATS, **RESULT_PROBLEMS},
+    responses={200: FORMATS_RESPONSE, **RESULT_PROBLEMS},
     response_model=dict[str, Any],
 )
 async def references_of_job(

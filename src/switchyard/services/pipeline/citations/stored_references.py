@@ -7,9 +7,9 @@ from switchyard.services.common.files.storage_keys import links_key, references_
 
 
 async def stored_references(storage: Storage, document_id: str) -> dict[str, Any] | None:
-    """Return the stored `references` of a document, each with its `link` after `link_citations`,
-    and its `citations`. None where its references were not searched for yet. Raises
-    StorageError."""
+    """Return the stored dict of a document's `references` and `citations`. Once `link_citations`
+    has run, each reference has its `link`. None where the document's references were not searched
+    for yet. Raises StorageError."""
     stored = await storage.get_json_async(references_key(document_id))
     if stored is None:
         return None
