@@ -35,7 +35,7 @@ class Chunk:
 class _Sentence:
     page: int
     text: str
-    words: int
+    word_count: int
     opens_paragraph: bool
 
 
@@ -69,29 +69,30 @@ def split_into_chunks(document_id: str, pages: Sequence[Mapping[str, Any]]) -> l
     """
     chunks: list[Chunk] = []
     current: list[_Sentence] = []
-    size = 0
+    word_count = 0
     new_count = 0  # sentences in `current` that are in no chunk yet
 
     def close() -> None:
-        nonlocal current, size, new_count
+        nonlocal current, word_count, new_count
         index = len(chunks)
         text = _join(current)
         chunks.append(
             Chunk(chunk_id(document_id, index), document_id, index, current[0].page, text)
         )
         current = _tail(current)
-        size = sum(sentence.words for sentence in current)
+        word_count = sum(sentence.word_count for sentence in current)
         new_count = 0
 
     for sentence in _all_sentences(pages):
-        is_full = size + sentence.words > CHUNK_WORDS
-        is_good_place = sentence.opens_paragraph and size >= 0.8 * CHUNK_WORDS
+        is_full = word_count + sentence.word_count > CHUNK_WORDS
+        is_good_place = sentence.opens_paragraph and word_count >= 0.8 * CHUNK_WORDS
         if new_count and (is_full or is_good_place):
             close()
-            if size + sentence.words > CHUNK_WORDS:
-                current, size = [], 0  # overlap and a very long sentence do not fit into one chunk
+            if word_count + sentence.word_count > CHUNK_WORDS:
+                # Overlap and a very long sentence do not fit into one chunk.
+                current, word_count = [], 0
         current.append(sentence)
-        size += sentence.words
+        word_count += sentence.word_count
         new_count += 1
     if new_count:
         close()
@@ -104,36 +105,37 @@ def _all_sentences(pages: Sequence[Mapping[str, Any]]) -> Iterator[_Sentence]:
             opens_paragraph = True
             for sentence in sentences(paragraph):
                 for piece in _pieces(sentence):
-                    yield _Sentence(page["page"], piece, _size(piece), opens_paragraph)
+                    yield _Sentence(page["page"], piece, _word_count(piece), opens_paragraph)
                     opens_paragraph = False
 
 
 def _pieces(sentence: str) -> Iterator[str]:
     """Yield a sentence, or parts of it that fit into a chunk, as tables and data have no sentence
     ends."""
-    if len(sentence) <= _MAX_SENTENCE_CHARACTERS and _size(sentence) <= CHUNK_WORDS:
+    if len(sentence) <= _MAX_SENTENCE_CHARACTERS and _word_count(sentence) <= CHUNK_WORDS:
         yield sentence
         return
     piece: list[str] = []
-    size = length = 0
+    word_count = character_count = 0
     for word in sentence.split(" "):
         for start in range(0, len(word), _MAX_SENTENCE_CHARACTERS):
             part = word[start : start + _MAX_SENTENCE_CHARACTERS]
-            words = _size(part)
+            part_words = _word_count(part)
             if piece and (
-                size + words > CHUNK_WORDS or length + len(part) + 1 > _MAX_SENTENCE_CHARACTERS
+                word_count + part_words > CHUNK_WORDS
+                or character_count + len(part) + 1 > _MAX_SENTENCE_CHARACTERS
             ):
                 yield " ".join(piece)
-                piece, size, length = [], 0, 0
+                piece, word_count, character_count = [], 0, 0
             piece.append(part)
-            size += words
-            length += len(part) + 1
+            word_count += part_words
+            character_count += len(part) + 1
     if piece:
         yield " ".join(piece)
 
 
-def _size(text: str) -> int:
-    """Return the length of a text in words. A long word counts as one for each dozen of characters:
+def _word_count(text: str) -> int:
+    """Return the number of words in a text. A long word counts as one for each dozen of characters:
     an endless word is data."""
     return max(count_words(text), len(text) // 12, 1)
 
@@ -149,10 +151,10 @@ def _join(chunk: Sequence[_Sentence]) -> str:
 def _tail(chunk: Sequence[_Sentence]) -> list[_Sentence]:
     """Return the last sentences, which are the overlap; none when the chunk is one sentence."""
     sentences: list[_Sentence] = []
-    size = 0
+    word_count = 0
     for sentence in reversed(chunk[1:]):
-        size += sentence.words
-        if size > OVERLAP_WORDS:
+        word_count += sentence.word_count
+        if word_count > OVERLAP_WORDS:
             break
         sentences.insert(0, sentence)
     return sentences

@@ -17,7 +17,7 @@ from switchyard.services.pipeline.text.legibility import mark_controls
 from switchyard.services.pipeline.text.overprint import without_copies
 from switchyard.services.pipeline.text.plain_text import clean, unwrap
 from switchyard.services.pipeline.text.running_heads import without_running
-from switchyard.services.pipeline.text.tables import rows_with_tables, with_tables
+from switchyard.services.pipeline.text.tables import replace_tables, replace_tables_in_rows
 from switchyard.services.pipeline.text.vertical_text import turn_vertical_lines
 
 _MIN_HEADING_RATIO = 1.15
@@ -35,9 +35,9 @@ class PageLines:
     width: float
     height: float
     lines: Sequence[Line]
-    pictures: float = 0.0
+    picture_share: float = 0.0
     """Part of the page that pictures cover, 0 to 1. It is 0 where the page has more than a little
-    text, or text that says what the pictures show."""
+    text, whatever it shows, and where unseen text says what the pictures show."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +56,17 @@ def compose(pages: Sequence[PageLines], outline: Sequence[Heading] = ()) -> list
     between."""
     pages = [replace(page, lines=without_copies(page.lines)) for page in pages]
     page_lines = without_running(pages)
-    levels = _levels(page_lines)
-    titles = {_comparison_key(entry.title): min(entry.level, 6) for entry in outline}
+    level_by_size = _levels_by_size(page_lines)
+    level_by_title = {_comparison_key(entry.title): min(entry.level, 6) for entry in outline}
     return [
-        _page_text(replace(page, lines=lines), levels, titles)
+        _page_text(replace(page, lines=lines), level_by_size, level_by_title)
         for page, lines in zip(pages, page_lines, strict=True)
     ]
 
 
-def _page_text(page: PageLines, levels: Mapping[float, int], titles: Mapping[str, int]) -> str:
+def _page_text(
+    page: PageLines, level_by_size: Mapping[float, int], level_by_title: Mapping[str, int]
+) -> str:
     turned_lines = turn_vertical_lines(page.lines, page.width)
     if turned_lines is not None:
         lines = turned_lines
@@ -75,16 +77,16 @@ def _page_text(page: PageLines, levels: Mapping[float, int], titles: Mapping[str
     blocks = [
         block
         for part in facing_pages(lines, page.width, page.height)
-        for block in blocks_of(with_tables(part))
+        for block in blocks_of(replace_tables(part))
     ]
     for block in blocks:
-        for number, paragraph in enumerate(paragraphs_of(rows_with_tables(block))):
+        for number, paragraph in enumerate(paragraphs_of(replace_tables_in_rows(block))):
             if paragraph[0].is_table:
                 texts.append(paragraph[0].text)
                 may_continue = False
                 continue
             text = unwrap("\n".join(line.text for line in paragraph))
-            level = _level_of(paragraph, text, levels, titles)
+            level = _level_of(paragraph, text, level_by_size, level_by_title)
             if level:
                 texts.append(f"{'#' * level} {text}")
             elif (
@@ -103,9 +105,9 @@ def _page_text(page: PageLines, levels: Mapping[float, int], titles: Mapping[str
 # --- headings -------------------------------------------------------------------------------
 
 
-def _levels(pages: Sequence[Sequence[Line]]) -> dict[float, int]:
-    """Return the level of a heading by the size of its letters: 0 for the size of the text, absent
-    for other sizes that headings do not have."""
+def _levels_by_size(pages: Sequence[Sequence[Line]]) -> dict[float, int]:
+    """Return the level of a heading by the size of its letters. The size of the body text has level
+    0; other sizes that headings do not have are absent."""
     letters_by_size: dict[float, int] = {}
     for lines in pages:
         for line in lines:
@@ -120,24 +122,27 @@ def _levels(pages: Sequence[Sequence[Line]]) -> dict[float, int]:
         (size for size in letters_by_rounded_size if size > _MIN_HEADING_RATIO * body_size),
         reverse=True,
     )
-    levels = {size: min(number, _MAX_LEVEL) for number, size in enumerate(heading_sizes, 1)}
-    return levels | {body_size: 0}
+    level_by_size = {size: min(number, _MAX_LEVEL) for number, size in enumerate(heading_sizes, 1)}
+    return level_by_size | {body_size: 0}
 
 
 def _level_of(
-    paragraph: Sequence[Line], text: str, levels: Mapping[float, int], titles: Mapping[str, int]
+    paragraph: Sequence[Line],
+    text: str,
+    level_by_size: Mapping[float, int],
+    level_by_title: Mapping[str, int],
 ) -> int:
     """Return the level of a heading; 0 for a paragraph that is no heading."""
     if not text or len(text) > 200 or text.count(" ") >= _MAX_HEADING_WORDS or text.isdecimal():
         return 0
-    if titles and (level := titles.get(_comparison_key(text))):
+    if level_by_title and (level := level_by_title.get(_comparison_key(text))):
         return level
     size = _round_size(paragraph[0].size)
-    if level := levels.get(size, 0):
+    if level := level_by_size.get(size, 0):
         return level if any(map(str.isalpha, text)) else 0
     is_short = len(paragraph) == 1 and text.count(" ") < 12 and text[-1] not in ".,;:!?"
-    if is_short and paragraph[0].bold and size in levels:
-        return min(max(levels.values()) + 1, 6)
+    if is_short and paragraph[0].bold and size in level_by_size:
+        return min(max(level_by_size.values()) + 1, 6)
     return 0
 
 

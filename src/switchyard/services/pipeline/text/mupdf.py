@@ -117,8 +117,8 @@ class _Pdf:
             rect = page.rect
             width, height = rect.width, rect.height
             has_place = is_sparse(width, height, lines)
-            pictures = picture_share(width, height, _drawn_parts(page)) if has_place else 0.0
-            return PageLines(width, height, lines, pictures)
+            share = picture_share(width, height, _drawn_parts(page)) if has_place else 0.0
+            return PageLines(width, height, lines, share)
 
     def draw(self, number: int, *, dpi: int, side: int, area: int = 0) -> Any:
         import numpy as np

@@ -154,7 +154,11 @@ def read_page(
             limits=limits,
             extractor=original.extractor,
         )
-        if page is not None and page.pictures > MIN_SCAN_SHARE and not is_unreadable(page.lines):
+        if (
+            page is not None
+            and page.picture_share > MIN_SCAN_SHARE
+            and not is_unreadable(page.lines)
+        ):
             typed_lines = _scale_lines(page, picture.shape[1] / page.width)
     else:
         import numpy as np

@@ -98,7 +98,7 @@ def _as_json(page: PageLines | str) -> Any:
         return page
     return {
         "size": [page.width, page.height],
-        "pictures": page.pictures,
+        "pictures": page.picture_share,
         "lines": [astuple(line) for line in page.lines],
     }
 

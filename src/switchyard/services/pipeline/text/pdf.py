@@ -138,7 +138,7 @@ def read_pdf(
         text = text if has_unreadable_text or has_words(text) else ""
         is_scan = (
             page is not None
-            and page.pictures > MIN_SCAN_SHARE
+            and page.picture_share > MIN_SCAN_SHARE
             and not has_unreadable_text
             and not raw.form
         )

@@ -123,8 +123,8 @@ class _Pdf:
                 lines = _lines(page, visible)
                 has_place = is_sparse(width, height, lines)
                 drawn = _drawn_parts(page, visible) if has_place else ()
-                pictures = picture_share(width, height, drawn)
-                return PageLines(width, height, lines, pictures)
+                share = picture_share(width, height, drawn)
+                return PageLines(width, height, lines, share)
             finally:
                 page.close()
 

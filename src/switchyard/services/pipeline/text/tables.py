@@ -23,23 +23,23 @@ _MIN_FILLED_SHARE = 0.5
 """Smallest part of the cells of a table that are not empty."""
 
 
-def with_tables(lines: Sequence[Line]) -> list[Line]:
+def replace_tables(lines: Sequence[Line]) -> list[Line]:
     """Return the lines, with each table as one line of its own, whose text is Markdown."""
     if not 2 * _MIN_ROWS <= len(lines) <= MAX_LINES:
         return list(lines)
     rows = rows_of(lines)
-    return _replace_tables(rows) or [line for row in rows for line in row]
+    return _replace_found_tables(rows) or [line for row in rows for line in row]
 
 
-def rows_with_tables(rows: list[list[Line]]) -> list[list[Line]]:
-    """Do what `with_tables` does, for lines that are in rows."""
+def replace_tables_in_rows(rows: list[list[Line]]) -> list[list[Line]]:
+    """Do what `replace_tables` does, for lines that are in rows."""
     if not 2 * _MIN_ROWS <= sum(map(len, rows)) <= MAX_LINES:
         return rows
-    replaced = _replace_tables(rows)
+    replaced = _replace_found_tables(rows)
     return rows_of(replaced) if replaced else rows
 
 
-def _replace_tables(rows: list[list[Line]]) -> list[Line]:
+def _replace_found_tables(rows: list[list[Line]]) -> list[Line]:
     """Return the lines, with each table as one line; an empty list where there is no table."""
     lines: list[Line] = []
     run: list[list[Line]] = []
