@@ -122,8 +122,8 @@ async def test_a_long_running_process_notices_that_a_server_has_other_weights(
             # The server was verified a moment ago: one request is enough.
             assert len(embedding_server.requests) == request_count + 1
             embedding_server.always(server.embeds(weights="others "))
-            for generation in index.verified.verified_at:
-                index.verified.verified_at[generation] -= VERIFICATION_TTL + 1
+            for generation in index.verifications.verified_at:
+                index.verifications.verified_at[generation] -= VERIFICATION_TTL + 1
             with pytest.raises(IndexMismatch):
                 await write_document(index, "c")
             # An index without a stored probe is verified by the vectors that it holds.

@@ -48,7 +48,7 @@ class ProbedEmbedder:
     embedder: Embedder
     store: IndexStore
     generation: Generation
-    verified: VerificationCache
+    verifications: VerificationCache
 
     @property
     def name(self) -> str:
@@ -66,11 +66,11 @@ class ProbedEmbedder:
         """Embed texts. Also raises IndexMismatch where the server makes other vectors than those of
         the generation."""
         if (
-            self.verified.verified_at.get(self.generation, -math.inf)
+            self.verifications.verified_at.get(self.generation, -math.inf)
             < time.monotonic() - VERIFICATION_TTL
         ):
             await self._compare()
-            self.verified.verified_at[self.generation] = time.monotonic()
+            self.verifications.verified_at[self.generation] = time.monotonic()
         return await self.embedder.embed(texts)
 
     async def _compare(self) -> None:

@@ -74,9 +74,9 @@ class IndexStore(Protocol):
         callers await it first, so that it does not count against a server's time limit."""
         ...
 
-    async def generations(self, first: Generation) -> Generations:
-        """Return the newest state of the catalogue; `first` is the generation of an index that does
-        not exist yet."""
+    async def generations(self, default: Generation) -> Generations:
+        """Return the newest state of the catalogue. An index that does not exist yet has the
+        generation `default` alone."""
         ...
 
     async def put_state(self, state: Generations) -> bool:

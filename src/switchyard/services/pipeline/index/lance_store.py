@@ -1,8 +1,8 @@
 """Keep an index in LanceDB: a directory or an object store with a table for each generation.
 
-The catalogue has a file for each of its states, which only one process can create. The creation of
-a table has such a file, too, its marker: two processes that created a table at once would overwrite
-one another.
+The catalogue of generations has a file for each of its states, which only one process can create.
+The creation of a table has such a file, too, its marker: two processes that created a table at once
+would overwrite one another.
 """
 
 from __future__ import annotations
@@ -94,11 +94,11 @@ class LanceStore:
     async def load(self) -> None:
         await load("lancedb", by=_import_lancedb)
 
-    async def generations(self, first: Generation) -> Generations:
+    async def generations(self, default: Generation) -> Generations:
         with self._translate_errors():
-            return await self._generations(first)
+            return await self._generations(default)
 
-    async def _generations(self, first: Generation) -> Generations:
+    async def _generations(self, default: Generation) -> Generations:
         keys = [stored.key async for stored in self._files.list_async(_STATES_FOLDER)]
         state_keys = [key for key in keys if key.endswith(".json")]
         if state_keys:
@@ -108,7 +108,7 @@ class LanceStore:
         async with self._connect() as connection:
             table = await _open_table(connection, FIRST_TABLE)
             if table is None:
-                return Generations(first)
+                return Generations(default)
             embedder, dimensions = _read_embedder(await table.schema())
         return Generations(Generation(FIRST_TABLE, embedder, dimensions))
 

@@ -49,8 +49,8 @@ class OpenIndex:
     clock: Callable[[], float] = time.time
     """Returns seconds since the epoch: by the ledger's clock where there is a ledger, otherwise by
     the host's."""
-    verified: VerificationCache = field(default_factory=VerificationCache)
-    """Generations whose vectors were compared with those that the server makes now."""
+    verifications: VerificationCache = field(default_factory=VerificationCache)
+    """When each generation's vectors were last compared with those that the server makes."""
     sizes: dict[tuple[str, str], int] = field(default_factory=dict)
     """By address and model, the number of texts that an embedding server takes in one request; only
     for servers that have refused more."""
@@ -72,7 +72,7 @@ class OpenIndex:
         embedder = self.unprobed_of(generation)
         if is_offline(embedder.name):
             return embedder
-        return ProbedEmbedder(embedder, self.store, generation, self.verified)
+        return ProbedEmbedder(embedder, self.store, generation, self.verifications)
 
     def unprobed_of(self, generation: Generation) -> Embedder:
         """Return the embedder of a generation's vectors without that check. Raises IndexMismatch

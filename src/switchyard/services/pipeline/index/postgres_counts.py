@@ -23,13 +23,14 @@ _MIN_SAMPLED_CHUNKS = 20
 """A word is kept if at least this many of the sampled chunks have it."""
 
 IS_COUNTED = """coalesce((
-    SELECT obj_description(own.oid, 'pg_class')::real * 2 >= pg_class.reltuples
-        AND pg_class.reltuples * 2 >= obj_description(own.oid, 'pg_class')::real
-    FROM pg_class AS own WHERE own.relname = pg_class.relname || '_counts'
-        AND own.relnamespace = pg_class.relnamespace AND has_table_privilege(own.oid, 'SELECT')
+    SELECT obj_description(counts.oid, 'pg_class')::real * 2 >= pg_class.reltuples
+        AND pg_class.reltuples * 2 >= obj_description(counts.oid, 'pg_class')::real
+    FROM pg_class AS counts WHERE counts.relname = pg_class.relname || '_counts'
+        AND counts.relnamespace = pg_class.relnamespace
+        AND has_table_privilege(counts.oid, 'SELECT')
 ), false)"""
 """Expression on a row of pg_class: whether its table of word counts is recent enough (see above),
-and readable by us."""
+and readable by us. The comment of that table is the number of chunks when they were counted."""
 
 
 def counts_of(table: str) -> str:

@@ -38,10 +38,11 @@ _SAMPLES_PER_LIST = 50
 """Vectors per list that pgvector samples to find the centres; at least 10,000 in total."""
 
 SELECT_LIST_COUNT = """(
-    SELECT option_value::integer FROM pg_index JOIN pg_class AS own ON own.oid = indexrelid,
-        pg_options_to_table(own.reloptions)
-    WHERE indrelid = pg_class.oid AND indisvalid AND own.relname = pg_class.relname || '_lists'
-        AND option_name = 'lists'
+    SELECT option_value::integer
+    FROM pg_index JOIN pg_class AS lists_index ON lists_index.oid = indexrelid,
+        pg_options_to_table(lists_index.reloptions)
+    WHERE indrelid = pg_class.oid AND indisvalid
+        AND lists_index.relname = pg_class.relname || '_lists' AND option_name = 'lists'
 )"""
 """Expression on a row of pg_class: the number of lists of its table; NULL where it has none."""
 EXACTLY = "SET LOCAL enable_indexscan = off; SET LOCAL enable_seqscan = on"

@@ -1,7 +1,7 @@
 """Keep an index in PostgreSQL: a database with a table for each generation.
 
-The catalogue is a table with a row for each of its states, with the state's number as primary key,
-so that only one process can write it.
+The catalogue of generations is a table with a row for each of its states, with the state's number
+as primary key, so that only one process can write it.
 """
 
 from __future__ import annotations
@@ -69,14 +69,14 @@ class PostgresStore:
     async def load(self) -> None:
         await load("asyncpg")
 
-    async def generations(self, first: Generation) -> Generations:
+    async def generations(self, default: Generation) -> Generations:
         async with self._connection() as connection:
             row = await connection.fetchrow(_SELECT_STATE, FIRST_TABLE)
         if row["state"] is not None:
             return decode_state(row["state"])
         description = description_of(row)
         return Generations(
-            first
+            default
             if description is None
             else Generation(FIRST_TABLE, description.embedder, description.dimensions)
         )
@@ -245,7 +245,8 @@ class PostgresStore:
 
 async def _reset_nothing(connection: Any) -> None:
     """Reset nothing when a connection goes back to the pool, which saves a round trip for each
-    search. Settings hold for one transaction; a connection with others is closed."""
+    search. Settings hold for one transaction; a connection with settings that would outlast their
+    transaction is closed."""
 
 
 def _probe_name(generation: Generation) -> str:
