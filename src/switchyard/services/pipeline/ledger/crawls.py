@@ -1,8 +1,9 @@
 """Crawls, and the pages that they have claimed.
 
-A page is claimed and its job recorded in one transaction, which locks the crawl's row. So no page
-has two jobs, and no crawl has more pages than it may. If the process is killed before the commit,
-nothing is left behind; if it is killed afterwards, the scheduler publishes the job.
+A crawl claims a page by recording it as its own. Page and job are recorded in one transaction,
+which locks the crawl's row. So no page has two jobs, and no crawl has more pages than it may. If
+the process is killed before the commit, nothing is left behind; if it is killed afterwards, the
+scheduler publishes the job.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ CANCEL_BATCH_SIZE = 500
 _MAX_OUTCOME = 300
 """Longest outcome of a page, in characters."""
 _IS_FOUND_ADDRESS = crawl_pages.c.main == 1
-"""True for one address of each page: the others are those to which it redirects."""
+"""True for the address by which a page was found, and false for those to which it redirects."""
 
 
 class CrawlRepository(Repository):
@@ -112,14 +113,14 @@ class CrawlRepository(Repository):
         now: float,
         interval: float,
     ) -> int:
-        page_by_address = {_hash_url(each.url): each for each in pages}
+        page_by_hash = {_hash_url(each.url): each for each in pages}
         is_in_crawl = crawl_pages.c.crawl_id == crawl.id
         claimed_query = select(crawl_pages.c.address).where(
-            is_in_crawl, crawl_pages.c.address.in_(list(page_by_address))
+            is_in_crawl, crawl_pages.c.address.in_(list(page_by_hash))
         )
-        claimed_addresses = set(connection.execute(claimed_query).scalars())
+        claimed_hashes = set(connection.execute(claimed_query).scalars())
         pages_left = crawl.max_pages - crawl.claimed
-        unclaimed = [each for each in page_by_address.items() if each[0] not in claimed_addresses]
+        unclaimed = [each for each in page_by_hash.items() if each[0] not in claimed_hashes]
         pages_to_claim = dict(unclaimed[: max(0, pages_left)])
         if not pages_to_claim:
             return 0
@@ -131,13 +132,13 @@ class CrawlRepository(Repository):
         )
         due_by_host = {row[0]: max(now, row[1] + interval) for row in connection.execute(last_due)}
         rows, inserts = [], []
-        for address, each in pages_to_claim.items():
+        for url_hash, each in pages_to_claim.items():
             due_at = due_by_host.setdefault(each.host, now)
             due_by_host[each.host] = due_at + interval
             rows.append(
                 {
                     "crawl_id": crawl.id,
-                    "address": address,
+                    "address": url_hash,
                     "job_id": each.job.message.job_id,
                     "host": each.host,
                     "depth": each.depth,
@@ -300,11 +301,11 @@ class CrawlRepository(Repository):
         waiting_letters = select(dead_letters.c.job_id).where(
             dead_letters.c.state == DeadLetterState.WAITING
         )
-        has_letter = or_(
+        may_have_letter = or_(
             jobs.c.updated_at > self.clock.time() - DEAD_TTL_SECONDS,
             jobs.c.id.in_(waiting_letters),
         )
-        is_redrivable = and_(jobs.c.state == State.DEAD, has_letter)
+        is_redrivable = and_(jobs.c.state == State.DEAD, may_have_letter)
         needed_jobs = (
             select(jobs.c.id)
             .join(crawl_pages, crawl_pages.c.job_id == jobs.c.id)

@@ -41,7 +41,7 @@ class CrawlRecord:
     created_by: str
     created_at: float
     claimed: int = 0
-    """Pages that have a job."""
+    """Number of pages that have a job."""
     cancelled_at: float | None = None
     idempotency_key: str | None = None
 
