@@ -126,7 +126,7 @@ class Canvas:
 
     def _ensure_room(self, height: float) -> bool:
         """Begin the next column or page if less than `height` is left in this one. Returns whether
-        it was not needed."""
+        this one had room."""
         if self._y + height <= self._page_columns[self._column_number].bottom:
             return True
         self._next_column()

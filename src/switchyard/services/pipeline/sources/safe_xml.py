@@ -11,8 +11,8 @@ from switchyard.services.pipeline.sources.source_errors import InvalidSourceResp
 
 _MAX_DEPTH = 50
 MAX_ELEMENTS = 1_000_000
-"""Ten times the elements of the longest list of references. 20 MB of `<a/>`, which this refuses,
-have five times as many."""
+"""Ten times the elements of the longest list of references. 20 MB of `<a/>` would be
+5,000,000 elements, and are refused."""
 
 
 def xml_tree(data: bytes, label: str, charset: Charset | None = None) -> ET.Element:
@@ -28,7 +28,8 @@ def xml_tree(data: bytes, label: str, charset: Charset | None = None) -> ET.Elem
     parser.buffer_text = True
     depth = element_count = 0
 
-    def tree_name(text: str) -> str:
+    def qualified_name(text: str) -> str:
+        # Expat gives `namespace}tag`, and ElementTree has `{namespace}tag`.
         return f"{{{text}" if "}" in text else text
 
     def start(tag: str, attributes: dict[str, str]) -> None:
@@ -39,13 +40,13 @@ def xml_tree(data: bytes, label: str, charset: Charset | None = None) -> ET.Elem
             raise InvalidSourceResponse(f"{label}'s answer is nested too deeply")
         if element_count > MAX_ELEMENTS:
             raise InvalidSourceResponse(f"{label}'s answer has more than {MAX_ELEMENTS:,} elements")
-        tree_attributes = {tree_name(key): value for key, value in attributes.items()}
-        builder.start(tree_name(tag), tree_attributes)
+        tree_attributes = {qualified_name(key): value for key, value in attributes.items()}
+        builder.start(qualified_name(tag), tree_attributes)
 
     def end(tag: str) -> None:
         nonlocal depth
         depth -= 1
-        builder.end(tree_name(tag))
+        builder.end(qualified_name(tag))
 
     def doctype(*_: object) -> None:
         raise InvalidSourceResponse(f"{label}'s answer has a DOCTYPE, and needs none")
