@@ -48,24 +48,30 @@ async def classify_document(payload: DocumentJob, ctx: JobContext) -> Outcome:
     files = DocumentFiles.for_document(ctx, document_id)
     async with at_stage(ctx, document_id, CLASSIFY), index_of(ctx) as index:
         definitions = await asyncio.to_thread(read_definitions, ctx.settings.classes)
-        text = await files.output_of_async(EXTRACT)
+        extracted = await files.output_of_async(EXTRACT)
         # The embedder of the active generation, whatever the settings say: the index may have been
         # rebuilt for another one.
         embedder = (await index.generations()).active.embedder
 
         async def classify() -> dict[str, Any]:
-            pages = [text.result["title"], *(page["text"] for page in text.result["pages"])]
+            pages = [
+                extracted.result["title"],
+                *(page["text"] for page in extracted.result["pages"]),
+            ]
             keyword_classes = await ctx.compute(
-                _keyword_classes_of, definitions, pages, characters=text.result["character_count"]
+                _keyword_classes_of,
+                definitions,
+                pages,
+                characters=extracted.result["character_count"],
             )
             similarity_classes = await _similarity_classes_of(ctx, index, definitions, document_id)
             return {"classes": [_as_json(each) for each in (*keyword_classes, *similarity_classes)]}
 
         output = await files.reuse_or_run_async(
             CLASSIFY,
-            content_hash([text.output_hash, embedder, definitions.hash]),
+            content_hash([extracted.output_hash, embedder, definitions.hash]),
             classify,
-            content=text.content,
+            content=extracted.content,
             force=payload.force,
         )
         if ctx.ledger is not None:

@@ -47,16 +47,16 @@ async def embed_document(payload: DocumentJob, ctx: JobContext) -> StageOutput:
     are there already. Raises ContentReplaced."""
     document_id = payload.document_id
     files = DocumentFiles.for_document(ctx, document_id)
-    text = await files.output_of_async(EXTRACT)
-    figures = await files.figures(text.content)
+    extracted = await files.output_of_async(EXTRACT)
+    figures = await files.figures(extracted.content)
     async with index_of(ctx) as index:
 
         async def embed_text() -> dict[str, Any]:
             chunks = await ctx.compute(
                 split_into_chunks,
                 document_id,
-                text.result["pages"],
-                characters=text.result["character_count"],
+                extracted.result["pages"],
+                characters=extracted.result["character_count"],
             )
 
             chunks += figure_chunks(document_id, len(chunks), figures)
@@ -65,13 +65,13 @@ async def embed_document(payload: DocumentJob, ctx: JobContext) -> StageOutput:
                 for start in range(0, len(chunks), BATCH_SIZE):
                     batch = chunks[start : start + BATCH_SIZE]
                     vectors = await embedder.embed([chunk.text for chunk in batch])
-                    await files.require_content_async(text.content)
-                    await table.put(text.result["title"], batch, vectors)
+                    await files.require_content_async(extracted.content)
+                    await table.put(extracted.result["title"], batch, vectors)
                     chunks_done = start + len(batch)
                     ctx.progress(
                         chunks_done / len(chunks), f"chunk {chunks_done:,} of {len(chunks):,}"
                     )
-                await files.require_content_async(text.content)
+                await files.require_content_async(extracted.content)
                 await table.drop_from(document_id, len(chunks))
 
             written = await index.write(put_chunks)
@@ -87,9 +87,9 @@ async def embed_document(payload: DocumentJob, ctx: JobContext) -> StageOutput:
         embedder = (await index.generations()).active.embedder
         return await files.reuse_or_run_async(
             EMBED,
-            content_hash([text.output_hash, embedder, CHUNK_WORDS, OVERLAP_WORDS, *figures]),
+            content_hash([extracted.output_hash, embedder, CHUNK_WORDS, OVERLAP_WORDS, *figures]),
             embed_text,
-            content=text.content,
+            content=extracted.content,
             force=payload.force,
             is_complete=is_indexed,
         )

@@ -107,11 +107,11 @@ async def ocr_pdf(payload: OcrPdf, ctx: JobContext) -> Outcome:
     document_id = payload.document_id
     files = DocumentFiles.for_document(ctx, document_id)
     async with at_stage(ctx, document_id, OCR) as stage:
-        text = await files.output_of_async(EXTRACT)
+        extracted = await files.output_of_async(EXTRACT)
         ingest_result = (await files.output_of_async(INGEST)).result
-        page_numbers = payload.pages_to_read(text.result)
+        page_numbers = payload.pages_to_read(extracted.result)
         try:
-            reader = _PageReader(ctx, payload, files, ingest_result, text.content)
+            reader = _PageReader(ctx, payload, files, ingest_result, extracted.content)
         except OcrNotInstalled as error:
             if not payload.scanned:
                 raise
@@ -130,7 +130,7 @@ async def ocr_pdf(payload: OcrPdf, ctx: JobContext) -> Outcome:
             stage.continues = True
             result |= {"pages_done": len(pages), "pages": len(page_numbers)}
             return Next([Job("ocr_pdf", payload.as_payload())], result)
-        output = await _insert_texts(files, text, ingest_result, pages)
+        output = await _insert_texts(files, extracted, ingest_result, pages)
     result |= {
         "page_count": output.result["page_count"],
         "word_count": output.result["word_count"],
@@ -146,15 +146,15 @@ async def ocr_pages(payload: OcrPages, ctx: JobContext) -> Outcome:
     used up."""
     document_id = payload.document_id
     files = DocumentFiles.for_document(ctx, document_id)
-    text = await files.output_of_async(EXTRACT)
-    known_numbers = range(1, len(text.result["pages"]) + 1)
+    extracted = await files.output_of_async(EXTRACT)
+    known_numbers = range(1, len(extracted.result["pages"]) + 1)
     unknown_number = next((number for number in payload.pages if number not in known_numbers), None)
     if unknown_number is not None:  # the page would be stored as one without words
         raise PermanentError(
             f"the document has {len(known_numbers):,} pages, and no page {unknown_number:,}"
         )
     ingest_result = (await files.output_of_async(INGEST)).result
-    reader = _PageReader(ctx, payload, files, ingest_result, text.content)
+    reader = _PageReader(ctx, payload, files, ingest_result, extracted.content)
     pages = await reader.read(payload.pages)
     result = {"document_id": document_id, "pages": len(pages), "pages_read": reader.read_count}
     unread = [number for number in payload.pages if number not in pages]
@@ -199,7 +199,7 @@ def _next_stage(payload: OcrPdf, ctx: JobContext) -> Job:
 
 async def _insert_texts(
     files: DocumentFiles,
-    text: StageOutput,
+    extracted: StageOutput,
     ingest_result: Mapping[str, Any],
     pages: Mapping[int, Mapping[str, Any]],
 ) -> StageOutput:
@@ -210,7 +210,7 @@ async def _insert_texts(
     texts = {number: page["text"] for number, page in pages.items()}
     errors = {number: str(page["error"]) for number, page in pages.items() if page.get("error")}
     merged = with_ocr(
-        text.result,
+        extracted.result,
         texts,
         errors=errors,
         title=ingest_result["title"],
@@ -221,7 +221,7 @@ async def _insert_texts(
         first_error = next(iter(errors.values()), "")
         reason = f"; {len(errors):,} can't be read: {first_error}" if errors else ""
         raise NoTextFound(f"OCR has found no words on the document's {pages_text}{reason}")
-    return await files.replace_async(EXTRACT, text, merged)
+    return await files.replace_async(EXTRACT, extracted, merged)
 
 
 class _PageReader:

@@ -69,9 +69,9 @@ async def summarize_content(payload: DocumentJob, ctx: JobContext) -> Outcome:
     # `extract_text` runs without a ledger; it is done, or this job would not exist.
     await note_stage(ctx, payload.document_id, EXTRACT, EXTRACT.state, completed=True)
     async with at_stage(ctx, payload.document_id, SUMMARIZE):
-        text = await files.output_of_async(EXTRACT)
-        pages = [page["text"] for page in text.result["pages"]]
-        title = text.result["title"]
+        extracted = await files.output_of_async(EXTRACT)
+        pages = [page["text"] for page in extracted.result["pages"]]
+        title = extracted.result["title"]
 
         async def summarize_text() -> dict[str, Any]:
             if not ctx.settings.llm_servers:
@@ -79,10 +79,14 @@ async def summarize_content(payload: DocumentJob, ctx: JobContext) -> Outcome:
             return await _summarize_by_model(ctx, pages, title)
 
         length = sum(map(len, pages))
-        input_hash = content_hash([text.output_hash, *method_key(ctx.settings, length)])
+        input_hash = content_hash([extracted.output_hash, *method_key(ctx.settings, length)])
         try:
             output = await files.reuse_or_run_async(
-                SUMMARIZE, input_hash, summarize_text, content=text.content, force=payload.force
+                SUMMARIZE,
+                input_hash,
+                summarize_text,
+                content=extracted.content,
+                force=payload.force,
             )
         except PermanentError as error:
             if not _refuses_document(error):
@@ -97,7 +101,7 @@ async def summarize_content(payload: DocumentJob, ctx: JobContext) -> Outcome:
             # Stored with another hash, so that the next run asks the model again.
             refused_hash = content_hash([input_hash, "refused"])
             output = await files.reuse_or_run_async(
-                SUMMARIZE, refused_hash, summarize_refused, content=text.content, force=True
+                SUMMARIZE, refused_hash, summarize_refused, content=extracted.content, force=True
             )
     result = {"document_id": payload.document_id, **output.result, "reused": output.reused}
     return Next([Job("embed_content", payload.model_dump())], result)
@@ -199,7 +203,8 @@ def estimate_summaries(
     settings: Settings, job_type: JobType, jobs: Sequence[NewJob], total: int | None
 ) -> CostEstimate | None:
     """Estimate the cost of a backfill of summaries; None for other jobs. The documents are not read
-    for an estimate, so each counts as one of TEXT_BUDGET characters."""
+    for an estimate, so each counts as one of TEXT_BUDGET characters. `jobs` are the first ones of
+    `total`, which is None where it is unknown."""
     from switchyard.services.llm.backfill_costs import estimate_from_usages
     from switchyard.services.llm.budget_account import max_usage_of
 

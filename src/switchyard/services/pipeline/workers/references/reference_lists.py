@@ -51,23 +51,32 @@ def references_of_tei(entries: Sequence[TeiEntry], pages: Sequence[str]) -> dict
 
 
 def with_citations(
-    raw: Sequence[Mapping[str, Any]], fields: Sequence[Mapping[str, Any]], body: Sequence[str]
+    raw_references: Sequence[Mapping[str, Any]],
+    parsed_references: Sequence[Mapping[str, Any]],
+    body: Sequence[str],
 ) -> dict[str, Any]:
     """Return references with their labels and their places in the paper, and where the text cites
-    them."""
+    them. `raw_references` are as `find_references` returns them; `parsed_references` are the same
+    ones, cut into fields."""
     from switchyard.services.pipeline.citations.reference import Reference
     from switchyard.services.pipeline.citations.reference_sections import (
         RawReference,
         find_citations,
     )
 
-    entries = [RawReference(each["text"], each["label"], each["page"]) for each in raw]
-    references = [Reference.from_json(each) for each in fields]
+    entries = [RawReference(each["text"], each["label"], each["page"]) for each in raw_references]
+    references = [Reference.from_json(each) for each in parsed_references]
     return {
         "references": [
-            {name: entry[name] for name in ("label", "page", "boxes") if name in entry}
-            | dict(reference)
-            for entry, reference in zip(raw, fields, strict=True)
+            {
+                name: raw_reference[name]
+                for name in ("label", "page", "boxes")
+                if name in raw_reference
+            }
+            | dict(parsed_reference)
+            for raw_reference, parsed_reference in zip(
+                raw_references, parsed_references, strict=True
+            )
         ],
         "citations": [asdict(each) for each in find_citations(body, entries, references)],
     }
