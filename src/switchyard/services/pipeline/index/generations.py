@@ -125,13 +125,13 @@ class IndexStore(Protocol):
 
 
 async def change_generations(
-    store: IndexStore, first: Generation, next_state: Callable[[Generations], Generations | None]
+    store: IndexStore, default: Generation, next_state: Callable[[Generations], Generations | None]
 ) -> Generations:
     """Write the next state of the catalogue, and return it. `next_state` computes the state after
     the given one, or returns None if there is nothing to do. It is called again if another process
     wrote a state first. Raises IndexUnavailable if that happens again and again."""
     for _ in range(_MAX_TRIES):
-        current = await store.generations(first)
+        current = await store.generations(default)
         changed = next_state(current)
         if changed is None:
             return current

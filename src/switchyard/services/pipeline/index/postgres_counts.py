@@ -73,6 +73,6 @@ WITH sample AS MATERIALIZED (
 )
 INSERT INTO {{counts}}
 SELECT word, count(*)::real / (SELECT count(*) FROM sample)
-FROM sample CROSS JOIN LATERAL (SELECT DISTINCT unnest(words) AS word) AS its
+FROM sample CROSS JOIN LATERAL (SELECT DISTINCT unnest(words) AS word) AS chunk_words
 GROUP BY word HAVING count(*) >= {_MIN_SAMPLED_CHUNKS}
 """
