@@ -94,22 +94,22 @@ async def _classes_of(files: DocumentFiles) -> list[dict[str, Any]]:
 async def _document_result(files: DocumentFiles, links: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return the document's `result.json`."""
     ingested = (await files.output_of_async(INGEST)).result
-    text = (await files.output_of_async(EXTRACT)).result
+    extracted = (await files.output_of_async(EXTRACT)).result
     summary = (await files.output_of_async(SUMMARIZE)).result
     embedded = (await files.output_of_async(EMBED)).result
     return {
         "document_id": files.document_id,
         "state": COMPLETED,
-        "title": text["title"],
+        "title": extracted["title"],
         "source": ingested["source"],
         "filename": ingested["filename"],
         "media_type": ingested["media_type"],
         "size": ingested["size"],
-        "page_count": text["page_count"],
-        "word_count": text["word_count"],
-        "pages_without_text": text["pages_without_text"],
-        **_damage(text),
-        "metadata": text["metadata"],
+        "page_count": extracted["page_count"],
+        "word_count": extracted["word_count"],
+        "pages_without_text": extracted["pages_without_text"],
+        **_damage(extracted),
+        "metadata": extracted["metadata"],
         "summary": summary,
         "chunks": embedded["chunks"],
         "embedder": embedded["embedder"],
@@ -120,12 +120,12 @@ async def _document_result(files: DocumentFiles, links: Sequence[dict[str, Any]]
     }
 
 
-def _damage(text: Mapping[str, Any]) -> dict[str, Any]:
+def _damage(extracted: Mapping[str, Any]) -> dict[str, Any]:
     """Return what is wrong with the file, by the result of `extract_text`."""
-    broken_pages = text.get("broken_pages", [])  # absent in outputs of an earlier version
+    broken_pages = extracted.get("broken_pages", [])  # absent in outputs of an earlier version
     return {
-        "repaired": text["repaired"],
+        "repaired": extracted["repaired"],
         "broken_pages": broken_pages,
-        "page_errors": text.get("page_errors", {}),
-        "unreadable_pages": sorted({*broken_pages, *pages_for_ocr(text)}),
+        "page_errors": extracted.get("page_errors", {}),
+        "unreadable_pages": sorted({*broken_pages, *pages_for_ocr(extracted)}),
     }

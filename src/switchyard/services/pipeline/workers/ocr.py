@@ -49,10 +49,10 @@ class NoTextFound(PermanentError):
     """OCR has read all pages of a document, and there are no words on them."""
 
 
-def pages_for_ocr(text: Mapping[str, Any]) -> list[int]:
+def pages_for_ocr(extracted: Mapping[str, Any]) -> list[int]:
     """Return the numbers of the pages that OCR has yet to read: scans, and pages whose text can't
-    be read. `text` is the result of `extract_text`."""
-    return sorted({*text.get("scanned_pages", ()), *text.get("unreadable_pages", ())})
+    be read. `extracted` is the result of `extract_text`."""
+    return sorted({*extracted.get("scanned_pages", ()), *extracted.get("unreadable_pages", ())})
 
 
 class OcrPdf(DocumentJob):
@@ -73,14 +73,14 @@ class OcrPdf(DocumentJob):
         """Return the payload of a job that does the same."""
         return self.model_dump(exclude_defaults=True)
 
-    def pages_to_read(self, text: Mapping[str, Any]) -> list[int]:
-        """Return the numbers of the pages to read; `text` is the result of `extract_text`."""
-        unread = pages_for_ocr(text)
+    def pages_to_read(self, extracted: Mapping[str, Any]) -> list[int]:
+        """Return the numbers of the pages to read; `extracted` is the result of `extract_text`."""
+        unread = pages_for_ocr(extracted)
         if self.scanned:
             return unread
         return [
             page["page"]
-            for page in text["pages"]
+            for page in extracted["pages"]
             if self.force or not page["text"] or page["page"] in unread
         ]
 
