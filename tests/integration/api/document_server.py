@@ -23,7 +23,7 @@ from tests.support.system import System, open_system
 
 WORKERS = ("ingest", "llm", "embed", "link")
 
-Stored = Callable[..., list[Path]]
+NewFileLister = Callable[..., list[Path]]
 """Lists the files that a test has stored: all, or those below a folder."""
 
 

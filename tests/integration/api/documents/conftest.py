@@ -6,7 +6,7 @@ import pytest
 
 from switchyard.services.common.settings import Settings
 from tests.integration.api.background_api import http_client, in_background
-from tests.integration.api.document_server import Stored, files_of, serving
+from tests.integration.api.document_server import NewFileLister, files_of, serving
 
 
 def _without_a_broker(directory: Path) -> Settings:
@@ -33,7 +33,7 @@ async def client(_address: str) -> AsyncIterator[httpx.AsyncClient]:
 
 
 @pytest.fixture
-def stored(settings: Settings) -> Stored:
+def list_new_files(settings: Settings) -> NewFileLister:
     """Return a function that lists the files that were stored since the test began."""
     before = set(files_of(settings))
 

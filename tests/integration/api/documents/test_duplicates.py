@@ -16,7 +16,7 @@ from switchyard.services.pipeline.documents.pipeline_runs import run_id
 from switchyard.services.pipeline.documents.upload_intake import UploadMetadata
 from switchyard.services.pipeline.ledger import PipelineLedger
 from switchyard.services.pipeline.samples.articles import sample
-from tests.integration.api.document_server import Stored, in_parts, send, serving
+from tests.integration.api.document_server import NewFileLister, in_parts, send, serving
 from tests.integration.pipeline.documents import STAGES
 from tests.support import made
 from tests.support.eventually import eventually
@@ -24,23 +24,27 @@ from tests.support.ledgers import make_ledger
 from tests.support.pdfs import encrypted, pdf
 
 
-async def test_the_same_content_is_the_same_document(client: httpx.AsyncClient, stored: Stored):
+async def test_the_same_content_is_the_same_document(
+    client: httpx.AsyncClient, list_new_files: NewFileLister
+):
     first = await send(client, sample(4).content)
-    files = stored()
+    files = list_new_files()
     again = await send(client, sample(4).content, name="other.pdf", source="elsewhere")
     assert (first.status_code, again.status_code) == (201, 200)
     assert again.json()["duplicate"]
     assert again.json() | {"duplicate": False} == first.json()
-    assert stored() == files
+    assert list_new_files() == files
 
 
-async def test_the_same_source_is_the_same_document(client: httpx.AsyncClient, stored: Stored):
+async def test_the_same_source_is_the_same_document(
+    client: httpx.AsyncClient, list_new_files: NewFileLister
+):
     first = (await send(client, sample(5).content, source="twice")).json()
-    files = stored()
+    files = list_new_files()
     again = await send(client, sample(6).content, source="twice")
     assert again.status_code == 200
     assert again.json()["document_id"] == first["document_id"]
-    assert stored() == files
+    assert list_new_files() == files
 
 
 @pytest.mark.parametrize("same", ["content", "source"])
@@ -95,7 +99,7 @@ async def test_a_bad_file_from_the_same_source_at_the_same_time_fails_alone(
         assert [page["text"] for page in with_text["pages"]] == [f"Good, {number}."]
 
 
-async def test_files_of_a_contested_source_become_documents_of_their_own(
+async def test_files_that_lost_their_source_become_documents_when_sent_without_it(
     client: httpx.AsyncClient,
 ):
     contents = [sample(number).content for number in range(4)]

@@ -10,7 +10,7 @@ import pytest
 from switchyard.services.common.files.storage import Storage
 from switchyard.services.common.settings import Settings
 from switchyard.services.pipeline.samples.articles import sample
-from tests.integration.api.document_server import Stored, files_of, in_parts, send, serving
+from tests.integration.api.document_server import NewFileLister, files_of, in_parts, send, serving
 from tests.support.pdfs import encrypted, pdf, sized
 
 
@@ -27,13 +27,13 @@ from tests.support.pdfs import encrypted, pdf, sized
     ],
 )
 async def test_a_file_of_another_type_is_refused_by_its_content(
-    client: httpx.AsyncClient, stored: Stored, content: bytes, name: str, reason: str
+    client: httpx.AsyncClient, list_new_files: NewFileLister, content: bytes, name: str, reason: str
 ):
     answer = await send(client, content, name=name)
     assert answer.status_code == 415
     assert answer.headers["content-type"] == "application/problem+json"
     assert reason in answer.json()["detail"]
-    assert not stored()
+    assert not list_new_files()
 
 
 async def test_a_pdf_is_accepted_under_any_name(client: httpx.AsyncClient):
@@ -70,14 +70,14 @@ async def test_a_pdf_that_can_not_be_read_is_refused_with_the_reason(
     ["../../../../etc/passwd", "/etc/cron.d/x", "..\\\\..\\\\boot.ini", "a/../b\tc.pdf", "." * 300],
 )
 async def test_a_file_name_is_never_a_path(
-    client: httpx.AsyncClient, settings: Settings, stored: Stored, name: str
+    client: httpx.AsyncClient, settings: Settings, list_new_files: NewFileLister, name: str
 ):
     answer = await send(client, pdf([f"Its name has {len(name)} letters."]), name=name)
     assert answer.status_code == 201, answer.text
     document = answer.json()
     assert "/" not in document["filename"]
     assert "\\" not in document["filename"]
-    keys = [str(path.relative_to(settings.data_dir / "files")) for path in stored()]
+    keys = [str(path.relative_to(settings.data_dir / "files")) for path in list_new_files()]
     assert all(document["document_id"] in key for key in keys), keys
     paths = settings.data_dir.parent.rglob("*")
     outside = [path for path in paths if not path.is_relative_to(settings.data_dir)]
@@ -132,11 +132,11 @@ async def test_a_file_name_is_never_a_path(
     ],
 )
 async def test_anything_but_a_form_with_one_file_is_refused(
-    client: httpx.AsyncClient, stored: Stored, body: bytes, content_type: str
+    client: httpx.AsyncClient, list_new_files: NewFileLister, body: bytes, content_type: str
 ):
     answer = await client.post("/documents", content=body, headers={"Content-Type": content_type})
     assert answer.status_code == 400, answer.text
-    assert not stored()
+    assert not list_new_files()
 
 
 @pytest.mark.parametrize(
@@ -149,10 +149,12 @@ async def test_anything_but_a_form_with_one_file_is_refused(
         {"tags": '{"Team": "a"}'},
     ],
 )
-async def test_fields_are_checked(client: httpx.AsyncClient, stored: Stored, fields: dict):
+async def test_fields_are_checked(
+    client: httpx.AsyncClient, list_new_files: NewFileLister, fields: dict
+):
     answer = await send(client, pdf(), **fields)
     assert answer.status_code == 422
-    assert not stored()
+    assert not list_new_files()
 
 
 async def test_fields_before_the_file_count_as_those_behind_it(client: httpx.AsyncClient):

@@ -16,13 +16,15 @@ from switchyard.services.common.files.storage_keys import (
 )
 from switchyard.services.common.settings import Settings
 from switchyard.services.pipeline.samples.articles import sample
-from tests.integration.api.document_server import Stored, send
+from tests.integration.api.document_server import NewFileLister, send
 from tests.integration.pipeline.documents import STAGES
 from tests.support.metrics import Scrape
 from tests.support.pdfs import encrypted, pdf, scan, scanned, slips
 
 
-async def test_an_upload_is_answered_with_its_result(client: httpx.AsyncClient, stored: Stored):
+async def test_an_upload_is_answered_with_its_result(
+    client: httpx.AsyncClient, list_new_files: NewFileLister
+):
     answer = await send(client, sample(0).content, source="https://example.org/0", title="Mine")
     assert answer.status_code == 201, answer.text
     document = answer.json()
@@ -36,7 +38,7 @@ async def test_an_upload_is_answered_with_its_result(client: httpx.AsyncClient, 
     assert answer.headers["location"] == f"/documents/{document['document_id']}"
     again = (await client.get(answer.headers["location"])).json()
     assert again == {**document, "result": None}
-    assert not stored("uploads/incoming")
+    assert not list_new_files("uploads/incoming")
 
 
 async def test_the_stages_are_in_the_metrics_although_no_worker_runs_them(
@@ -170,7 +172,9 @@ async def test_an_unknown_document_is_not_found(client: httpx.AsyncClient):
         assert (answer.status_code, answer.json()["type"]) == (404, "/problems/not-found")
 
 
-async def test_extracted_text_is_returned_at_once(client: httpx.AsyncClient, stored: Stored):
+async def test_extracted_text_is_returned_at_once(
+    client: httpx.AsyncClient, list_new_files: NewFileLister
+):
     before = (await client.get("/documents")).json()
     answer = await send(client, pdf(["a page", "and its neighbour"]), path="/extract/text")
     assert answer.status_code == 200, answer.text
@@ -178,8 +182,8 @@ async def test_extracted_text_is_returned_at_once(client: httpx.AsyncClient, sto
     assert [page["text"] for page in result["pages"]] == ["a page", "and its neighbour"]
     assert (await client.get(answer.headers["location"])).json() == result
     assert (await client.get("/documents")).json() == before
-    assert [path.name for path in stored()] == ["result.json"]
-    assert json.loads(stored()[0].read_bytes()) == result
+    assert [path.name for path in list_new_files()] == ["result.json"]
+    assert json.loads(list_new_files()[0].read_bytes()) == result
 
 
 async def test_the_error_says_why_text_can_not_be_extracted(client: httpx.AsyncClient):
