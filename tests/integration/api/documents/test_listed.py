@@ -31,9 +31,10 @@ async def test_a_document_is_listed_and_found_under_the_title_in_its_text(
     assert hits[0]["title"] == "On tides"
 
 
-async def test_a_filter_by_class_applies_to_every_page_of_a_filter_by_state(
+async def test_filters_by_class_and_state_together_list_what_fits_both(
     own_client: httpx.AsyncClient, own_settings: Settings
 ):
+    """The limit is 1, so a newer document of another state would hide the one that fits."""
     async with await Ledger.open(own_settings.ledger_url) as ledger:
         for name, state in (("wanted", "classifying"), ("newer", "linking")):
             await PipelineLedger(ledger).documents.upsert_document(
@@ -122,5 +123,5 @@ async def test_documents_are_listed_and_searched_by_class(own_client: httpx.Asyn
         assert await listed_ids(*names) == expected
         assert await found_ids(*names) == expected
     assert (await own_client.get("/documents", params={"class": "privacy"})).status_code == 422
-    summary = (await own_client.get("/documents")).json()["documents"][0]
-    assert summary["classes"] == public["classes"]
+    entry = (await own_client.get("/documents")).json()["documents"][0]
+    assert entry["classes"] == public["classes"]

@@ -34,7 +34,7 @@ async def agent(url: str, *arguments: str, key: str = "") -> AsyncIterator[Clien
         args=["-m", "switchyard.cli.main", "mcp", *arguments],
         env={"JOBS_API_URL": url, "JOBS_API_KEY": key},
     )
-    # By default it writes to the standard error output of the time when it was imported.
+    # The default `errlog` is the sys.stderr of import time, which pytest has replaced since then.
     async with Client(stdio_client(command, errlog=sys.stderr)) as client:
         yield client
 
