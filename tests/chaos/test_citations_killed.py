@@ -112,4 +112,6 @@ async def test_stages_of_references_whose_workers_are_killed_end_as_without_a_ki
                 COUNT,
             )
             assert stored_at == {file: file.stat().st_mtime for file in (extracted, parsed)}
-            assert len(openalex.answered) == len(set(openalex.answered)) == COUNT
+            assert (
+                len(openalex.answered_questions) == len(set(openalex.answered_questions)) == COUNT
+            )

@@ -36,18 +36,18 @@ class CatalogueServer(Site):
         super().__init__()
         self.works = list(works)
         self.by_doi = {work.any_doi: work for work in self.works if work.any_doi}
-        self.answered: list[str] = []
+        self.answered_questions: list[str] = []
         """DOIs and titles that were asked for, and answered."""
 
     def with_dois(self, dois: Iterable[str]) -> list[KnownWork]:
         """Return the works with these DOIs; each counts as answered."""
         lower_dois = [doi.lower() for doi in dois]
-        self.answered += lower_dois
+        self.answered_questions += lower_dois
         return [self.by_doi[doi] for doi in lower_dois if doi in self.by_doi]
 
     def with_words(self, text: str) -> list[KnownWork]:
         """Return the works whose titles share the most words with a text."""
-        self.answered.append(text)
+        self.answered_questions.append(text)
         words = set(re.findall(r"\w+", text.lower()))
         ranked = [
             (len(words & set(re.findall(r"\w+", work.title.lower()))), work) for work in self.works

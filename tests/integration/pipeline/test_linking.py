@@ -140,7 +140,7 @@ async def test_works_are_found_by_doi_arxiv_id_or_search_in_the_order_of_the_set
         ("not_found", "", "", None),
     ]
     # Both DOIs in one request, with the address that OpenAlex and Crossref ask for.
-    assert sorted(openalex.answered[:2]) == ["10.1000/tides", "10.2000/light"]
+    assert sorted(openalex.answered_questions[:2]) == ["10.1000/tides", "10.2000/light"]
     assert openalex.requests[0].parameters["filter"].count("|") == 1
     for site in (openalex, crossref):
         assert all(each.parameters["mailto"] == "me@example.org" for each in site.requests)
@@ -259,7 +259,7 @@ async def test_two_processes_at_the_same_moment_ask_each_question_once(
             link_references(linking_settings, other_ledger, *reversed(references)),
         )
     assert all(link.status is LinkStatus.LINKED for links in links_of_both for link in links)
-    assert len(openalex.answered) == len(set(openalex.answered)) == 121
+    assert len(openalex.answered_questions) == len(set(openalex.answered_questions)) == 121
 
 
 async def test_a_killed_process_leaves_its_questions_to_others(
@@ -458,7 +458,7 @@ async def test_thousands_of_references_of_a_catalogue_that_is_throttled_half_the
     assert len(links) == 3_000
     assert all(link.status is LinkStatus.LINKED for link in links)
     assert refused >= 100
-    assert len(openalex.answered) == len(set(openalex.answered)) == 3_000
+    assert len(openalex.answered_questions) == len(set(openalex.answered_questions)) == 3_000
 
 
 async def test_references_without_a_document_are_parsed_and_linked(
@@ -510,7 +510,8 @@ async def test_a_catalogue_that_pauses_for_hours_is_left_out_and_asked_later(
         in check.detail
     )
 
-    await ledger.leases.drop_old_leases(-7200, limit=9)  # the pause is over
+    # A pause is a lease: drop those that end within two hours.
+    await ledger.leases.drop_old_leases(-7200, limit=9)
     assert await check_source_pauses(system) == []
     (link,) = await link_references(linking_settings, ledger, make_reference(WIND))
     assert (link.status, link.provider) == (LinkStatus.LINKED, "openalex")
