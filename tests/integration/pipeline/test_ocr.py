@@ -204,7 +204,7 @@ async def test_the_error_for_pictures_without_words_says_so(pipeline: Pipeline, 
     assert (stored.state, stored.current_stage) == ("failed", "ocr_pdf")
 
 
-async def test_a_picture_of_one_line_of_pixels_has_no_words(pipeline: Pipeline, tmp_path: Path):
+async def test_a_picture_much_wider_than_high_has_no_words(pipeline: Pipeline, tmp_path: Path):
     buffer = io.BytesIO()
     striped = Image.new("1", (200_000, 100))
     striped.paste(1, (0, 0, 1_000, 100))
@@ -224,7 +224,7 @@ async def test_a_picture_that_is_cut_off_fails_for_that_reason(pipeline: Pipelin
 async def test_an_error_of_one_page_that_stops_the_job_is_raised_as_it_is(
     pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    async def recognise(pages: Any, number: int) -> dict[str, Any]:
+    async def recognise(reader: Any, number: int) -> dict[str, Any]:
         raise OcrNotInstalled("this worker has no OCR")
 
     monkeypatch.setattr(ocr_worker._PageReader, "_recognise", recognise)
@@ -237,10 +237,10 @@ async def test_a_page_that_can_not_be_read_does_not_hold_up_the_others(
 ):
     original = ocr_worker._PageReader._recognise
 
-    async def recognise(pages: Any, number: int) -> dict[str, Any]:
+    async def recognise(reader: Any, number: int) -> dict[str, Any]:
         if number == 2:
             return {"text": None, "error": "MemoryError: too much"}
-        return await original(pages, number)
+        return await original(reader, number)
 
     monkeypatch.setattr(ocr_worker._PageReader, "_recognise", recognise)
     document_id = await ingest_file(pipeline, tmp_path, "slips.pdf", scan(slips(SLIPS)))
@@ -257,7 +257,7 @@ async def test_only_some_pages_of_a_document_of_costly_pages_are_tried(
 ):
     tried: list[int] = []
 
-    def read_page(original: Any, number: int, *arguments: Any) -> Any:
+    def read_page(data: Any, number: int, *arguments: Any) -> Any:
         tried.append(number)
         raise PageTooCostly(f"page {number} of the PDF takes more than 10 s of processor time")
 
@@ -274,7 +274,9 @@ async def test_only_some_pages_of_a_document_of_costly_pages_are_tried(
 async def test_a_page_that_can_not_be_read_again_keeps_its_text(
     pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    async def recognise(pages: Any, number: int) -> dict[str, Any]:
+    """Pages 2 and 3 can't be read. Page 1 is read in spite of an error, and shows its new text."""
+
+    async def recognise(reader: Any, number: int) -> dict[str, Any]:
         text = "What stands there" if number == 1 else None
         return {"text": text, "error": "TimeoutError: too slow"}
 

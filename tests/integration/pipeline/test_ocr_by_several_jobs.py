@@ -20,7 +20,7 @@ from tests.integration.pipeline.scans import SLIPS, read_page_texts
 from tests.support.pdfs import scan, slips
 
 
-async def extract_slips(pipeline: Pipeline, tmp_path: Path) -> dict[str, str]:
+async def ingest_unread_scan(pipeline: Pipeline, tmp_path: Path) -> dict[str, str]:
     """Ingest a scan whose pages are still to be read. Returns the payload that names it."""
     path = tmp_path / "slips.pdf"
     path.write_bytes(scan(slips(SLIPS)))
@@ -34,7 +34,7 @@ async def test_a_job_leaves_pages_beyond_its_time_budget_to_another(
     pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(ocr_worker, "TIME_BUDGET", -1.0)
-    payload = await extract_slips(pipeline, tmp_path)
+    payload = await ingest_unread_scan(pipeline, tmp_path)
     await pipeline.run_job("await_ocr", payload)
     outcome = await pipeline.run_job("ocr_pdf", payload, lane="vlm_ocr")
     assert isinstance(outcome, Next)
@@ -84,7 +84,7 @@ def test_a_long_document_is_divided_into_at_most_twenty_jobs(
 async def test_pages_that_a_dead_job_left_are_read_when_all_are_merged(
     pipeline: Pipeline, tmp_path: Path
 ):
-    payload = await extract_slips(pipeline, tmp_path)
+    payload = await ingest_unread_scan(pipeline, tmp_path)
     await pipeline.run_job("ocr_pages", payload | {"pages": [1, 3]}, lane="vlm_ocr")
     merged = await pipeline.run_job("ocr_pdf", payload | {"divided": True}, lane="vlm_ocr")
     assert merged.result["pages_read"] == 1  # type: ignore[union-attr]
@@ -92,7 +92,7 @@ async def test_pages_that_a_dead_job_left_are_read_when_all_are_merged(
 
 
 async def test_pages_that_a_document_does_not_have_are_refused(pipeline: Pipeline, tmp_path: Path):
-    payload = await extract_slips(pipeline, tmp_path)
+    payload = await ingest_unread_scan(pipeline, tmp_path)
     for number in (0, 4, 10**12):
         with pytest.raises(PermanentError, match=f"3 pages, and no page {number:,}"):
             await pipeline.run_job("ocr_pages", payload | {"pages": [1, number]}, lane="vlm_ocr")
@@ -104,11 +104,11 @@ async def test_pages_that_were_read_before_a_death_are_kept(
     pages_read, failing_pages = [], {3}
     original = ocr_worker._PageReader._recognise
 
-    async def recognise(pages: Any, number: int) -> dict[str, Any]:
+    async def recognise(reader: Any, number: int) -> dict[str, Any]:
         if number in failing_pages:
             raise ConnectionError("the storage is away")
         pages_read.append(number)
-        return await original(pages, number)
+        return await original(reader, number)
 
     monkeypatch.setattr(ocr_worker._PageReader, "_recognise", recognise)
     sequential_pipeline = replace(
@@ -126,11 +126,11 @@ async def test_pages_that_were_read_before_a_death_are_kept(
 async def test_a_page_under_way_is_kept_although_another_fails(
     pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    payload = await extract_slips(pipeline, tmp_path)
+    payload = await ingest_unread_scan(pipeline, tmp_path)
     under_way, failed, pages_read = asyncio.Event(), asyncio.Event(), list[int]()
     original = ocr_worker._PageReader._recognise
 
-    async def recognise(pages: Any, number: int) -> dict[str, Any]:
+    async def recognise(reader: Any, number: int) -> dict[str, Any]:
         if number == 1 and not failed.is_set():
             await under_way.wait()
             failed.set()
@@ -138,7 +138,7 @@ async def test_a_page_under_way_is_kept_although_another_fails(
         under_way.set()
         await failed.wait()
         pages_read.append(number)
-        return await original(pages, number)
+        return await original(reader, number)
 
     monkeypatch.setattr(ocr_worker._PageReader, "_recognise", recognise)
     monkeypatch.setattr(ocr_worker._PageReader, "_concurrency", lambda _: 2)
