@@ -36,7 +36,7 @@ class Pipeline:
     """Job types with the outcomes of their jobs, in order, of the last `run`."""
 
     run_id: str = ""
-    """The run that the last ingest job began; stages by `run_job` are redriven jobs of it."""
+    """The run that the last ingest job began; stages that `run_job` runs belong to it, too."""
 
     @property
     def storage(self) -> Storage:

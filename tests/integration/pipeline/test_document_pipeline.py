@@ -195,7 +195,7 @@ async def test_a_file_takes_over_the_source_of_a_document_that_failed(
     assert (await get_document(llm_pipeline, failed)).state == "completed"
 
 
-async def test_a_source_that_comes_with_the_second_attempt_is_stored(
+async def test_a_source_that_comes_with_the_second_upload_is_stored(
     llm_pipeline: Pipeline, llm: FakeLlmServer, paper: str
 ):
     llm.next(server.fails(401, "bad key"))

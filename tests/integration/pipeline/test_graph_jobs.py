@@ -59,7 +59,7 @@ async def test_papers_that_cite_each_other_are_found_whichever_comes_first(
     sand = await ingest_paper(pipeline, tmp_path, SAND, TIDES)
     assert await read_citations(ledger, tides) == [(sand,)]
     assert await read_citations(ledger, sand) == [(tides,)]
-    # The other document exists now.
+    # Linked again, as SAND did not exist yet when TIDES was linked.
     await pipeline.run("link_content", {"document_id": tides, "force": True})
     before = await read_graph(ledger)
     for document_id in (sand, tides):
