@@ -64,7 +64,8 @@ def lines_of(text: str) -> list[Line]:
 
 
 def shift_letters(text: str, by: int) -> str:
-    """Return the text that a font without a map gives if its codes are the letters' numbers."""
+    """Return the text as read from a font without a ToUnicode map: each character is shifted by the
+    same number."""
     return "".join(chr(ord(char) + by) if " " <= char < "\x7f" else char for char in text)
 
 
@@ -125,7 +126,7 @@ UNREADABLE = {
     "replacement characters": "\ufffd" * 60 + ENGLISH[:100],
     "private characters": "".join(chr(0xF000 + ord(char)) for char in ENGLISH),
     "unassigned characters": "\u0378\u0379" * 50,
-    "numbers of letters for codes": shift_letters(ENGLISH, -29),
+    "glyph numbers taken for characters": shift_letters(ENGLISH, -29),
     "the next letter": shift_letters(ENGLISH, 1),
     "Cyrillic taken for Latin": RUSSIAN.encode("cp1251").decode("latin-1"),
     "Arabic taken for Latin": ARABIC.encode("cp1256", "ignore").decode("latin-1"),

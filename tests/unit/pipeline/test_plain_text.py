@@ -125,6 +125,7 @@ def test_content_words_leave_out_the_words_that_every_text_has(text: str, expect
 
 def test_a_word_of_two_languages_is_searched_for_in_a_question_of_unknown_language():
     assert language_of("sea levels") is None
+    # "sea" is a stop word in Spanish; its French stem is "se".
     assert full_text_query("sea level") == "sea se level"
     assert [word[0] for word in query_words("the war at sea", 10, None)] == ["war", "sea"]
 
@@ -139,7 +140,7 @@ def test_shortened_text_ends_at_a_word():
     assert len(shorten("x" * 100, 12)) == 12
 
 
-def test_a_text_has_the_same_words_however_many_different_characters_it_is_made_of(
+def test_both_ways_of_folding_characters_give_the_same_words(
     monkeypatch: pytest.MonkeyPatch,
 ):
     characters = map(chr, range(sys.maxunicode))

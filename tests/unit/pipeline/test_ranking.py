@@ -19,7 +19,7 @@ from switchyard.services.pipeline.index.chunk_search import (
 
 TERMS = [("red",), ("green",), ("blue",), ("unbroken",)]
 FORMS = {form for word in TERMS for form in word}
-WEIGHT = 0.6
+VECTOR_WEIGHT = 0.6
 
 
 class SimilarityIndex:
@@ -36,7 +36,7 @@ class SimilarityIndex:
 
 
 async def rank(index: SimilarityIndex, *candidates: ChunkCandidate) -> list[tuple[Key, float]]:
-    return list(await _rank(cast("ChunkIndex", index), candidates, TERMS, WEIGHT))
+    return list(await _rank(cast("ChunkIndex", index), candidates, TERMS, VECTOR_WEIGHT))
 
 
 def test_chunks_are_ordered_by_the_weighted_sum_and_equal_ones_by_their_keys():
@@ -46,7 +46,7 @@ def test_chunks_are_ordered_by_the_weighted_sum_and_equal_ones_by_their_keys():
         ChunkCandidate("near", 0.9),
         ChunkCandidate("worded", -0.2, 6.0),
     ]
-    weighed = list(_weigh(candidates, 0.5, WEIGHT))
+    weighed = list(_weigh(candidates, 0.5, VECTOR_WEIGHT))
     assert [key for key, _ in weighed] == ["near", "a", "b", "worded"]
     assert [score for _, score in weighed] == pytest.approx([0.54, 0.4, 0.4, 0.2])
 
@@ -61,7 +61,9 @@ def test_chunks_are_ordered_by_the_weighted_sum_and_equal_ones_by_their_keys():
         ("nothing that we see", (0.25 / 0.6) ** 4),
     ],
 )
-def test_words_count_by_how_many_of_them_the_best_chunk_has(text: str, trust: float):
+def test_words_are_trusted_more_the_more_of_them_the_best_chunk_by_words_has(
+    text: str, trust: float
+):
     best = ChunkCandidate("best", 0.1, 5.0, text)
     other = ChunkCandidate("other", 0.9, 1.0, "red green blue unbroken")
     assert _trust([other, best], TERMS) == pytest.approx(trust)
@@ -77,7 +79,7 @@ def test_words_of_a_long_question_are_trusted_where_the_best_chunk_has_most_of_t
         ChunkCandidate("near", 0.5),
     ]
     trust = _trust(candidates, terms)
-    scores = dict(_weigh(candidates, trust, WEIGHT))
+    scores = dict(_weigh(candidates, trust, VECTOR_WEIGHT))
     assert trust == 1.0
     assert scores["some"] == pytest.approx(0.6 * 0.3 + 0.4 * 8 / 9)
     assert scores["near"] < scores["some"] < scores["many"]

@@ -1,5 +1,5 @@
-"""Figures of turned and cropped pages are cut out as they are shown, with their captions; those of
-an image are its pages."""
+"""Figures of turned and cropped pages are cut out as they are shown, with their captions; each
+page of an image file is a figure."""
 
 from __future__ import annotations
 
