@@ -17,7 +17,8 @@ from switchyard.services.llm.answer_follower import LlmText
 from switchyard.services.llm.response_stream import CREATED, EVENT_NAME
 
 MAX_LINE = 1024 * 1024
-"""Characters of one event. Only somebody who may publish on the broker can write a longer one."""
+"""Maximum characters of one event. A worker's are shorter; a longer one is forged, and ends the
+live part."""
 
 
 @dataclass(slots=True)

@@ -80,7 +80,9 @@ class AnswerOfModel(ApiModel):
     )
     error: str | None = None
     raw_answers: list[str] | None = Field(
-        default=None, description="Both answers of the model, if neither matches the schema."
+        default=None,
+        description="The two answers, where the model was asked twice and neither matches the "
+        "schema.",
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 MAX_CHOICES = 128
 MAX_DEPTH = 20
-"""Levels of a chunk that are read."""
+"""Maximum levels of a chunk; one with more is refused."""
 _JOINED_FIELDS = frozenset(
     {
         "content",

@@ -73,7 +73,8 @@ class Hedges:
         """Return the answer that begins first: of `first`, or of `second`, which is sent if `first`
         has not begun after `delay` seconds and a second request is saved up. A request that fails
         before it begins leaves the answer to the other; if both do, raises the error of `first`.
-        Raises what the answering request raises, and a defect of `second` in any case."""
+        Raises what the answering request raises, and an error of `second` that is no
+        SwitchyardError in any case."""
         race = _FirstTokenRace(output)
         runs = [asyncio.create_task(first(race.output_of(0)))]
         try:
@@ -99,7 +100,7 @@ class Hedges:
         has_second_won = winner == 1
         self.counts["won" if has_second_won else "failed" if has_second_failed else "lost"] += 1
         if has_second_failed and not isinstance(runs[1].exception(), SwitchyardError):
-            return await runs[1]  # a defect: raise it where it is seen
+            return await runs[1]  # no SwitchyardError, but a defect: raise it where it is seen
         # End the other request now: it would go on until this answer is complete.
         await end_tasks(runs[1 - winner])
         return await runs[winner]

@@ -26,7 +26,7 @@ MAX_REPEATS = 5
 """How often one question is sent again with one more parameter changed."""
 _REFUSAL_STATUSES = frozenset({400, 422})
 _SCHEMA_STATUSES = frozenset({400, 422, 500, 501})
-"""Servers fail over a schema that their grammars do not know."""
+"""Some servers answer 500 to a schema that their grammars do not know."""
 _SCHEMA_WORDS = re.compile(
     r"response_format|output_config|output_format|json_object|schema|grammar", re.IGNORECASE
 )
@@ -187,8 +187,8 @@ class Parameters:
         return error.status_code < 500 or _SCHEMA_WORDS.search(error_text) is not None
 
     def _is_about_schema(self, status: int, error_text: str, chat: Mapping[str, Any]) -> bool:
-        """Return whether an error may be about the form of our schema. A server that fails over a
-        schema answers 500, with any message."""
+        """Return whether an error may be about the form of our schema. A server that can't
+        handle a schema answers 500, with any message."""
         if (
             self.is_schema_fixed
             or self.schema_format == SCHEMA_FORMATS[-1]

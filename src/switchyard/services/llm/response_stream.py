@@ -32,7 +32,7 @@ MAX_EVENTS = 8 * MAX_ENDPOINT_ANSWER
 _TERMINAL = frozenset({"response.completed", "response.incomplete", "response.failed"})
 """Events with the whole response. The job's result has it: they are not passed on."""
 _REPEATED = frozenset({"response.in_progress", "response.queued"})
-"""Events that repeat the response as it was created: the API makes them itself for its clients."""
+"""Events that repeat the response as it was created: our API writes them for its clients."""
 _SHORT_FIELDS = ("id", "object", "created_at", "status", "model")
 """Fields of a created response that are passed on. Others, such as instructions and tools, can be
 long, and come from the client."""

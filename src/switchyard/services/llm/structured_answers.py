@@ -46,8 +46,8 @@ def check_schema(schema: Mapping[str, Any]) -> None:
 
 
 async def parse_answer(text: str, schema: Mapping[str, Any], in_process: InProcess) -> Any:
-    """Parse an answer as `parse_answer_here` does, but with a long check in a process of its own.
-    Raises ValueError, UncheckableAnswer."""
+    """Parse an answer as `parse_answer_here` does, but with a long check in a process of its own:
+    by `in_process`, a job's `JobContext.in_process`. Raises ValueError, UncheckableAnswer."""
     parts = count_schema_parts(schema)
     # None: the schema is recursive or too deep, so that its cost is not known beforehand.
     cost = None if parts is None else parts * len(text)

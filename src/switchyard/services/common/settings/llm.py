@@ -73,7 +73,7 @@ class LlmServer(BaseModel):
         if self.batch and self.api != "openai":
             raise ValueError("batch: only servers with the API openai get batches")
         if self.responses and self.api != "openai":
-            raise ValueError("responses: only servers with the API openai have that one")
+            raise ValueError("responses: only servers with the API openai have the Responses API")
         return self
 
     def serves(self, model: str | None) -> bool:
@@ -101,8 +101,8 @@ class LlmSettings(BaseSettings, defer_build=True):
         default=180,
         gt=0,
         description="Timeout of one call to a language model server, in seconds; a request may "
-        "take several. `jobctl llm status` shows what remains of it for each type of request "
-        "(docs/llm.md#concurrency).",
+        "take several. A call gets less where its job type's time limit is shorter: "
+        "`jobctl llm status` shows it (docs/llm.md#concurrency).",
     )
     llm_providers: tuple[LlmServer, ...] = Field(
         default=(),
