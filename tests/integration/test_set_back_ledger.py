@@ -92,7 +92,7 @@ async def test_jobs_that_their_living_worker_does_not_run_are_published_again(
         {"worker": worker.worker_id},
     )
 
-    assert await worker.release_unheld() == 1
+    assert await worker.release_unheld_claims() == 1
     scheduler = Scheduler(system.settings, system.registry, system.ledger, intervals=INTERVALS)
     try:
         assert (await scheduler.turn()).outbox == 1
@@ -100,7 +100,7 @@ async def test_jobs_that_their_living_worker_does_not_run_are_published_again(
         await scheduler.close()
     await system.wait_for_state("ended", State.SUCCEEDED)
     assert journal.runs("ended") == 2
-    assert await worker.release_unheld() == 0
+    assert await worker.release_unheld_claims() == 0
 
     journal.release("runs")
     await asyncio.wait_for(system.wait_for_state("runs", State.SUCCEEDED), 30)

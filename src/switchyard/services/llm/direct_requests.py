@@ -133,7 +133,7 @@ class DirectRequests:
         InvalidPayload, IdempotencyConflict, LaneFull with `MAX_REQUESTS` under way, LedgerError.
         """
         self._check(request.routing_key)
-        if self._runner.pipelines_under_way >= MAX_REQUESTS:
+        if self._runner.under_way >= MAX_REQUESTS:
             raise LaneFull(request.routing_key, dead_lettered=False)
         await self._register()
         published = await self._runner.publish(request)
@@ -143,7 +143,7 @@ class DirectRequests:
     @property
     def under_way(self) -> int:
         """Requests that run here and have not ended."""
-        return self._runner.pipelines_under_way
+        return self._runner.under_way
 
     @property
     def has_waiting(self) -> bool:
@@ -212,7 +212,7 @@ class DirectRequests:
         await keep_beating(
             self._beat,
             self._takeover_after,
-            is_busy=lambda: self._runner.pipelines_under_way > 0,
+            is_busy=lambda: self._runner.under_way > 0,
             began=self._began,
         )
 
@@ -220,7 +220,7 @@ class DirectRequests:
         try:
             await self._ledger.workers.beat(self._runner.worker_id, memory_bytes=process_memory())
             if self._hands_over:
-                await self._runner.release_unheld()
+                await self._runner.release_unheld_claims()
         except LedgerError as error:
             self._log.warning("ledger unreachable", error=str(error))
 

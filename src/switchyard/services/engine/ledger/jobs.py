@@ -150,7 +150,9 @@ class JobRepository(Repository):
         neither as a crash nor as an attempt, and ends their claims. Returns the number of jobs."""
         return await self._release(worker_id, now, State.QUEUED)
 
-    async def release_unheld(self, worker_id: str, claim_ids: Sequence[str], now: float) -> int:
+    async def release_unheld_claims(
+        self, worker_id: str, claim_ids: Sequence[str], now: float
+    ) -> int:
         """Give back claims of a worker under which no job runs, as `release_all` does; the
         scheduler publishes these jobs, as the broker may have no copy of them."""
         return await self._release(worker_id, now, State.PENDING, claim_ids)

@@ -170,7 +170,7 @@ class InlineRunner(AsyncCloseable):
         await self._resources.close()
 
     @property
-    def pipelines_under_way(self) -> int:
+    def under_way(self) -> int:
         """Pipelines that have not ended."""
         return len(self._pipelines)
 
@@ -192,7 +192,7 @@ class InlineRunner(AsyncCloseable):
         job.handler.cancel()
         return True
 
-    async def release_unheld(self) -> None:
+    async def release_unheld_claims(self) -> None:
         """Release claims of this process in the ledger under which nothing runs here: the ledger's
         answer to a claim was lost, and nobody takes over the jobs of a live process. Raises
         LedgerError."""
@@ -203,7 +203,7 @@ class InlineRunner(AsyncCloseable):
         ]
         if claims:
             now = self._ledger.clock.time()
-            await self._ledger.jobs.release_unheld(self.worker_id, claims, now)
+            await self._ledger.jobs.release_unheld_claims(self.worker_id, claims, now)
 
     async def wait(self, job_id: str, timeout: float) -> None:
         """Wait until the pipeline no longer runs here, for at most `timeout` seconds. Raises
@@ -343,7 +343,10 @@ class InlineRunner(AsyncCloseable):
         """Release the claim of a job, with no attempt used up, and hand it over. Raises
         LedgerError."""
         jobs, now = self._ledger.jobs, self._ledger.clock.time()
-        if await jobs.release_unheld(self.worker_id, [job.claim_id], now) and self._hand_over:
+        if (
+            await jobs.release_unheld_claims(self.worker_id, [job.claim_id], now)
+            and self._hand_over
+        ):
             await self._hand_over(job.message.job_id)
 
     def _log_ledger_away(self) -> None:

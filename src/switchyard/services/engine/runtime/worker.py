@@ -259,7 +259,7 @@ class Worker:
         # Vital: without these two, a worker would look alive without working.
         background.start("beat", self._keep_beating, vital=True)
         background.start("watch ledger", self._watch_ledger, vital=True)
-        background.start("unheld claims", self._keep_releasing_unheld)
+        background.start("unheld claims", self._keep_releasing_unheld_claims)
         self._permits.start(background)
         background.start(
             "control", ControlListener(self._reconnector, self._on_cancel, self._log).run
@@ -410,15 +410,15 @@ class Worker:
             self._log.warning("ledger unreachable", error=str(error))
             self._on_ledger_away()
 
-    async def _keep_releasing_unheld(self) -> None:
+    async def _keep_releasing_unheld_claims(self) -> None:
         while True:
             await asyncio.sleep(UNHELD_CHECK_INTERVAL)
             try:
-                await self.release_unheld()
+                await self.release_unheld_claims()
             except LedgerError as error:
                 self._log.warning("unheld claims not checked", error=str(error))
 
-    async def release_unheld(self) -> int:
+    async def release_unheld_claims(self) -> int:
         """Release claims of this worker in the ledger under which nothing runs here. Such claims
         exist after the ledger was restored from an older copy, and no other worker takes over the
         jobs of a live one. Returns the number of jobs. Raises LedgerError."""
@@ -430,7 +430,7 @@ class Worker:
         if not claims:
             return 0
         # A claim that has ended since it was read is left alone.
-        released = await self._ledger.jobs.release_unheld(
+        released = await self._ledger.jobs.release_unheld_claims(
             self.worker_id, [claim_id for _, claim_id in claims], self._ledger.clock.time()
         )
         if released:
