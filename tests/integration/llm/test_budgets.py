@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 import pytest
 
-from switchyard.cli.llm.app import SpendBy
+from switchyard.cli.llm.app import SpendGrouping
 from switchyard.services.engine.access.api_keys import Scope, create_key
 from switchyard.services.engine.backfill.spec import parse_spec
 from switchyard.services.engine.monitoring.check import Finding
@@ -34,7 +34,7 @@ SEA = llm_server.answers('{"label": "sea"}')
 
 
 def test_the_command_line_offers_every_grouping() -> None:
-    assert {each.value for each in SpendBy} == set(get_args(SpentBy))
+    assert {each.value for each in SpendGrouping} == set(get_args(SpentBy))
 
 
 @pytest.fixture

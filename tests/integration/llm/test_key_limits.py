@@ -220,7 +220,7 @@ async def test_calls_reserve_their_cost_in_both_budgets_of_their_key(
     assert refused.seconds is not None
     assert 0 < refused.seconds <= 86_400
     await spending.settle_llm_call(call("a", 0.5, CallState.PAID))
-    (day, _), (month, until_next) = await spending.key_budgets(created.id, limits)
+    (day, _), (month, until_next) = await spending.api_key_budgets(created.id, limits)
     assert (day.spent, day.reserved, day.left) == (0.5, 0.0, 1.5)
     assert (month.spent, month.left) == (0.5, 2.5)
     assert 0 < until_next <= 31 * 86_400

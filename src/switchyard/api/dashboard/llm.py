@@ -97,7 +97,7 @@ async def show_llm(state: Shared, readings: ReadingsOf) -> DashboardPage:
         **await read_costs(repositories.spending, today),
         "budgets": [
             *await repositories.spending.llm_budgets(per_day=settings.llm_budget_per_day),
-            *await repositories.spending.short_key_budgets(),
+            *await repositories.spending.short_api_key_budgets(),
         ],
         "batches": await repositories.batches.llm_batches(),
         "batched": sorted(counts.items()),

@@ -16,7 +16,7 @@ from fastapi import Depends, Request
 
 from switchyard.api.http.problems import Problem
 from switchyard.api.llm.llm_endpoints import priority_or_default
-from switchyard.api.middleware.openai_error_rewriter import LIMIT_HEADERS
+from switchyard.api.middleware.openai_error_rewriter import LIMIT_HEADERS_KEY
 from switchyard.api.state import ApiState, Shared
 from switchyard.services.engine.access.api_keys import Principal
 from switchyard.services.engine.records.errors import LedgerError
@@ -88,7 +88,7 @@ async def admit(
     allowance = await state.ledger.api_keys.take_allowance(
         principal.id, limits, admission.taken_tokens
     )
-    setattr(request.state, LIMIT_HEADERS, limit_headers(limits, allowance))
+    setattr(request.state, LIMIT_HEADERS_KEY, limit_headers(limits, allowance))
     if allowance.short_of is not None:
         admission.taken_tokens = 0
         per_minute = getattr(limits, f"{allowance.short_of}_per_minute")
@@ -145,7 +145,7 @@ async def _check_budgets(state: ApiState, key_id: str, limits: KeyLimits) -> Non
     call is checked against the budgets once more, exactly, before it is made."""
     if limits.budget_per_day is None and limits.budget_per_month is None:
         return
-    for budget, seconds_to_reset in await LlmLedger(state.ledger).spending.key_budgets(
+    for budget, seconds_to_reset in await LlmLedger(state.ledger).spending.api_key_budgets(
         key_id, limits
     ):
         if budget.left <= 0:

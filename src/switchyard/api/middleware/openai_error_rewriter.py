@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from switchyard.api.http.openai_errors import error_of
 from switchyard.api.http.problems import MEDIA_TYPE, OPENAI_PREFIX
 
-LIMIT_HEADERS = "openai_limits"
+LIMIT_HEADERS_KEY = "openai_limits"
 """Key in the state of a request: the headers of its answer with the limits of its API key."""
 MAX_PROBLEM = 1_000_000
 """Bytes of a problem that is rewritten."""
@@ -55,7 +55,7 @@ class _ErrorRewriter:
                 if name in headers:
                     unit = "s" if name == "RateLimit-Reset" else ""
                     headers[openai_name] = headers[name] + unit
-            for name, value in self._state.get(LIMIT_HEADERS, {}).items():
+            for name, value in self._state.get(LIMIT_HEADERS_KEY, {}).items():
                 headers[name] = value  # the key's own limits, which are tighter than the API's
             if headers.get("content-type", "").startswith(MEDIA_TYPE):
                 self._head = message

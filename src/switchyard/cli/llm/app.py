@@ -47,7 +47,7 @@ app = typer.Typer(
 )
 
 
-class SpendBy(StrEnum):
+class SpendGrouping(StrEnum):
     """The choices of --by; a test compares them with `SPENT_BY`."""
 
     DAY = "day"
@@ -241,7 +241,9 @@ app.command()(check)
 
 @app.command()
 def spend(
-    by: Annotated[SpendBy, typer.Option(help="How the calls are grouped.")] = SpendBy.DAY,
+    by: Annotated[
+        SpendGrouping, typer.Option(help="How the calls are grouped.")
+    ] = SpendGrouping.DAY,
     since: Annotated[
         datetime | None,
         typer.Option(

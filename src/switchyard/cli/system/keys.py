@@ -245,7 +245,7 @@ async def _show(
         record = await ledger.api_keys.get_api_key(key_id)
         if record is None or record.limits is None:
             return record, []
-        budgets = await LlmLedger(ledger).spending.key_budgets(record.id, record.limits)
+        budgets = await LlmLedger(ledger).spending.api_key_budgets(record.id, record.limits)
         return record, [
             {"name": each.name, "limit": each.limit, "spent": each.spent, "left": each.left}
             for each, _ in budgets

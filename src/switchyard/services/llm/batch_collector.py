@@ -83,25 +83,25 @@ class BatchCollector:
         servers = batch_servers(settings)
         return None if ledger is None or not servers else cls(ledger, servers[0], account)
 
-    async def collect(self, question: Mapping[str, Any], requester: Requester) -> None:
+    async def collect(self, answer_key_fields: Mapping[str, Any], requester: Requester) -> None:
         """Collect a question for a batch, and raise WaitingForBatch until the batch has ended.
-        Returns if the answer is stored, or the question must be asked live. Raises NoBudget,
-        LedgerError."""
+        Returns if the answer is stored, or the question must be asked live. The fields are those of
+        `ModelClient.answer_key_fields`. Raises NoBudget, LedgerError."""
         if requester.job_id is None:
             return
-        key = content_hash(question)
+        key = content_hash(answer_key_fields)
         state = await self._batches.record_llm_wait(key, requester.job_id)
         if state in (ItemState.ANSWERED, ItemState.LIVE):
             return
         if state is None:
-            chat = question["asked"]  # as `ModelClient.answer_key_fields` has it
+            chat = answer_key_fields["asked"]
             call = self._account.estimate(self._server, chat, requester, batch=True)
             # The id is made of the question, so that a second try after a crash reserves nothing
             # more.
             today = self._ledger.clock.now().date()
             call = replace(call, id=f"batch-{today}-{key}-{requester.job_id}")
             await self._account.reserve(call, ttl=2 * BATCH_TIMEOUT)
-            item = BatchItem(key, ItemState.COLLECTED, self._server.name, question, call)
+            item = BatchItem(key, ItemState.COLLECTED, self._server.name, answer_key_fields, call)
             body = json.dumps(batch_line_of(item, self._server), ensure_ascii=False)
             await self._batches.collect_llm_question(
                 item, requester.job_id, size=len(body.encode())
@@ -110,12 +110,12 @@ class BatchCollector:
             f"the question waits for a batch of {self._server.name}: the answer comes within a day"
         )
 
-    async def finish_wait(self, question: Mapping[str, Any], requester: Requester) -> bool:
+    async def finish_wait(self, answer_key_fields: Mapping[str, Any], requester: Requester) -> bool:
         """End this job's wait. Returns whether a batch answered the question, and this job was the
         first to ask it."""
         if requester.job_id is None:
             return False
-        return await self._batches.end_llm_wait(content_hash(question), requester.job_id)
+        return await self._batches.end_llm_wait(content_hash(answer_key_fields), requester.job_id)
 
 
 def batch_line_of(item: BatchItem, server: LlmServer) -> dict[str, Any]:
@@ -132,5 +132,5 @@ def batch_line_of(item: BatchItem, server: LlmServer) -> dict[str, Any]:
 
 
 def free_call_of(item: BatchItem) -> LlmCall:
-    """Return the question's call as one that cost nothing; to settle it ends its reservation."""
+    """Return the question's call as one that cost nothing; settling it ends the reservation."""
     return replace(item.call, state=CallState.FREE)

@@ -28,7 +28,7 @@ from switchyard.services.engine.monitoring.doctor import DoctorStep
 from switchyard.services.engine.monitoring.metric_names import Metric, Samples
 from switchyard.services.engine.monitoring.pressure_thresholds import LLM_WORKER
 from switchyard.services.engine.scheduler.duties import (
-    HISTORY_PAUSE,
+    HISTORY_INTERVAL,
     DutyContext,
     PeriodicDuty,
 )
@@ -108,7 +108,7 @@ async def check_budgets(system: DoctorContext) -> list[Diagnostic]:
     open_budgets = await spending.llm_budgets(per_day=settings.llm_budget_per_day)
     short_budgets = [
         each for each in open_budgets if each.is_short
-    ] + await spending.short_key_budgets()
+    ] + await spending.short_api_key_budgets()
     if not short_budgets:
         return []
     texts = [
@@ -207,12 +207,12 @@ def periodic_duties(context: DutyContext) -> Iterator[PeriodicDuty]:
     yield PeriodicDuty("old answers", partial(_drop_answers, context), context.intervals.answers)
     unrecorded = partial(_drop_unrecorded_answers, context)
     yield PeriodicDuty("answers without a record", unrecorded, DAY)
-    batches = OpenAiBatchService(context.settings, context.ledger, context.registry)
-    yield PeriodicDuty("client batches", batches.turn, context.intervals.client_batches)
+    client_batches = OpenAiBatchService(context.settings, context.ledger, context.registry)
+    yield PeriodicDuty("client batches", client_batches.turn, context.intervals.client_batches)
     yield PeriodicDuty(
-        "old files of clients", partial(_drop_files, batches), context.intervals.answers
+        "old files of clients", partial(_drop_files, client_batches), context.intervals.answers
     )
-    yield PeriodicDuty("model servers' history", partial(_record_minute, context), HISTORY_PAUSE)
+    yield PeriodicDuty("model servers' history", partial(_record_minute, context), HISTORY_INTERVAL)
 
 
 async def _record_minute(context: DutyContext) -> None:
@@ -238,9 +238,9 @@ async def record_minute(settings: Settings, ledger: Ledger) -> None:
     await repositories.history.add_minute(minutes, now)
 
 
-async def _drop_files(batches: OpenAiBatchService) -> None:
+async def _drop_files(client_batches: OpenAiBatchService) -> None:
     """Delete files of the OpenAI-compatible API that are too old."""
-    if count := await batches.delete_old():
+    if count := await client_batches.delete_old():
         structlog.get_logger("scheduler").info("client files deleted", files=count)
 
 

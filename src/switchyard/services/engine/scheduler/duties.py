@@ -49,7 +49,7 @@ from switchyard.services.engine.wings import load_contributions
 GENERATION_INTERVAL = 10.0
 """Seconds between two generations of ledger and broker (`SystemMark.generation`), by which a
 restored copy of the ledger is recognised."""
-HISTORY_PAUSE = 1.0
+HISTORY_INTERVAL = 1.0
 """Seconds after a minute was recorded, before the recorder waits for the end of the next."""
 
 
@@ -178,7 +178,7 @@ def engine_duties(context: DutyContext) -> Iterator[PeriodicDuty]:
     )
     yield PeriodicDuty("idle limits", partial(_forget_limits, context), intervals.limits)
     recorder = LaneHistoryRecorder(settings, registry, ledger)
-    yield PeriodicDuty("lane history", recorder.record, HISTORY_PAUSE)
+    yield PeriodicDuty("lane history", recorder.record, HISTORY_INTERVAL)
     archiver = JobArchiver(settings, ledger, registry) if settings.archive_jobs else None
     pruner = Pruner(ledger, RetentionAges.of(settings), removed=context.pruned, archiver=archiver)
     yield PeriodicDuty("retention", pruner.run, intervals.prune)

@@ -82,8 +82,9 @@ class LlmSpendRepository(Repository):
         ttl: float | None = None,
     ) -> NoBudgetLeft | bool:
         """Reserve what a call costs at most (`call.cost`) in each of its budgets: that of the day,
-        of its backfill and of its API key. Returns False, and records nothing, if the call has no
-        budget. `ttl` is the seconds for which the call may be under way, if longer than a job."""
+        of its backfill and of its API key. Returns NoBudgetLeft if one has too little left; False,
+        and records nothing, if no budget applies to the call. `ttl` is the seconds for which the
+        call may be under way, if longer than a job."""
         return reserve_call(connection, call, db_now(connection), per_day=per_day, ttl=ttl)
 
     @write
@@ -135,7 +136,7 @@ class LlmSpendRepository(Repository):
         return [_budget_state(rows.get(key), limit, key) for key, limit in limits.items()]
 
     @read
-    def key_budgets(
+    def api_key_budgets(
         self, connection: Connection, key_id: str, limits: KeyLimits
     ) -> list[tuple[BudgetState, float]]:
         """Return the budgets of an API key as they are now, each with the seconds until it begins
@@ -150,7 +151,7 @@ class LlmSpendRepository(Repository):
         ]
 
     @read
-    def short_key_budgets(self, connection: Connection) -> list[BudgetState]:
+    def short_api_key_budgets(self, connection: Connection) -> list[BudgetState]:
         """Return the budgets of API keys that had too little left for the last call that needed
         them, or that have nothing left."""
         day = _day_at(db_now(connection))

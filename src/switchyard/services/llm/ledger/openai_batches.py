@@ -38,7 +38,7 @@ from switchyard.services.llm.records.openai_batches import (
     OpenAiFile,
 )
 
-MAX_OPEN_BATCHES = 200
+BATCHES_PER_TURN = 200
 """Batches that one turn of the scheduler advances, the oldest first."""
 _OPEN = sorted(OPEN_STATES)
 _BATCH_COLUMNS = ("id", "owner", "state", "created_at")
@@ -147,12 +147,12 @@ class OpenAiBatchRepository(Repository):
 
     @read
     def open_batches(self, connection: Connection) -> list[OpenAiBatch]:
-        """List the batches that have not ended, oldest first."""
+        """List the batches that have not ended, oldest first, up to BATCHES_PER_TURN."""
         query = (
             select(openai_batches)
             .where(batches.state.in_(_OPEN))
             .order_by(batches.created_at, batches.id)
-            .limit(MAX_OPEN_BATCHES)
+            .limit(BATCHES_PER_TURN)
         )
         return [_batch_of(row) for row in connection.execute(query)]
 
