@@ -201,7 +201,7 @@ class ConcurrencyPolicy(Protocol):
         """Whether it lowers the limit when answers are cut or empty."""
         ...
 
-    def is_over(self, state: PolicyState, seconds: float) -> bool:
+    def is_window_complete(self, state: PolicyState, seconds: float) -> bool:
         """Return whether the window, which is `seconds` long, has enough calls to choose the next
         limit."""
         ...
@@ -221,7 +221,7 @@ def observe(
     # measured.
     window = state.window.plus(sample, is_new=now - sample.seconds >= state.began)
     state = replace(state, window=window)
-    if not window.ended_calls or not policy.is_over(state, now - state.began):
+    if not window.ended_calls or not policy.is_window_complete(state, now - state.began):
         return state
     limit, memory = policy.next(state)
     return PolicyState(bounds.clamp(limit), now, memory=memory)
@@ -234,7 +234,7 @@ class FixedPolicy:
     window_seconds: float = 60.0
     counts_broken_answers: bool = False
 
-    def is_over(self, state: PolicyState, seconds: float) -> bool:
+    def is_window_complete(self, state: PolicyState, seconds: float) -> bool:
         return seconds >= self.window_seconds
 
     def next(self, state: PolicyState) -> tuple[float, Mapping[str, float]]:
@@ -249,7 +249,7 @@ class StepPolicy:
     window_seconds: float = 10.0
     counts_broken_answers: bool = False
 
-    def is_over(self, state: PolicyState, seconds: float) -> bool:
+    def is_window_complete(self, state: PolicyState, seconds: float) -> bool:
         return seconds >= self.window_seconds
 
     def next(self, state: PolicyState) -> tuple[float, Mapping[str, float]]:
@@ -290,7 +290,7 @@ class AdaptivePolicy:
     """Longest rest without raises, in windows."""
     counts_broken_answers: bool = True
 
-    def is_over(self, state: PolicyState, seconds: float) -> bool:
+    def is_window_complete(self, state: PolicyState, seconds: float) -> bool:
         window, limit = state.window, int(state.limit)
         if "alone" not in state.memory:
             return True  # the first call that ends says whether it was alone

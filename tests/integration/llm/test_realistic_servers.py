@@ -40,7 +40,7 @@ QUICK_MACHINE = Machine(tokens=20, scale=20)
 
 
 @pytest.fixture(autouse=True)
-def _quick_tries(monkeypatch: pytest.MonkeyPatch) -> None:
+def _quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("switchyard.services.llm.server_client.FIRST_RETRY_DELAY", 0.01)
 
 
@@ -71,7 +71,7 @@ class ClimbingPolicy:
     counts_broken_answers: bool = False
     states: list[PolicyState] = field(default_factory=list)
 
-    def is_over(self, state: PolicyState, seconds: float) -> bool:
+    def is_window_complete(self, state: PolicyState, seconds: float) -> bool:
         return state.window.answered >= self.min_calls
 
     def next(self, state: PolicyState) -> tuple[float, Mapping[str, float]]:
@@ -120,8 +120,9 @@ async def test_two_processes_together_never_exceed_the_limit(
 async def test_a_policy_measures_the_server_and_its_limit_holds(
     plain_ledger: Ledger,
 ) -> None:
-    """Simulated time shows that the default policy finds the limit of a server: there, no other
-    load is taken for the server's (tests/unit/test_concurrency_policy_simulated.py)."""
+    """A test with simulated time shows that the default policy finds the limit of a server
+    (tests/unit/test_concurrency_policy_simulated.py). With real time, the load of the rest of the
+    machine would be taken for the server's."""
     machine = Machine(knee=4, tokens=20, scale=4)
     policy = ClimbingPolicy()
     with serving(machine) as (url, app):
@@ -143,13 +144,13 @@ async def test_a_policy_measures_the_server_and_its_limit_holds(
         assert min(window.timed, window.first_token, window.per_token, window.rate) > 0
 
 
-@pytest.mark.parametrize(("bears", "marks_cuts"), [(1, False), (2, False), (1, True)])
+@pytest.mark.parametrize(("max_uncut", "marks_cuts"), [(1, False), (2, False), (1, True)])
 async def test_a_small_server_that_cuts_answers_costs_no_attempt(
-    plain_ledger: Ledger, bears: int, marks_cuts: bool
+    plain_ledger: Ledger, max_uncut: int, marks_cuts: bool
 ) -> None:
     """Some servers take one request at a time, and drop it for the next. With an earlier policy, 16
     of 20 questions were dead after 57 calls."""
-    machine = Machine(tokens=40, scale=10, bears=bears, marks_cuts=marks_cuts)
+    machine = Machine(tokens=40, scale=10, bears=max_uncut, marks_cuts=marks_cuts)
     with serving(machine) as (url, app):
         attempts = list[RetryableError]()
 
@@ -167,7 +168,7 @@ async def test_a_small_server_that_cuts_answers_costs_no_attempt(
             await asyncio.gather(*(ask_until_answered(client, str(n)) for n in range(20)))
         assert attempts == []
         assert app.counts.answered == 20
-        # With an earlier policy, 112 with 3 attempts each, or more with as many as here.
+        # An earlier policy cut 112 answers, though questions had only 3 attempts.
         assert app.counts.cut <= 40
         (report,) = await LlmLedger(plain_ledger).slots.llm_servers()
         assert not report.state.is_on_trial
