@@ -39,11 +39,11 @@ async def collect(
         for n in range(first, first + count):
             await ledger.jobs.record(new_job(message(f"job-{n}", **metadata)))
             with pytest.raises(WaitingForBatch):
-                await answer(client, n)
+                await ask_numbered(client, n)
 
 
-async def answer(client: ModelClient, n: int) -> bool:
-    """Ask a question. Return whether its answer was stored already."""
+async def ask_numbered(client: ModelClient, n: int) -> bool:
+    """Ask the question of this number. Return whether its answer was stored already."""
     requester = Requester(f"job-{n}")
     _, reused = await client.answer(
         chat(f"Question {n}?"), urgency=Urgency(), timeout=20, requester=requester, batch=True

@@ -45,7 +45,7 @@ def llm() -> Iterator[FakeLlmServer]:
 
 
 @pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_delays(monkeypatch: pytest.MonkeyPatch) -> None:
     """Check batches in each turn, and repeat failed requests at once."""
     monkeypatch.setattr(batch_runner, "BATCH_POLL_INTERVAL", 0.0)
     monkeypatch.setattr("switchyard.services.llm.server_client.FIRST_RETRY_DELAY", 0.01)
@@ -53,7 +53,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 async def system(
-    broker310: TestBroker, sqlite_url: str, tmp_path: Path, llm: FakeLlmServer, quick: None
+    broker310: TestBroker, sqlite_url: str, tmp_path: Path, llm: FakeLlmServer, no_delays: None
 ) -> AsyncIterator[System]:
     """Yield a system whose only provider is the test's server."""
     modules = ("switchyard.services.llm.job_types",)
@@ -65,7 +65,7 @@ async def system(
 
 
 @pytest.fixture
-def settings(tmp_path: Path, llm: FakeLlmServer, quick: None) -> Settings:
+def settings(tmp_path: Path, llm: FakeLlmServer, no_delays: None) -> Settings:
     """Return settings without a broker, which send questions to the fake server in batches."""
     nowhere = {"amqp_url": "amqp://127.0.0.1:1", "data_dir": tmp_path}
     return Settings.model_validate(with_batches(llm.url, tmp_path) | nowhere)

@@ -182,7 +182,7 @@ BEGINNING = events_of(text_block(ANSWER))[:5]
 )
 async def test_errors_are_translated_for_the_job(
     claude: AnthropicServer,
-    quick: None,
+    no_delays: None,
     behaviours: list[Behaviour],
     error: type[Exception],
     words: str,

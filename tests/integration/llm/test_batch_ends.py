@@ -19,7 +19,7 @@ from switchyard.services.llm.batch_runner import BatchRunner
 from switchyard.services.llm.ledger import LlmLedger
 from switchyard.services.llm.model_client import ModelClient
 from switchyard.services.llm.records.llm_batches import ItemState
-from tests.support.batching import answer, collect, new_batch_runner
+from tests.support.batching import ask_numbered, collect, new_batch_runner
 from tests.support.llm_server import FakeLlmServer
 from tests.support.made import new_job
 from tests.support.site import Exchange
@@ -29,6 +29,8 @@ QUESTIONS = 3
 
 @pytest.fixture(autouse=True)
 def _no_fence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let another process send a batch at once, without waiting for the end of the last sender's
+    fence."""
     monkeypatch.setattr(batch_runner, "FENCE_TTL", 0.0)
     monkeypatch.setattr(batch_runner, "SENDING_TIMEOUT", 60.0)
 
@@ -36,7 +38,7 @@ def _no_fence(monkeypatch: pytest.MonkeyPatch) -> None:
 async def ask_all(ledger: Ledger, settings: Settings) -> list[bool]:
     """Ask each question; return which answers came from a batch."""
     async with ModelClient.open(settings, ledger) as client:
-        return [await answer(client, n) for n in range(QUESTIONS)]
+        return [await ask_numbered(client, n) for n in range(QUESTIONS)]
 
 
 async def count_states(ledger: Ledger) -> dict[str, int]:
@@ -69,7 +71,9 @@ async def test_an_unsent_batch_is_given_up_when_batches_are_switched_off(
     await collect(plain_ledger, settings, QUESTIONS)
     llm.batches.fail_next = [lambda exchange: exchange.send_json(503, {})] * 3
     await new_batch_runner(plain_ledger, settings).turn()
-    assert await count_states(plain_ledger) == {ItemState.SENT: QUESTIONS}
+    assert await count_states(plain_ledger) == {ItemState.SENT: QUESTIONS}, (
+        "in a batch, which could not be sent"
+    )
     llm.batches.fail_next = []
     await new_batch_runner(plain_ledger, settings.model_copy(update={"llm_batch": False})).turn()
     assert await count_states(plain_ledger) == {ItemState.LIVE: QUESTIONS}
@@ -83,7 +87,9 @@ async def test_a_batch_for_an_unreachable_server_is_retried_until_its_window_end
     llm.batches.fail_next = [Exchange.reset] * 100
     monkeypatch.setattr(batch_runner, "MAX_SENDING_AGE", 0.0)
     await new_batch_runner(plain_ledger, settings).turn()
-    assert await count_states(plain_ledger) == {ItemState.SENT: QUESTIONS}
+    assert await count_states(plain_ledger) == {ItemState.SENT: QUESTIONS}, (
+        "in a batch, which could not be sent"
+    )
     monkeypatch.setattr(batch_runner, "BATCH_TIMEOUT", 0.0)
     await new_batch_runner(plain_ledger, settings).turn()
     assert await count_states(plain_ledger) == {ItemState.LIVE: QUESTIONS}
@@ -115,7 +121,7 @@ class Killer:
         self._unharmed_answer = llm.batches.answer
         llm.batches.answer = self._answer  # type: ignore[method-assign]
 
-    async def is_killed_in_turn(self, batch_runner: BatchRunner) -> bool:
+    async def take_turn(self, batch_runner: BatchRunner) -> bool:
         """Take a turn; return whether the client was killed in it."""
         self._task = asyncio.create_task(batch_runner.turn())
         try:
@@ -192,14 +198,14 @@ async def _run_batch(ledger: Ledger, settings: Settings, llm: FakeLlmServer, ste
     async with ModelClient.open(settings, ledger) as client:
         for n in range(QUESTIONS):
             with pytest.raises(WaitingForBatch):
-                await answer(client, n)
+                await ask_numbered(client, n)
     killer = Killer(llm, step)
-    killed = await killer.is_killed_in_turn(new_batch_runner(ledger, settings))
+    killed = await killer.take_turn(new_batch_runner(ledger, settings))
     await new_batch_runner(ledger, settings).turn()
     (remote,) = llm.batches.batches.values()
     if remote.status != "completed":
         llm.batches.finish(remote)
-    killed = await killer.is_killed_in_turn(new_batch_runner(ledger, settings)) or killed
+    killed = await killer.take_turn(new_batch_runner(ledger, settings)) or killed
     killer.end()
     for _ in range(2):
         await new_batch_runner(ledger, settings).turn()

@@ -14,7 +14,7 @@ from switchyard.services.llm.ledger import LlmLedger
 from switchyard.services.llm.ledger.llm_batches import LlmBatchRepository
 from switchyard.services.llm.model_client import ModelClient
 from tests.support.batching import (
-    answer,
+    ask_numbered,
     collect,
     end_fence,
     new_batch_runner,
@@ -145,7 +145,7 @@ async def test_a_sender_that_was_frozen_does_not_change_what_another_has_sent(
         llm.batches.finish(first)
         await new_batch_runner(ledger, settings).turn()
     async with ModelClient.open(settings, ledger) as client:
-        assert [await answer(client, n) for n in range(2)] == [True] * 2
+        assert [await ask_numbered(client, n) for n in range(2)] == [True] * 2
     (row,) = await LlmLedger(ledger).spending.llm_spend("model")
     assert (row.calls, row.cost, row.reserved) == (2, 18, 0)
     assert llm.requests == []
@@ -173,7 +173,7 @@ async def test_a_sender_that_is_killed_while_it_concludes_pays_and_answers_once(
     await new_batch_runner(ledger, settings).turn()
     assert await LlmLedger(ledger).batches.llm_batches() == []
     async with ModelClient.open(settings, ledger) as client:
-        assert [await answer(client, n) for n in range(3)] == [True] * 3
+        assert [await ask_numbered(client, n) for n in range(3)] == [True] * 3
     (row,) = await LlmLedger(ledger).spending.llm_spend("model")
     assert (row.calls, row.saved_calls, row.cost, row.reserved) == (3, 0, 27, 0)
     assert llm.requests == []

@@ -15,7 +15,7 @@ from switchyard.services.llm import batch_api, batch_runner
 from switchyard.services.llm.ledger import LlmLedger
 from switchyard.services.llm.model_client import ModelClient
 from tests.support.batching import (
-    answer,
+    ask_numbered,
     collect,
     new_batch_runner,
     only_batch,
@@ -35,7 +35,7 @@ async def test_a_batch_that_ends_without_answers_frees_all_its_questions(
     only_batch(llm).status = status
     await batch_runner.turn()
     async with ModelClient.open(settings, plain_ledger) as client:
-        assert [await answer(client, n) for n in range(2)] == [False] * 2
+        assert [await ask_numbered(client, n) for n in range(2)] == [False] * 2
     (row,) = await LlmLedger(plain_ledger).spending.llm_spend("model")
     assert (row.calls, row.cost, row.reserved) == (2, 36, 0)
 
@@ -48,7 +48,7 @@ async def test_a_batch_that_is_refused_or_never_ends_is_given_up_in_time(
     await new_batch_runner(plain_ledger, settings).turn()
     assert await LlmLedger(plain_ledger).batches.llm_batches() == []
     async with ModelClient.open(settings, plain_ledger) as client:
-        assert await answer(client, 0) is False
+        assert await ask_numbered(client, 0) is False
     await collect(plain_ledger, settings, 1, 77)
     await new_batch_runner(plain_ledger, settings).turn()
     monkeypatch.setattr(batch_runner, "BATCH_TIMEOUT", -1.0)
@@ -61,7 +61,7 @@ async def test_a_batch_that_is_refused_or_never_ends_is_given_up_in_time(
     await new_batch_runner(plain_ledger, settings).turn()
     assert await LlmLedger(plain_ledger).batches.llm_batches() == []
     async with ModelClient.open(settings, plain_ledger) as client:
-        assert await answer(client, 77) is False
+        assert await ask_numbered(client, 77) is False
 
 
 async def test_a_batch_whose_answers_can_not_be_stored_delays_no_other(
@@ -90,7 +90,7 @@ async def test_a_batch_whose_answers_can_not_be_stored_delays_no_other(
     await batch_runner.turn()
     assert await LlmLedger(plain_ledger).batches.llm_batches() == []
     async with ModelClient.open(settings, plain_ledger) as client:
-        assert [await answer(client, n) for n in range(2)] == [True] * 2
+        assert [await ask_numbered(client, n) for n in range(2)] == [True] * 2
 
 
 async def test_an_answer_with_lone_surrogates_does_not_block_its_batch(
@@ -110,7 +110,7 @@ async def test_an_answer_with_lone_surrogates_does_not_block_its_batch(
     await batch_runner.turn()
     assert await LlmLedger(plain_ledger).batches.llm_batches() == []
     async with ModelClient.open(settings, plain_ledger) as client:
-        assert [await answer(client, n) for n in range(2)] == [True] * 2
+        assert [await ask_numbered(client, n) for n in range(2)] == [True] * 2
 
 
 async def test_questions_for_a_server_without_a_batch_api_are_asked_live(
@@ -120,7 +120,7 @@ async def test_questions_for_a_server_without_a_batch_api_are_asked_live(
     llm.batches.fail_next = [refusal(404)]
     await new_batch_runner(plain_ledger, settings).turn()
     async with ModelClient.open(settings, plain_ledger) as client:
-        assert await answer(client, 0) is False
+        assert await ask_numbered(client, 0) is False
 
 
 async def test_a_servers_id_that_is_a_path_is_refused(
@@ -162,8 +162,8 @@ async def test_an_overlong_file_of_answers_is_not_read_to_its_end(
     await new_batch_runner(plain_ledger, settings).turn()
     assert len(parsed_lines) == 3  # of four lines for two questions, one is too long
     async with ModelClient.open(settings, plain_ledger) as client:
-        assert await answer(client, first) is True  # from the batch
-        assert await answer(client, 1 - first) is False  # asked live
+        assert await ask_numbered(client, first) is True  # from the batch
+        assert await ask_numbered(client, 1 - first) is False  # asked live
 
 
 async def test_a_very_long_list_of_batches_is_read_in_time(

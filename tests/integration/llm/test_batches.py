@@ -22,7 +22,7 @@ from tests.support.system import System, open_system
 
 @pytest.fixture
 async def system(
-    broker310: TestBroker, sqlite_url: str, tmp_path: Path, llm: FakeLlmServer, quick: None
+    broker310: TestBroker, sqlite_url: str, tmp_path: Path, llm: FakeLlmServer, no_delays: None
 ) -> AsyncIterator[System]:
     modules = ("switchyard.services.llm.job_types",)
     async with open_system(broker310, sqlite_url, data_dir=tmp_path, modules=modules) as opened:

@@ -48,7 +48,7 @@ REQUESTER = Requester("job-1", "classify", "arxiv", "doc-1", "backfill-1")
 
 
 @pytest.fixture(autouse=True)
-def _quick_tries(monkeypatch: pytest.MonkeyPatch) -> None:
+def _quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("switchyard.services.llm.server_client.FIRST_RETRY_DELAY", 0.01)
 
 
