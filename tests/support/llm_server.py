@@ -46,23 +46,23 @@ def says_message(message: Mapping[str, Any]) -> Behaviour:
 
 def streams(
     *deltas: Mapping[str, Any],
-    each_reason: str | None = None,
-    reason: str | None = "stop",
+    chunk_finish_reason: str | None = None,
+    finish_reason: str | None = "stop",
     begin: bytes = b"",
     end: bytes = b"data: [DONE]\n\n",
     content_type: str = "text/event-stream",
     claimed_length: int | None = None,
 ) -> Behaviour:
-    """Return a completion as a stream: a chunk for each delta with `each_reason`, one with the
-    `reason` unless None, and `end`."""
+    """Return a completion as a stream: a chunk for each delta with `chunk_finish_reason`, one with
+    the `finish_reason` unless None, and `end`."""
 
-    def chunk(delta: Mapping[str, Any], finish_reason: str | None) -> bytes:
-        choice = {"index": 0, "delta": delta, "finish_reason": finish_reason}
+    def chunk(delta: Mapping[str, Any], reason: str | None) -> bytes:
+        choice = {"index": 0, "delta": delta, "finish_reason": reason}
         fields = {"object": "chat.completion.chunk", "model": "m", "choices": [choice]}
         return b"data: " + json.dumps(fields).encode() + b"\n\n"
 
-    chunks = [chunk(each, each_reason) for each in deltas]
-    last = [] if reason is None else [chunk({}, reason)]
+    chunks = [chunk(each, chunk_finish_reason) for each in deltas]
+    last = [] if finish_reason is None else [chunk({}, finish_reason)]
     body = b"".join([begin, *chunks, *last, end])
     return lambda exchange, _: exchange.send(
         200, body, content_type=content_type, claimed_length=claimed_length
@@ -76,17 +76,18 @@ def embeds(
     model: str | None = None,
     weights: str = "",
     max_texts: int | None = None,
-    too_many: int = 400,
+    too_many_status: int = 400,
     max_characters: int | None = None,
 ) -> Behaviour:
     """Return embeddings that are made of the text's hash. With a `model`, they are of that one,
-    whichever is asked for; with `weights`, others under the same name. More than `max_texts` texts,
-    and one of more than `max_characters`, are refused."""
+    whichever is asked for. `weights` stands for other weights of the same model: it changes the
+    vectors. More than `max_texts` texts are refused with `too_many_status`, and one of more than
+    `max_characters` with 400."""
 
     def behave(exchange: Exchange, request: Request) -> None:
         texts = request.json["input"]
         if max_texts is not None and len(texts) > max_texts:
-            exchange.send_json(too_many, {"error": {"message": "the batch is too large"}})
+            exchange.send_json(too_many_status, {"error": {"message": "the batch is too large"}})
             return
         if max_characters is not None and any(len(each) > max_characters for each in texts):
             exchange.send_json(400, {"error": {"message": "an input is too long"}})

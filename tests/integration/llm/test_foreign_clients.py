@@ -23,8 +23,8 @@ from tests.support.llm_server import (
 from tests.support.site import Exchange, Request
 from tests.support.system import System
 
-PYTHON = "SWITCHYARD_CLIENTS"
-"""The interpreter of the environment with these clients."""
+PYTHON_VARIABLE = "SWITCHYARD_CLIENTS"
+"""Environment variable with the path of the interpreter that has these clients."""
 PROGRAM = Path(__file__).parents[2] / "support" / "foreign_clients.py"
 TIDE = {"port": "Brest", "metres": 4.5}
 
@@ -41,13 +41,13 @@ def answer_as_asked(exchange: Exchange, request: Request) -> None:
         call_arguments = TIDE if tools[0]["function"]["name"] == "Tide" else {"port": "Brest"}
         function = {"name": tools[0]["function"]["name"], "arguments": json.dumps(call_arguments)}
         call = {"index": 0, "id": "call_1", "type": "function", "function": function}
-        streams({"tool_calls": [call]}, reason="tool_calls")(exchange, request)
+        streams({"tool_calls": [call]}, finish_reason="tool_calls")(exchange, request)
         return
     answers(json.dumps(TIDE) if "response_format" in body else ANSWER)(exchange, request)
 
 
 @pytest.mark.long
-@pytest.mark.skipif(PYTHON not in os.environ, reason="make test-clients")
+@pytest.mark.skipif(PYTHON_VARIABLE not in os.environ, reason="make test-clients")
 async def test_unchanged_programs_of_other_clients_are_answered(
     system: System, llm: FakeLlmServer
 ) -> None:
@@ -57,7 +57,7 @@ async def test_unchanged_programs_of_other_clients_are_answered(
         await until_connected(api)
         arguments = (str(PROGRAM), f"{api.url}/v1", "a-key", MODEL)
         program = await asyncio.create_subprocess_exec(
-            os.environ[PYTHON], *arguments, stdout=asyncio.subprocess.PIPE
+            os.environ[PYTHON_VARIABLE], *arguments, stdout=asyncio.subprocess.PIPE
         )
         output, _ = await program.communicate()
     assert program.returncode == 0

@@ -203,7 +203,7 @@ CALL_PIECES = (
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_tools_are_called(api: RunningApi, llm: FakeLlmServer, stream: bool) -> None:
-    llm.next(streams(*CALL_PIECES, reason="tool_calls"))
+    llm.next(streams(*CALL_PIECES, finish_reason="tool_calls"))
     async with client_of(api) as client:
         if stream:
             async with client.chat.completions.stream(

@@ -24,7 +24,7 @@ from tests.integration.pipeline.documents import (
     ingest,
     write_input,
 )
-from tests.support import llm_server as server
+from tests.support import llm_server
 from tests.support.llm_server import FakeLlmServer
 from tests.support.pdfs import TEXT, encrypted, scanned
 
@@ -88,7 +88,7 @@ async def test_a_stage_without_its_input_says_what_to_do(pipeline: Pipeline, job
 async def test_a_document_whose_stage_gave_up_is_failed_until_it_is_redriven(
     llm_pipeline: Pipeline, llm: FakeLlmServer, paper: str
 ):
-    llm.next(*[server.fails(500)] * 3)
+    llm.next(*[llm_server.fails(500)] * 3)
     with pytest.raises(LlmUnavailable):
         await llm_pipeline.run("ingest_document", {"path": paper})
     document_id = llm_pipeline.result("ingest_document")["document_id"]
@@ -107,7 +107,7 @@ async def test_a_document_whose_stage_gave_up_is_failed_until_it_is_redriven(
 async def test_a_rate_limit_of_the_model_server_fails_no_document(
     llm_pipeline: Pipeline, llm: FakeLlmServer, paper: str
 ):
-    llm.next(server.rate_limited(7))
+    llm.next(llm_server.rate_limited(7))
     with pytest.raises(LlmUnavailable):
         await llm_pipeline.run("ingest_document", {"path": paper})
     document_id = llm_pipeline.result("ingest_document")["document_id"]

@@ -32,7 +32,7 @@ from tests.integration.pipeline.documents import (
     read_result,
     write_input,
 )
-from tests.support import llm_server as server
+from tests.support import llm_server
 from tests.support.eventually import eventually
 from tests.support.llm_server import FakeLlmServer
 from tests.support.pdfs import TEXT, pdf
@@ -128,7 +128,7 @@ async def test_the_same_source_again_is_the_existing_document(
 async def test_a_document_whose_pipeline_stopped_is_continued(
     llm_pipeline: Pipeline, llm: FakeLlmServer, paper: str
 ):
-    llm.next(server.fails(401, "bad key"))
+    llm.next(llm_server.fails(401, "bad key"))
     with pytest.raises(LlmRefused):
         await llm_pipeline.run("ingest_document", {"path": paper})
     assert await llm_pipeline.run("ingest_document", {"path": paper}) == STAGES
@@ -140,7 +140,7 @@ async def test_a_document_whose_pipeline_stopped_is_continued(
 async def test_a_document_whose_summary_is_refused_is_searchable_and_marked(
     llm_pipeline: Pipeline, llm: FakeLlmServer, paper: str, message: str
 ):
-    llm.next(server.fails(400, message))
+    llm.next(llm_server.fails(400, message))
     assert await llm_pipeline.run("ingest_document", {"path": paper}) == STAGES
     document_id = llm_pipeline.result("ingest_document")["document_id"]
     summary = read_result(llm_pipeline, document_id)["summary"]
@@ -157,8 +157,8 @@ async def test_a_summary_is_cut_to_the_servers_context(
 ):
     def behave(exchange: Exchange, request: Request) -> None:
         is_long = len(str(request.json["messages"])) > 8_000
-        too_long = server.fails(400, "maximum context length is 2048 tokens")
-        (too_long if is_long else server.answers())(exchange, request)
+        too_long = llm_server.fails(400, "maximum context length is 2048 tokens")
+        (too_long if is_long else llm_server.answers())(exchange, request)
 
     llm.always(behave)
     text = " ".join(f"Tide {n} rises twice a day." for n in range(2_000))
@@ -172,7 +172,7 @@ async def test_a_summary_is_cut_to_the_servers_context(
 async def test_a_file_takes_over_the_source_of_a_document_that_failed(
     llm_pipeline: Pipeline, llm: FakeLlmServer, paper: str, tmp_path: Path
 ):
-    llm.next(server.fails(401, "bad key"))
+    llm.next(llm_server.fails(401, "bad key"))
     with pytest.raises(LlmRefused):
         await llm_pipeline.run("ingest_document", {"path": paper, "source": "s", "title": "Tides"})
     failed = llm_pipeline.result("ingest_document")["document_id"]
@@ -198,7 +198,7 @@ async def test_a_file_takes_over_the_source_of_a_document_that_failed(
 async def test_a_source_that_comes_with_the_second_upload_is_stored(
     llm_pipeline: Pipeline, llm: FakeLlmServer, paper: str
 ):
-    llm.next(server.fails(401, "bad key"))
+    llm.next(llm_server.fails(401, "bad key"))
     with pytest.raises(LlmRefused):
         await llm_pipeline.run("ingest_document", {"path": paper})
     document_id = await ingest(llm_pipeline, {"path": paper, "source": "s"})
@@ -213,7 +213,7 @@ async def test_a_document_stays_completed_while_a_stage_is_run_again(
     update = {"llm_model": "another"}
     other_pipeline = replace(llm_pipeline, settings=llm_pipeline.settings.model_copy(update=update))
     release = threading.Event()
-    llm.next(held(release, server.fails(401, "bad key")))
+    llm.next(held(release, llm_server.fails(401, "bad key")))
     request_count = len(llm.requests)
     run = asyncio.create_task(other_pipeline.run("summarize_content", {"document_id": document_id}))
     try:
@@ -250,7 +250,7 @@ async def test_no_stage_runs_while_another_run_works_on_the_document(
 
 async def test_a_summary_is_paid_for_once(llm_pipeline: Pipeline, llm: FakeLlmServer, paper: str):
     document_id = await ingest(llm_pipeline, {"path": paper})
-    assert llm_pipeline.result("summarize_content")["summary"] == server.ANSWER
+    assert llm_pipeline.result("summarize_content")["summary"] == llm_server.ANSWER
     assert llm_pipeline.result("summarize_content")["method"] == "llm"
     for _ in range(3):
         await llm_pipeline.run("extract_text", {"document_id": document_id})

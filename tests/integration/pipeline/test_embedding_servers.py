@@ -17,7 +17,7 @@ from switchyard.services.pipeline.index.index_rebuild import begin_rebuild, cont
 from switchyard.services.pipeline.index.open_index import OpenIndex, open_index
 from switchyard.services.pipeline.index.search_modes import SearchMode
 from switchyard.services.pipeline.text.chunks import Chunk, chunk_id
-from tests.support import llm_server as server
+from tests.support import llm_server
 from tests.support.llm_server import DIMENSIONS, FakeLlmServer
 
 
@@ -37,7 +37,7 @@ async def test_a_server_of_another_model_writes_nothing_into_an_index(settings: 
         )
 
     with FakeLlmServer() as old_server, FakeLlmServer() as new_server:
-        new_server.always(server.embeds(model="new-model"))  # whichever model is requested
+        new_server.always(llm_server.embeds(model="new-model"))  # whichever model is requested
         async with (
             open_index(make_settings(old_server.url, "old-model")) as old_index,
             open_index(make_settings(new_server.url, "new-model")) as new_index,
@@ -49,7 +49,7 @@ async def test_a_server_of_another_model_writes_nothing_into_an_index(settings: 
             # During a rebuild, too, each generation takes vectors of its own model alone.
             await begin_rebuild(new_index, embedder_for(new_index.settings))
             assert len((await old_index.generations()).write_targets) == 2
-            old_server.always(server.embeds(model="old-model"))
+            old_server.always(llm_server.embeds(model="old-model"))
             with pytest.raises(IndexMismatch, match=r"'new-model'.*'old-model'"):
                 await write_document(old_index, "c")
             with pytest.raises(IndexMismatch, match=r"'old-model'.*'new-model'"):
@@ -78,7 +78,7 @@ async def test_other_weights_under_the_same_model_name_write_and_find_nothing_un
         )
 
     with FakeLlmServer() as old_server, FakeLlmServer() as new_server:
-        new_server.always(server.embeds(weights="others "))
+        new_server.always(llm_server.embeds(weights="others "))
         async with (
             open_index(make_settings(old_server.url)) as old_index,
             open_index(make_settings(new_server.url)) as new_index,
@@ -121,7 +121,7 @@ async def test_a_long_running_process_notices_that_a_server_has_other_weights(
             await write_document(index, "b")
             # The server was verified a moment ago: one request is enough.
             assert len(embedding_server.requests) == request_count + 1
-            embedding_server.always(server.embeds(weights="others "))
+            embedding_server.always(llm_server.embeds(weights="others "))
             for generation in index.verifications.verified_at:
                 index.verifications.verified_at[generation] -= VERIFICATION_TTL + 1
             with pytest.raises(IndexMismatch):

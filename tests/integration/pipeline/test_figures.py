@@ -32,7 +32,7 @@ from tests.integration.pipeline.documents import (
     ingest_file,
     run_failing_beside_another,
 )
-from tests.support import llm_server as server
+from tests.support import llm_server
 from tests.support.llm_server import FakeLlmServer
 from tests.support.site import Request
 
@@ -41,7 +41,7 @@ DESCRIPTION = "A zeppelin hovers above two bars of a chart."
 
 @pytest.fixture
 def vision_pipeline(pipeline: Pipeline, llm: FakeLlmServer) -> Pipeline:
-    llm.always(server.answers(DESCRIPTION))
+    llm.always(llm_server.answers(DESCRIPTION))
     update = {"vision_base_url": llm.url, "vision_model": "eyes", "llm_timeout": 5.0}
     return replace(pipeline, settings=pipeline.settings.model_copy(update=update))
 
@@ -125,7 +125,7 @@ async def test_stored_pictures_stay_until_new_ones_are_described(
 
     monkeypatch.setattr(figures, "cut", cut_differently)
     monkeypatch.setattr(figures_worker, "_MAX_CONCURRENT_ANSWERS", 1)
-    llm.always(server.fails(500))
+    llm.always(llm_server.fails(500))
     with pytest.raises(RetryableError):
         await vision_pipeline.run_job(
             "describe_figures", {"document_id": document_id, "force": True}
@@ -197,7 +197,7 @@ async def test_an_unreachable_model_is_asked_again_later(
 ):
     sample = make_sample_with_figures()
     document_id = await ingest_file(vision_pipeline, tmp_path, sample.filename, sample.content)
-    llm.always(server.fails(500))
+    llm.always(llm_server.fails(500))
     with pytest.raises(RetryableError):
         await vision_pipeline.run_job("describe_figures", {"document_id": document_id})
     assert not await vision_pipeline.storage.exists_async(figures_key(document_id))
@@ -210,7 +210,7 @@ async def test_an_answer_under_way_is_kept_although_another_picture_fails(
     document_id = await ingest_file(vision_pipeline, tmp_path, sample.filename, sample.content)
     job = vision_pipeline.run_job("describe_figures", {"document_id": document_id})
     with pytest.raises(RetryableError):
-        await run_failing_beside_another(llm, server.answers(DESCRIPTION), job)
+        await run_failing_beside_another(llm, llm_server.answers(DESCRIPTION), job)
     request_count = len(llm.requests)
     await vision_pipeline.run("describe_figures", {"document_id": document_id})
     assert len(llm.requests) == request_count + 1
@@ -221,7 +221,7 @@ async def test_a_picture_that_the_model_declines_does_not_hold_up_the_others(
 ):
     sample = make_sample_with_figures()
     document_id = await ingest_file(vision_pipeline, tmp_path, sample.filename, sample.content)
-    llm.next(server.answers("", finish_reason="content_filter"))
+    llm.next(llm_server.answers("", finish_reason="content_filter"))
     await vision_pipeline.run("describe_figures", {"document_id": document_id})
     described = read_stored_figures(vision_pipeline, document_id)
     assert sorted({each["description"] for each in described}) == ["", DESCRIPTION]
@@ -233,7 +233,7 @@ async def test_the_error_says_that_the_model_takes_no_pictures(
 ):
     sample = make_sample_with_figures()
     document_id = await ingest_file(vision_pipeline, tmp_path, sample.filename, sample.content)
-    llm.always(server.fails(400, "no image input"))
+    llm.always(llm_server.fails(400, "no image input"))
     with pytest.raises(NoPictureAccepted, match="no image input"):
         await vision_pipeline.run_job("describe_figures", {"document_id": document_id})
 

@@ -7,6 +7,7 @@ import json
 import re
 import socket
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
@@ -25,7 +26,7 @@ from switchyard.services.llm.llm_errors import (
 from switchyard.services.llm.model_client import ModelClient
 from switchyard.services.llm.parameters import OWN_SCHEMA_NAME
 from switchyard.services.llm.server_client import (
-    CONFIRMING_CALLS,
+    CALLS_TO_KEEP_CHANGES,
     NETWORK_TRIES,
     ServerClient,
     open_api,
@@ -33,7 +34,7 @@ from switchyard.services.llm.server_client import (
 from switchyard.services.pipeline.index.embedder import embedder_for
 from switchyard.services.pipeline.index.remote_embedder import BATCH_SIZE, RemoteEmbedder
 from switchyard.services.pipeline.index.similarity_calibration import SimilarityCalibration
-from tests.support import llm_server as server
+from tests.support import llm_server
 from tests.support.eventually import eventually
 from tests.support.llm_server import FakeLlmServer
 from tests.support.site import Behaviour, Exchange, Request, cut, endless, slow
@@ -42,7 +43,7 @@ QUESTION = [{"role": "user", "content": "What is a tide?"}]
 
 
 @pytest.fixture(autouse=True)
-def _quick_tries(monkeypatch: pytest.MonkeyPatch) -> None:
+def _quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("switchyard.services.llm.server_client.FIRST_RETRY_DELAY", 0.01)
 
 
@@ -69,7 +70,7 @@ async def test_a_question_is_sent_in_the_form_of_the_api(
     key = SecretStr("sk-secret")
     answer = await ask_model(llm_settings.model_copy(update={"llm_api_key": key}))
     assert (answer.text, answer.model, answer.finish_reason) == (
-        server.ANSWER,
+        llm_server.ANSWER,
         "test-model",
         "stop",
     )
@@ -96,7 +97,7 @@ async def test_another_services_key_is_not_sent(
 
 
 async def test_thinking_aloud_is_not_part_of_the_answer(llm: FakeLlmServer, llm_settings: Settings):
-    llm.next(server.answers("<think>\nHmm.\n</think>\n\nWater."))
+    llm.next(llm_server.answers("<think>\nHmm.\n</think>\n\nWater."))
     assert (await ask_model(llm_settings)).text == "Water."
 
 
@@ -121,7 +122,7 @@ async def test_thinking_aloud_is_not_part_of_the_answer(llm: FakeLlmServer, llm_
 async def test_the_answer_is_what_the_model_says_and_not_its_reasoning(
     llm: FakeLlmServer, llm_settings: Settings, message: dict[str, object], streams: bool
 ):
-    llm.next(server.streams(message) if streams else server.says_message(message))
+    llm.next(llm_server.streams(message) if streams else llm_server.says_message(message))
     assert (await ask_model(llm_settings)).text == "Water."
 
 
@@ -130,7 +131,7 @@ async def test_reasoning_that_was_streamed_is_taken_back_and_is_not_streamed_aga
 ):
     text_pieces: list[str] = []
     pieces = [{"content": each} for each in ("The sea ", "is wet", ".</thi", "nk>\n\nWa", "ter.")]
-    llm.always(server.streams(*pieces))
+    llm.always(llm_server.streams(*pieces))
     (server_settings,) = llm_settings.llm_servers
     async with ServerClient.connect(server_settings, 5) as client:
         for _ in range(2):
@@ -154,7 +155,7 @@ async def test_a_stream_that_ends_in_the_middle_is_no_answer(
     llm: FakeLlmServer, llm_settings: Settings, reason: str | None, end: bytes
 ):
     words = [{"content": f"{each} "} for each in ["Tides", "rise", "and", "fall", "twice", "a"]]
-    llm.next(server.streams(*words, each_reason=reason, reason=None, end=end))
+    llm.next(llm_server.streams(*words, chunk_finish_reason=reason, finish_reason=None, end=end))
     with pytest.raises(LlmUnavailable, match="ends in the middle"):
         await ask_model(llm_settings)
 
@@ -163,21 +164,25 @@ async def test_a_stream_that_ends_in_the_middle_is_no_answer(
 async def test_the_regular_end_of_a_stream_is_the_end_of_its_answer(
     llm: FakeLlmServer, llm_settings: Settings, end: bytes
 ):
-    llm.next(server.streams({"content": "Water."}, each_reason="", reason=None, end=end))
+    llm.next(
+        llm_server.streams(
+            {"content": "Water."}, chunk_finish_reason="", finish_reason=None, end=end
+        )
+    )
     answer = await ask_model(llm_settings)
     assert (answer.text, answer.finish_reason, answer.is_complete) == ("Water.", None, True)
 
 
-async def test_an_answer_without_a_reason_is_cut_if_the_server_gave_reasons_before(
+async def test_an_answer_without_a_finish_reason_is_cut_if_the_server_gave_some_before(
     llm: FakeLlmServer, llm_settings: Settings
 ):
     """llama-cpp-python's server stops an answer when the next request comes. It ends the stream
-    with its mark, and gives no reason."""
+    with `[DONE]`, and gives no finish reason."""
     (server_settings,) = llm_settings.llm_servers
     async with ServerClient.connect(server_settings, 5) as client:
         await client.ask(CHAT, timeout=10)
         learned = client.learned
-    stream_without_reason = server.streams({"content": "Wat"}, reason=None)
+    stream_without_reason = llm_server.streams({"content": "Wat"}, finish_reason=None)
     async with ServerClient.connect(server_settings, 5) as second_client:
         second_client.adopt(learned)
         llm.next(stream_without_reason)
@@ -185,13 +190,13 @@ async def test_an_answer_without_a_reason_is_cut_if_the_server_gave_reasons_befo
             await second_client.ask(CHAT, timeout=10, on_text=lambda _: None)
 
 
-async def test_an_answer_that_ends_without_a_reason_again_is_whole(
+async def test_an_answer_that_ends_without_a_finish_reason_again_is_whole(
     llm: FakeLlmServer, llm_settings: Settings
 ):
-    """The server gives no reason for this answer, though it does for others. The second time, no
-    other request was sent for which it could have stopped the answer."""
+    """The server gives no finish reason for this answer, though it does for others. The second
+    time, no other request was sent for which it could have stopped the answer."""
     (server_settings,) = llm_settings.llm_servers
-    stream_without_reason = server.streams({"content": "Wat"}, reason=None)
+    stream_without_reason = llm_server.streams({"content": "Wat"}, finish_reason=None)
     async with ServerClient.connect(server_settings, 5) as client:
         await client.ask(CHAT, timeout=10)
         llm.next(stream_without_reason)
@@ -202,7 +207,7 @@ async def test_an_answer_that_ends_without_a_reason_again_is_whole(
     assert response.answer.text == "Wat"
 
 
-async def test_a_reason_outside_of_a_stream_teaches_nothing_about_streams(
+async def test_a_finish_reason_outside_of_a_stream_teaches_nothing_about_streams(
     llm: FakeLlmServer, llm_settings: Settings
 ):
     (server_settings,) = llm_settings.llm_servers
@@ -213,8 +218,10 @@ async def test_a_reason_outside_of_a_stream_teaches_nothing_about_streams(
         assert client.learned == ""
 
 
-async def test_a_reason_ends_a_stream_without_its_mark(llm: FakeLlmServer, llm_settings: Settings):
-    llm.next(server.streams({"content": "Water."}, reason="STOP", end=b""))
+async def test_a_finish_reason_ends_a_stream_without_its_done_line(
+    llm: FakeLlmServer, llm_settings: Settings
+):
+    llm.next(llm_server.streams({"content": "Water."}, finish_reason="STOP", end=b""))
     assert (await ask_model(llm_settings)).finish_reason == "stop"
 
 
@@ -223,8 +230,8 @@ async def test_a_reason_ends_a_stream_without_its_mark(llm: FakeLlmServer, llm_s
 async def test_an_answer_that_is_cut_at_its_limit_is_not_complete(
     llm: FakeLlmServer, llm_settings: Settings, reason: str, streams: bool
 ):
-    behaviour = server.streams({"content": "Wat"}, reason=reason)
-    llm.next(behaviour if streams else server.answers("Wat", finish_reason=reason))
+    behaviour = llm_server.streams({"content": "Wat"}, finish_reason=reason)
+    llm.next(behaviour if streams else llm_server.answers("Wat", finish_reason=reason))
     assert not (await ask_model(llm_settings)).is_complete
 
 
@@ -233,8 +240,8 @@ async def test_an_answer_that_is_cut_at_its_limit_is_not_complete(
 async def test_an_answer_that_the_server_broke_off_is_no_answer(
     llm: FakeLlmServer, llm_settings: Settings, reason: str, streams: bool
 ):
-    behaviour = server.streams({"content": "Wat"}, reason=reason)
-    llm.next(behaviour if streams else server.answers("Wat", finish_reason=reason))
+    behaviour = llm_server.streams({"content": "Wat"}, finish_reason=reason)
+    llm.next(behaviour if streams else llm_server.answers("Wat", finish_reason=reason))
     with pytest.raises(LlmUnavailable, match=reason):
         await ask_model(llm_settings)
 
@@ -247,7 +254,7 @@ async def test_a_piece_of_a_stream_may_have_the_usage_alone(
     first = json.dumps(empty).encode()
     last = json.dumps(empty | usage).encode()
     end = b"data: " + last + b"\n\n: still there\n\ndata:\n\ndata: [DONE]\n\n"
-    llm.next(server.streams({"content": "Water."}, begin=b"data: " + first + b"\n\n", end=end))
+    llm.next(llm_server.streams({"content": "Water."}, begin=b"data: " + first + b"\n\n", end=end))
     answer = await ask_model(llm_settings)
     assert (answer.text, answer.usage) == ("Water.", usage["usage"])
     assert len(llm.requests) == 1
@@ -256,7 +263,7 @@ async def test_a_piece_of_a_stream_may_have_the_usage_alone(
 async def test_a_stream_that_breaks_after_the_answers_end_is_not_asked_again(
     llm: FakeLlmServer, llm_settings: Settings
 ):
-    llm.next(server.streams({"content": "Water."}, end=b"", claimed_length=5_000))
+    llm.next(llm_server.streams({"content": "Water."}, end=b"", claimed_length=5_000))
     assert (await ask_model(llm_settings)).text == "Water."
     assert len(llm.requests) == 1
 
@@ -264,7 +271,7 @@ async def test_a_stream_that_breaks_after_the_answers_end_is_not_asked_again(
 async def test_a_stream_of_another_content_type_is_read_as_a_stream(
     llm: FakeLlmServer, llm_settings: Settings
 ):
-    llm.next(server.streams({"content": "Water."}, content_type="text/plain"))
+    llm.next(llm_server.streams({"content": "Water."}, content_type="text/plain"))
     assert (await ask_model(llm_settings)).text == "Water."
 
 
@@ -279,7 +286,7 @@ async def test_a_stream_of_another_content_type_is_read_as_a_stream(
 async def test_a_refusal_is_no_answer(
     llm: FakeLlmServer, llm_settings: Settings, message: dict[str, object], streams: bool
 ):
-    llm.next(server.streams(message) if streams else server.says_message(message))
+    llm.next(llm_server.streams(message) if streams else llm_server.says_message(message))
     with pytest.raises(LlmRefused, match="can't help"):
         await ask_model(llm_settings)
 
@@ -287,17 +294,17 @@ async def test_a_refusal_is_no_answer(
 async def test_a_limit_that_reasoning_has_used_up_is_named_and_not_paid_for_again(
     llm: FakeLlmServer, llm_settings: Settings
 ):
-    llm.next(server.answers("<think>The sea is", finish_reason="length"))
+    llm.next(llm_server.answers("<think>The sea is", finish_reason="length"))
     with pytest.raises(LlmRefused, match="raise max_tokens"):
         await ask_model(llm_settings)
 
 
-@pytest.mark.parametrize("behaviour", [cut(), server.cut_in_the_middle()])
+@pytest.mark.parametrize("behaviour", [cut(), llm_server.cut_in_the_middle()])
 async def test_a_dropped_connection_is_tried_again_at_once(
     llm: FakeLlmServer, llm_settings: Settings, behaviour: Behaviour
 ):
     llm.next(*[behaviour] * (NETWORK_TRIES - 1))
-    assert (await ask_model(llm_settings)).text == server.ANSWER
+    assert (await ask_model(llm_settings)).text == llm_server.ANSWER
     assert len(llm.requests) == NETWORK_TRIES
 
 
@@ -321,7 +328,7 @@ async def test_the_error_says_that_a_server_can_not_be_reached():
 async def test_overload_and_breakdowns_are_left_to_the_jobs_retries(
     llm: FakeLlmServer, llm_settings: Settings, status: int
 ):
-    llm.always(server.fails(status, "no luck"))
+    llm.always(llm_server.fails(status, "no luck"))
     with pytest.raises(LlmUnavailable, match=f"{status}.*no luck") as raised:
         await ask_model(llm_settings)
     assert raised.value.after is None
@@ -330,17 +337,20 @@ async def test_overload_and_breakdowns_are_left_to_the_jobs_retries(
 
 @pytest.mark.parametrize("status", [429, 503])
 async def test_retry_after_is_handed_on(llm: FakeLlmServer, llm_settings: Settings, status: int):
-    llm.next(server.fails(status, "slow down", Retry_After="37"))
+    llm.next(llm_server.fails(status, "slow down", Retry_After="37"))
     with pytest.raises(LlmUnavailable) as raised:
         await ask_model(llm_settings)
     assert raised.value.after == 37
 
 
-def refuses(*names_and_messages: str, status: int = 400, **error_fields: str) -> Behaviour:
-    """Return a model server that refuses this parameter, and answers requests without it."""
+def refuses(
+    messages_by_name: Mapping[str, str], status: int = 400, **error_fields: str
+) -> Behaviour:
+    """Return the behaviour of a server that refuses each of these parameters with its message, and
+    answers requests without them."""
 
     def answer_request(exchange: Exchange, request: Request) -> None:
-        for name, message in zip(names_and_messages[::2], names_and_messages[1::2], strict=True):
+        for name, message in messages_by_name.items():
             if name in request.json:
                 error = {"message": message, "type": "invalid_request_error", **error_fields}
                 exchange.send_json(status, {"error": error})
@@ -350,42 +360,40 @@ def refuses(*names_and_messages: str, status: int = 400, **error_fields: str) ->
     return answer_request
 
 
-NO_MAX_TOKENS = (
-    "max_tokens",
-    (
+NO_MAX_TOKENS = {
+    "max_tokens": (
         "Unsupported parameter: 'max_tokens' is not supported with this model. Use "
         "'max_completion_tokens' instead."
-    ),
-)
-NO_TEMPERATURE = (
-    "temperature",
-    (
+    )
+}
+NO_TEMPERATURE = {
+    "temperature": (
         "Unsupported value: 'temperature' does not support 0 with this model. Only the default (1) "
         "value is supported."
-    ),
-)
+    )
+}
 
 
 @pytest.mark.parametrize(
     ("behaviour", "expected"),
     [
-        (refuses(*NO_MAX_TOKENS), {"max_completion_tokens": 100, "temperature": 0}),
-        (refuses(*NO_TEMPERATURE), {"max_tokens": 100}),
+        (refuses(NO_MAX_TOKENS), {"max_completion_tokens": 100, "temperature": 0}),
+        (refuses(NO_TEMPERATURE), {"max_tokens": 100}),
         (
-            refuses("temperature", "invalid temperature: only 1 is allowed for this model"),
+            refuses({"temperature": "invalid temperature: only 1 is allowed for this model"}),
             {"max_tokens": 100},
         ),
-        (refuses(*NO_MAX_TOKENS, *NO_TEMPERATURE), {"max_completion_tokens": 100}),
+        (refuses(NO_MAX_TOKENS | NO_TEMPERATURE), {"max_completion_tokens": 100}),
         (
-            refuses("max_tokens", "Extra inputs are not permitted: max_tokens", status=422),
+            refuses({"max_tokens": "Extra inputs are not permitted: max_tokens"}, status=422),
             {"max_completion_tokens": 100, "temperature": 0},
         ),
         (
-            refuses("max_tokens", "this parameter is unsupported", param="max_tokens"),
+            refuses({"max_tokens": "this parameter is unsupported"}, param="max_tokens"),
             {"max_completion_tokens": 100, "temperature": 0},
         ),
         (
-            refuses("stream_options", "Unrecognized request argument supplied: stream_options"),
+            refuses({"stream_options": "Unrecognized request argument supplied: stream_options"}),
             {"max_tokens": 100, "temperature": 0},
         ),
     ],
@@ -396,7 +404,7 @@ async def test_a_parameter_that_the_model_refuses_is_changed_from_then_on(
     llm.always(behaviour)
     (server_settings,) = llm_settings.llm_servers
     async with ServerClient.connect(server_settings, 5) as client:
-        assert (await client.ask(CHAT, timeout=10)).answer.text == server.ANSWER
+        assert (await client.ask(CHAT, timeout=10)).answer.text == llm_server.ANSWER
         requests_so_far = len(llm.requests)
         await client.ask(CHAT, timeout=10)
         assert len(llm.requests) == requests_so_far + 1
@@ -420,9 +428,9 @@ def takes_schemas(known_names: tuple[str, ...], status: int, message: str) -> Be
     def answer_request(exchange: Exchange, request: Request) -> None:
         response_format = request.json.get("response_format")
         if response_format is None or response_format["type"] in known_names:
-            server.answers('{"a": 1}')(exchange, request)
+            llm_server.answers('{"a": 1}')(exchange, request)
         else:
-            server.fails(status, message)(exchange, request)
+            llm_server.fails(status, message)(exchange, request)
 
     return answer_request
 
@@ -447,7 +455,7 @@ async def test_a_schema_is_sent_in_the_form_that_the_server_has_accepted(
     async with ServerClient.connect(server_settings, 5) as client:
         assert (await client.ask(SCHEMA_CHAT, timeout=10)).answer.text == '{"a": 1}'
         assert len(llm.requests) <= 3
-        for _ in range(CONFIRMING_CALLS - 1):
+        for _ in range(CALLS_TO_KEEP_CHANGES - 1):
             await client.ask(SCHEMA_CHAT, timeout=10)
         requests_so_far = len(llm.requests)
         await client.ask(SCHEMA_CHAT, timeout=10)
@@ -460,17 +468,17 @@ async def test_a_brief_server_error_changes_no_parameter(
 ):
     (server_settings,) = llm_settings.llm_servers
     async with ServerClient.connect(server_settings, 5) as client:
-        for _ in range(CONFIRMING_CALLS + 1):
-            llm.next(server.fails(500), server.answers('{"a": 1}'))
+        for _ in range(CALLS_TO_KEEP_CHANGES + 1):
+            llm.next(llm_server.fails(500), llm_server.answers('{"a": 1}'))
             assert (await client.ask(SCHEMA_CHAT, timeout=10)).answer.text == '{"a": 1}'
-            llm.next(server.answers('{"a": 2}'))
+            llm.next(llm_server.answers('{"a": 2}'))
             assert (await client.ask(SCHEMA_CHAT, timeout=10)).answer.text == '{"a": 2}'
             response_format = llm.requests[-1].json["response_format"]
             assert response_format == SCHEMA_CHAT["response_format"]
 
 
 async def test_a_clients_own_schema_is_sent_as_it_is(llm: FakeLlmServer, llm_settings: Settings):
-    llm.always(server.fails(400, "response_format is not supported"))
+    llm.always(llm_server.fails(400, "response_format is not supported"))
     (server_settings,) = llm_settings.llm_servers
     response_format = {"type": "json_schema", "json_schema": {"name": "mine", "schema": {}}}
     async with ServerClient.connect(server_settings, 5) as client:
@@ -499,25 +507,29 @@ async def test_a_server_that_does_not_stream_is_not_asked_to_again(
     llm: FakeLlmServer, llm_settings: Settings
 ):
     def answer_request(exchange: Exchange, request: Request) -> None:
-        refused = server.fails(400, "stream is not supported")
-        (refused if request.json.get("stream") else server.answers())(exchange, request)
+        refused = llm_server.fails(400, "stream is not supported")
+        (refused if request.json.get("stream") else llm_server.answers())(exchange, request)
 
     llm.always(answer_request)
     (server_settings,) = llm_settings.llm_servers
     async with ServerClient.connect(server_settings, 5) as client:
         for _ in range(2):
-            assert (await client.ask(CHAT, timeout=10)).answer.text == server.ANSWER
+            assert (await client.ask(CHAT, timeout=10)).answer.text == llm_server.ANSWER
     assert ["stream" in each.json for each in llm.requests] == [True, False, False]
 
 
 @pytest.mark.parametrize(
-    "broken", [server.streams(reason=None), server.says(b"data: [DONE]\n\n", "text/event-stream")]
+    "broken",
+    [
+        llm_server.streams(finish_reason=None),
+        llm_server.says(b"data: [DONE]\n\n", "text/event-stream"),
+    ],
 )
 async def test_after_a_stream_without_an_answer_the_request_is_sent_once_unstreamed(
     llm: FakeLlmServer, llm_settings: Settings, broken: Behaviour
 ):
     def answer_request(exchange: Exchange, request: Request) -> None:
-        too_long = server.fails(400, "the request exceeds the available context size")
+        too_long = llm_server.fails(400, "the request exceeds the available context size")
         (broken if request.json.get("stream") else too_long)(exchange, request)
 
     llm.always(answer_request)
@@ -529,7 +541,7 @@ async def test_after_a_stream_without_an_answer_the_request_is_sent_once_unstrea
 async def test_the_settings_can_say_which_parameters_a_model_takes(
     llm: FakeLlmServer, llm_settings: Settings
 ):
-    llm.always(refuses(*NO_MAX_TOKENS, *NO_TEMPERATURE))
+    llm.always(refuses(NO_MAX_TOKENS | NO_TEMPERATURE))
     overrides = {"llm_max_tokens_name": "max_completion_tokens", "llm_sends_temperature": False}
     await ask_model(llm_settings.model_copy(update=overrides))
     assert len(llm.requests) == 1
@@ -550,7 +562,7 @@ async def test_the_settings_can_say_which_parameters_a_model_takes(
 async def test_a_question_that_is_too_long_is_not_asked_again_in_another_form(
     llm: FakeLlmServer, llm_settings: Settings, message: str
 ):
-    llm.always(server.fails(400, message))
+    llm.always(llm_server.fails(400, message))
     with pytest.raises(LlmRefused, match="400"):
         await ask_model(llm_settings)
     assert len(llm.requests) == 1
@@ -560,7 +572,7 @@ async def test_a_server_that_refuses_every_form_is_asked_a_few_times(
     llm: FakeLlmServer, llm_settings: Settings
 ):
     llm.always(
-        server.fails(400, "max_tokens, max_completion_tokens, temperature: unsupported, all")
+        llm_server.fails(400, "max_tokens, max_completion_tokens, temperature: unsupported, all")
     )
     with pytest.raises(LlmRefused, match="unsupported"):
         await ask_model(llm_settings)
@@ -569,7 +581,7 @@ async def test_a_server_that_refuses_every_form_is_asked_a_few_times(
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 413, 422])
 async def test_a_lasting_refusal_is_final(llm: FakeLlmServer, llm_settings: Settings, status: int):
-    llm.always(server.fails(status, "no such model"))
+    llm.always(llm_server.fails(status, "no such model"))
     with pytest.raises(LlmRefused, match=f"{status}: no such model"):
         await ask_model(llm_settings)
     assert len(llm.requests) == 1
@@ -578,30 +590,30 @@ async def test_a_lasting_refusal_is_final(llm: FakeLlmServer, llm_settings: Sett
 @pytest.mark.parametrize(
     "behaviour",
     [
-        server.says(b"<html>Bad gateway</html>", "text/html"),
-        server.says(b"not json"),
-        server.says(b"\xff\xfe"),
-        server.says(b""),
-        server.says(b"null"),
-        server.says(b"[]"),
-        server.says(b'"text"'),
-        server.says(b"{}"),
-        server.says(b'{"choices": null}'),
-        server.says(b'{"choices": [null]}'),
-        server.says(b'{"choices": ["text"]}'),
-        server.says(b'{"choices": [{"message": "text"}]}'),
-        server.says(b'{"choices": [{"message": {"content": ["text"]}}]}'),
-        server.no_choices(),
-        server.answers(""),
-        server.answers(" \n "),
-        server.answers(None),
-        server.answers("<think>and nothing more</think>"),
-        server.answers("<think>and no end"),
-        server.answers("The sea is wet.</think>"),
-        server.says_message({"content": None, "reasoning_content": "The sea is wet."}),
-        server.streams({"reasoning_content": "The sea is wet."}),
-        server.streams({"reasoning": "The sea is wet."}, reason=None),
-        server.streams({"content": [{"type": "thinking", "thinking": []}]}),
+        llm_server.says(b"<html>Bad gateway</html>", "text/html"),
+        llm_server.says(b"not json"),
+        llm_server.says(b"\xff\xfe"),
+        llm_server.says(b""),
+        llm_server.says(b"null"),
+        llm_server.says(b"[]"),
+        llm_server.says(b'"text"'),
+        llm_server.says(b"{}"),
+        llm_server.says(b'{"choices": null}'),
+        llm_server.says(b'{"choices": [null]}'),
+        llm_server.says(b'{"choices": ["text"]}'),
+        llm_server.says(b'{"choices": [{"message": "text"}]}'),
+        llm_server.says(b'{"choices": [{"message": {"content": ["text"]}}]}'),
+        llm_server.no_choices(),
+        llm_server.answers(""),
+        llm_server.answers(" \n "),
+        llm_server.answers(None),
+        llm_server.answers("<think>and nothing more</think>"),
+        llm_server.answers("<think>and no end"),
+        llm_server.answers("The sea is wet.</think>"),
+        llm_server.says_message({"content": None, "reasoning_content": "The sea is wet."}),
+        llm_server.streams({"reasoning_content": "The sea is wet."}),
+        llm_server.streams({"reasoning": "The sea is wet."}, finish_reason=None),
+        llm_server.streams({"content": [{"type": "thinking", "thinking": []}]}),
     ],
 )
 async def test_an_invalid_answer_is_retried_later(
@@ -625,7 +637,7 @@ async def test_an_invalid_answer_is_retried_later(
 async def test_the_error_quotes_the_invalid_answer(
     llm: FakeLlmServer, llm_settings: Settings, embedder: RemoteEmbedder, body: bytes, message: str
 ):
-    llm.always(server.says(body))
+    llm.always(llm_server.says(body))
     with pytest.raises(InvalidLlmResponse, match=re.escape(message)):
         await ask_model(llm_settings)
     with pytest.raises(InvalidLlmResponse, match=re.escape(message.split(": ", 1)[1][-12:])):
@@ -633,7 +645,7 @@ async def test_the_error_quotes_the_invalid_answer(
 
 
 async def test_a_filtered_answer_is_final(llm: FakeLlmServer, llm_settings: Settings):
-    llm.next(server.answers(None, finish_reason="content_filter"))
+    llm.next(llm_server.answers(None, finish_reason="content_filter"))
     with pytest.raises(LlmRefused, match="filter"):
         await ask_model(llm_settings)
 
@@ -673,7 +685,7 @@ async def test_without_a_server_nobody_is_asked():
 @pytest.fixture
 def embedder(llm: FakeLlmServer) -> RemoteEmbedder:
     return RemoteEmbedder(
-        llm.url, "embed-model", server.DIMENSIONS, timeout=5, calibration=CALIBRATION
+        llm.url, "embed-model", llm_server.DIMENSIONS, timeout=5, calibration=CALIBRATION
     )
 
 
@@ -693,7 +705,7 @@ async def test_a_server_that_takes_few_texts_gets_fewer_from_then_on(
 ):
     texts = [f"text {n}" for n in range(BATCH_SIZE + 3)]
     expected = await embedder.embed(texts)
-    llm.always(server.embeds(max_texts=max_texts, too_many=status))
+    llm.always(llm_server.embeds(max_texts=max_texts, too_many_status=status))
     assert await embedder.embed(texts) == expected
     llm.requests.clear()
     embedder_of_another_job = replace(embedder, sizes=embedder.sizes)
@@ -702,7 +714,7 @@ async def test_a_server_that_takes_few_texts_gets_fewer_from_then_on(
 
 
 async def test_the_settings_can_say_how_many_texts_a_server_takes(llm: FakeLlmServer):
-    llm.always(server.embeds(max_texts=10))
+    llm.always(llm_server.embeds(max_texts=10))
     settings = Settings(
         embed_base_url=llm.url, embed_model="m", embed_dimensions=8, embed_batch_size=10
     )
@@ -713,7 +725,7 @@ async def test_the_settings_can_say_how_many_texts_a_server_takes(llm: FakeLlmSe
 async def test_a_single_refused_text_is_named_and_does_not_make_later_requests_smaller(
     llm: FakeLlmServer, embedder: RemoteEmbedder
 ):
-    llm.always(server.embeds(max_characters=100))
+    llm.always(llm_server.embeds(max_characters=100))
     texts = [*["text"] * 40, "x" * 1_234, *["text"] * 40]
     with pytest.raises(LlmRefused, match=r"text 41 of 81, of 1,234 characters.*too long"):
         await embedder.embed(texts)
@@ -726,7 +738,7 @@ async def test_a_single_refused_text_is_named_and_does_not_make_later_requests_s
 async def test_a_refused_key_or_model_does_not_reduce_the_size_of_requests(
     llm: FakeLlmServer, embedder: RemoteEmbedder, status: int
 ):
-    llm.always(server.fails(status))
+    llm.always(llm_server.fails(status))
     with pytest.raises(LlmRefused):
         await embedder.embed(["text"] * BATCH_SIZE)
     assert len(llm.requests) == 1
@@ -736,7 +748,7 @@ async def test_vectors_belong_to_their_texts_in_whatever_order_they_come(
     llm: FakeLlmServer, embedder: RemoteEmbedder
 ):
     in_order = await embedder.embed(["a", "b", "c"])
-    llm.next(server.embeds(backwards=True))
+    llm.next(llm_server.embeds(backwards=True))
     assert await embedder.embed(["a", "b", "c"]) == in_order
 
 
@@ -758,7 +770,7 @@ async def test_vectors_of_another_length_are_a_wrong_setting(embedder: RemoteEmb
 async def test_invalid_vectors_are_retried_later(
     llm: FakeLlmServer, embedder: RemoteEmbedder, body: bytes
 ):
-    llm.always(server.says(body))
+    llm.always(llm_server.says(body))
     with pytest.raises(InvalidLlmResponse):
         await embedder.embed(["a"])
 
@@ -787,11 +799,11 @@ async def test_an_answer_of_many_small_values_is_read_in_time(
     llm: FakeLlmServer, llm_settings: Settings, embedder: RemoteEmbedder
 ):
     began = time.monotonic()
-    llm.always(server.says(b'{"object": "list", "data": ' + _MANY_OBJECTS + b"}"))
+    llm.always(llm_server.says(b'{"object": "list", "data": ' + _MANY_OBJECTS + b"}"))
     with pytest.raises(InvalidLlmResponse, match="did not answer with 1 vectors"):
         await embedder.embed(["a"])
     event = b'data: {"choices": ' + _MANY_OBJECTS + b"}\n\n"
-    llm.always(server.says(event, "text/event-stream"))
+    llm.always(llm_server.says(event, "text/event-stream"))
     with pytest.raises(InvalidLlmResponse, match="is empty"):
         await ask_model(llm_settings)
     assert time.monotonic() - began < 5
@@ -827,7 +839,7 @@ async def test_a_stream_of_small_events_may_be_long(
     chunk = {"choices": [{"index": 0, "delta": {"content": "word "}, "finish_reason": None}]}
     end = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
     events = [f"data: {json.dumps(each)}\n\n" for each in [*[chunk] * 500, end]]
-    llm.next(server.says("".join(events).encode(), "text/event-stream"))
+    llm.next(llm_server.says("".join(events).encode(), "text/event-stream"))
     assert (await ask_model(llm_settings)).text == ("word " * 500).strip()
 
 

@@ -241,7 +241,7 @@ class CompletionReader:
 
     @property
     def ended_without_reason(self) -> bool:
-        """Whether the stream has come to its end by its mark, and has said no reason."""
+        """Whether the stream has ended with `[DONE]`, and has given no finish reason."""
         return self._has_end_mark and self._finish_reason is None
 
     @property

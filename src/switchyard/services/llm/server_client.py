@@ -71,7 +71,7 @@ class ModelResponse:
     """Seconds until the server takes requests again, by its own limits; 0 if it takes them now."""
 
 
-CONFIRMING_CALLS = 3
+CALLS_TO_KEEP_CHANGES = 3
 """After an error without a clear cause, changed parameters are kept once the server has taken this
 many calls in a row with them."""
 
@@ -269,10 +269,10 @@ class ServerClient:
 
     def _remember(self, parameters: Parameters, is_clear: bool) -> None:
         """Keep parameters that the server took for later calls; if an error that led to them did
-        not say what was wrong, only after CONFIRMING_CALLS such calls in a row."""
+        not say what was wrong, only after CALLS_TO_KEEP_CHANGES such calls in a row."""
         is_other = parameters != self._parameters
         self._unclear_changes = self._unclear_changes + 1 if is_other else 0
-        if is_clear or self._unclear_changes >= CONFIRMING_CALLS:
+        if is_clear or self._unclear_changes >= CALLS_TO_KEEP_CHANGES:
             self._parameters, self._unclear_changes = parameters, 0
 
     async def _send(
