@@ -73,7 +73,7 @@ async def test_the_server_answers_whole_or_streamed_and_counts_refusals() -> Non
             assert refused
             assert all(each.headers["retry-after"] == "1" for each in refused)
             stats = (await client.get(url.replace("/v1", "/stats"))).json()
-            assert stats["most"] > 3, "refused requests count, too"
+            assert stats["most"] > 3, "the most requests at once, refused ones included"
             assert stats["answered"] + stats["refused"] == 10
             assert max(stats["by_question"].values()) == 2
             assert 0 < stats["use"] <= 1

@@ -37,7 +37,7 @@ PARAMETERS: Mapping[str, set[str]] = {
     "/v1/files": {*file_create_params.FileCreateParams.__annotations__},
 }
 """Parameters by endpoint."""
-READERS: Mapping[str, tuple[Any, Callable[[Any], dict[str, Any]]]] = {
+BODY_CLASS_AND_WRITER: Mapping[str, tuple[Any, Callable[[Any], dict[str, Any]]]] = {
     "/v1/chat/completions": (
         models.ChatCompletionBody,
         lambda payload: ChatRequest.model_validate(payload).question().request_body(),
@@ -55,7 +55,8 @@ READERS: Mapping[str, tuple[Any, Callable[[Any], dict[str, Any]]]] = {
         lambda payload: endpoint_requests.ResponsesRequest.model_validate(payload).body(),
     ),
 }
-"""By endpoint: the model of its requests, and what turns a job's payload into the server's body."""
+"""By endpoint: the class of the body of its requests, and what makes the server's body from a job's
+payload."""
 VALUES: Mapping[str, Any] = {
     "messages": [{"role": "user", "content": "x"}],
     "input": "x",
@@ -66,7 +67,7 @@ VALUES: Mapping[str, Any] = {
     "background": True,
     "model": "m",
 }
-"""Valid values of those parameters that can't have any value."""
+"""Valid values of the parameters that do not accept just any value."""
 ANY_VALUE = {"odd": [1, "x"]}
 RESOURCE_CALL = re.compile(
     r'_(get|post|delete|get_api_list)\(\s*(?:path_template\(|f)?\s*"(/[^"?]*)', re.MULTILINE
@@ -99,8 +100,8 @@ def send_parameter(url: str, name: str) -> tuple[Any, dict[str, Any]]:
     """Return the value of a parameter in a request, and the body that a server gets."""
     input_name = ENDPOINTS[url].input_name
     request_body = {"model": "m", input_name: VALUES[input_name], name: VALUES.get(name, ANY_VALUE)}
-    body_model, body_of = READERS[url]
-    body = body_model.model_validate(request_body)
+    body_class, body_of = BODY_CLASS_AND_WRITER[url]
+    body = body_class.model_validate(request_body)
     fields = {"model": body.model, input_name: request_body[input_name], **(body.model_extra or {})}
     return request_body[name], body_of(ENDPOINTS[url].payload(fields))
 
@@ -110,7 +111,7 @@ def test_the_table_names_every_parameter_of_the_package(url: str) -> None:
     assert PARAMETERS[url] <= treatment_by_name(url).keys()
 
 
-@pytest.mark.parametrize("url", READERS)
+@pytest.mark.parametrize("url", BODY_CLASS_AND_WRITER)
 def test_every_parameter_is_treated_as_the_table_says(url: str) -> None:
     expected_treatments = treatment_by_name(url)
     for name in {*PARAMETERS[url], "unheard_of"}:

@@ -156,10 +156,10 @@ async def test_the_question_of_a_killed_worker_is_asked_by_another(
     assert await get(open_answers(), CountingServer()) == "answer 1"
 
 
-async def test_an_answer_whose_writer_was_killed_before_the_record_is_found(
+async def test_an_answer_without_a_record_is_reused(
     open_answers: Callable[..., StoredAnswers], ledger: Ledger
 ) -> None:
-    """The file is written, and the ledger has no record of it."""
+    """Its writer was killed between the file and the record."""
     answers = open_answers()
     await answers.store(QUESTION, Completion("paid", "m", "stop", {}))
     records = LlmLedger(ledger).answers
@@ -224,7 +224,7 @@ async def test_a_question_whose_file_is_deleted_or_damaged_is_asked_again(
     assert await get(open_answers(), ask) == "answer 3 again"
 
 
-async def test_an_answer_whose_writer_died_before_its_record_is_found_and_recorded(
+async def test_reusing_an_answer_without_a_record_records_it(
     open_answers: Callable[..., StoredAnswers], ledger: Ledger, tmp_path: Path
 ) -> None:
     await StoredAnswers(Storage(tmp_path.as_uri()), None, max_age=60).store(

@@ -134,7 +134,7 @@ async def test_while_a_direct_call_waits_for_a_slot_requests_wait_in_the_lanes(
     ],
     ids=["unknown", "no queue", "put off"],
 )
-async def test_requests_take_the_lane_when_its_depth_is_unknown_or_jobs_are_delayed(
+async def test_requests_take_the_lane_when_its_depth_is_unknown_or_jobs_are_put_off(
     system: System, llm: FakeLlmServer, monkeypatch: pytest.MonkeyPatch, depth: QueueDepth | None
 ) -> None:
     async def get_soon(self: LanePressure, queue: str) -> QueueDepth | None:

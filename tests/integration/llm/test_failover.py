@@ -20,7 +20,7 @@ DECLINED = answers("No", finish_reason="content_filter")
 
 
 @pytest.mark.parametrize(
-    ("behaviour", "own", "large", "error"),
+    ("behaviour", "first_overrides", "second_overrides", "error"),
     [
         (TOO_LONG, {}, {}, None),
         (DECLINED, {}, {}, None),
@@ -38,14 +38,14 @@ async def test_the_next_server_takes_over_what_its_model_may_answer(
     plain_ledger: Ledger,
     llm: FakeLlmServer,
     behaviour: Behaviour,
-    own: dict[str, Any],
-    large: dict[str, Any],
+    first_overrides: dict[str, Any],
+    second_overrides: dict[str, Any],
     error: type[LlmRefused] | None,
 ) -> None:
     with FakeLlmServer() as other:
-        first = {"name": "own", "base_url": llm.url, "model": "small", **own}
+        first = {"name": "own", "base_url": llm.url, "model": "small", **first_overrides}
         second = {"name": "large", "base_url": other.url, "model": "large", "order": 1}
-        servers = [first, {**second, "aliases": ["small"], **large}]
+        servers = [first, {**second, "aliases": ["small"], **second_overrides}]
         providers = tuple(map(LlmServer.model_validate, servers))
         llm.always(behaviour)
         async with ModelClient.open(Settings(llm_providers=providers), plain_ledger) as client:

@@ -57,7 +57,7 @@ async def client(api: RunningApi) -> AsyncIterator[openai.AsyncOpenAI]:
 
 
 @pytest.fixture
-def batches(system: System) -> OpenAiBatchService:
+def batch_service(system: System) -> OpenAiBatchService:
     return OpenAiBatchService(system.settings, system.ledger, system.registry)
 
 
@@ -84,12 +84,12 @@ async def submit_batch(client: openai.AsyncOpenAI, content: bytes, **fields: Any
 
 
 async def wait_for_batch(
-    client: openai.AsyncOpenAI, batches: OpenAiBatchService, batch_id: str
+    client: openai.AsyncOpenAI, batch_service: OpenAiBatchService, batch_id: str
 ) -> Any:
     """Return the batch when it has ended; take the scheduler's turns meanwhile."""
 
     async def ended_batch() -> Any:
-        await batches.turn()
+        await batch_service.turn()
         batch = await client.batches.retrieve(batch_id)
         return batch if batch.status in ("completed", "failed", "expired", "cancelled") else None
 
@@ -103,7 +103,10 @@ async def lines_of(client: openai.AsyncOpenAI, file_id: str | None) -> list[dict
 
 
 async def test_a_batch_is_answered_request_by_request(
-    system: System, client: openai.AsyncOpenAI, batches: OpenAiBatchService, llm: FakeLlmServer
+    system: System,
+    client: openai.AsyncOpenAI,
+    batch_service: OpenAiBatchService,
+    llm: FakeLlmServer,
 ) -> None:
     llm.next(answers("One."), answers("Two."))
     await system.start_worker("llm")
@@ -116,7 +119,7 @@ async def test_a_batch_is_answered_request_by_request(
     )
     assert batch.status == "validating"
     async with backfilling(system):
-        batch = await wait_for_batch(client, batches, batch.id)
+        batch = await wait_for_batch(client, batch_service, batch.id)
     assert batch.status == "completed"
     assert batch.metadata == {"run": "7"}
     assert batch.request_counts.model_dump() == {"total": 2, "completed": 2, "failed": 0}
@@ -145,8 +148,8 @@ async def test_a_batch_of_the_responses_api_needs_a_server_that_has_it(
         request_line("b", {**body, "background": True}, url=RESPONSES),
     )
     refused = await submit_batch(client, content, endpoint=RESPONSES)
-    batches = OpenAiBatchService(system.settings, system.ledger, system.registry)
-    refused = await wait_for_batch(client, batches, refused.id)
+    batch_service = OpenAiBatchService(system.settings, system.ledger, system.registry)
+    refused = await wait_for_batch(client, batch_service, refused.id)
     assert refused.errors is not None
     assert {each.code for each in refused.errors.data or []} == {"responses_not_supported"}
 
@@ -158,9 +161,9 @@ async def test_a_batch_of_the_responses_api_needs_a_server_that_has_it(
     llm.next(says(json.dumps(answer).encode()))
     await system.start_worker("llm")
     batch = await submit_batch(client, content, endpoint=RESPONSES)
-    batches = OpenAiBatchService(system.settings, system.ledger, system.registry)
+    batch_service = OpenAiBatchService(system.settings, system.ledger, system.registry)
     async with backfilling(system):
-        batch = await wait_for_batch(client, batches, batch.id)
+        batch = await wait_for_batch(client, batch_service, batch.id)
     assert batch.request_counts.model_dump() == {"total": 2, "completed": 1, "failed": 1}
     (answered,) = await lines_of(client, batch.output_file_id)
     assert answered["response"]["body"]["output"] == [item]
@@ -170,14 +173,17 @@ async def test_a_batch_of_the_responses_api_needs_a_server_that_has_it(
 
 
 async def test_requests_that_fail_are_in_the_error_file_with_their_reason(
-    system: System, client: openai.AsyncOpenAI, batches: OpenAiBatchService, llm: FakeLlmServer
+    system: System,
+    client: openai.AsyncOpenAI,
+    batch_service: OpenAiBatchService,
+    llm: FakeLlmServer,
 ) -> None:
     llm.next(fails(400, "temperature is out of range"))
     await system.start_worker("llm")
     no_messages = request_line("not valid", {"model": MODEL})
     batch = await submit_batch(client, jsonl(request_line("refused"), no_messages))
     async with backfilling(system):
-        batch = await wait_for_batch(client, batches, batch.id)
+        batch = await wait_for_batch(client, batch_service, batch.id)
     assert batch.status == "completed"
     assert batch.request_counts.model_dump() == {"total": 2, "completed": 0, "failed": 2}
     assert batch.output_file_id is None
@@ -210,7 +216,7 @@ async def test_requests_that_fail_are_in_the_error_file_with_their_reason(
 )
 async def test_a_batch_whose_input_is_not_valid_fails_and_names_the_line(
     client: openai.AsyncOpenAI,
-    batches: OpenAiBatchService,
+    batch_service: OpenAiBatchService,
     monkeypatch: pytest.MonkeyPatch,
     content: bytes,
     code: str,
@@ -218,7 +224,7 @@ async def test_a_batch_whose_input_is_not_valid_fails_and_names_the_line(
 ) -> None:
     monkeypatch.setattr(openai_batch_input, "MAX_REQUESTS", 5)
     batch = await submit_batch(client, content)
-    batch = await wait_for_batch(client, batches, batch.id)
+    batch = await wait_for_batch(client, batch_service, batch.id)
     assert batch.status == "failed"
     assert batch.failed_at is not None
     assert batch.errors is not None
@@ -227,22 +233,25 @@ async def test_a_batch_whose_input_is_not_valid_fails_and_names_the_line(
 
 
 async def test_a_cancelled_batch_has_its_answers_and_names_the_unasked_requests(
-    system: System, client: openai.AsyncOpenAI, batches: OpenAiBatchService, llm: FakeLlmServer
+    system: System,
+    client: openai.AsyncOpenAI,
+    batch_service: OpenAiBatchService,
+    llm: FakeLlmServer,
 ) -> None:
     batch = await submit_batch(client, jsonl(request_line("one"), request_line("two")))
     async with backfilling(system):
-        await batches.turn()
-        await batches.turn()
+        await batch_service.turn()
+        await batch_service.turn()
 
         async def is_in_lane() -> bool:
             return await system.ledger.bulk_jobs.count_open_bulk_jobs(operation, at_most=2) == 2
 
-        (open_batch,) = await batches._repository.open_batches()
+        (open_batch,) = await batch_service._repository.open_batches()
         operation = open_batch.operation_id
         await eventually(is_in_lane, what="its jobs")
         batch = await client.batches.cancel(batch.id)
         assert batch.status == "cancelling"
-        batch = await wait_for_batch(client, batches, batch.id)
+        batch = await wait_for_batch(client, batch_service, batch.id)
     assert batch.status == "cancelled"
     assert batch.request_counts.model_dump() == {"total": 2, "completed": 0, "failed": 2}
     lines = await lines_of(client, batch.error_file_id)
@@ -253,21 +262,21 @@ async def test_a_cancelled_batch_has_its_answers_and_names_the_unasked_requests(
 
 
 async def test_a_batch_cancelled_before_its_start_sends_no_request(
-    client: openai.AsyncOpenAI, batches: OpenAiBatchService
+    client: openai.AsyncOpenAI, batch_service: OpenAiBatchService
 ) -> None:
     batch = await submit_batch(client, jsonl(request_line("one")))
     await client.batches.cancel(batch.id)
-    batch = await wait_for_batch(client, batches, batch.id)
+    batch = await wait_for_batch(client, batch_service, batch.id)
     assert (batch.status, batch.error_file_id) == ("cancelled", None)
 
 
 async def test_a_batch_expires_at_the_end_of_its_window(
-    system: System, client: openai.AsyncOpenAI, batches: OpenAiBatchService
+    system: System, client: openai.AsyncOpenAI, batch_service: OpenAiBatchService
 ) -> None:
     batch = await submit_batch(client, jsonl(request_line("one")))
-    await batches.turn()
+    await batch_service.turn()
     await _set_content_field(system, "openai_batches", "expires_at", batch.expires_at, 1.0)
-    batch = await wait_for_batch(client, batches, batch.id)
+    batch = await wait_for_batch(client, batch_service, batch.id)
     assert batch.status == "expired"
     (line,) = await lines_of(client, batch.error_file_id)
     assert line["error"]["code"] == "batch_expired"
@@ -284,7 +293,7 @@ async def _set_content_field(system: System, table: str, name: str, old: float, 
 
 
 async def test_files_and_batches_are_seen_by_their_key_alone(
-    api: RunningApi, client: openai.AsyncOpenAI, batches: OpenAiBatchService
+    api: RunningApi, client: openai.AsyncOpenAI, batch_service: OpenAiBatchService
 ) -> None:
     batch = await submit_batch(client, jsonl(request_line("one")))
     file_id = batch.input_file_id
@@ -307,7 +316,7 @@ async def test_files_and_batches_are_seen_by_their_key_alone(
     with pytest.raises(openai.ConflictError):  # a batch reads it
         await client.files.delete(file_id)
     await client.batches.cancel(batch.id)
-    await wait_for_batch(client, batches, batch.id)
+    await wait_for_batch(client, batch_service, batch.id)
     assert (await client.files.delete(file_id)).deleted
     with pytest.raises(openai.NotFoundError):
         await client.files.content(file_id)
@@ -349,10 +358,10 @@ async def test_a_repeated_creation_makes_one_batch(client: openai.AsyncOpenAI) -
 
 
 async def test_old_files_and_batches_are_deleted(
-    system: System, client: openai.AsyncOpenAI, batches: OpenAiBatchService
+    system: System, client: openai.AsyncOpenAI, batch_service: OpenAiBatchService
 ) -> None:
     batch = await submit_batch(client, b"")
-    await wait_for_batch(client, batches, batch.id)
+    await wait_for_batch(client, batch_service, batch.id)
     await submit_batch(client, jsonl(request_line("a")))
     settings = system.settings.model_copy(update={"keep_openai_files": 0.0})
     expire_files = text("UPDATE openai_files SET expires_at = 1.0")

@@ -164,7 +164,7 @@ async def test_the_doctor_reports_a_server_that_is_paused_for_an_hour(
 
 
 async def test_check_finds_the_options_that_a_server_needs(llm: FakeLlmServer) -> None:
-    """A small server fails at schemas, and accepts pictures that it does not see."""
+    """A small server fails at schemas, and answers a question about a picture whatever it shows."""
 
     def behave(exchange: Exchange, request: Request) -> None:
         form = request.json.get("response_format", {}).get("type")

@@ -62,18 +62,16 @@ END: list[dict[str, Any]] = [
 ]
 
 
-def streams(
-    *events: dict[str, Any], wait: threading.Event | None = None, repeats: int = 1
-) -> Behaviour:
-    """Write a stream of events, the last one `repeats` times; with `wait`, write the rest after the
-    first output once it is set."""
+def streams(*events: dict[str, Any], wait: threading.Event | None = None) -> Behaviour:
+    """Write a stream of events; with `wait`, write the rest after the first output once it is
+    set."""
 
     def behave(exchange: Exchange, request: Request) -> None:
         exchange.send_response(200)
         exchange.send_header("Content-Type", "text/event-stream")
         exchange.end_headers()
         exchange.close_connection = True
-        for event in [*events, *events[-1:] * (repeats - 1)]:
+        for event in events:
             data = json.dumps(event)
             exchange.wfile.write(f"event: {event['type']}\ndata: {data}\n\n".encode())
             exchange.wfile.flush()
