@@ -153,7 +153,7 @@ def test_workers_are_shown_as_alive_and_then_as_stopped(jobctl: CommandLine) -> 
     assert worker["status"] == "stopped"
 
 
-def test_jobs_are_moved_cancelled_and_rerun_under_a_record(jobctl: CommandLine) -> None:
+def test_jobs_are_moved_cancelled_and_rerun_by_recorded_bulk_actions(jobctl: CommandLine) -> None:
     """There is no worker, so queued jobs stay queued."""
     first_id, second_id = jobctl.publish_all([{"n": 1}, {"n": 2}])
     filters = ("--type", "work", "--lane", "hot")

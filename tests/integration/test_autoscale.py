@@ -94,7 +94,7 @@ async def test_servers_count_with_the_limits_of_the_current_settings(
     for name in ("llm", "llm-2", "llm-3", "llm-4"):
         start(name)
     async with await Ledger.open(sqlite_url) as ledger:
-        for name in ("small", "large", "of another time"):  # with limits of earlier settings
+        for name in ("small", "large", "removed-server"):  # with limits of earlier settings
             await LlmLedger(ledger).slots.take_llm_slot(
                 name, name, "me", ttl=60, is_hot=True, first_limit=70, max_limit=70
             )

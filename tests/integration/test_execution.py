@@ -67,7 +67,7 @@ async def test_a_job_that_succeeds_in_the_end(
     assert (record.state, record.result) == (State.SUCCEEDED, {"step": "done"})
     assert (journal.runs(record.id), record.attempts) == (run_count, attempts)
     assert [attempt.outcome for attempt in record.timeline] == timeline
-    await eventually(lambda: worker.worker.counters.succeeded == 1, what="the worker's word")
+    await eventually(lambda: worker.worker.counters.succeeded == 1, what="the worker's counters")
     assert worker.worker.counters.retried + worker.worker.counters.snoozed == run_count - 1
     assert await system.letters() == []
 
@@ -93,7 +93,7 @@ async def test_a_job_that_is_given_up(
     assert record.timeline[-1].outcome == AttemptOutcome.DEAD
     letter = await system.wait_for_letter(record.id)
     assert (letter.info.reason, letter.info.attempts) == (reason, run_count)
-    await eventually(lambda: worker.worker.counters.dead == 1, what="the worker's word")
+    await eventually(lambda: worker.worker.counters.dead == 1, what="the worker's counters")
     assert await system.state(await run_script(system, "done")) is State.SUCCEEDED
 
 
@@ -150,7 +150,7 @@ async def test_each_retry_waits_twice_as_long_as_the_one_before(
         queued_times = [start.message.metadata.queued_at for start in starts]
         for n, level in enumerate((0.2, 0.4, 0.8)):
             assert level <= starts[n + 1].at - starts[n].at < level + 2
-            # The message says itself when it was to be back; its age counts from then.
+            # `queued_at` of a retry is when it was due; its age counts from then.
             before, after = queued_times[n], queued_times[n + 1]
             assert before is not None
             assert after is not None
@@ -219,7 +219,7 @@ async def test_the_maximum_age_of_a_lane_is_respected(
         await system.wait_for_state(hot.job_id, State.DEAD)
 
 
-async def test_the_steps_of_a_job_are_published_on_the_events_exchange(system: System) -> None:
+async def test_the_events_of_a_job_are_published_on_the_events_exchange(system: System) -> None:
     await system.start_worker("llm")
     events: list[tuple[str, str]] = []
     async with system.channel() as channel:
@@ -232,7 +232,7 @@ async def test_the_steps_of_a_job_are_published_on_the_events_exchange(system: S
             events.append((event["job_id"], event["event"]))
 
         await queue.consume(record_event, no_ack=True)
-        # The wait keeps the second start behind the event of the first end, however slow the disk.
+        # Long enough for the event `retrying` to be out before the second start.
         fine = await run_script(system, "retry:0.4", "done")
         bad = await run_script(system, "permanent")
         await eventually(lambda: len(events) >= 6)
@@ -259,5 +259,5 @@ async def test_a_wait_between_two_levels_ends_soon_and_ages_the_job_only_if_it_w
         queued_times = [start.message.metadata.queued_at for start in (first, second)]
         assert queued_times[0] is not None
         assert queued_times[1] is not None
-        age_lost = (queued_times[1] - queued_times[0]).total_seconds()
-        assert age_lost == 0 if counts_as_age else age_lost >= 0.7
+        queued_at_shift = (queued_times[1] - queued_times[0]).total_seconds()
+        assert queued_at_shift == 0 if counts_as_age else queued_at_shift >= 0.7

@@ -124,7 +124,7 @@ async def test_each_of_many_jobs_is_counted_once_in_whatever_process_it_runs(
     assert requests == scrape.value(attempts, worker="llm")
     answers = scrape.value("llm_requests_processed_total", status="succeeded")
     assert answers == scrape.value("llm_request_latency_seconds_count")
-    assert answers < requests, "what went back, or died, has no answer"
+    assert answers < requests, "retried, snoozed and dead jobs have no latency"
 
 
 async def test_the_system_is_shown_by_lane_and_by_cause_of_death(system: System) -> None:
@@ -156,7 +156,7 @@ async def test_the_system_is_shown_by_lane_and_by_cause_of_death(system: System)
     await worker.stop()
 
 
-async def test_the_limit_of_a_server_is_its_own_and_that_of_vision_is_shown_too(
+async def test_each_model_server_is_shown_with_its_own_limit_and_so_is_vision(
     system: System,
 ) -> None:
     servers = (
@@ -167,7 +167,7 @@ async def test_the_limit_of_a_server_is_its_own_and_that_of_vision_is_shown_too(
     settings = system.settings.model_copy(
         update={"llm_providers": servers, "llm_concurrency_max": 20, **vision_settings}
     )
-    for name in ("large", "small", "vision", "of another time"):
+    for name in ("large", "small", "vision", "removed-server"):
         await LlmLedger(system.ledger).slots.take_llm_slot(
             name, name, "me", ttl=60, is_hot=True, first_limit=70, max_limit=70
         )

@@ -44,8 +44,8 @@ def stranger(tmp_path: Path) -> Certificates:
 
 
 def read_shipped_settings(certificates: Certificates) -> dict[str, str]:
-    """Return the broker's settings of compose.tls.yml, with these files. Without `listeners.tcp`,
-    where LocalNode asks whether the node is up."""
+    """Return the settings of rabbitmq.tls.conf, with these files, but with a TCP listener: there
+    LocalNode asks whether the node is up."""
     text = (ROOT / "deploy" / "rabbitmq.tls.conf").read_text()
     for name, file in {
         "ca.pem": certificates.authority,
@@ -99,7 +99,8 @@ async def test_a_job_over_a_broker_that_speaks_tls_alone(
 
 @pytest.fixture
 def postgres_tls(certificates: Certificates, tmp_path: Path) -> Iterator[PostgresServer]:
-    """A server that takes connections with TLS. Its key belongs to its own user."""
+    """A server that takes connections with TLS. The file of its key is owned by the system user
+    that runs it."""
     folder = tmp_path / "postgres"
     folder.mkdir()
     key = folder / "server.key"

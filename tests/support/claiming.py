@@ -15,11 +15,11 @@ async def claim_all(url: str, worker_id: str, jobs: int) -> list[int]:
     """Return those of the jobs `job-0`, `job-1` … that this worker was the first to claim."""
     async with await Ledger.open(url) as ledger:
 
-        async def is_claimed(n: int) -> bool:
+        async def try_claim(n: int) -> bool:
             request = claim(f"job-{n}", f"{worker_id}-{n}", worker_id=worker_id)
             return isinstance(await ledger.jobs.claim(request), Claimed)
 
-        results = await asyncio.gather(*(is_claimed(n) for n in range(jobs)))
+        results = await asyncio.gather(*(try_claim(n) for n in range(jobs)))
     return [n for n, is_own in enumerate(results) if is_own]
 
 

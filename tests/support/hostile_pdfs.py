@@ -12,6 +12,7 @@ import re
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import pymupdf
 from PIL import Image
@@ -152,14 +153,27 @@ def with_a_costly_page(kind: str) -> bytes:
     return bytes(document.tobytes(no_new_id=True))
 
 
+class CostlyPage(NamedTuple):
+    """A page that is drawn by levels of objects, each of which draws the one below it."""
+
+    dictionary: str
+    """What each level is."""
+    content: bytes
+    """What it draws."""
+    resources: str
+    """How the level below it is named there."""
+    drawing: bytes
+    """What the page draws."""
+
+
 COSTLY_PAGES = {
-    "forms": (
+    "forms": CostlyPage(
         "/Type/XObject/Subtype/Form/BBox[0 0 600 800]",
         b"/X Do " * 10,
         "/XObject<</X %d 0 R>>",
         b"/X Do",
     ),
-    "fonts": (
+    "fonts": CostlyPage(
         (
             "/Type/Font/Subtype/Type3/FontBBox[0 0 1000 1000]/FontMatrix[.001 0 0 .001 0 0]"
             "/FirstChar 97/LastChar 97/Widths[1000]/Encoding<</Differences[97/a]>>"
@@ -168,14 +182,13 @@ COSTLY_PAGES = {
         "/Font<</N %d 0 R>>",
         b"BT /N 300 Tf 50 400 Td (aaaaaaaaaa) Tj ET",
     ),
-    "patterns": (
+    "patterns": CostlyPage(
         "/Type/Pattern/PatternType 1/PaintType 1/TilingType 1/BBox[0 0 9 9]/XStep .3/YStep .3",
         b"/Pattern cs /P scn 0 0 9 9 re f " * 9,
         "/Pattern<</P %d 0 R>>",
         b"/Pattern cs /P scn 0 0 600 800 re f",
     ),
 }
-"""By kind: what each level is, what it draws, how it is named there, and what the page draws."""
 
 
 def bomb(megabytes: int = 300) -> bytes:
@@ -189,8 +202,8 @@ def bomb(megabytes: int = 300) -> bytes:
 
 
 def deep_outline(depth: int = 100_000) -> bytes:
-    """Make an outline of which each entry is below the one before, by a name at the end of a tree
-    that is as deep."""
+    """Make an outline of which each entry is a child of the one before, and points to a name
+    that is found at the end of a name tree as deep."""
     last = 10 + 2 * depth
     entries = [
         b"%d 0 obj\n<</Title(Entry)/Parent %d 0 R/First %d 0 R/Dest(there)>>\nendobj\n"
@@ -269,10 +282,10 @@ def _stream(number: int, dictionary: bytes, content: bytes) -> bytes:
     return head + content + b"\nendstream\nendobj\n"
 
 
-def _whole_file(form: bytes, objects: list[bytes]) -> bytes:
+def _whole_file(form_reference: bytes, objects: list[bytes]) -> bytes:
     page = (
         b"<</Type/Page/Parent 2 0 R/MediaBox[0 0 600 800]/Contents 999 0 R"
-        b"/Resources<</XObject<</F %s>>>>>>" % form
+        b"/Resources<</XObject<</F %s>>>>>>" % form_reference
     )
     return b"".join(
         (

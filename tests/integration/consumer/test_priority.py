@@ -1,4 +1,7 @@
-"""Strict priority and reserved slots of the consumer, on real brokers."""
+"""Strict priority and reserved slots of the consumer, on real brokers.
+
+A message whose id begins with `held` keeps its slot until the test releases it; see `Handler`.
+"""
 
 import asyncio
 import statistics
@@ -74,6 +77,7 @@ async def test_two_lower_lanes_together_hold_no_more_than_their_slots(
     await lanes.publish("maintenance", message_ids("maintenance", 20))
     await lanes.publish("backfill", message_ids("backfill", 20))
     async with asyncio.timeout(10):
+        # Resting: the queue's consumer is cancelled, as no slot is free.
         while (waiting := consumer.waiting) < 3 or consumer.states[BACKFILL] != "resting":
             max_waiting = max(max_waiting, waiting)
             await asyncio.sleep(0)

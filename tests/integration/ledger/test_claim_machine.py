@@ -29,6 +29,7 @@ from tests.support.made import NOW, claim, finish, letter, message, new_job, rec
 
 WORKERS = st.sampled_from(["worker-1", "worker-2", "worker-3"])
 # Seldom SUCCEEDED: most of what can go wrong goes wrong before a job has ended for good.
+# An end as QUEUED is a snooze: it counts as no attempt.
 ENDS = [State.RETRYING, State.QUEUED, State.DEAD] * 2 + [State.SUCCEEDED]
 FINAL = (State.SUCCEEDED, State.CANCELLED)
 
@@ -83,7 +84,7 @@ class ClaimMachine(RuleBasedStateMachine):
             assert not self.cancel_asked, "it runs again"
             self.owner = claim_id
         elif isinstance(answer, Finished) and self.cancel_asked:
-            self.owner = None  # where it was taken over
+            self.owner = None  # the takeover of a cancelled job ends it
         elif isinstance(answer, HeldByWorker):
             assert answer.claim_id == self.owner
 
@@ -109,19 +110,19 @@ class ClaimMachine(RuleBasedStateMachine):
             )
 
     # Only one time in four, or most jobs would end by it:
-    @rule(is_due=st.sampled_from([False, False, False, True]))
-    def cancel(self, is_due: bool) -> None:
-        if is_due:
+    @rule(is_drawn=st.sampled_from([False, False, False, True]))
+    def cancel(self, is_drawn: bool) -> None:
+        if is_drawn:
             answer = self.run(self.ledger.jobs.cancel(self.job_id, NOW))
             self.cancel_asked |= isinstance(answer, Running)
 
-    @rule(is_recorded=st.booleans())
-    def redrive(self, is_recorded: bool) -> None:
+    @rule(is_marked_sent=st.booleans())
+    def redrive(self, is_marked_sent: bool) -> None:
         record = self.run(self.ledger.job_reads.get(self.job_id))
         if record is not None and record.state is State.DEAD:
             self.copies.append(Copy(record.redrives + 1, 0))
             self.run(record_redrive(self.ledger, record.redrives + 1, self.job_id))
-            if is_recorded:
+            if is_marked_sent:
                 copy = RedrivenCopy(self.job_id, record.redrives + 1)
                 self.run(self.ledger.redrives.record_redriven([copy], NOW))
 
@@ -152,8 +153,8 @@ class ClaimMachine(RuleBasedStateMachine):
         assert (record.finished_at is not None) == (record.state in {*FINAL, State.DEAD})
         if before is None:
             return
-        generation = (record.redrives, record.attempts)
-        assert generation >= (before.redrives, before.attempts), "attempts went down"
+        copy_number = (record.redrives, record.attempts)
+        assert copy_number >= (before.redrives, before.attempts), "attempts went down"
         if before.state in FINAL:
             assert record.state is before.state, "a finished job changed"
         if before.state is not record.state:

@@ -127,7 +127,7 @@ async def test_the_doctor_reports_a_server_that_keeps_failing(
     assert paused.keys() == {("embeddings",)}
     assert await statuses_after_failures("embeddings", 0) == ["ok"]
     assert await statuses_after_failures("own", REPORTED_AFTER_FAILURES - 1) == ["ok"]
-    assert await statuses_after_failures("of another time", REPORTED_AFTER_FAILURES) == ["ok"]
+    assert await statuses_after_failures("removed-server", REPORTED_AFTER_FAILURES) == ["ok"]
     assert await statuses_after_failures("own", REPORTED_AFTER_FAILURES) == ["warning"]
     assert await statuses_after_failures("spare", REPORTED_AFTER_FAILURES) == ["wrong", "wrong"]
     (own, _) = await check_model_servers(system)

@@ -28,7 +28,7 @@ from tests.support.system import System, open_system
 from tests.support.tcp_proxy import TcpProxy
 
 
-async def publish_unlocked(api: RunningApi) -> tuple[httpx.Response, float]:
+async def publish_despite_locks(api: RunningApi) -> tuple[httpx.Response, float]:
     """Publish, repeatedly while the ledger is locked: API, worker and scheduler share one process
     here, and one of them may lock the ledger's file for longer than a request waits."""
 
@@ -74,7 +74,7 @@ async def test_a_stopped_broker_is_reported_at_once_and_accepted_jobs_run(
         nonlocal refused
         after_stop = 0
         while after_stop < 10:
-            answer, took = await publish_unlocked(api)
+            answer, took = await publish_despite_locks(api)
             times.append(took)
             if answer.status_code == 202:
                 accepted.append(answer.json()["job_id"])
@@ -108,7 +108,7 @@ async def test_a_stopped_broker_is_reported_at_once_and_accepted_jobs_run(
     # Only the accepted jobs are recorded: refused ones have left nothing.
     counts = await system.ledger.job_reads.counts()
     assert set(counts["hot"]) == {State.SUCCEEDED}
-    answer, _ = await publish_unlocked(api)
+    answer, _ = await publish_despite_locks(api)
     assert answer.status_code == 202
 
 
@@ -123,7 +123,7 @@ async def test_a_broker_that_hangs_is_reported_within_two_seconds(
     ):
         assert (await api.client.post("/jobs", json=NOOP)).status_code == 202
         proxy.pause()
-        maybe_sent, took = await publish_unlocked(api)
+        maybe_sent, took = await publish_despite_locks(api)
         assert took < MAX_SECONDS
         # The job may be on the broker: so it is recorded, and the answer says "pending".
         assert (maybe_sent.status_code, maybe_sent.json()["state"]) == (202, "pending")
@@ -132,7 +132,7 @@ async def test_a_broker_that_hangs_is_reported_within_two_seconds(
         times: list[float] = []
 
         async def is_refused() -> bool:
-            answer, took = await publish_unlocked(api)
+            answer, took = await publish_despite_locks(api)
             times.append(took)
             return answer.status_code == 503
 
@@ -194,7 +194,7 @@ async def test_a_port_without_a_broker_is_reported_and_all_continues_when_the_br
                 await eventually(lambda: not feed.is_listening.is_set())
                 times: list[float] = []
                 for _ in range(6):
-                    answer, took = await publish_unlocked(api)
+                    answer, took = await publish_despite_locks(api)
                     times.append(took)
                     if answer.status_code == 202:
                         maybe_sent.append(answer.json()["job_id"])
@@ -224,7 +224,7 @@ async def test_a_port_without_a_broker_is_reported_and_all_continues_when_the_br
                             event_seen.set()
 
             async def publish_until_seen() -> bool:
-                answer, _ = await publish_unlocked(api)
+                answer, _ = await publish_despite_locks(api)
                 if answer.status_code == 202:
                     accepted.append(answer.json()["job_id"])
                 return event_seen.is_set()
