@@ -1,8 +1,8 @@
 """`jobctl` without the half second of its start: each command runs in a fork of one process.
 
-That process, the run's `Template`, has imported the modules that commands need and built what they
-build at first use, and does nothing else. Each command has a process of its own with its own
-environment, directory and standard streams; it ends as usual (`_end`), or with the process that
+That process, the run's `CommandForkServer`, has imported the modules that commands need and built
+what they build at first use, and does nothing else. Each command has a process of its own with its
+own environment, directory and standard streams; it ends as usual (`_end`), or with the process that
 started it. A module with a `main`, such as a program of the tests, can be run in the same way.
 The real start of `jobctl` is tested with
 `CommandLine.launched`, tests/acceptance/test_system.py and tests/unit/test_cli_start.py.
@@ -72,7 +72,7 @@ _FDS = 4
 _SET_PARENT_DEATH_SIGNAL = 1  # of prctl(2)
 
 
-class Template:
+class CommandForkServer:
     """The process whose forks run commands, for all processes that connect to its socket. It ends
     with the process that made it."""
 
@@ -98,12 +98,12 @@ class Template:
 
 
 class Commands:
-    """Runs commands in forks of a template; they end with this process."""
+    """Runs commands in forks of a CommandForkServer's process; they end with this process."""
 
-    def __init__(self, template: Path) -> None:
+    def __init__(self, fork_server: Path) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._socket.connect(str(template))
-        self.template = template
+        self._socket.connect(str(fork_server))
+        self.fork_server = fork_server
         self.pid = int(self._socket.recv(32))
         """Id of the process whose children the commands are."""
 
@@ -233,13 +233,13 @@ class Running:
 
 @cache
 def commands() -> Commands:
-    """Return the commands of this process: forked from the run's template or, without a run, from
-    its own."""
+    """Return the commands of this process: forked by the run's fork server or, without a run, by
+    one of its own."""
     from tests.support.servers import ADDRESS, ask_for
 
     if ADDRESS in os.environ:
         return Commands(ask_for("commands")["path"])
-    return Commands(_own_template().path)
+    return Commands(_own_fork_server().path)
 
 
 def write_jobctl(folder: Path) -> Path:
@@ -250,7 +250,7 @@ def write_jobctl(folder: Path) -> Path:
         "import os, sys\n"
         f"sys.path.insert(0, {str(ROOT)!r})\n"
         "from tests.support.commands import Commands, Path\n"
-        f"commands = Commands(Path({str(commands().template)!r}))\n"
+        f"commands = Commands(Path({str(commands().fork_server)!r}))\n"
         "streams = {'stdin': 0, 'output': 1, 'errors': 2}\n"
         "run = commands.start(sys.argv[1:], env=os.environ, cwd=Path.cwd(), **streams)\n"
         "sys.exit(run.wait())\n"
@@ -260,8 +260,8 @@ def write_jobctl(folder: Path) -> Path:
 
 
 @cache
-def _own_template() -> Template:
-    return Template(Path(tempfile.mkdtemp(prefix="switchyard-commands-")) / "socket")
+def _own_fork_server() -> CommandForkServer:
+    return CommandForkServer(Path(tempfile.mkdtemp(prefix="switchyard-commands-")) / "socket")
 
 
 async def jobctl(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -372,7 +372,7 @@ def _make_parameters(command: Any) -> None:
 
 def _end(main: Callable[[], object]) -> None:
     """Run a command, and end like the interpreter, but without tearing modules down: that would
-    copy every page of the template, and took three quarters of a command's time."""
+    copy every page of the forked process, and took three quarters of a command's time."""
     try:
         main()
         code = 0

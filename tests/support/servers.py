@@ -17,7 +17,7 @@ from typing import Any
 
 from switchyard.cli.system.rabbitmq_node import LocalNode
 from tests.support.brokers import SMALL_MESSAGES, new_node
-from tests.support.commands import Template
+from tests.support.commands import CommandForkServer
 from tests.support.postgres import PostgresServer
 
 ADDRESS = "SWITCHYARD_TEST_SERVERS"
@@ -26,7 +26,7 @@ NAMES = (
     "3.10", "4.3", "3.10-small", "4.3-small", "postgres", "postgres-initial", "pgvector", "commands"
 )  # fmt: skip
 
-Server = LocalNode | PostgresServer | Template
+Server = LocalNode | PostgresServer | CommandForkServer
 
 MEMORY = Path("/dev/shm")
 MIN_FREE_BYTES = 4 * 1024**3
@@ -102,7 +102,7 @@ class Servers:
             return self._started[name]
 
     def _connection_details(self, server: Server) -> dict[str, Any]:
-        if isinstance(server, Template):
+        if isinstance(server, CommandForkServer):
             return {"path": server.path}
         if isinstance(server, PostgresServer):
             names = ("base_dir", "port", "password", "with_vectors")
@@ -116,7 +116,7 @@ class Servers:
         base_dir.mkdir()
         server: Server
         if name == "commands":
-            return Template(base_dir / "socket")
+            return CommandForkServer(base_dir / "socket")
         if name == "postgres-initial":
             server = PostgresServer(base_dir)
             server.start()
@@ -151,6 +151,7 @@ def shared_node(version: str) -> tuple[LocalNode, str]:
     """Return the run's node of that version, and its full version."""
     details = ask_for(version)
     full_version = details.pop("version")
+    # Not started here: it stands for the node that runs already.
     return new_node(version.partition("-")[0], **details), full_version
 
 
