@@ -28,7 +28,7 @@ ASCENDING = (
     ("pressure_slow_at", "pressure_full_at"),
 )
 """Groups of settings whose values must ascend."""
-ADAPTING_DEFAULTS = frozenset({"llm_concurrency"})
+YIELDING_DEFAULTS = frozenset({"llm_concurrency"})
 """Settings of these groups whose default is ignored where it does not fit its neighbours."""
 
 __all__ = ["KeyedLimitOverride", "LimitOverride", "LlmServer", "Settings", "default_data_dir"]
@@ -55,7 +55,7 @@ class Settings(
             chain = [
                 each
                 for each in names
-                if each in self.model_fields_set or each not in ADAPTING_DEFAULTS
+                if each in self.model_fields_set or each not in YIELDING_DEFAULTS
             ]
             for less, more in pairwise(chain):
                 if getattr(self, less) > getattr(self, more):
