@@ -32,6 +32,7 @@ async def test_a_read_of_postgresql_needs_no_transaction(postgres_url: str) -> N
     async with await Ledger.open(postgres_url) as ledger:
         assert len(await ledger.core.database.read(read)) == 3
         assert len(await ledger.core.database.write(read)) == 1
+        # This check of PostgreSQL needs a transaction, for its SET LOCAL.
         await ledger.disk_space.require_room()
 
 
@@ -214,7 +215,7 @@ async def test_ended_jobs_are_counted_anew_unless_they_are_many_and_counting_is_
     await set_columns(ledger, "a", state="succeeded")
     assert await ledger.job_reads.counts() == {"hot": {State.SUCCEEDED: 1, State.PENDING: 2}}
     monkeypatch.setattr(job_reads, "COUNT_SECONDS", 0.0)  # from now on no count is quick
-    monkeypatch.setattr(job_reads, "COUNT_PAUSE_RATIO", 1e9)
+    monkeypatch.setattr(job_reads, "COUNT_REUSE_RATIO", 1e9)
     await set_columns(ledger, "b", state="succeeded")
     assert await ledger.job_reads.counts() == {"hot": {State.SUCCEEDED: 2, State.PENDING: 1}}
     monkeypatch.setattr(job_reads, "MANY_ENDED", 2)
@@ -223,19 +224,22 @@ async def test_ended_jobs_are_counted_anew_unless_they_are_many_and_counting_is_
     assert await ledger.job_reads.counts() == {"hot": {State.SUCCEEDED: 2}}
 
 
-async def test_jobs_that_ran_into_their_limit_lately_are_counted_by_type(ledger: Ledger) -> None:
+async def test_jobs_that_exceeded_their_time_limit_lately_are_counted_by_type(
+    ledger: Ledger,
+) -> None:
     now = ledger.clock.time()
-    old, late = now - 30 * DAY, {"error_type": TIMED_OUT, "updated_at": now}
+    old = now - 30 * DAY
+    timed_out_lately = {"error_type": TIMED_OUT, "updated_at": now}
     for name, values in {
-        "unlisted": {"state": "dead", "created_at": now, **late},
-        "retrying": {"state": "retrying", "created_at": old, **late},
-        "redriven": {"state": "dead", "created_at": old, **late},
-        "long-ago": {"state": "dead", "created_at": old, **late, "updated_at": old},
-        "other-cause": {"state": "dead", **late, "error_type": "OSError"},
-        "succeeded": {"state": "succeeded", "created_at": old, **late},
+        "dead-without-a-letter": {"state": "dead", "created_at": now, **timed_out_lately},
+        "retrying": {"state": "retrying", "created_at": old, **timed_out_lately},
+        "redriven": {"state": "dead", "created_at": old, **timed_out_lately},
+        "long-ago": {"state": "dead", "created_at": old, **timed_out_lately, "updated_at": old},
+        "other-cause": {"state": "dead", **timed_out_lately, "error_type": "OSError"},
+        "succeeded": {"state": "succeeded", "created_at": old, **timed_out_lately},
     }.items():
         await ledger.jobs.record(new_job(name))
-        if name not in ("unlisted", "retrying"):
+        if name not in ("dead-without-a-letter", "retrying"):
             died = values.get("updated_at")
             await ledger.dead_letters.index_dead([letter(name, dead_at=died)])
         await set_columns(ledger, name, **values)
@@ -251,14 +255,14 @@ async def test_jobs_are_counted_by_state_whichever_state_the_filter_names(
     await set_columns(ledger, "b", created_at=1.0)
     await ledger.jobs.cancel("c", NOW)
     all_states = {State.PENDING: 1, State.RUNNING: 1, State.CANCELLED: 1}
-    assert await reads.count_by_state(JobFilter(state=State.DEAD), newest=9) == all_states
-    newest = await reads.count_by_state(JobFilter(), newest=2)
+    assert await reads.count_newest_by_state(JobFilter(state=State.DEAD), newest=9) == all_states
+    newest = await reads.count_newest_by_state(JobFilter(), newest=2)
     assert newest == {State.PENDING: 1, State.CANCELLED: 1}
-    in_hot = await reads.count_by_state(JobFilter(state=State.PENDING, lane="hot"), newest=9)
+    in_hot = await reads.count_newest_by_state(JobFilter(state=State.PENDING, lane="hot"), newest=9)
     assert in_hot == {State.PENDING: 1, State.RUNNING: 1}
-    assert await reads.count_by_state(JobFilter(job_type="nobodys"), newest=9) == {}
-    assert await reads.open_by_state(None) == {State.PENDING: 1, State.RUNNING: 1}
-    assert await reads.open_by_state("backfill") == {}
+    assert await reads.count_newest_by_state(JobFilter(job_type="nobodys"), newest=9) == {}
+    assert await reads.count_open_by_state(None) == {State.PENDING: 1, State.RUNNING: 1}
+    assert await reads.count_open_by_state("backfill") == {}
 
 
 async def test_a_pipeline_is_its_first_job_and_those_that_follow(ledger: Ledger) -> None:

@@ -183,7 +183,7 @@ async def list_jobs(
     if examined_since is None or cursor is None:
         counted, counted_since = replace(job_filter, state=None), examined_since
         if is_bounded and not is_all:
-            counted_since = await reads.find_bound(counted, EXAMINED_JOBS)
+            counted_since = await reads.find_examined_since(counted, EXAMINED_JOBS)
         if is_bounded and counted_since is not None:
             counted, counted_among = replace(counted, since=counted_since), EXAMINED_JOBS
         counts, counted_newest = await _count_by_state(reads, counted, jobs if is_all else None)
@@ -379,10 +379,10 @@ async def _count_by_state(
     only jobs that have not ended are counted. `found` are all matching jobs, if the caller has
     them."""
     if replace(job_filter, lane=None).is_empty:
-        return await reads.open_by_state(job_filter.lane), None
+        return await reads.count_open_by_state(job_filter.lane), None
     if found is not None:  # to look for more would go through all jobs once again
         return Counter(each.state for each in found), None
-    counts = await reads.count_by_state(job_filter, newest=MAX_COUNTED)
+    counts = await reads.count_newest_by_state(job_filter, newest=MAX_COUNTED)
     return counts, MAX_COUNTED if sum(counts.values()) >= MAX_COUNTED else None
 
 

@@ -36,7 +36,7 @@ from switchyard.services.engine.ledger.sql.dialect import (
 )
 from switchyard.services.engine.ledger.sql.job_filters import (
     filter_jobs,
-    find_bound,
+    find_examined_since,
     find_span_end,
     in_states,
     sort_columns,
@@ -84,7 +84,7 @@ _CHECKPOINT_AT = (
     .scalar_subquery()
     .label("kept_at")
 )
-# Made once: each request of a client waits for them.
+# Built once: to build them would take time in each request.
 _JOB_QUERY = (
     select(jobs, *_PROGRESS, _CHECKPOINT_AT)
     .select_from(_WITH_PROGRESS)
@@ -96,16 +96,16 @@ _ATTEMPTS_QUERY = (
 
 COUNT_SECONDS = 0.1
 """Seconds that a count of ended jobs may take; the result of a slower one is reused."""
-COUNT_PAUSE_RATIO = 20.0
-"""How many times its duration a slow count of ended jobs is reused: counting takes at most about a
-twentieth of the time."""
+COUNT_REUSE_RATIO = 20.0
+"""A slow count of ended jobs is reused for this many times its duration: counting takes at most
+about a twentieth of the time."""
 MANY_ENDED = 100_000
 """Fewer ended jobs are counted each time: if that is slow, the machine is busy with other work."""
 EXAMINED_JOBS = 20_000
 """Jobs that are examined for one page if no index finds those that match. It takes some hundredths
 of a second; to examine millions would take many seconds."""
 FIRST_EXAMINED_PAGES = 10
-"""Lengths of a page that are examined at first."""
+"""The first try examines this many times as many jobs as a page has."""
 MAX_RUN_JOBS = 1_000
 """Jobs of one run of a pipeline that are read, beside its first."""
 _IDS_PAGE = 10_000
@@ -186,12 +186,12 @@ class JobReads(Repository):
             bound = None
             bounded_filter = job_filter
             if number is not None:
-                bound = find_bound(connection, job_filter, number, cursor)
+                bound = find_examined_since(connection, job_filter, number, cursor)
             if bound is not None:
                 bounded_filter = replace(job_filter, since=bound)
             parts = state_lane_conditions(connection, bounded_filter)
             rest = bounded_filter
-            if parts is not None:
+            if parts is not None:  # each of them names a state and a lane
                 rest = replace(bounded_filter, state=None, lane=None)
             query = filter_jobs(_summaries(), rest, now, dialect)
             page = fetch_page(connection, query, at, key, _to_summary, limit, cursor, parts=parts)
@@ -211,12 +211,12 @@ class JobReads(Repository):
         return read_page(connection, examined)
 
     @read
-    def find_bound(
+    def find_examined_since(
         self, connection: Connection, job_filter: JobFilter, number: int
     ) -> float | None:
         """Return the time of the oldest job that `list_jobs` examines for its first page, if it
-        examines `number` jobs; None if these are all that the filter leaves."""
-        return find_bound(connection, job_filter, number, None)
+        examines `number` jobs; None if it examines all of them."""
+        return find_examined_since(connection, job_filter, number, None)
 
     async def matching_jobs(
         self,
@@ -320,7 +320,7 @@ class JobReads(Repository):
         return query.where(in_states(states))
 
     @read
-    def count_by_state(
+    def count_newest_by_state(
         self, connection: Connection, job_filter: JobFilter, *, newest: int
     ) -> dict[State, int]:
         """Count the newest jobs that match the filter, `newest` at most, by state; the filter's own
@@ -337,7 +337,7 @@ class JobReads(Repository):
         return {State(state): number for state, number in connection.execute(counted)}
 
     @read
-    def open_by_state(self, connection: Connection, lane: str | None) -> dict[State, int]:
+    def count_open_by_state(self, connection: Connection, lane: str | None) -> dict[State, int]:
         """Count the jobs that have not ended by their states, of one lane or of all."""
         query = select(jobs.c.state, func.count()).where(jobs.c.state.in_(OPEN))
         if lane is not None:
@@ -356,7 +356,7 @@ class JobReads(Repository):
         """Count jobs by lane and state; states without jobs are left out.
 
         Counting ten million ended jobs takes seconds. So where there are MANY_ENDED and counting
-        them takes more than COUNT_SECONDS, the result is reused for COUNT_PAUSE_RATIO times as
+        them takes more than COUNT_SECONDS, the result is reused for COUNT_REUSE_RATIO times as
         long.
         """
         began = time.monotonic()
@@ -367,14 +367,14 @@ class JobReads(Repository):
             took = ended_at - began
             number = sum(sum(by_state.values()) for by_state in self._ended.values())
             if took > COUNT_SECONDS and number >= MANY_ENDED:
-                self._count_again_at = ended_at + took * COUNT_PAUSE_RATIO
+                self._count_again_at = ended_at + took * COUNT_REUSE_RATIO
         for lane, numbers in self._ended.items():
             counts.setdefault(lane, {}).update(numbers)
         return counts
 
     @read
     def running_by_worker(self, connection: Connection) -> dict[str | None, int]:
-        """Count the jobs that run now, by worker."""
+        """Count the jobs that run now, by the worker's id."""
         query = (
             select(jobs.c.worker_id, func.count())
             .where(jobs.c.state == State.RUNNING)
@@ -481,15 +481,16 @@ class JobReads(Repository):
         return pipelines
 
     async def due_pending(
-        self, older_than: float, limit: int, *, without: Collection[tuple[str, str]] = ()
+        self, older_than: float, limit: int, *, full_queues: Collection[tuple[str, str]] = ()
     ) -> list[JobRecord]:
         """Return jobs to publish (again): those still `pending` and last touched before
-        `older_than`. The most urgent lane comes first, then the oldest job; `without` as in
-        `due_scheduled`."""
+        `older_than`. The most urgent lane comes first, then the oldest job. The jobs of
+        `full_queues`, pairs of lane and kind of worker, are left out, and so hide no others.
+        """
         query = (
             select(jobs)
             .where(jobs.c.state == State.PENDING, jobs.c.updated_at < older_than)
-            .where(*_not_in_queues(without))
+            .where(*_not_in_queues(full_queues))
             .order_by(_URGENCY, jobs.c.created_at)
             .limit(limit)
         )
@@ -510,17 +511,16 @@ class JobReads(Repository):
         return [(key, number, at) for key, number, at in connection.execute(query)]
 
     async def due_scheduled(
-        self, now: float, limit: int, *, without: Collection[tuple[str, str]] = ()
+        self, now: float, limit: int, *, full_queues: Collection[tuple[str, str]] = ()
     ) -> list[JobRecord]:
         """Return jobs whose `run_at` has come: the most urgent lane first, then the longest due.
-        `without` are full queues, as lane and worker; their jobs are left out, and so do not hide
-        the others.
+        The jobs of `full_queues` are left out, as in `due_pending`.
         """
         query = (
             select(jobs)
             # Literal text: only with it does the database use the partial index.
             .where(text("state = 'scheduled'"), jobs.c.run_at <= now)
-            .where(*_not_in_queues(without))
+            .where(*_not_in_queues(full_queues))
             .order_by(_URGENCY, jobs.c.run_at)
             .limit(limit)
         )
@@ -581,8 +581,9 @@ def _summaries() -> Select[Any]:
 
 
 def _not_in_queues(queues: Collection[tuple[str, str]]) -> list[ColumnElement[bool]]:
-    """Return the conditions that leave out the jobs of these queues."""
-    return [~((jobs.c.lane == lane) & (jobs.c.worker == worker)) for lane, worker in queues]
+    """Return the conditions that leave out the jobs of these queues, pairs of lane and kind of
+    worker."""
+    return [~((jobs.c.lane == lane) & (jobs.c.worker == kind)) for lane, kind in queues]
 
 
 def _count_states(connection: Connection, states: Collection[State]) -> dict[str, dict[State, int]]:
@@ -617,6 +618,7 @@ def _to_summary(row: Row[Any]) -> JobSummary:
 def to_record(row: Row[Any], timeline: tuple[AttemptRecord, ...] = ()) -> JobRecord:
     columns = row._mapping
     result = columns["result"]
+    # The column has the whole envelope, of which `metadata` is a part.
     envelope = json.loads(columns["metadata"])
     return JobRecord(
         **_summary_fields(columns),

@@ -223,7 +223,7 @@ class Scheduler:
         published = 0
         full: set[tuple[str, str]] = set()
         while True:
-            due = await fetch(BATCH, without=full)
+            due = await fetch(BATCH, full_queues=full)
             unpaused = await without_paused(self._ledger, due)
             pinned = await self._pin(unpaused)
             accepted = set(await self._publish(pinned, turn))

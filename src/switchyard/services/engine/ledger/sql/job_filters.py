@@ -43,7 +43,7 @@ def lanes_in(connection: Connection, state: State) -> list[str]:
     return lanes
 
 
-def find_bound(
+def find_examined_since(
     connection: Connection, job_filter: JobFilter, number: int, cursor: str | None
 ) -> float | None:
     """Return when the `number`th of the jobs after the cursor was made, newest first. Only the
