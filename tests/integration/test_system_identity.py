@@ -20,7 +20,7 @@ from switchyard.broker.topology.system_mark import MarkUnreadable, SystemMark, r
 from switchyard.broker.wire.connection import connected, underlying
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.identity.broker import (
-    advance_broker,
+    begin_generation,
     mark_broker,
     read_broker,
     require_same_system,
@@ -64,9 +64,8 @@ async def test_two_systems_on_one_broker_are_refused_by_both_names(
         await make_and_open_ledger(first_settings) as first,
         await make_and_open_ledger(second_settings) as second,
     ):
-        await require_same_system(
-            second_settings, second
-        )  # not marked yet: a half upgraded system goes on
+        # A broker without a mark is accepted, as in a half upgraded system.
+        await require_same_system(second_settings, second)
         assert await mark_broker(first_settings, first) is True
         assert await mark_broker(first_settings, first) is False
         await require_same_system(first_settings, first)
@@ -93,7 +92,7 @@ async def test_a_restored_ledger_is_refused_until_it_is_adopted(
         await mark_broker(settings, ledger)
     shutil.copy(tmp_path / "ledger.db", tmp_path / "copy.db")
     async with await Ledger.open(settings.ledger_url) as ledger:
-        await advance_broker(settings, ledger)
+        await begin_generation(settings, ledger)
         await require_same_system(settings, ledger)
     for file in tmp_path.glob("ledger.db*"):
         file.unlink()
@@ -101,7 +100,7 @@ async def test_a_restored_ledger_is_refused_until_it_is_adopted(
     async with await Ledger.open(settings.ledger_url) as restored:
         for call in (
             require_same_system(settings, restored),
-            advance_broker(settings, restored),
+            begin_generation(settings, restored),
             mark_broker(settings, restored),
         ):
             with pytest.raises(WrongSystem, match=r"is an old copy of the system .* has gone on"):
@@ -113,7 +112,8 @@ async def test_a_restored_ledger_is_refused_until_it_is_adopted(
 async def test_a_copy_made_seconds_ago_is_refused_once_its_scheduler_has_ended(
     broker: TestBroker, tmp_path: Path
 ) -> None:
-    """The copy misses a delayed job, and is as new as the generation of the scheduler's start."""
+    """A scheduler begins a generation at its end, too: a job recorded since the copy would be
+    missing in it."""
     settings = make_settings(broker, tmp_path)
     registry = Registry.load()
     await broker.declare(build(broker.profile, registry.routes))
@@ -134,10 +134,10 @@ async def test_a_copy_made_seconds_ago_is_refused_once_its_scheduler_has_ended(
         scheduler.stop()
         await asyncio.wait_for(running, MAX_WAIT)
         await require_same_system(settings, ledger)  # the ledger itself is not refused
-    at_copy = make_settings(broker, tmp_path, f"sqlite+aiosqlite:///{copy}")
-    async with await Ledger.open(at_copy.ledger_url) as restored:
+    copy_settings = make_settings(broker, tmp_path, f"sqlite+aiosqlite:///{copy}")
+    async with await Ledger.open(copy_settings.ledger_url) as restored:
         with pytest.raises(WrongSystem, match=r"is an old copy of the system .* has gone on"):
-            await require_same_system(at_copy, restored)
+            await require_same_system(copy_settings, restored)
 
 
 async def test_the_generation_is_on_the_ledgers_disk_before_the_broker_has_it(
@@ -156,7 +156,7 @@ async def test_the_generation_is_on_the_ledgers_disk_before_the_broker_has_it(
         with monkeypatch.context() as patch:
             patch.setattr(os, "fsync", fail)
             with pytest.raises(LedgerUnavailable, match="the disk is gone"):
-                await advance_broker(settings, ledger)
+                await begin_generation(settings, ledger)
         assert synced == [f"{tmp_path / 'ledger.db'}-wal"]
         assert await read_broker(settings) == before
         await require_same_system(settings, ledger)
@@ -177,12 +177,12 @@ async def test_generations_only_grow_and_only_of_a_marked_broker(
 ) -> None:
     settings = make_settings(broker310, tmp_path)
     async with await make_and_open_ledger(settings) as ledger:
-        await advance_broker(settings, ledger)
+        await begin_generation(settings, ledger)
         assert await read_broker(settings) is None
         await mark_broker(settings, ledger)
         generations = [(await ledger.system.system()).generation]
         for _ in range(3):
-            await advance_broker(settings, ledger)
+            await begin_generation(settings, ledger)
             mark = await read_broker(settings)
             assert mark is not None
             generations.append(mark.generation)
@@ -309,7 +309,7 @@ async def test_a_broker_that_is_adopted_during_an_advance_stays_adopted(
             return await advance(least=least)
 
         monkeypatch.setattr(first.system, "advance_system", advance_slowly)
-        going_on = asyncio.create_task(advance_broker(first_settings, first))
+        going_on = asyncio.create_task(begin_generation(first_settings, first))
         await has_read.wait()
         adopting = asyncio.create_task(mark_broker(second_settings, second, take=True))
         await asyncio.wait((adopting,), timeout=0.5)  # it waits for its turn
@@ -317,7 +317,7 @@ async def test_a_broker_that_is_adopted_during_an_advance_stays_adopted(
         await asyncio.gather(going_on, adopting)
         await require_same_system(second_settings, second)
         with pytest.raises(WrongSystem):
-            await advance_broker(first_settings, first)
+            await begin_generation(first_settings, first)
 
 
 async def test_of_systems_that_mark_a_new_broker_at_once_one_has_it(
@@ -435,7 +435,7 @@ async def test_an_index_in_postgresql_is_of_one_system(
             "JOBS_INDEX_URL",
         ):
             assert text in str(error.value)
-        assert "test:" not in str(error.value)
+        assert "test:" not in str(error.value)  # the password is not shown
         await claim_places(second_settings, second, take=True)
         with pytest.raises(WrongStorage):
             await claim_places(first_settings, first)

@@ -129,7 +129,7 @@ async def mark_broker(settings: BrokerSettings, ledger: Ledger, *, take: bool = 
     return True
 
 
-async def advance_broker(
+async def begin_generation(
     settings: BrokerSettings, ledger: Ledger, reconnector: Reconnector | None = None
 ) -> None:
     """Begin a new generation of ledger and broker, so that a copy of the ledger made before is

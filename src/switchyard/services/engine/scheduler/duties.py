@@ -28,7 +28,7 @@ from switchyard.services.engine.bulk.session import BulkHandler
 from switchyard.services.engine.dead.indexed import REMOVAL_INTERVAL, LeftoverRemover
 from switchyard.services.engine.dead.indexing import DeadLetterIndexer
 from switchyard.services.engine.dead.purge import PurgeHandler
-from switchyard.services.engine.identity.broker import CONNECTION, advance_broker
+from switchyard.services.engine.identity.broker import CONNECTION, begin_generation
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.monitoring.lane_history import LaneHistoryRecorder
@@ -232,7 +232,7 @@ async def _advance_generations(context: DutyContext) -> None:
 
 async def _advance_generation(context: DutyContext, reconnector: Reconnector) -> None:
     try:
-        await advance_broker(context.settings, context.ledger, reconnector)
+        await begin_generation(context.settings, context.ledger, reconnector)
     except WrongSystem as error:
         context.on_wrong_system(error)
 

@@ -20,7 +20,7 @@ from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.task_supervisor import TaskSupervisor
 from switchyard.services.common.instance_ids import new_instance_id
 from switchyard.services.common.settings import Settings
-from switchyard.services.engine.identity.broker import advance_broker
+from switchyard.services.engine.identity.broker import begin_generation
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.ledger.leases import SCHEDULER
@@ -168,7 +168,7 @@ class Scheduler:
             return
         try:
             async with asyncio.timeout(LAST_GENERATION_TIMEOUT):
-                await advance_broker(self._settings, self._ledger)
+                await begin_generation(self._settings, self._ledger)
         except WrongSystem as error:
             self._stop_for_wrong_system(error)
         except (BrokerUnavailable, LedgerError, TimeoutError) as error:
