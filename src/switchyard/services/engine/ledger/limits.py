@@ -14,7 +14,7 @@ from typing import cast
 from sqlalchemy import Connection, and_, delete, func, select, tuple_, update
 
 from switchyard.services.engine.ledger.sql.dialect import db_now
-from switchyard.services.engine.ledger.sql.job_operations import JobChange
+from switchyard.services.engine.ledger.sql.job_operations import JobOperation
 from switchyard.services.engine.ledger.sql.permit_batch import PermitChange, wake_waiting
 from switchyard.services.engine.ledger.sql.repository import Repository, read, write
 from switchyard.services.engine.ledger.sql.stopwatch import Stopwatch
@@ -64,7 +64,7 @@ class LimitRepository(Repository):
 
     async def _commit_permit(self, change: PermitChange) -> PermitAnswer:
         # A cast, as the committer is declared for changes of jobs, and does not look into them.
-        return await self._permit_committer.submit(cast("JobChange[PermitAnswer]", change))
+        return await self._permit_committer.submit(cast("JobOperation[PermitAnswer]", change))
 
     @write
     def wake_waiting(self, connection: Connection, at_most: int = 100) -> list[WokenJob]:

@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 from sqlalchemy import Connection
 
 from switchyard.broker.forking import OwnerProcess
-from switchyard.services.engine.ledger.sql.job_operations import JobChange
+from switchyard.services.engine.ledger.sql.job_operations import JobOperation
 from switchyard.services.engine.records.errors import (
     LedgerClosed,
     LedgerError,
@@ -30,14 +30,14 @@ MAX_DELAY = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class OtherWrite(Generic[ResultT]):
+class NonJobWrite(Generic[ResultT]):
     """An operation that changes other rows than jobs."""
 
     run: Callable[[Connection], ResultT]
     """Called in the transaction; perhaps again, in another one."""
 
 
-Operation = JobChange[ResultT] | OtherWrite[ResultT]
+Operation = JobOperation[ResultT] | NonJobWrite[ResultT]
 Commit = Callable[[Sequence[Operation[Any]]], Awaitable[Sequence[Any]]]
 """Runs operations in one transaction; returns the result or the LedgerError of each."""
 

@@ -21,13 +21,13 @@ from switchyard.services.engine.records.results import Created, Existing, Record
 from switchyard.services.engine.records.states import State
 
 JOBS_PER_TURN = 10
-"""Jobs that are encoded before others run: twenty with payloads of 900 kB held the event loop for a
-tenth of a second."""
+"""Jobs that are encoded before other tasks run: twenty with payloads of 900 kB held the event loop
+for a tenth of a second."""
 ResultT_co = TypeVar("ResultT_co", covariant=True)
 
 
-class JobChange(Protocol[ResultT_co]):
-    """A change of one job."""
+class JobOperation(Protocol[ResultT_co]):
+    """An operation on one job."""
 
     order: ClassVar[int]
     """Rank of the operation within a transaction: a job is made before it is claimed."""
@@ -44,7 +44,7 @@ class InsertJob:
     """Operation: make a job's row. Encodes the message in the constructor, so that its errors reach
     the caller."""
 
-    __slots__ = ("_columns", "_joins", "_notice", "_receipt", "is_plain")
+    __slots__ = ("_columns", "_joined", "_notice_insert", "_receipt", "is_plain")
     order: ClassVar[int] = 1
     is_plain: bool
     """Whether the job's row is all that is to be written."""
@@ -54,10 +54,11 @@ class InsertJob:
         columns["state"] = State.PENDING if job.run_at is None else State.SCHEDULED
         columns["run_at"] = job.run_at
         columns["join_id"] = job.join_id
-        # Unique to this operation: when it is applied again, it recognises its own row.
+        # Unique to this operation: when it is applied again, it recognises its own row. The column
+        # has it until the first claim, or until another caller relies on the job.
         self._receipt = columns["claim_id"] = uuid4().hex
-        self._joins = job.joins
-        self._notice = None if job.notice is None else InsertJob(job.notice)
+        self._joined = job.joins
+        self._notice_insert = None if job.notice is None else InsertJob(job.notice)
         if job.joins is not None:
             columns |= {"state": State.JOINING, "joins": 1, "claim_id": None}
         others = (job.joins, job.join_id, job.notice)
@@ -95,10 +96,10 @@ class InsertJob:
         if paused:
             self._columns["state"] = State.PAUSED
         rows.jobs[self.job_id] = self.row()
-        if self._joins is not None:
-            rows.new_joins[self.job_id] = self._joins
-        if self._notice is not None:
-            self._notice.apply(rows)
+        if self._joined is not None:
+            rows.new_joins[self.job_id] = self._joined
+        if self._notice_insert is not None:
+            self._notice_insert.apply(rows)
         return Created(self.job_id, self._receipt, self._notice_id, paused)
 
     def row(self) -> JobRow:
@@ -123,11 +124,12 @@ class InsertJob:
 
     @property
     def _notice_id(self) -> str | None:
-        return None if self._notice is None else self._notice.job_id
+        return None if self._notice_insert is None else self._notice_insert.job_id
 
 
 async def prepare_inserts(batch: Iterable[NewJob]) -> list[InsertJob]:
-    """Encode jobs, and let others run in between: a join may have thousands. Raises RowRejected."""
+    """Encode jobs, and let other tasks run in between: a join may have thousands. Raises
+    RowRejected."""
     inserts = []
     for job in batch:
         inserts.append(InsertJob(job))
@@ -198,7 +200,7 @@ class RollbackInsert:
 def _delete_row(rows: Rows, row: JobRow) -> None:
     del rows.jobs[row.id]
     rows.new_joins.pop(row.id, None)
-    if row.new is None:
+    if row.new is None:  # else it has not been inserted yet
         rows.deleted.append(row)
 
 

@@ -1,10 +1,10 @@
 """Apply many operations in one transaction: load their rows, change them in memory, write the
 changed ones.
 
-A batch of only new jobs and confirms needs no rows: `JobWriter.run_unloaded`. For other batches,
-there are at most one SELECT, one UPDATE, one INSERT of jobs and one of
-attempts, each for the whole batch; and the statements of `services.engine.ledger.sql.join_writer`,
-where jobs with a join have begun or ended.
+A batch of only new jobs and confirms needs no rows: `JobWriter.run_without_loading`. For other
+batches, there are at most one SELECT, one UPDATE, one INSERT of jobs and one of attempts, each for
+the whole batch; and the statements of `services.engine.ledger.sql.join_writer`, where jobs with a
+join have begun or ended.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from switchyard.services.engine.ledger.sql.job_content import (
 )
 from switchyard.services.engine.ledger.sql.job_operations import (
     InsertJob,
-    JobChange,
+    JobOperation,
     MarkQueued,
     RollbackInsert,
 )
@@ -197,7 +197,7 @@ class JobWriter:
         )
 
     def run(
-        self, connection: Connection, operations: Sequence[JobChange[Any]]
+        self, connection: Connection, operations: Sequence[JobOperation[Any]]
     ) -> list[Any | LedgerError]:
         """Apply the operations and write the changed rows. Return the result of each, or its
         LedgerError. Raises TransactionConflict when another process inserted the same job: run it
@@ -213,13 +213,13 @@ class JobWriter:
         self._write(connection, rows)
         return results
 
-    def run_unloaded(
-        self, connection: Connection, operations: Sequence[JobChange[Any]]
+    def run_without_loading(
+        self, connection: Connection, operations: Sequence[JobOperation[Any]]
     ) -> list[Any] | None:
         """Insert new jobs and mark confirmed ones without loading their rows: one statement for the
-        inserts, one for the confirms. Only for operations that `need_no_rows`. Return the results;
-        None if a job exists already or a pause is in force. Then call `run` with the same
-        operations: it recognises the rows inserted here by their receipts.
+        inserts, one for the confirms. Only where `can_skip_loading`. Return the results; None if a
+        job exists already or a pause is in force. Then call `run` with the same operations: it
+        recognises the rows inserted here by their receipts.
         """
         new = [each for each in operations if isinstance(each, InsertJob)]
         confirmed = [each for each in operations if isinstance(each, MarkQueued)]
@@ -237,7 +237,7 @@ class JobWriter:
         # In the order in which other transactions lock them.
         connection.execute(self._mark_queued, self._parameters(_CONFIRM_COLUMNS, sorted(confirmed)))
 
-    def _load(self, connection: Connection, operations: Sequence[JobChange[Any]]) -> Rows:
+    def _load(self, connection: Connection, operations: Sequence[JobOperation[Any]]) -> Rows:
         rows = Rows()
         job_ids = {operation.job_id for operation in operations}
         rollbacks = [each.made for each in operations if isinstance(each, RollbackInsert)]
@@ -320,8 +320,8 @@ class JobWriter:
         return sql.rows_parameters(self._dialect, columns, rows)
 
 
-def need_no_rows(operations: Sequence[JobChange[Any]]) -> bool:
-    """Tell whether the operations are for `JobWriter.run_unloaded`."""
+def can_skip_loading(operations: Sequence[JobOperation[Any]]) -> bool:
+    """Tell whether `JobWriter.run_without_loading` can do all of these operations."""
     return all(
         isinstance(each, MarkQueued) or (isinstance(each, InsertJob) and each.is_plain)
         for each in operations

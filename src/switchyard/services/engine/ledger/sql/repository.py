@@ -13,11 +13,11 @@ from sqlalchemy import Connection
 from switchyard.services.engine.ledger.sql.clock import Clock
 from switchyard.services.engine.ledger.sql.committer import (
     GroupCommitter,
+    NonJobWrite,
     Operation,
-    OtherWrite,
 )
 from switchyard.services.engine.ledger.sql.database import Database
-from switchyard.services.engine.ledger.sql.job_writer import JobWriter, need_no_rows
+from switchyard.services.engine.ledger.sql.job_writer import JobWriter, can_skip_loading
 from switchyard.services.engine.ledger.sql.permit_batch import PermitBatch
 from switchyard.services.engine.records.errors import LedgerError
 from switchyard.services.engine.records.limits import PermitAnswer
@@ -47,22 +47,22 @@ class LedgerCore:
         await self.database.close()
 
     async def _commit(self, operations: Sequence[Operation[Any]]) -> Sequence[Any]:
-        others = [each for each in operations if isinstance(each, OtherWrite)]
-        changes = [each for each in operations if not isinstance(each, OtherWrite)]
-        if not others and need_no_rows(changes):
+        other_writes = [each for each in operations if isinstance(each, NonJobWrite)]
+        job_operations = [each for each in operations if not isinstance(each, NonJobWrite)]
+        if not other_writes and can_skip_loading(job_operations):
             results = await self.database.write_each(
-                lambda connection: self.writer.run_unloaded(connection, changes)
+                lambda connection: self.writer.run_without_loading(connection, job_operations)
             )
-            if results is not None:
+            if results is not None:  # else a job is known already or paused: its row is needed
                 return results
 
         def run(connection: Connection) -> list[Any]:
-            # The others first: a transaction that locks a model server's row and jobs, such as the
-            # end of a server's pause, locks them in this order.
-            other_results = iter([each.run(connection) for each in others])
-            results = iter(self.writer.run(connection, changes) if changes else ())
+            # The other writes first: a transaction that locks a model server's row and jobs, such
+            # as the end of a server's pause, locks them in this order.
+            other_results = iter([each.run(connection) for each in other_writes])
+            results = iter(self.writer.run(connection, job_operations) if job_operations else ())
             return [
-                next(other_results if isinstance(each, OtherWrite) else results)
+                next(other_results if isinstance(each, NonJobWrite) else results)
                 for each in operations
             ]
 
@@ -110,15 +110,16 @@ R = TypeVar("R", bound=Repository)
 def read(
     method: Callable[Concatenate[R, Connection, P], T],
 ) -> Callable[Concatenate[R, P], Coroutine[Any, Any, T]]:
-    """Mark a method that only reads: it runs in a transaction, whose connection it gets."""
+    """Mark a method that only reads: it gets a connection. On PostgreSQL, each of its statements
+    sees what was committed before it; see `Database.read`."""
 
     @wraps(method)
-    async def in_transaction(self: R, /, *args: P.args, **kwargs: P.kwargs) -> T:
+    async def run(self: R, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await self._database.read(
             lambda connection: method(self, connection, *args, **kwargs)
         )
 
-    return in_transaction
+    return run
 
 
 def write(
@@ -150,7 +151,7 @@ def write_soon(
     ) -> Callable[Concatenate[R, P], asyncio.Future[T]]:
         @wraps(method)
         def submit(self: R, /, *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
-            operation = OtherWrite(lambda connection: method(self, connection, *args, **kwargs))
+            operation = NonJobWrite(lambda connection: method(self, connection, *args, **kwargs))
             written = self._committer.submit_soon(operation)
             written.add_done_callback(partial(_log_failure, failure))
             return written

@@ -1,6 +1,6 @@
 """Let autovacuum of PostgreSQL visit the tables that grow with every job before a fifth is new.
 
-Counts and groups are read from an index alone only where it has been since the rows changed
+COUNT and GROUP BY are answered from an index alone only for pages vacuumed since they changed
 (https://www.postgresql.org/docs/current/storage-vm.html). With the default, ten million jobs wait
 for two million changes.
 """
@@ -18,8 +18,9 @@ SHARES = {
     "autovacuum_vacuum_insert_scale_factor": 0.02,
     "autovacuum_analyze_scale_factor": 0.02,
 }
-"""Share of a table's rows, by what is done once that many are changed or new. A visit after inserts
-alone skips what it has seen, so it may come more often."""
+"""By storage parameter: the share of a table's rows that must be changed or new before it is
+vacuumed or analyzed. A vacuum after inserts alone skips the pages that an earlier one has seen, so
+it may come more often."""
 
 
 def upgrade() -> None:
