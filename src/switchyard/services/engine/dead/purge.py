@@ -18,7 +18,7 @@ from switchyard.services.engine.bulk.session import BulkSession
 from switchyard.services.engine.dead.displaced import as_ordinary
 from switchyard.services.engine.dead.groups import require_group
 from switchyard.services.engine.dead.letters import LetterFilter, was_dead
-from switchyard.services.engine.dead.scan import scanning_in_turn, wait_in
+from switchyard.services.engine.dead.scan import recording_wait, scanning_in_turn
 from switchyard.services.engine.dead.stored import stored_letter
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.ledger.leases import Sleep
@@ -106,7 +106,7 @@ class PurgeHandler:
         batch: list[QueuedDeadLetter] = []
         saved_at = time.monotonic()
 
-        async with scanning_in_turn(self._settings, self._ledger, wait_in(session)) as scan:
+        async with scanning_in_turn(self._settings, self._ledger, recording_wait(session)) as scan:
             await session.move(BulkState.RUNNING)
             total = purged_before + scan.total
             async for letter in scan.letters():

@@ -40,7 +40,7 @@ def wait_at_most(seconds: float) -> Sleep:
     return wait
 
 
-def wait_in(session: BulkSession) -> Sleep:
+def recording_wait(session: BulkSession) -> Sleep:
     """Return a `wait` for `scanning_in_turn` that records that the operation waits for its turn."""
 
     async def wait(seconds: float) -> None:

@@ -19,7 +19,7 @@ from switchyard.services.engine.bulk.hot_traffic import HotTraffic
 from switchyard.services.engine.bulk.session import BulkSession
 from switchyard.services.engine.dead.indexed import open_index_in_turn
 from switchyard.services.engine.dead.jq_program import ExpressionStopped
-from switchyard.services.engine.dead.scan import wait_in
+from switchyard.services.engine.dead.scan import recording_wait
 from switchyard.services.engine.identity.broker import system_guard
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger import Ledger
@@ -78,7 +78,7 @@ class RedriveHandler:
                 self._settings, name=session.id, guard=system_guard(self._settings, self._ledger)
             ) as publisher:
                 while not run.has_enough:
-                    await run.wait_for_slot()
+                    await run.wait_for_rate()
                     async with self._source(spec, run) as letters, queue_depths(url) as depth:
                         redrive_pass = RedrivePass(
                             run, sender, publisher, QueueCapacity(self._lanes, depth), self._hold
@@ -97,8 +97,8 @@ class RedriveHandler:
 
     def _source(self, spec: RedriveSpec, run: RedriveRun) -> AbstractAsyncContextManager[Letters]:
         if spec.from_ledger:
-            wait = wait_in(run.session)
-            return open_stored(self._settings, self._ledger, spec.which, run.moment, wait)
+            wait = recording_wait(run.session)
+            return open_stored(self._settings, self._ledger, spec.which, run.created_at, wait)
         # An edit can be undone later only with the original, which is read from the queue.
         return (
             self._open_indexed(spec, run) if spec.change.is_empty else self._open_queued(spec, run)
@@ -107,9 +107,9 @@ class RedriveHandler:
     def _open_queued(
         self, spec: RedriveSpec, run: RedriveRun
     ) -> AbstractAsyncContextManager[Letters]:
-        wait = wait_in(run.session)
+        wait = recording_wait(run.session)
         return open_queued(
-            self._settings, self._ledger, spec.which, run.moment, wait, includes=run.is_ours
+            self._settings, self._ledger, spec.which, run.created_at, wait, includes=run.takes
         )
 
     @asynccontextmanager
@@ -118,15 +118,15 @@ class RedriveHandler:
             self._settings,
             self._ledger,
             spec.which,
-            run.moment,
-            wait_in(run.session),
+            run.created_at,
+            recording_wait(run.session),
             limit=spec.limit,
         ) as indexed:
             if indexed is not None:
 
                 async def matching_letters() -> Letters:
                     async for letter in indexed:
-                        if run.is_ours(letter):
+                        if run.takes(letter):
                             yield letter
 
                 async with aclosing(matching_letters()) as letters:

@@ -36,7 +36,8 @@ class RedriveRun:
         self.session = session
         self.spec = spec
         self.traffic = traffic
-        self.moment = datetime.fromtimestamp(session.operation.created_at, UTC)
+        self.created_at = datetime.fromtimestamp(session.operation.created_at, UTC)
+        """When the redrive was created."""
         self.counts = RedriveCounts()
         """Counts of the present pass."""
         self.canary: str | None = None
@@ -59,23 +60,23 @@ class RedriveRun:
             self._cursor["baseline"] = [self._settled, self._failed]
         if self._progress_before.total is None and not self.spec.from_ledger:
             total = await self._ledger.dead_letters.count_dead(
-                self.spec.which.for_index("waiting", self.moment)
+                self.spec.which.for_index("waiting", self.created_at)
             )
             self._progress_before = replace(
                 self._progress_before, total=min(total, self.spec.limit or total)
             )
         await self.save_notes(force=True)
 
-    def is_ours(self, letter: DeadLetterLike) -> bool:
+    def takes(self, letter: DeadLetterLike) -> bool:
         """Tell whether the redrive takes a letter. Letters of jobs that died after its start are
         left out, or it might never end."""
-        return bool(self.spec.which.ids) or was_dead(letter, self.moment)
+        return bool(self.spec.which.ids) or was_dead(letter, self.created_at)
 
     @property
     def has_enough(self) -> bool:
         return self.spec.limit is not None and self._planned >= self.spec.limit
 
-    async def wait_for_slot(self) -> None:
+    async def wait_for_rate(self) -> None:
         """Wait until a letter may be sent by the rate."""
         while (wait := self.session.slot_wait) > 0:
             rate = self.session.operation.rate or 0.0
