@@ -17,8 +17,8 @@ from switchyard.services.engine.records.states import AttemptOutcome, DeadLetter
 from switchyard.services.engine.scheduler.retention import Pruner
 from switchyard.services.engine.scheduler.small_steps import (
     MAX_STEP,
-    MIN_REMOVED,
-    MIN_REMOVED_ON_SERVER,
+    MIN_STEP,
+    MIN_STEP_ON_SERVER,
     StepSize,
 )
 from tests.support.ended_jobs import ENDED, read_job_ids, record_ended_job, record_old_job
@@ -250,7 +250,7 @@ async def test_steps_stay_large_where_nobody_waits_for_them(ledger: Ledger) -> N
     step_size = Pruner(ledger, AGES)._removing.size
     step_size.adapt(10.0)
     is_server = ledger.core.database.dialect == "postgresql"
-    assert step_size.rows == (MIN_REMOVED_ON_SERVER if is_server else MIN_REMOVED)
+    assert step_size.rows == (MIN_STEP_ON_SERVER if is_server else MIN_STEP)
 
 
 async def test_a_removal_on_postgresql_waits_for_few_answers(postgres_url: str) -> None:
@@ -274,9 +274,9 @@ def test_a_step_that_took_too_long_makes_the_next_one_smaller() -> None:
     step_size = StepSize()
     first_size = step_size.rows
     step_size.adapt(0.2)
-    assert MIN_REMOVED <= step_size.rows <= first_size // 5
+    assert MIN_STEP <= step_size.rows <= first_size // 5
     step_size.adapt(10.0)
-    assert step_size.rows == MIN_REMOVED
+    assert step_size.rows == MIN_STEP
     for _ in range(100):
         step_size.adapt(0.001)
     assert (step_size.rows, step_size.longest) == (MAX_STEP, 10.0)

@@ -21,8 +21,8 @@ from switchyard.services.engine.records.retention import (
 )
 from switchyard.services.engine.records.states import FINISHED, State
 from switchyard.services.engine.scheduler.small_steps import (
-    MIN_REMOVED,
-    MIN_REMOVED_ON_SERVER,
+    MIN_STEP,
+    MIN_STEP_ON_SERVER,
     SmallSteps,
     StepSize,
 )
@@ -30,8 +30,7 @@ from switchyard.services.engine.scheduler.small_steps import (
 MIN_EXAMINED = 100
 """Rows that are examined at once, at least."""
 MAX_READ = 200
-"""Jobs that are read at once for the archive, at most; MIN_REMOVED at first, as each may have
-MiBs."""
+"""Jobs that are read at once for the archive, at most; MIN_STEP at first, as each may have MiBs."""
 PAUSE_RATIO = 10.0
 """Length of the pause after a pass, as a multiple of the time spent on rows that stay: the next
 pass reads most of them again. Time for removed rows adds no pause: a busy system could make more
@@ -83,11 +82,11 @@ class Pruner:
         self._removed: Counter[str] = Counter() if removed is None else removed
         """Rows removed since this process began, by table."""
         is_sqlite = ledger.core.database.dialect == "sqlite"
-        min_removed = MIN_REMOVED if is_sqlite else MIN_REMOVED_ON_SERVER
-        min_examined = max(MIN_EXAMINED, min_removed)
+        min_step = MIN_STEP if is_sqlite else MIN_STEP_ON_SERVER
+        min_examined = max(MIN_EXAMINED, min_step)
         self._examining = SmallSteps(traffic, StepSize(min_examined, first=min_examined))
-        self._removing = SmallSteps(traffic, StepSize(min_removed, first=min_examined))
-        self._reading = SmallSteps(traffic, StepSize(first=MIN_REMOVED, largest=MAX_READ))
+        self._removing = SmallSteps(traffic, StepSize(min_step, first=min_examined))
+        self._reading = SmallSteps(traffic, StepSize(first=MIN_STEP, largest=MAX_READ))
         self._next_pass_at = float("-inf")
         """Monotonic time before which no pass is made."""
 

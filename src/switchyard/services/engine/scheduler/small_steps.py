@@ -18,15 +18,15 @@ LIMIT_SECONDS = 0.05
 """Seconds that no transaction should exceed: on SQLite, claims wait for it."""
 FIRST_STEP, MAX_STEP = 100, 1000
 """Rows of the first transaction, and of the largest."""
-MIN_REMOVED = 20
+MIN_STEP = 20
 """Rows of the smallest transaction. On a busy machine, even the smallest takes its time, and many
 small ones would only add to the load. Twenty rows take little time even if each has a MiB."""
-MIN_REMOVED_ON_SERVER = 200
+MIN_STEP_ON_SERVER = 200
 """The same for PostgreSQL, where the removal of ended rows blocks nobody. With twenty, rows came
 faster than they were removed in a simulated year of a busy system."""
 
 
-class TimedStep(Protocol):
+class TimedResult(Protocol):
     """Result of one transaction."""
 
     @property
@@ -35,14 +35,14 @@ class TimedStep(Protocol):
         ...
 
 
-Step = TypeVar("Step", bound=TimedStep)
+ResultT = TypeVar("ResultT", bound=TimedResult)
 
 
 class StepSize:
     """Chooses the number of rows of the next transaction by the duration of the last ones."""
 
     def __init__(
-        self, smallest: int = MIN_REMOVED, *, first: int = FIRST_STEP, largest: int = MAX_STEP
+        self, smallest: int = MIN_STEP, *, first: int = FIRST_STEP, largest: int = MAX_STEP
     ) -> None:
         self._smallest, self._largest = smallest, largest
         self.rows = first
@@ -65,7 +65,7 @@ class StepSize:
 
 
 class _Sleeper:
-    """Sleeps while hot jobs are busy."""
+    """What `HotTraffic.turn` sleeps with here: nothing ends the work while it waits."""
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
@@ -84,14 +84,14 @@ class SmallSteps:
         """Return steps that make way for the hot jobs of this ledger."""
         return cls(HotTraffic(ledger.workers))
 
-    async def run_step(self, transaction: Callable[[int], Awaitable[Step]]) -> Step:
+    async def run_step(self, transaction: Callable[[int], Awaitable[ResultT]]) -> ResultT:
         """Run one transaction, with the number of rows that it may take. Raises what `transaction`
         raises, LedgerUnavailable."""
         async with self._traffic.turn(self._sleeper):
-            step = await transaction(self.size.rows)
-        self.size.adapt(step.seconds)
-        await asyncio.sleep(step.seconds)
-        return step
+            result = await transaction(self.size.rows)
+        self.size.adapt(result.seconds)
+        await asyncio.sleep(result.seconds)
+        return result
 
     async def remove_all(self, remove: Callable[[int], Awaitable[Removal]]) -> Counter[str]:
         """Remove until nothing is left. Return the number of removed rows, by table. Raises what
