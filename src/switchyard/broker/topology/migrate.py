@@ -99,7 +99,7 @@ async def plan(client: ManagementClient, target: Topology) -> list[QueueMigratio
             )
     live = await client.fetch()
     live_queues = {each.name: each for each in live.queues}
-    steps = []
+    migrations = []
     for queue in target.queues:
         live_queue = live_queues.get(queue.name)
         stand_in = live_queues.get(STAND_IN_PREFIX + queue.name)
@@ -110,8 +110,8 @@ async def plan(client: ManagementClient, target: Topology) -> list[QueueMigratio
             continue
         messages = sum(each.messages for each in (live_queue, stand_in) if each is not None)
         live_type = live_queue.declared.type if live_queue is not None else None
-        steps.append(QueueMigration(queue, live_type, messages, stand_in is not None))
-    return sorted(steps, key=lambda step: (step.lane == "hot", step.lane, step.name))
+        migrations.append(QueueMigration(queue, live_type, messages, stand_in is not None))
+    return sorted(migrations, key=lambda each: (each.lane == "hot", each.lane, each.name))
 
 
 def _is_declared_alike(queue: Queue, other: Queue) -> bool:
@@ -133,14 +133,16 @@ class Migration:
     drain_timeout: float = DRAIN_TIMEOUT
     settle_seconds: float = SETTLE_SECONDS
 
-    async def migrate_lane(self, steps: Iterable[QueueMigration]) -> AsyncIterator[MigratedQueue]:
+    async def migrate_lane(
+        self, migrations: Iterable[QueueMigration]
+    ) -> AsyncIterator[MigratedQueue]:
         """Remake the queues of one lane, and then its policy. Raises ManagementError or
         BrokerUnavailable: run it again; NeverTaken or MigrationRefused: change first what the text
         names."""
-        complete, steps = True, list(steps)
-        names = [step.name for step in steps]
-        for step in steps:
-            ended = await self._remake(step)
+        complete, migrations = True, list(migrations)
+        names = [each.name for each in migrations]
+        for migration in migrations:
+            ended = await self._remake(migration)
             complete = complete and ended.done
             yield ended
         if complete:
@@ -149,23 +151,23 @@ class Migration:
             for name in names:
                 await self.client.delete_policy(STAND_IN_PREFIX + name)
 
-    async def _remake(self, step: QueueMigration) -> MigratedQueue:
-        name, moved = step.name, 0
+    async def _remake(self, migration: QueueMigration) -> MigratedQueue:
+        name, moved = migration.name, 0
         done = True
         live = {each.name: each.declared for each in await self.client.queues()}
-        if name in live and not _is_declared_alike(live[name], step.queue):
-            moved, done = await self._drain(step.queue)
+        if name in live and not _is_declared_alike(live[name], migration.queue):
+            moved, done = await self._drain(migration.queue)
             if done:
                 await self.client.delete_queue(name, if_empty=live[name].type == "classic")
                 live.pop(name)
         if done:
             # Before the queue: a quorum queue must never be under a classic lane's policy, by which
             # it would drop jobs when it is full.
-            await self._put_policy(name, self._policy_of(name).definition)
+            await self._put_migration_policy(name, self._policy_of(name).definition)
         else:
             await self.client.delete_policy(STAND_IN_PREFIX + name)
         if name not in live:
-            await self.client.put_queue(step.queue)
+            await self.client.put_queue(migration.queue)
         await self._fill(name)
         return MigratedQueue(name, moved, done)
 
@@ -181,8 +183,8 @@ class Migration:
         await self.client.delete_binding(Binding(stand_in, name))
         await self._rebind(name, stand_in)
         if refusing is not None:
-            await self._put_policy(name, refusing)  # retries go elsewhere
-        async with running_shovel(self.connection, name, stand_in) as shovel:
+            await self._put_migration_policy(name, refusing)  # the broker holds back retries
+        async with running_shovel(self.connection, queue=name, exchange=stand_in) as shovel:
             try:
                 async with asyncio.timeout(self.drain_timeout):
                     await self._wait_until_empty(name, shovel)
@@ -223,7 +225,7 @@ class Migration:
         await self.client.put_exchange(Exchange(stand_in, "fanout"))
         await self.client.delete_binding(Binding(stand_in, stand_in))
         await self.client.put_binding(Binding(stand_in, name))
-        async with running_shovel(self.connection, stand_in, stand_in) as shovel:
+        async with running_shovel(self.connection, queue=stand_in, exchange=stand_in) as shovel:
             # The bindings move only after that: new messages come in behind the old ones.
             await shovel.wait_until_empty()
             await self._rebind(stand_in, name)
@@ -252,7 +254,7 @@ class Migration:
             raise MigrationRefused(f"no policy is declared for {name}")
         return policy
 
-    async def _put_policy(self, name: str, definition: Mapping[str, Any]) -> None:
+    async def _put_migration_policy(self, name: str, definition: Mapping[str, Any]) -> None:
         pattern = f"^{re.escape(name)}$"
         await self.client.put_policy(
             Policy(STAND_IN_PREFIX + name, pattern, definition, priority=MIGRATION_POLICY_PRIORITY)
