@@ -7,14 +7,14 @@ from switchyard.cli.system.autoscale import (
     START_COOLDOWN,
     KindLoad,
     ProcessRange,
-    ScalingCooldowns,
     ScalingState,
+    ScalingThresholds,
     decide,
     idlest,
     parse_ranges,
 )
 
-COOLDOWNS = ScalingCooldowns(wait=10, calm=60)
+THRESHOLDS = ScalingThresholds(wait=10, calm=60)
 BOUNDS = ProcessRange(1, 4)
 
 
@@ -24,7 +24,7 @@ def simulate(*loads: KindLoad, interval: float = 5.0, bounds: ProcessRange = BOU
     processes = loads[0].processes
     for number, load in enumerate(loads):
         actual_load = KindLoad(processes, load.slots, load.running, load.waited, load.server_limit)
-        verdict = decide(actual_load, bounds, state, COOLDOWNS, 1_000 + number * interval)
+        verdict = decide(actual_load, bounds, state, THRESHOLDS, 1_000 + number * interval)
         state, processes = verdict.state, verdict.processes
         process_counts.append(processes)
     return process_counts

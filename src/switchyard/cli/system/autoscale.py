@@ -27,8 +27,8 @@ POLL_INTERVAL = 5.0
 START_COOLDOWN = 15.0
 """Seconds that a new process needs until it works: no other is started meanwhile."""
 MAX_USED_RATIO = 0.7
-"""A process is removed only if at most this fraction of the other slots is in use then: below 1, as
-jobs come in waves."""
+"""A process is removed only if the present jobs would use at most this fraction of the remaining
+processes' slots: below 1, as jobs come in waves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +61,13 @@ class ScalingState:
     """State kept from one reading to the next. Times are seconds of a monotonic clock."""
 
     started_at: float = float("-inf")
+    """When a process was last started, or their number was last brought within the bounds."""
     calm_since: float | None = None
     """Since when one process fewer would have been enough; None: it would not."""
 
 
 @dataclass(frozen=True, slots=True)
-class ScalingCooldowns:
+class ScalingThresholds:
     """Thresholds, in seconds, for one process more and one less."""
 
     wait: float
@@ -88,7 +89,7 @@ def decide(
     load: KindLoad,
     bounds: ProcessRange,
     state: ScalingState,
-    cooldowns: ScalingCooldowns,
+    thresholds: ScalingThresholds,
     now: float,
 ) -> ScalingDecision:
     """Return how many processes there should be: at most one more or one less than now, within the
@@ -103,17 +104,17 @@ def decide(
             else f"its servers take {load.server_limit:,} jobs at once"
         )
         return ScalingDecision(processes, ScalingState(started_at=now), why)
-    if load.waited > cooldowns.wait:
+    if load.waited > thresholds.wait:
         if load.processes >= maximum or now - state.started_at < START_COOLDOWN:
             return ScalingDecision(load.processes, ScalingState(state.started_at))
         why = f"the oldest job has waited {duration_text(round(load.waited))}"
         return ScalingDecision(load.processes + 1, ScalingState(started_at=now), why)
     slots_left = (load.processes - 1) * load.slots
-    is_calm = load.waited < cooldowns.wait / 2 and load.running <= slots_left * MAX_USED_RATIO
+    is_calm = load.waited < thresholds.wait / 2 and load.running <= slots_left * MAX_USED_RATIO
     if load.processes <= bounds.minimum or not is_calm:
         return ScalingDecision(load.processes, ScalingState(state.started_at))
     since = now if state.calm_since is None else state.calm_since
-    if now - since < cooldowns.calm:
+    if now - since < thresholds.calm:
         return ScalingDecision(load.processes, ScalingState(state.started_at, since))
     calm_for = duration_text(round(now - since))
     why = f"{load.running:,} jobs run, and none has waited long for {calm_for}"
@@ -169,7 +170,7 @@ class Autoscaler:
         self._supervisor = supervisor
         self._ranges = dict(ranges)
         settings = system.settings
-        self._cooldowns = ScalingCooldowns(settings.autoscale_wait, settings.autoscale_calm)
+        self._thresholds = ScalingThresholds(settings.autoscale_wait, settings.autoscale_calm)
         self._states = dict.fromkeys(ranges, ScalingState())
         self._next_reading = 0.0
         self._running: dict[str, int] = {}
@@ -189,7 +190,7 @@ class Autoscaler:
             return []
         news = []
         for kind, bounds in self._ranges.items():
-            decision = decide(loads[kind], bounds, self._states[kind], self._cooldowns, now)
+            decision = decide(loads[kind], bounds, self._states[kind], self._thresholds, now)
             self._states[kind] = decision.state
             before = loads[kind].processes
             if decision.processes != before:
