@@ -56,6 +56,7 @@ async def _pictures(request: Request) -> PagePictures:
     return _document_services(request).pictures
 
 
+# The types of parameters of requests: FastAPI passes the object that the function makes.
 DocumentsOf = Annotated[DocumentService, Depends(_documents)]
 ExtractionsOf = Annotated[ExtractionService, Depends(_extractions)]
 ReferencesOf = Annotated[ReferenceService, Depends(_references)]

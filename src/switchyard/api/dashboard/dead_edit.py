@@ -33,6 +33,7 @@ from switchyard.services.engine.records.results import DeadLetter
 from switchyard.services.engine.records.states import DeadLetterState
 
 HERE = f"{PATH}/dead/letters"
+# Reached from a letter's page: it needs one, so the menu has no entry for it.
 router = Pages(DashboardView("edit", "Edit", HERE, Scope.ADMIN, is_shown=lambda _: False))
 
 MAX_EDITED_BYTES = 256 * 1024

@@ -81,8 +81,8 @@ class DashboardView:
     path: str
     scope: Scope = Scope.READ
     is_shown: Callable[[Request], bool] = field(default=lambda _: True)
-    """Whether there is anything to see: a view whose part of the system is not configured (such as
-    LLM servers) is left out."""
+    """Whether the menu has an entry for it: not for a view whose part of the system is not
+    configured (such as LLM servers), or that is reached from other pages only."""
 
 
 @dataclass(frozen=True, slots=True)

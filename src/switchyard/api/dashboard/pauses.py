@@ -29,6 +29,7 @@ from switchyard.services.engine.records.pauses import (
     PauseScope,
 )
 
+# Forms only: there is no page of its own for the menu.
 router = Pages(DashboardView("pauses", "Pauses", f"{PATH}/pauses", is_shown=lambda _: False))
 ADMIN = [allows(Scope.ADMIN)]
 RETURN_PATHS: dict[str, str] = {"overview": PATH, "workers": f"{PATH}/workers"}

@@ -137,14 +137,14 @@ async def _job_filter(
         str | None,
         Query(
             pattern=patterns.BACKFILL_ID,
-            description="Only jobs that this backfill or rerun has published.",
+            description="Only new jobs that this backfill or rerun has published.",
         ),
     ] = None,
     acted_by: Annotated[
         str | None,
         Query(
             pattern=patterns.ACTION_ID,
-            description="Only jobs that this bulk action has changed or rerun.",
+            description="Only jobs that this bulk action has changed, or rerun as new jobs.",
         ),
     ] = None,
     since: Annotated[
@@ -169,7 +169,10 @@ async def _job_filter(
             min_length=1,
             max_length=200,
             pattern=patterns.PLAIN,
-            description="Text in the error's type, its message or the reason, in any case.",
+            description=(
+                "Text in the error's type, its message or the reason; upper and lower case are "
+                "alike."
+            ),
         ),
     ] = None,
     payload: Annotated[
@@ -304,8 +307,8 @@ async def cancel_job(state: ApiState, job_id: str) -> models.CancelledJob:
     responses=responses("not-found", "wrong-state"),
 )
 async def release(job_id: JobIdInPath, state: Shared) -> models.ReleasedJob:
-    """Let a job that waits for other jobs run without those that are dead, as soon as the others
-    have ended. `wrong-state` where it waits for none."""
+    """Release a job that waits for others: it runs as soon as they have ended, even if some are
+    dead. `wrong-state` where it waits for none."""
     join = await release_join(state.ledger, job_id)
     return models.ReleasedJob(job_id=job_id, open=join.open, dead=join.dead)
 
@@ -349,6 +352,7 @@ def _check_notify_url(state: ApiState, url: str) -> None:
     try:
         check_notify_url(url, state.settings)
     except InvalidJob as error:
+        # The error's place is `notify_url`, however the target is named.
         raise invalid_request_from(error, by_routing_key=True) from error
 
 

@@ -17,11 +17,11 @@ from starlette.types import Scope
 from switchyard.api.http.document_errors import unfinished
 from switchyard.api.http.problems import (
     Problem,
-    at_place,
     invalid,
     lane_full,
     render,
     try_later,
+    with_place,
 )
 from switchyard.api.http.routing import check_length
 from switchyard.broker.errors import (
@@ -202,7 +202,7 @@ def _invalid_request(errors: Sequence[Any]) -> Problem:
         {"location": list(error["loc"]), "message": describe_field_error(error)}
         for error in errors[:50]
     ]
-    text = "; ".join(at_place(each["location"], each["message"]) for each in error_list[:3])
+    text = "; ".join(with_place(each["location"], each["message"]) for each in error_list[:3])
     return Problem("invalid", text, errors=error_list)
 
 

@@ -75,14 +75,14 @@ def invalid(*errors: RequestFieldError, place: str = "body") -> Problem:
     they are in."""
     error_list = [{"location": [place, *each.at], "message": each.message} for each in errors]
     text = "; ".join(
-        at_place((place, *each.at), each.message) if each.at else each.message
+        with_place((place, *each.at), each.message) if each.at else each.message
         for each in errors[:3]
     )
     return Problem("invalid", text, errors=error_list)
 
 
-def at_place(location: Iterable[str | int], message: str) -> str:
-    """Return the message behind the place in the request to which it refers."""
+def with_place(location: Iterable[str | int], message: str) -> str:
+    """Return the message with the place in the request to which it refers before it."""
     return f"{'.'.join(map(str, location))}: {message}"
 
 
@@ -92,8 +92,8 @@ def try_later(name: str, detail: str | None = None, **extra: Any) -> Problem:
 
 
 def lane_full(error: LaneFull, *, job_id: str | None = None) -> Problem:
-    """Make the problem of a full lane: nothing was done; or, with `job_id`, the job is a dead
-    letter now, which the answer names."""
+    """Make the problem of a full lane: nothing was done, unless the job is a dead letter now; then
+    the answer names `job_id`, if it is given."""
     full = f"the lane {lane_of(error.routing_key)} is full (routing key {error.routing_key})"
     if not error.dead_lettered:
         return try_later("lane-full", f"{full}: nothing was done; try again later")

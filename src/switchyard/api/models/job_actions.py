@@ -44,10 +44,10 @@ class JobFilterBody(RequestModel):
     parent_id: _JobId = None
     pipeline: _JobId = Field(default=None, description="A run's first job: all jobs of that run.")
     operation_id: _OperationId = Field(
-        default=None, description="Jobs that this backfill or rerun has published."
+        default=None, description="New jobs that this backfill or rerun has published."
     )
     acted_by: _OperationId = Field(
-        default=None, description="Jobs that this bulk action has changed or rerun."
+        default=None, description="Jobs that this bulk action has changed, or rerun as new jobs."
     )
     since: Moment | None = Field(default=None, description="Created at or after this time.")
     until: Moment | None = Field(default=None, description="Created before this time.")

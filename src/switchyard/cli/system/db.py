@@ -43,7 +43,8 @@ def users(
 
     Prints the JOBS_DATABASE_URL of each user with its password; passwords are shown only once.
     A password from JOBS_APPLICATION_PASSWORD or JOBS_READER_PASSWORD is used as it is, and not
-    printed. JOBS_DATABASE_URL must name the owner of the tables, with the right CREATEROLE.
+    printed. JOBS_DATABASE_URL must name the owner of the tables, who needs the privilege
+    CREATEROLE.
     """
     from switchyard.services.engine.ledger.sql.database_users import make_database_users
 

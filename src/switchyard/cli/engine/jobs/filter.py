@@ -77,7 +77,9 @@ def _job_filter(
     ] = None,
     acted_by: Annotated[
         str | None,
-        typer.Option(metavar="ID", help="Only jobs that this bulk action has changed or rerun."),
+        typer.Option(
+            metavar="ID", help="Only jobs that this bulk action has changed, or rerun as new jobs."
+        ),
     ] = None,
     since: Annotated[
         str | None,

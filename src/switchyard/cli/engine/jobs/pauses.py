@@ -121,7 +121,7 @@ def resume(
 ) -> None:
     """End a pause; the jobs that it held are published, oldest first.
 
-    Without an id or a target, it only says what is paused. Exit code 1: it is not paused.
+    Without an id or a target, it fails and lists what is paused. Exit code 1: it is not paused.
 
     Examples:
 

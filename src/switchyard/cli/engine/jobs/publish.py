@@ -48,6 +48,7 @@ class PublishCommand(TyperCommand):
 
 
 COMMAND_CLASS = PublishCommand
+"""The class of this module's command; `cli.base.lazy_command` finds it by this name."""
 
 
 def publish(

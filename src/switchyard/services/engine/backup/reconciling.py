@@ -72,12 +72,12 @@ async def compare_queues(
     ids_on_broker: set[str] = set()
     for queue in queues:
         async with scanning(url, queue) as scan:
-            async for letter in scan.letters():
+            async for queued in scan.letters():
                 on_broker += 1
-                if letter.message is None:
+                if queued.message is None:
                     unreadable += 1
                 else:
-                    ids_on_broker.add(letter.message.job_id)
+                    ids_on_broker.add(queued.message.job_id)
     unknown = ended = 0
     for ids in _batches(sorted(ids_on_broker)):
         states = await ledger.job_reads.states(ids)

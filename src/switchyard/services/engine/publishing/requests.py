@@ -90,8 +90,8 @@ def routing_key_of(routing_key: str | None, lane: str | None, job_type: str | No
 def invalid_request_from(
     error: InvalidJob | InvalidPayload | UnknownJobType, *, by_routing_key: bool
 ) -> InvalidRequest:
-    """Return what `prepare` has found wrong with a job, with its places in the request. The target
-    was named by a routing key, or by a lane and a job type."""
+    """Return what `prepare` has found wrong with a job, with its places in the request. With
+    `by_routing_key`, the request has the lane and the job type in its `routing_key`."""
     match error:
         case RemoteFieldForbidden():
             return InvalidRequest(
