@@ -33,8 +33,8 @@ MAX_REDIRECTS = 5
 CONNECT_TIMEOUT = 10.0
 """Seconds to connect, and seconds that a sender may be silent."""
 PARTS_PER_TURN = 100
-"""Parts of a body that are read before others run: of one byte each, 10,000 arrive together, and
-hold the event loop for more than a tenth of a second."""
+"""Parts of a body that are read before other tasks run: of one byte each, 10,000 arrive together,
+and hold the event loop for more than a tenth of a second."""
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 _ISATAP = frozenset({0x5EFE, 0x0200_5EFE})
 _INTERNAL_RANGES = tuple(

@@ -39,7 +39,7 @@ from switchyard.services.engine.records.requests import (
 )
 
 CHILDREN_PER_TURN = 50
-"""Jobs of one handler that are made before others run."""
+"""Jobs of one handler that are made before other tasks run."""
 _NAMESPACE = uuid5(NAMESPACE_URL, "https://switchyard.invalid/jobs")
 _KEY_NAMESPACE = uuid5(NAMESPACE_URL, "https://switchyard.invalid/keys")
 
