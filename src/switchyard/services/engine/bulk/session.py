@@ -132,7 +132,7 @@ class BulkSession:
             await self.sleep(min(pause, LEASE_RENEW_INTERVAL))
 
     @property
-    def slot_wait(self) -> float:
+    def rate_wait(self) -> float:
         """Seconds until the operation's rate allows the next job, as far as is known."""
         return self._slots.wait(self.operation.rate)
 

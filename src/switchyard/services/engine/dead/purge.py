@@ -100,7 +100,7 @@ class PurgeHandler:
     async def run(self, session: BulkSession) -> None:
         """Scan `jobs.dead` once; purge matching letters whose jobs died before the purge."""
         which = LetterFilter.from_json(session.operation.spec["filter"])
-        moment = datetime.fromtimestamp(session.operation.created_at, UTC)
+        created_at = datetime.fromtimestamp(session.operation.created_at, UTC)
         # Letters that an earlier process purged are gone, but count as scanned.
         purged = purged_before = PurgeProgress.from_operation(session.operation).purged
         batch: list[QueuedDeadLetter] = []
@@ -110,7 +110,7 @@ class PurgeHandler:
             await session.move(BulkState.RUNNING)
             total = purged_before + scan.total
             async for letter in scan.letters():
-                if which.matches(letter, moment) and was_dead(letter, moment):
+                if which.matches(letter, created_at) and was_dead(letter, created_at):
                     batch.append(letter)
                 if len(batch) >= BATCH or time.monotonic() - saved_at > SAVE_INTERVAL:
                     purged += len(batch)
@@ -120,7 +120,7 @@ class PurgeHandler:
             purged += len(batch)
             progress = PurgeProgress(purged_before + scan.scanned, total, purged)
             await self._purge_letters(session, batch, progress)
-        await self._forget_refused(which, moment)
+        await self._forget_refused(which, created_at)
         await session.finish()
 
     async def _forget_refused(self, which: LetterFilter, moment: datetime) -> None:

@@ -21,7 +21,7 @@ from switchyard.services.engine.redrive.sending import (
     RedriveMessage,
 )
 
-MAX_SLOT_WAIT = 5.0
+MAX_RATE_WAIT = 5.0
 """Seconds to wait, while holding letters, until the rate allows the next one. If it takes longer,
 the pass ends, so that others can scan `jobs.dead`."""
 
@@ -78,12 +78,12 @@ class RedrivePass:
                 await self._run.save_notes()
                 await self._session.sleep(STATE_POLL_INTERVAL)
                 continue
-            if self._session.slot_wait > MAX_SLOT_WAIT:
+            if self._session.rate_wait > MAX_RATE_WAIT:
                 self._ends_at = time.monotonic()  # too long to hold letters
                 return
             allowed_now = await self._run.traffic.allowance(min(len(queued), allowed or BATCH))
             number = await self._session.take_slots(
-                allowed_now, until=self._session.clock.time() + MAX_SLOT_WAIT
+                allowed_now, until=self._session.clock.time() + MAX_RATE_WAIT
             )
             await self._send([queued.popleft() for _ in range(number)])
             await self._run.save_notes()

@@ -78,7 +78,7 @@ class RedriveRun:
 
     async def wait_for_rate(self) -> None:
         """Wait until a letter may be sent by the rate."""
-        while (wait := self.session.slot_wait) > 0:
+        while (wait := self.session.rate_wait) > 0:
             rate = self.session.operation.rate or 0.0
             await self.session.move(BulkState.RUNNING, f"sends {rate_in_words(rate)}, by its rate")
             # The rate may change meanwhile.
