@@ -74,12 +74,12 @@ async def send(
     content: bytes | AsyncIterator[bytes],
     *,
     name: str = "paper.pdf",
-    path: str = "/documents",
+    endpoint: str = "/documents",
     **fields: str,
 ) -> httpx.Response:
     """Upload a file, followed by the form's fields; a stream is sent in chunks."""
     return await client.post(
-        path,
+        endpoint,
         content=_form(content, name, fields),
         headers={"Content-Type": "multipart/form-data; boundary=the-boundary"},
     )

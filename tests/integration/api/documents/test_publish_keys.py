@@ -146,7 +146,7 @@ async def test_a_publish_key_gets_references_of_its_own_text_and_not_those_of_a_
 
 async def test_a_publish_key_reads_its_own_extraction_of_a_known_file(clients: Clients) -> None:
     await send(clients.owner, sample(0).content, name="secret.pdf", title="A secret title")
-    answer = await send(clients.sender, sample(0).content, path="/extract/text")
+    answer = await send(clients.sender, sample(0).content, endpoint="/extract/text")
     assert answer.json()["result"]["pages"]
     assert "A secret title" not in answer.text
 

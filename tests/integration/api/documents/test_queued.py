@@ -219,7 +219,7 @@ async def test_extracted_text_is_read_by_its_job_id(
     broker310: TestBroker, database_url: str, tmp_path: Path
 ):
     async with serving_system(broker310, database_url, tmp_path) as (system, client):
-        accepted = await send(client, pdf(["one page", "and another"]), path="/extract/text")
+        accepted = await send(client, pdf(["one page", "and another"]), endpoint="/extract/text")
         assert accepted.status_code == 202
         early = await client.get(accepted.headers["location"])
         assert (early.status_code, early.json()["state"]) == (409, "queued")
@@ -229,7 +229,7 @@ async def test_extracted_text_is_read_by_its_job_id(
         assert "pages" not in record.result
         body = (await client.get(accepted.headers["location"])).json()
         assert [page["text"] for page in body["pages"]] == ["one page", "and another"]
-        bad = await send(client, pdf()[:-300], path="/extract/text")
+        bad = await send(client, pdf()[:-300], endpoint="/extract/text")
         await system.wait_for_state(bad.json()["job_id"], State.DEAD, timeout=60)
         refused = await client.get(bad.headers["location"])
         assert (refused.status_code, refused.json()["error_type"]) == (409, "CorruptDocument")

@@ -36,7 +36,7 @@ def titles(answer: dict[str, Any]) -> list[str]:
 async def test_a_papers_references_are_found_cut_and_served_in_each_format(
     client: httpx.AsyncClient,
 ):
-    answer = await send(client, PAPER, path="/process/references")
+    answer = await send(client, PAPER, endpoint="/process/references")
     assert answer.status_code == 200, answer.text
     result = answer.json()["result"]
     assert titles(result) == ["On tides and their causes", "The sea"]
@@ -93,7 +93,7 @@ async def test_an_invalid_request_is_refused(
 
 
 async def test_the_error_says_that_a_file_is_unreadable(client: httpx.AsyncClient):
-    answer = await send(client, encrypted("secret"), path="/process/references")
+    answer = await send(client, encrypted("secret"), endpoint="/process/references")
     assert (answer.status_code, answer.json()["type"]) == (422, "/problems/document-unreadable")
     job = (await client.get(f"/jobs/{answer.json()['job_id']}")).json()
     assert (job["current_stage"], job["completed_stages"]) == ("extract_text", [])

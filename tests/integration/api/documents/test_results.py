@@ -176,7 +176,7 @@ async def test_extracted_text_is_returned_at_once(
     client: httpx.AsyncClient, list_new_files: NewFileLister
 ):
     before = (await client.get("/documents")).json()
-    answer = await send(client, pdf(["a page", "and its neighbour"]), path="/extract/text")
+    answer = await send(client, pdf(["a page", "and its neighbour"]), endpoint="/extract/text")
     assert answer.status_code == 200, answer.text
     result = answer.json()["result"]
     assert [page["text"] for page in result["pages"]] == ["a page", "and its neighbour"]
@@ -187,9 +187,9 @@ async def test_extracted_text_is_returned_at_once(
 
 
 async def test_the_error_says_why_text_can_not_be_extracted(client: httpx.AsyncClient):
-    answer = await send(client, encrypted("secret"), path="/extract/text")
+    answer = await send(client, encrypted("secret"), endpoint="/extract/text")
     assert (answer.status_code, answer.json()["error_type"]) == (422, "EncryptedDocument")
-    assert (await send(client, b"\x89PNG" + bytes(50), path="/extract/text")).status_code == 415
+    assert (await send(client, b"\x89PNG" + bytes(50), endpoint="/extract/text")).status_code == 415
 
 
 async def test_samples_are_made_and_processed(client: httpx.AsyncClient):
