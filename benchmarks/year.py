@@ -50,6 +50,7 @@ nothing."""
 SHARE_WITHOUT_PRUNING = 0.08
 """Of the days, before the year and after it again, for the latency of hot jobs without pruning."""
 MAX_DAYS_WITHOUT_PRUNING = 10
+"""Enough hot jobs for a p99, however long the year is."""
 TARGET = "at most 1.1 ×"
 
 
